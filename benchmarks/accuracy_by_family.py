@@ -2,8 +2,8 @@
 
 Each family gets a model of random weights, wide enough for groups of 128 inputs. The same tokens
 run through it unquantized and in each precision. Random weights have no outliers, and their logits
-no clear winner: the errors compare families with each other, and are no forecast of what a trained
-model loses. `python -m benchmarks.accuracy` measures that.
+have no clear winner. So the errors can only compare families with each other; they do not forecast
+what a trained model loses. `python -m benchmarks.accuracy` measures that.
 
     python -m benchmarks.accuracy_by_family
     python -m benchmarks.accuracy_by_family llama gpt_oss
@@ -39,7 +39,7 @@ from engine.staging import Staging
 
 CPU = torch.device("cpu")
 LENGTH = 512
-"""Tokens that run, and positions that are compared."""
+"""Tokens to run. Their positions are the ones compared."""
 BLOCK_SIZE = 16
 SIZES: Mapping[str, Any] = {
     "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
@@ -58,7 +58,7 @@ OWN_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "gpt2": {"n_inner": 512},
     "opt": {"ffn_dim": 512, "word_embed_proj_dim": 256},
 }
-"""Fields that only these families' configs have."""
+"""Settings of these families alone, which replace or extend the common config."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ class Change:
     @classmethod
     def between(cls, logits: Tensor, unquantized: Tensor) -> Change:
         """Compare logits [T, vocabulary]."""
-        got, expected = (rows - rows.mean(1, keepdim=True) for rows in (logits, unquantized))
-        same = got.argmax(1) == expected.argmax(1)
-        return cls(float((got - expected).norm() / expected.norm()), float(same.float().mean()))
+        rounded, exact = (rows - rows.mean(1, keepdim=True) for rows in (logits, unquantized))
+        same = rounded.argmax(1) == exact.argmax(1)
+        return cls(float((rounded - exact).norm() / exact.norm()), float(same.float().mean()))
 
 
 def family_config(family: str) -> PreTrainedConfig:
@@ -87,7 +87,7 @@ def family_config(family: str) -> PreTrainedConfig:
 
 
 def save_random_model(family: str, config: PreTrainedConfig, folder: Path) -> None:
-    """Write a model whose matrices and norms neither shrink nor amplify what they multiply."""
+    """Write a model whose matrices and norms neither shrink nor amplify their inputs."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():

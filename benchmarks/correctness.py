@@ -46,7 +46,7 @@ class Case:
     layout: str = "NHD"
     options: dict[str, Any] = field(default_factory=dict)
     num_splits: int = 4
-    """Of the average sequence that decodes, or block of a prefill; 1: whole ones."""
+    """Splits per sequence that decodes, and per block of a prefill, on average. 1: no splits."""
     by_tma: bool = False
     """Whether the prefills load K and V by TMA."""
 
@@ -145,7 +145,7 @@ def _attend(
 
 
 def _prefill_work(inputs: PagedInputs, num_splits: int, window: int | None) -> PrefillWork:
-    """Return a list with room for `num_splits` of the average block; for 1, all are whole."""
+    """Return a list with room for `num_splits` splits of the average block; 1: no splits."""
     sizes = (inputs.query, inputs.key_cache, inputs.query_starts, inputs.context_lens)
     whole = prefill_work(*sizes, 0, window=window)
     if num_splits == 1:

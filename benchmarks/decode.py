@@ -51,7 +51,7 @@ def decode_calls(
 ) -> peers.Calls:
     """Return a call of our kernel for each input set, with outputs and scratch preallocated.
 
-    work: by default the engine's list. Making it is not timed, since layers share it.
+    work: by default the engine's list. Building it is not timed, since all layers share it.
     """
     work = work or make_work_list(inputs.context_lens, wanted_by_rule(bench, inputs))
     scratch = torch.empty(

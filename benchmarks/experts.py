@@ -25,7 +25,7 @@ MAX_ERROR = 5e-3
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """A projection of all experts, and how many of them a token has."""
+    """The sizes of one projection of all experts, and the number of experts per token."""
 
     num_experts: int
     outputs: int
@@ -71,8 +71,8 @@ def _row(bench: Bench, weight: Quantized, sizes: Sizes, num_tokens: int, name: s
     ours = TritonExperts(weight, sizes.num_experts)
     dequantizing = DequantizingExperts([weight], sizes.num_experts, bench.dtype)
     grouped = choose_grouped(bench.device, bench.dtype)
-    got, exact = ours.multiply(rows, ends), _exact(rows, weight, ends)
-    is_right = float((got.float() - exact).norm() / exact.norm()) < MAX_ERROR
+    product, exact = ours.multiply(rows, ends), _exact(rows, weight, ends)
+    is_right = float((product.float() - exact).norm() / exact.norm()) < MAX_ERROR
     count = bench.num_sets(ours.num_bytes)
     copies = [ours, *(TritonExperts(weight, sizes.num_experts) for _ in range(count - 1))]
     dense = dequantizing.dense()

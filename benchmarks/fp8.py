@@ -1,5 +1,5 @@
-"""Decode over fp8 caches with the tile of 4 warps, with the former one of 8, and over 16-bit
-caches."""
+"""Decode over fp8 caches with today's tile of 4 warps and the former tile of 8 warps, and decode
+over 16-bit caches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.occupancy import using, with_programs
 from kernels.configurations import AttentionConfiguration
 
 EARLIER = AttentionConfiguration(block_m=64, block_n=64, num_warps=8, num_stages=3)
-"""The tile that fp8 caches had before they had one of 4 warps."""
+"""The tile that fp8 caches had before today's tile of 4 warps."""
 
 
 def run(bench: Bench) -> None:
@@ -44,7 +44,10 @@ def _measure(bench: Bench, shape: Shape, batch: int, context: int) -> None:
 def _times_of_fp8(
     bench: Bench, shape: Shape, lengths: Lengths, fp8: torch.dtype
 ) -> dict[str, float | None]:
-    """Time the product's tile and EARLIER, each with as many splits as fill the GPU with it."""
+    """Time the product's tile and EARLIER, each with as many splits as fill the GPU with it.
+
+    Returns microseconds by tile.
+    """
     inputs = _inputs(bench, shape, lengths, fp8)
     calls = decode_calls(bench, inputs, shape)
     earlier = EARLIER if bench.is_dry else with_programs("decode", EARLIER, calls[0])

@@ -26,7 +26,7 @@ from benchmarks.targets import targets_text
 GRACE_SECONDS = 60
 """Extra time for the case that is running when a section's time is up, and for a worker's start."""
 ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-"""As the engine sets it, but before the first section uses the GPU."""
+"""The engine's own setting, made here before the first section uses the GPU."""
 TABLE = Path(__file__).resolve().parents[1] / "kernels" / "configurations.json"
 
 

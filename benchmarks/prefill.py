@@ -53,7 +53,7 @@ def prefill_calls(
 ) -> peers.Calls:
     """Return a call of our kernel for each input set, with output and scratch preallocated.
 
-    work: None for a list without splits. Making the list is left out: layers share it.
+    work: None for a list without splits. Building the list is not timed: all layers share it.
     """
     work = work or _work(inputs, 0)
     descriptors = describe_caches(inputs.key_cache, inputs.value_cache) if by_tma else None

@@ -1,7 +1,7 @@
-"""Prefill by work list: the product's, the even splits that came before, and no splits.
+"""Prefill by work list: the product's list, the even splits of earlier versions, and no splits.
 
-Before there were work lists, all blocks of query tokens were split into equally many parts, also
-those without tokens. Lists of such splits run on the kernels of today.
+Earlier versions had no work lists. They split all blocks of query tokens into equally many parts,
+even blocks without tokens. Here, lists of such splits run on today's kernels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kernels.prefill_work import MIN_SPLIT_KEYS, PrefillWork
 from kernels.work_list import WAVES
 
 MAX_SPLITS = 64
-"""Of each block, by the old rule."""
+"""Maximum splits of each block, by the old rule."""
 LONG = 131072
 CASES = (
     ("20 over 30000 cached", Lengths((20,), (30020,))),
@@ -79,8 +79,10 @@ def splits_by_old_rule(bench: Bench, inputs: PagedInputs) -> int:
     blocks = [-(-new // block_q) for new in lengths.queries]
     work = num_tiles * sum(map(operator.mul, blocks, lengths.contexts))
     num_blocks = len(inputs.query) // block_q + len(lengths.queries)
-    most = WAVES * num_programs // (num_tiles * num_blocks)
-    return max(1, min(longest * num_programs // work, most, longest // MIN_SPLIT_KEYS, MAX_SPLITS))
+    max_wanted = WAVES * num_programs // (num_tiles * num_blocks)
+    return max(
+        1, min(longest * num_programs // work, max_wanted, longest // MIN_SPLIT_KEYS, MAX_SPLITS)
+    )
 
 
 def _measure(bench: Bench, shape: Shape, name: str, lengths: Lengths) -> None:

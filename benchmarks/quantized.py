@@ -60,5 +60,5 @@ def _row(bench: Bench, precision: str, outputs: int, inputs: int, num_rows: int,
     bench.row(what=name, bytes=num_bytes, flop=flop, us=us, verdict="ok" if is_right else "WRONG")
 
 
-def _error(got: Tensor, exact: Tensor) -> float:
-    return float((got.float() - exact).norm() / exact.norm())
+def _error(product: Tensor, exact: Tensor) -> float:
+    return float((product.float() - exact).norm() / exact.norm())

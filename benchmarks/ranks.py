@@ -1,14 +1,14 @@
-"""What ranks send each other in a step: bytes, and the time that rank 0 spends on it.
+"""Measures what ranks send each other in a step: bytes, and the time that rank 0 spends on it.
 
-Decode steps of a batch, on a CPU with gloo. The times include waiting for the other ranks, so they
-also show how evenly the work is split. The bytes are those of one rank's tensors; NCCL sends the
-same, in the model's dtype.
+The steps decode a batch on a CPU with gloo. The times include waiting for the other ranks, so they
+also show how evenly the work is split. The bytes are those of one rank's tensors. NCCL would send
+the same tensors, in the model's dtype.
 
     OMP_NUM_THREADS=1 python -m benchmarks.ranks models/demo --ranks 2 --sequences 8
 
-With --tcp, the other ranks join over TCP, as those of other machines do. Orders then go through TCP
-instead of pipes; gloo's tensors use TCP in any case. Both ends are on this machine, so what a
-network adds is not in the times.
+With --tcp, the other ranks join over TCP, as ranks on other machines do. Orders then go through TCP
+instead of pipes; gloo's tensors use TCP in any case. Both ends are on this machine, so the times do
+not include the delay of a network.
 """
 
 from __future__ import annotations
@@ -160,7 +160,10 @@ def ranked(model_dir: Path, options: Options, size: int, totals: Totals) -> Gene
 
 
 def run(engine: Engine, count: int, num_steps: int, begin: Callable[[], None]) -> list[float]:
-    """Return the seconds of each decode step of `count` sequences. `begin` is called before."""
+    """Return the seconds of each decode step of `count` sequences.
+
+    begin: called after the prefill, before the first timed step.
+    """
     params = SamplingParams(temperature=0, max_tokens=num_steps + 2, ignore_eos=True)
     for index in range(count):
         engine.add([1 + index] * PROMPT_TOKENS, params, time.monotonic())

@@ -25,7 +25,7 @@ from kernels import torch_logits
 
 VOCAB_SIZE, DRY_VOCAB_SIZE = 128256, 300
 ZIPF = 1.5
-"""Exponent of the tokens' probabilities by rank: the first has 38 %, 50 have 89 %."""
+"""Exponent of the tokens' probabilities by rank: the first gets 38 %, the first 50 get 89 %."""
 FILTERS: dict[str, dict[str, Any]] = {
     "top-p 0.9": {"top_p": 0.9},
     "top-k 50": {"top_k": 50},

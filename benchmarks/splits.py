@@ -1,7 +1,7 @@
 """Decode by work list: the product's, and lists that split all contexts into equally many parts.
 
-Before there were work lists, that was the rule, and the number depended on the longest context that
-the model allows. Lists of as many splits run on the kernels of today.
+Earlier versions had no work lists and split all contexts equally. The number of splits depended on
+the longest context that the model allows. Here, lists of as many splits run on today's kernels.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def _search(
 def _changed(best: AttentionConfiguration, setting: str, value: int) -> AttentionConfiguration:
     """Return the configuration with another value.
 
-    If the value changes how many registers a thread needs, a limit becomes that of the hardware.
+    If the value changes how many registers a thread needs, a register limit becomes the hardware's.
     """
     changed = replace(best, **{setting: value})
     if setting == "num_stages" or best.max_registers is None:
@@ -132,7 +132,7 @@ def _time(
         if not bench.is_dry:
             call = _calls(bench, kernel, shape, inputs)[0]
             fitted = with_programs(kernel, configuration, call)
-        with using(kernel, fitted):  # the number of programs decides that of splits
+        with using(kernel, fitted):  # the number of programs decides the number of splits
             return fitted, bench.time_us(_calls(bench, kernel, shape, inputs))
 
     return bench.attempt(f"{kernel} with {configuration}", measure) or (configuration, None)

@@ -1,4 +1,4 @@
-"""The targets of docs/benchmarks.md, and what a run measured of them."""
+"""The targets of docs/benchmarks.md, and the figures that a run measured for them."""
 
 from __future__ import annotations
 

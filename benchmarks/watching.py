@@ -1,4 +1,4 @@
-"""What the live page costs the engine: decode steps with and without a client that watches.
+"""Measures what the live page costs the engine: decode steps with and without a watching client.
 
 Intervals of the same running batch alternate between the two, and each is compared with its
 neighbour. CPU time is compared besides wall time, because other processes do not change it.
@@ -38,7 +38,7 @@ class Interval:
     step_s: dict[str, float]
     """By each clock."""
     snapshot_s: float
-    """CPU time of the loop's thread, also per step, for snapshots: take, encode and queue them."""
+    """CPU time per step that the loop's thread takes to make, encode and queue snapshots."""
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The description of a loaded LoRA adapter, without its weights, and the error without LoRA."""
+"""A loaded LoRA adapter as data, without its weights, and the error where LoRA is disabled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from core.errors import RequestError
 
 
 class Adapter(msgspec.Struct, frozen=True):
-    """A loaded adapter. Loading the same files again gives an adapter that is not equal to it."""
+    """A loaded adapter. Loading the same files again yields a different, unequal adapter."""
 
     name: str
     src: str
@@ -22,5 +22,5 @@ class Adapter(msgspec.Struct, frozen=True):
 
 
 def lora_disabled(field: str = "adapters") -> RequestError:
-    """Return the error of a request for an adapter where adapters are not enabled."""
+    """Return the error for a request that needs an adapter when adapters are not enabled."""
     return RequestError(field, "needs option.enable_lora=true")

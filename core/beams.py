@@ -39,7 +39,7 @@ class Hypotheses:
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A live beam: the answer so far, and the index of the previous step's beam it continues."""
+    """A live beam: the answer so far, and the index of the beam of the previous step it extends."""
 
     parent: int
     token_ids: tuple[int, ...]
@@ -50,7 +50,7 @@ class Beam:
 def num_candidates(params: SamplingParams, num_stop_tokens: int) -> int:
     """Return how many next tokens to consider for each beam.
 
-    Enough that `beam_width` of them are not stop tokens.
+    These are enough to leave `beam_width` tokens when all stop tokens are removed.
     """
     return params.beam_width * max(2, 1 + num_stop_tokens)
 
@@ -119,8 +119,8 @@ class BeamSearch:
     def _may_improve(self) -> bool:
         """Whether the most likely beam could still score higher than the worst hypothesis.
 
-        Assumes its length so far. If `early_stopping` is "never" and longer answers score higher,
-        assumes the longest possible length.
+        Computes that score for the beam's current length. If `early_stopping` is "never" and longer
+        answers score higher, uses the longest possible length instead.
         """
         if not self._is_full:
             return True

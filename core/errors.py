@@ -1,7 +1,8 @@
 """The exceptions that Longshore raises on purpose.
 
-Each class sets the `kind` by which a `core.messages.Failed` carries it from the engine to a worker,
-and the HTTP status that the client gets. Messages say how to fix the problem, if the user can.
+Each class sets `kind`, which identifies the error in a `core.messages.Failed` from the engine to a
+worker, and `status`, the HTTP status that the client gets. Messages say how to fix the problem, if
+the user can.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class LongshoreError(Exception):
 class ConfigurationError(LongshoreError):
     """The configuration or the model cannot be served. Raised at start-up only.
 
-    Restarting a process that ends with it does not help.
+    Restarting the process that ended with this error does not help.
     """
 
     exit_code = 2

@@ -1,4 +1,4 @@
-"""Messages between a process and its helper: msgpack structs on a socket, each after its length."""
+"""Messages between a process and its helper: msgpack structs on a socket, prefixed by length."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def _read(stream: BinaryIO, count: int) -> bytes:
 
 
 def run_helper(parent: int, start: Callable[[bytes], Callable[[bytes], msgspec.Struct]]) -> int:
-    """Perform the parent's jobs until it closes the socket that is standard input.
+    """Perform the parent's jobs until the parent closes the socket, which is our standard input.
 
-    parent: the process id of the parent, with which this process ends. start: takes the first
-    message, and returns the function that performs a job and returns its
-    reply. The reply to a job that raises RequestError is `Refused`. A job that raises MemoryError
-    ends the helper.
+    parent: the process id of the parent. This process ends when the parent ends. start: takes the
+    first message and returns a function, which performs one job and returns the reply to it. The
+    reply to a job that raises RequestError is `Refused`. A job that raises MemoryError ends the
+    helper.
 
     Returns the exit code.
     """

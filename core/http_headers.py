@@ -1,7 +1,7 @@
-"""Headers of HTTP that proxies must know: the front of several models, and a fleet's gateway."""
+"""HTTP headers that our proxies must know: the front of several models, and a fleet's gateway."""
 
 HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer",
      "transfer-encoding", "upgrade")
 )  # fmt: skip
-"""Headers that concern one connection alone, so that proxies drop them (RFC 9110, 7.6.1)."""
+"""Hop-by-hop headers. They describe a single connection, so proxies drop them (RFC 9110, 7.6.1)."""

@@ -33,8 +33,8 @@ def require_network() -> None:
 def from_hub(model_id: str, options: Options, *, given_as: str, local: Path) -> Path:
     """Return the local copy of a model, after downloading its missing files.
 
-    given_as: the setting that holds the id, for messages; local: the directory that the id would
-    be if it were a path.
+    given_as: the setting that holds the id, for messages. local: the directory that `model_id`
+    names if it is read as a path, for messages.
 
     Raises ConfigurationError if the hub has no such model or cannot be reached.
     """

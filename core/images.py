@@ -38,8 +38,8 @@ class PromptImage(msgspec.Struct, frozen=True, array_like=True):
     grid: tuple[int, int] | None = None
     """Height and width in tokens, for models that rotate by time, row and column (mrope)."""
     is_bidirectional: bool = False
-    """Whether its tokens also attend to those after them in the image, so that no step may end
-    inside it."""
+    """Whether the image's tokens also attend to later tokens of the same image. If they do, a step
+    must not end inside the image."""
 
     @property
     def end(self) -> int:

@@ -14,9 +14,9 @@ from core.processes import num_cores
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Copies of the model and the ranks of each. Every rank has a GPU or some cores of its own.
+    """Copies of the model and the ranks of each copy. Every rank has its own GPU or CPU cores.
 
-    This machine has rank 0, or its ranks join those of the machine that has it.
+    Either this machine has rank 0, or its ranks join the machine that has rank 0.
     """
 
     num_copies: int
@@ -84,8 +84,8 @@ def lay_out(
 
     gpus: the GPUs of `place`; empty if the model runs on its CPU, which has `num_cores`.
 
-    Raises ConfigurationError if there are too few GPUs, or for several copies too few cores, and
-    for several copies that span machines.
+    Raises ConfigurationError if there are too few GPUs or, for several copies, too few cores, and
+    if several copies are to span machines.
     """
     copies, degree, nodes = options.copies, options.tensor_parallel_degree, options.nodes
     if copies > 1 and nodes > 1:
@@ -115,7 +115,7 @@ def layout_here(options: Options, variables: Mapping[str, str] = os.environ) -> 
 def num_ranks(degree: str | None, num_gpus: int, place: str, nodes: int = 1) -> int:
     """Return the ranks that `option.tensor_parallel_degree` asks for. 1 if it is not set.
 
-    num_gpus: those that `place` has. 0: a CPU, which any number of ranks can share. nodes: the
+    num_gpus: the GPUs of `place`. 0 means a CPU, which any number of ranks can share. nodes: the
     machines that share the ranks equally.
 
     Raises ConfigurationError for an invalid degree, for more ranks than GPUs, and for ranks that

@@ -13,7 +13,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 JSON_START = '{"time":'
-"""How a line of JSON begins."""
+"""The beginning of every line of a JSON log."""
 _FIELDS = "fields"
 Value = str | int | float | None
 

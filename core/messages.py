@@ -1,7 +1,7 @@
 """The messages between front end and engine: tagged msgpack structs over ZeroMQ.
 
-A front-end worker owns a DEALER socket for each engine, an engine a ROUTER socket at its address of
-`Launch.endpoints`.
+Each front-end worker owns a DEALER socket for every engine. Each engine owns a ROUTER socket at its
+address in `Launch.endpoints`.
 
 ```
 front end                                engine
@@ -21,9 +21,9 @@ front end                                engine
                                <-  Dead(reason), if the engine ends by itself
 ```
 
-Every answer to a Submit ends with exactly one Output that has `finish`, and the id ends when
-its last answer ends. If the request fails, the id ends with one `Failed` instead. The client may
-abort the id, or one answer of it, before that.
+Every answer to a Submit ends with exactly one Output that has `finish`. The id ends when its last
+answer ends. If the request fails, the id ends with one `Failed` instead. The client may abort the
+whole id, or one of its answers, before that.
 
 Any other id ends with one `Performed` that has `is_last`, or one `Failed`, unless it is aborted.
 """
@@ -52,7 +52,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Hello(Message, frozen=True):
-    """Register a client. It repeats this until Ready arrives; the engine answers each one."""
+    """Register a client, which repeats this until Ready arrives. The engine answers every Hello."""
 
 
 class Submit(Message, frozen=True):
@@ -93,8 +93,8 @@ class UnloadAdapter(Message, frozen=True):
 
 
 AbortReason = Literal["stop_string", "disconnect", "timeout", "refused"]
-"""Why a worker aborts a request: an answer has reached a stop string; the client has disconnected;
-option.predict_timeout has passed; or another part of the same HTTP request is invalid."""
+"""Why a worker aborts a request: an answer has reached a stop string, the client has disconnected,
+option.predict_timeout has passed, or another part of the same HTTP request is invalid."""
 
 
 class Abort(Message, frozen=True):
@@ -132,7 +132,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     executor: Literal["packed", "library", "task"]
     executor_reason: str
     decoder: str = ""
-    """packed: which code computes the layers, and why if it is not Longshore's."""
+    """For the packed executor: whose code computes the layers; if not Longshore's, also why."""
     device: str
     num_ranks: int = 1
     """Devices that share the model."""
@@ -152,8 +152,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """How the weights are quantized: option.quantize, or the checkpoint's quant_method."""
     kv_bytes: int = 0
     activation_bytes: int = 0
-    """Device memory kept free for the largest step, its block tables and the CUDA graphs, if it was
-    measured."""
+    """Bytes of device memory kept free for the largest step, its block tables and the CUDA graphs,
+    if that was measured."""
     vocab_size: int = 0
     eos_token_ids: tuple[int, ...] = ()
     load_seconds: float
@@ -187,7 +187,7 @@ class Step(Message, frozen=True):
 
 
 class Performed(Message, frozen=True):
-    """Answers a Perform, or is one part of its answer; or confirms a LoadAdapter or UnloadAdapter.
+    """Answers a Perform, whole or in part, or confirms a LoadAdapter or UnloadAdapter.
 
     If there are several parts, the first one carries the content type, the status and the headers.
     """
@@ -209,7 +209,7 @@ class Failed(Message, frozen=True):
     kind: FailureKind
     message: str
     field: str = ""
-    """For `rejected`: the invalid field: one of SamplingParams, `prompt`, or one of the body."""
+    """For `rejected`, the invalid field: `prompt`, or a field of SamplingParams or of the body."""
 
 
 class Heartbeat(Message, frozen=True):
@@ -244,7 +244,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     model_dir: str
     """Local directory with the model's files."""
     endpoint: str
-    """ZeroMQ address of the engine's socket. Those of further copies end with their numbers."""
+    """ZeroMQ address of the first engine's socket. Further copies append `.` and their number."""
     port: int
     socket: str = ""
     """Path of a Unix socket to serve on instead of the port."""

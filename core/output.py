@@ -29,4 +29,4 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     failure: str = ""
     """The reason, with Finish.ERROR."""
     timing: Timing | None = None
-    """Set by the server, with `finish`, on its way to the client."""
+    """Set by the server on the last output of an answer, before the output is sent."""

@@ -24,13 +24,13 @@ FILES: Mapping[Content, str] = {"image": "image", "audio": "audio", "video": "vi
 
 
 class PipelineTask(msgspec.Struct, frozen=True):
-    """The inputs and parameters of one task: read by the front end, passed to a pipeline."""
+    """The inputs and parameters of one task, which the front end reads and passes to a pipeline."""
 
     reads: Content | Mapping[str, Content] = "any text"
     """The type of an input, or the types of its fields if it is an object."""
     parameters: tuple[str, ...] = ()
-    """The parameters that a request may set. Those that choose how to compute, or that load files
-    or code, are left out."""
+    """The parameters that a request may set. Parameters that choose how to compute, or that load
+    files or code, are left out."""
     optional: tuple[str, ...] = ()
     """Fields of the object that may be left out."""
     together: bool = False

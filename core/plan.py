@@ -66,7 +66,7 @@ class BlockMoves:
     copies      device ▶ device   before the forward pass writes into their targets
     ```
 
-    Moves of one kind may run in any order: the target of one is no part of another.
+    Moves of one kind may run in any order, because no move uses the target of another one.
     """
 
     swap_outs: BlockPairs = ()

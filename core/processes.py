@@ -1,4 +1,4 @@
-"""When processes end: with their parent, or at a signal; and what their jobs may take."""
+"""Ends processes with their parent or at a signal, and limits the resources of their jobs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def num_cores() -> int:
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent ends, however it ends.
 
-    The child calls this itself. parent: the parent's process id. If that process has ended already,
-    which the kernel does not tell, the child is killed too.
+    The child calls this itself. parent: the parent's process id. If the parent has already ended,
+    the kernel sends no signal, so the child kills itself.
 
     NOTE: to the kernel, the parent is the thread that started the child, so that thread must live
     as long as its process. Does nothing outside Linux.
@@ -40,10 +40,11 @@ def die_with_parent(parent: int) -> None:
 
 
 def note_stop_signals() -> Sequence[int]:
-    """Return a list to which each SIGINT and SIGTERM is appended from now on, instead of ending.
+    """Return a list that collects SIGINT and SIGTERM, which no longer end the process.
 
-    Call it in the main thread, and poll. An Event cannot take its place: a handler runs in the main
-    thread between any two lines, and would wait for ever for a lock that this thread holds.
+    Call this in the main thread and poll the list. A threading.Event would not do: a signal handler
+    interrupts the main thread anywhere, so it could wait forever for a lock that the main thread
+    itself holds.
     """
     signals: list[int] = []
     for signum in (signal.SIGINT, signal.SIGTERM):
@@ -62,7 +63,7 @@ def cpu_limit(seconds: float) -> Generator[None]:
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Limit the address space to what is used now plus `num_bytes`."""
+    """Limit the address space to its current size plus `num_bytes`."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + num_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_AS)

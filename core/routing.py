@@ -20,7 +20,7 @@ CHUNK_TOKENS = 128
 MAX_PREFIXES_PER_PROMPT = 64
 """Longer prompts are compared by their first 32,768 characters or 8,192 tokens."""
 MAX_REMEMBERED = 32_768
-"""How many prefixes, and how many sessions, a router remembers: those used last."""
+"""How many prefixes, and how many sessions, a router remembers. It forgets the least recent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class RoutedRequest:
     session: str | None
     """Requests of one session belong to one server."""
     prefixes: tuple[Hashable, ...]
-    """Keys of ever longer leading parts of the prompt, the shortest part first."""
+    """Keys of the leading parts of the prompt, the shortest part first."""
 
 
 def prefix_keys(prompt: str | Sequence[int], scope: str = "") -> tuple[bytes, ...]:
@@ -90,18 +90,18 @@ class LeastLoaded(Router):
 class PrefixAware(Router):
     """Chooses the server that probably has the K/V of most of the prompt.
 
-    A session stays at its server while this server may be chosen. Any other request goes to the
-    least loaded of the servers that have seen the longest known prefix of its prompt. Those that
-    are overloaded do not count: they would have more than 1.25 times the mean load, rounded up,
-    including the new request, as in consistent hashing with bounded loads (Mirrokni, Thorup,
-    Zadimoghaddam, 2018). If no server remains for any prefix, the least loaded one of all gets the
-    request.
+    A session stays at its server while this server may be chosen. Any other request goes to a
+    server that has seen the longest known prefix of its prompt; if there are several, to the least
+    loaded. Overloaded servers are skipped: with the new request, they would have more than 1.25
+    times the mean load (which includes the new request), rounded up. This is consistent hashing
+    with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2018). If no server remains for any prefix,
+    the request goes to the least loaded of all servers.
     """
 
     MAX_OVER_MEAN = 1.25
 
     def __init__(self, max_remembered: int = MAX_REMEMBERED) -> None:
-        """max_remembered: number of prefixes, and of sessions, to remember: those used last."""
+        """max_remembered: how many prefixes, and how many sessions, to remember."""
         self._max_remembered = max_remembered
         self._sessions = OrderedDict[str, str]()
         """The server of a session."""

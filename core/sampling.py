@@ -22,14 +22,14 @@ FIELDS_OF_BEAM_SEARCH = frozenset({
     "include_stop_str_in_output", "detokenize",
 })  # fmt: skip
 MIN_TEMPERATURE = 1e-5
-"""Lower temperatures count as 0: dividing by less leaves the range of fp32."""
+"""Lower temperatures count as 0: logits divided by them would leave the range of fp32."""
 MAX_TEMPERATURE = 1e30
 MAX_BIAS = 1e6
 """Far larger than any logit, and far below the limits of fp32."""
 MAX_LOGPROBS = 20
 """The highest `logprobs`; also vLLM's and OpenAI's limit."""
 NO_LIMIT = 2**31 - 1
-"""As `max_tokens`: as many tokens as fit into max_model_len."""
+"""The value of `max_tokens` that stands for as many tokens as fit into max_model_len."""
 
 
 class Finish(StrEnum):
@@ -54,7 +54,7 @@ Operation = Literal["chat", "text_completion"]
 class TopLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The logprobs at one position: of the token there and of the most likely ones.
 
-    They are those of the model itself, before temperature, penalties and other logits processors.
+    They are the model's own, before temperature, penalties and other logits processors.
     """
 
     logprob: float
@@ -62,7 +62,7 @@ class TopLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rank: int
     """Rank of the same token; 1 is the most likely."""
     token_ids: tuple[int, ...]
-    """The most likely tokens, most likely first, as many as the request has in `logprobs`."""
+    """The most likely tokens, most likely first. The request's `logprobs` says how many."""
     logprobs: tuple[float, ...]
 
 
@@ -140,7 +140,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
     seed: int | None = None
     """The same seed gives the same tokens, whatever else is in the batch."""
     max_tokens: int = 16
-    """Maximum tokens to generate. None in the constructor means as many as fit."""
+    """Maximum tokens to generate. None in the constructor: as many as fit into max_model_len."""
     min_tokens: int = 0
     """Generate at least this many tokens: until then, end tokens are forbidden and stop strings are
     ignored."""
@@ -161,14 +161,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
     logprobs: int | None = None
     """Return the logprob and rank of each token, and this many most likely tokens."""
     prompt_logprobs: int | None = None
-    """The same for the prompt, from its second token on."""
+    """Like `logprobs`, but for the tokens of the prompt, from the second one on."""
     truncate_prompt_tokens: int | None = None
-    """Use only the last tokens of the prompt, this many. -1: as many as leave room to answer."""
+    """Use only this many tokens, the last of the prompt. -1: as many as leave room to answer."""
     n: int = 1
     """Number of answers to return."""
     best_of: int | None = None
-    """Number of answers to sample. The `n` with the highest logprob are returned, best first, when
-    all have ended. Default: n, returned as they are generated."""
+    """Number of answers to sample. When all have ended, the `n` answers with the highest logprob
+    are returned, best first. Default: n, and answers are returned as they are generated."""
     num_beams: int = 1
     """Above 1: beam search of this width. The `n` best answers are returned at the end."""
     use_beam_search: bool = False
@@ -295,7 +295,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def truncated(self, prompt_token_ids: Sequence[int], max_model_len: int) -> Sequence[int]:
-        """Apply `truncate_prompt_tokens` to a prompt. Applying it twice changes nothing more."""
+        """Apply `truncate_prompt_tokens` to a prompt. A second call would change nothing."""
         keep = self.truncate_prompt_tokens
         if keep == -1:
             answer = 1 if self.max_tokens == NO_LIMIT else self.max_tokens

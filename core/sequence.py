@@ -75,7 +75,7 @@ class Sequence:
         self.logprobs: list[float] = []
         """Logprobs of the generated tokens, in nats."""
         self.top_logprobs: list[TopLogprobs] = []
-        """The most likely tokens at each generated one, if the request has `logprobs`."""
+        """The most likely tokens at the position of each generated one, if `logprobs` is set."""
         self.stop_token_ids = _stop_reasons(params, eos_token_ids)
         self.end_token_ids = frozenset((*params.stop_token_ids, *eos_token_ids))
         self.finish: Finish | None = None
@@ -87,7 +87,7 @@ class Sequence:
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens to compute next: those of the prompt, or the newest one.
+        """Tokens to compute next: tokens of the prompt, or the newest token.
 
         0 if the sequence has its full length, or if the newest token is in flight and must be known
         before the next one can be sampled.
@@ -119,7 +119,7 @@ class Sequence:
     def chunk_end(self, end: int) -> int:
         """Return the last position up to `end` where a chunk may end.
 
-        A chunk may begin inside a bidirectional image, because the K and V before it are final.
+        A chunk may begin inside a bidirectional image: the K and V of earlier tokens are final.
         """
         cut = self.images_in(end - 1, end + 1) if self.images else ()
         inside = [
@@ -130,7 +130,7 @@ class Sequence:
     def content(self, start: int, end: int) -> bytes:
         """Return bytes that identify the tokens `start : end`: their ids, and their images.
 
-        The tokens of all images have the same id.
+        The ids alone are not enough, because the tokens of all images have the same id.
         """
         ids = array("q", self.token_ids[start:end]).tobytes()
         return b"".join([ids, *(image.digest for image in self.images_in(start, end))])

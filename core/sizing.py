@@ -83,7 +83,7 @@ def length_limit(options: Options, trained_len: int | None) -> int:
 
     trained_len: the longest sequence the model was trained for, or None if it does not say.
 
-    Raises ConfigurationError if `option.max_model_len` is longer than that.
+    Raises ConfigurationError if `option.max_model_len` is longer than `trained_len`.
     """
     if options.max_model_len is None:
         return trained_len or DEFAULT_MODEL_LEN
@@ -95,10 +95,11 @@ def length_limit(options: Options, trained_len: int | None) -> int:
 
 
 def fit_length(options: Options, max_len: int, num_slots: int) -> tuple[int, tuple[str, ...]]:
-    """Return the longest sequence that fits into all of the KV memory, and a note if lowered.
+    """Return the longest sequence that fits into the KV memory, and a note if it is lowered.
 
-    Raises ConfigurationError if `option.max_model_len` is set and does not fit, or if nothing
-    does: InsufficientMemoryError unless the options themselves set the size of the KV memory.
+    Raises ConfigurationError if `option.max_model_len` is set and does not fit, or if fewer than
+    two tokens fit. The error is an InsufficientMemoryError unless an option sets the size of the KV
+    memory.
     """
     if num_slots >= max_len:
         return max_len, ()
@@ -116,7 +117,7 @@ def fit_length(options: Options, max_len: int, num_slots: int) -> tuple[int, tup
 def gpu_kv_budget(options: Options, total: int, used: int, activation_bytes: int) -> int:
     """Return the bytes for KV blocks on a GPU of `total` bytes, `used` of them already taken.
 
-    activation_bytes: what to keep free for the activations of a step.
+    activation_bytes: bytes to keep free for the activations of a step.
     """
     if options.kv_cache_memory_bytes is not None:
         return options.kv_cache_memory_bytes

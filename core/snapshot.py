@@ -12,11 +12,11 @@ import msgspec
 from core.stats import Timing
 
 Phase = Literal["waiting", "prefill", "decode", "preempted", "swapped"]
-"""Prefill: several tokens are pending, those of the prompt or, after a preemption, of the answer
-too. Decode: one token per step. Preempted and swapped sequences wait to run again."""
+"""Prefill: several tokens are pending: those of the prompt and, after a preemption, also those of
+the answer. Decode: one token per step. Preempted and swapped sequences wait to run again."""
 
 BlockRuns = list[tuple[int, int]]
-"""Blocks as runs of consecutive ones: the first block and the length of each run."""
+"""Block numbers as runs of consecutive ones: the first block and the length of each run."""
 
 
 class SequenceSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -24,7 +24,7 @@ class SequenceSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     id: int
     request: int
-    """The engine's number of the request. Sequences of one request have the same."""
+    """The engine's number of the request, which all its sequences share."""
     phase: Phase
     num_prompt_tokens: int
     num_tokens: int
@@ -51,7 +51,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     now: float
     sequences: list[SequenceSnapshot]
-    """The running ones and the first waiting ones, in the order in which they are served."""
+    """The running sequences and the first waiting ones, in the order in which they are served."""
     ended: list[EndedSnapshot]
     num_running: int
     num_waiting: int

@@ -27,7 +27,7 @@ class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Histogram(msgspec.Struct, array_like=True):
-    """A bucket counts values up to its bound and above the previous one."""
+    """A histogram. Each bucket counts values up to its bound and above the previous bound."""
 
     bounds: ClassVar[tuple[float, ...]] = ()
     counts: list[int]
@@ -64,7 +64,7 @@ class Stats(msgspec.Struct, kw_only=True):
 
     num_steps: int = 0
     num_step_sequences: int = 0
-    """Sequences over all steps. Divided by `num_steps`, the mean batch size."""
+    """Sequences summed over all steps. Divide by `num_steps` to get the mean batch size."""
     host_s: float = 0.0
     """Seconds in which the engine's loop neither ran the model nor waited for it or a message."""
     num_prompt_tokens: int = 0
@@ -103,10 +103,10 @@ class Stats(msgspec.Struct, kw_only=True):
     """Mean time between two tokens of an answer, one value for each answer."""
 
     prompt_tokens: Counts = msgspec.field(default_factory=Counts)
-    """Tokens of the prompt, one value for each answer, like the next one."""
+    """Tokens of the prompt. This histogram and the next one get one value for each answer."""
     generation_tokens: Counts = msgspec.field(default_factory=Counts)
     max_generation_tokens: Counts = msgspec.field(default_factory=Counts)
-    """Tokens of a request's longest answer, one value for each request, like the next two."""
+    """Tokens of the longest answer. This histogram and the next two get one value per request."""
     params_n: Counts = msgspec.field(default_factory=Counts)
     params_max_tokens: Counts = msgspec.field(default_factory=Counts)
     iteration_tokens: Counts = msgspec.field(default_factory=Counts)

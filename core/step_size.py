@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 DEFAULT_PROMPT_SIZES = (64, 128, 256, 512, 768, 1024)
 """Prompt tokens of mixed steps that run as graphs; see `option.cuda_graph_sizes`."""
 MAX_PROMPTS = 16
-"""Prompts in a mixed step that runs as a graph. Room for a prompt that is not there costs an empty
+"""Prompts in a mixed step that runs as a graph. Each place that no prompt takes costs an empty
 program per layer and KV head."""
 
 
@@ -66,7 +66,7 @@ def graph_sizes(
 ) -> list[StepSize]:
     """Return the sizes to capture: those without prompts, then mixed ones, smallest first.
 
-    prompt_sizes: in ascending order. Those above `max_step_tokens` are replaced by it.
+    prompt_sizes: numbers of prompt tokens, ascending. `max_step_tokens` replaces larger ones.
     """
     sizes = [StepSize(num_decodes) for num_decodes in decode_sizes(max_sequences)]
     for num_tokens in _up_to(max_step_tokens, prompt_sizes):

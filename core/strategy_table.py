@@ -28,11 +28,12 @@ class StrategyTraits:
     """The option that limits how many sequences run at once. None: one at a time."""
     needs_packed_executor: bool = False
     """Changes the batch between steps, so it needs the packed executor and serves only text
-    generation. The others run each batch to its end, so the library executor and other
+    generation. The other strategies run each batch to its end, so the library executor and other
     tasks can use them too."""
     has_kv_reservation: bool = False
-    """Reserves KV memory as `option.kv_reservation` says. For the others a sequence counts as
-    `Sequence.max_length` tokens: reserved at admission or, if `is_paged`, allocated as it grows."""
+    """Reserves KV memory as `option.kv_reservation` says. In the other strategies a sequence counts
+    as `Sequence.max_length` tokens, reserved at admission or, if `is_paged`, allocated as the
+    sequence grows."""
     is_paged: bool = False
     """Allocates KV blocks on demand, so it preempts: it may need swap space on the host."""
 

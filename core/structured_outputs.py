@@ -13,8 +13,8 @@ from core.errors import RequestError
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checked):
     """Exactly one of these constraints. The names are vLLM's.
 
-    core/text/grammar.py converts it to a grammar. Raises RequestError, naming the field, as
-    SamplingParams does, and if none or several constraints are set.
+    core/text/grammar.py converts it to a grammar. The constructor raises RequestError, naming the
+    field, where SamplingParams does, and also if no constraint is set, or more than one.
     """
 
     json: str | dict[str, Any] | None = None
@@ -41,4 +41,4 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, metacla
 
 
 GuidedDecodingParams = StructuredOutputsParams
-"""The name of older vLLM versions, where SamplingParams has it as `guided_decoding`."""
+"""The name in older vLLM versions, whose SamplingParams has a field `guided_decoding` for it."""

@@ -74,7 +74,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_task(model_dir: Path, options: Options) -> Task:
-    """Return the task of `option.task`, or else the one that fits the model's files.
+    """Return the task that `option.task` names or, by default, the task of the model's files.
 
     Raises ConfigurationError if the chosen strategy or executor cannot serve it.
     """
@@ -147,7 +147,7 @@ class _Config(msgspec.Struct):
 
 
 def _architecture(path: Path) -> str:
-    """Return the first architecture; '' if there is none, which the loader reports."""
+    """Return the first architecture; '' if there is none. The loader reports the latter."""
     try:
         config = msgspec.json.decode(path.read_bytes(), type=_Config)
     except OSError:

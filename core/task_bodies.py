@@ -16,7 +16,7 @@ class PipelineBody(msgspec.Struct, frozen=True):
     inputs: list[object]
     """Checked inputs, as `core.pipeline_tasks` describes them. A file is its bytes."""
     is_batch: bool
-    """Whether the client sent a list, and so gets a list."""
+    """Whether the client sent a list. If so, the answer is a list too."""
     parameters: Mapping[str, object]
     wants_sound: bool = False
     """Whether to answer with an audio file instead of JSON."""
@@ -32,7 +32,7 @@ class EmbeddingBody(msgspec.Struct, frozen=True):
     """Truncate each input to this many tokens, or to the model's limit if that is less. None:
     reject inputs that are too long."""
     dimensions: int | None = None
-    """Keep only the first numbers of each vector, this many. None: all."""
+    """Keep only this many numbers, the first of each vector. None: keep all."""
 
 
 class EmbeddingAnswer(msgspec.Struct, frozen=True):
@@ -83,4 +83,4 @@ class Transcript(msgspec.Struct, frozen=True):
     """The language's English name, in lower case; None if it is not known."""
     segments: list[Span] | None = None
     words: list[Span] | None = None
-    """None if they were not asked for."""
+    """Segments and words are None if the request did not ask for them."""

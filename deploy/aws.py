@@ -17,8 +17,8 @@ from deploy.errors import DeployError, is_missing
 class Aws:
     """boto3 clients for one region, with a clock for waiting.
 
-    boto3 finds credentials, region and endpoints as usual. With `dry_run`, the calls are printed
-    and answered by it, and `say` prints nothing.
+    boto3 finds credentials, region and endpoints as usual. With `dry_run`, that object prints and
+    answers the calls, and `say` prints nothing.
     """
 
     def __init__(

@@ -25,9 +25,9 @@ _NOT_FOUND = {"Error": {"Code": "ValidationException", "Message": "Could not fin
 class DryRun:
     """Intercepts botocore calls after parameter validation and before sending.
 
-    Prints each call and fakes its response: a resource exists, and is in service, from its printed
-    creation to its printed deletion. With `sends_reads`, read-only calls are really sent, so that a
-    dry run of a removal lists the existing resources.
+    Prints each call and fakes its response. A resource exists, and is in service, from the printed
+    call that creates it to the printed call that deletes it. With `sends_reads`, read-only calls
+    are really sent, so that a dry run of a removal lists the existing resources.
     """
 
     def __init__(self, say: Callable[[str], None], *, sends_reads: bool = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from deploy.aws import Aws, none_if_missing
 
 _MAX_STREAMS = 5
-"""Number of containers to read; the ones that logged last."""
+"""Number of containers to read: those that logged last."""
 _GROUPS = ("/aws/sagemaker/Endpoints/{}", "/aws/sagemaker/InferenceComponents/{}")
 
 

@@ -28,7 +28,7 @@ CONFIGURATION = Kind(
 )
 MODEL = Kind("model", "Model", "list_models", "delete_model")
 KINDS = (COMPONENT, ENDPOINT, CONFIGURATION, MODEL)
-"""In the order in which SageMaker lets them be deleted."""
+"""In the order in which SageMaker allows them to be deleted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 TAG = "longshore:deployment"
-"""Tag of every resource created, with the deployment's name; `down` removes only what has it."""
+"""Tag of every resource that we create, with the deployment's name. `down` removes no others."""
 
 
 def deployment_tags(name: str) -> list[dict[str, str]]:

@@ -22,7 +22,8 @@ def bring_up(
     """Upload the package, then create or update the endpoint and its scaling.
 
     Does only what is missing, so it may be repeated after any failure. Raises DeployError or
-    botocore's errors. What was created by then remains; `deploy.down.list_remaining` lists it.
+    botocore's errors. Resources created before an error remain; `deploy.down.list_remaining` lists
+    them.
     """
     bucket = Bucket(aws, bucket_name)
     bucket.ensure()

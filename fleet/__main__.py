@@ -21,7 +21,7 @@ _POLL_INTERVAL_S = 0.1
 
 
 class _Stopped(BaseException):
-    """A signal has arrived before the fleet serves."""
+    """A stop signal has arrived before the fleet was ready to serve."""
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m fleet") -> int:
@@ -50,7 +50,7 @@ def _serve(parsed: argparse.Namespace, options: Options) -> int:
 
 
 def _serve_locally(parsed: argparse.Namespace, options: Options) -> int:
-    # Read when Ray is imported. By default, SIGTERM while a node starts waits up to 30 s.
+    # Ray reads this when it is imported. By default, SIGTERM while a node starts waits up to 30 s.
     os.environ.setdefault("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "0")
 
     from fleet.application import fleet_of

@@ -59,7 +59,7 @@ def fleet_of(parsed: argparse.Namespace, options: Options) -> Fleet:
     """Return the fleet that the flags of `serve` describe. options: those in the properties."""
     min_replicas, max_replicas = parsed.autoscale or (parsed.replicas, parsed.replicas)
     return Fleet(
-        # Not resolved: a ConfigMap's links lead to another folder in each pod.
+        # Do not resolve the path: a ConfigMap's links lead to another folder in each pod.
         properties=parsed.properties.absolute(),
         options=options,
         min_replicas=min_replicas,
@@ -115,7 +115,7 @@ def _placement(fleet: Fleet, span: Span) -> dict[str, Any]:
 def _scale(fleet: Fleet) -> dict[str, Any]:
     if fleet.min_replicas == fleet.max_replicas:
         return {"num_replicas": fleet.min_replicas}
-    # A replica runs as many requests at a time. More would wait.
+    # A replica runs this many requests at a time. Further requests would wait in it.
     options = fleet.options
     scaling = AutoscalingConfig(
         min_replicas=fleet.min_replicas,

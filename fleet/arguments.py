@@ -46,9 +46,9 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
 
 
 def parse_flags(flags: Sequence[str]) -> argparse.Namespace:
-    """Parse those flags of `serve` that say what is deployed, not where.
+    """Parse the flags of `serve` that say what to deploy. Flags that say where are not allowed.
 
-    Raises ConfigurationError, for an unknown flag too.
+    Raises ConfigurationError for an invalid or unknown flag.
     """
     parser = _RaisingParser(add_help=False, allow_abbrev=False)
     _add_scale(parser)

@@ -3,8 +3,8 @@
 `python -m fleet.child serve PARENT PROPERTIES CPUS NODES ADDRESS SOCKET`: its container.
 `python -m fleet.child join PARENT PROPERTIES CPUS NODES ADDRESS`: the ranks on another node.
 
-PARENT is the id of the process that starts it, and with which it ends. NODES is the number of nodes
-that the replica takes. If it is above 1, ranks meet at ADDRESS.
+PARENT is the id of the process that starts this one; this process ends when the parent ends. NODES
+is the number of nodes that the replica takes. If it is above 1, ranks meet at ADDRESS.
 """
 
 from __future__ import annotations

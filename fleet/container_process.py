@@ -19,7 +19,7 @@ COMMAND = python_command("fleet.child")
 _POLL_INTERVAL_S = 0.1
 _PING_TIMEOUT_S = 2.0
 _STOP_S = 5.0
-"""Time for a container that has no requests left to end after SIGTERM."""
+"""How long a container without requests may take to end after SIGTERM."""
 
 
 class ContainerEndedError(Exception):
@@ -55,7 +55,7 @@ class ContainerProcess:
         return self._child.exit_code is not None
 
     async def wait_until_ready(self) -> None:
-        """Wait until it answers requests. Raises ContainerEndedError if it ends before.
+        """Wait until it answers requests. Raises ContainerEndedError if it ends before that.
 
         The container itself limits how long this may take (option.model_loading_timeout).
         """

@@ -16,7 +16,7 @@ from fleet.arguments import DEFAULT_PORT
 from fleet.span import span_of
 
 _KEEPALIVE_S = 75
-"""Longer than load balancers keep idle connections, so that they never use one that closes."""
+"""Longer than load balancers keep idle connections, so they never use one that is closing."""
 
 
 @contextmanager

@@ -16,9 +16,9 @@ _LENGTH = frozenset((b"content-length",))
 async def exchange(socket: Path, request: Request) -> AsyncGenerator[Head | bytes]:
     """Send a request; yield the response's head, then its body in pieces as they arrive.
 
-    Each request has its own connection. Closing the generator closes it, which tells the container
-    that the client has left. Raises ReplicaLostError if the container does not answer, or ends
-    before the response is complete.
+    Each request has its own connection. Closing the generator closes the connection, which tells
+    the container that the client has left. Raises ReplicaLostError if the container does not
+    answer, or ends before the response is complete.
     """
     try:
         async with httpcore2.AsyncHTTPConnection(_ORIGIN, uds=str(socket)) as connection:

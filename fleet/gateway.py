@@ -25,7 +25,7 @@ Send = Callable[[Message], Awaitable[None]]
 Parts = AsyncGenerator[Head | bytes]
 
 RETRY_DELAYS_S = (0.1, 0.2, 0.4, 0.8)
-"""Pauses before a request is tried again, in which Serve notices that a replica has ended."""
+"""Pauses between attempts of a request, long enough for Serve to notice that a replica ended."""
 PING_TIMEOUT_S = 5.0
 """How long a health check waits for a replica; other requests wait until there is one."""
 _SET_BY_SERVE = frozenset((b"date", b"server", b"x-request-id"))
@@ -63,7 +63,7 @@ class Gateway:
     """Passes requests on to replicas, and their responses back unchanged."""
 
     def __init__(self, replicas: Replicas, max_body_bytes: int) -> None:
-        """max_body_bytes: a longer body is cut one byte after this, and the replica refuses it."""
+        """max_body_bytes: a longer body is cut one byte after this, so the replica refuses it."""
         self._replicas = replicas
         self._max_body_bytes = max_body_bytes
 

@@ -42,7 +42,7 @@ def local_cluster(num_nodes: int, cpus: float) -> Iterator[str]:
 
 
 def _let_workers_import() -> None:
-    """Let the processes that Ray starts import our modules, also from a checkout."""
+    """Let the processes that Ray starts import our modules, even from a checkout."""
     paths = [str(import_root()), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     # A trial on one machine sends Ray no usage statistics.

@@ -26,7 +26,7 @@ class RanksEndedError(Exception):
 
 
 class RankHost:
-    """Ray's actor that runs the ranks in one bundle. They die with it."""
+    """The Ray actor that runs the ranks of one bundle. The ranks die with the actor."""
 
     def run(self, properties: str, cpus: float, nodes: int, place: MeetingPoint) -> str:
         """Run the ranks. If they end by themselves, return how."""
@@ -42,7 +42,7 @@ class OtherNodes:
     """The actors in all bundles of a placement group but the first, which is the replica's own."""
 
     def __init__(self, group: PlacementGroup, properties: str, cpus: float) -> None:
-        """Start them. They wait for the container at `place`."""
+        """Start the actors. Their ranks wait for the container at `place`."""
         self._reserved = _reserve_port(ray.util.get_node_ip_address())
         host, port = self._reserved.getsockname()
         self.place = MeetingPoint(host, port, secrets.token_hex(32).encode())
@@ -63,7 +63,7 @@ class OtherNodes:
         ]
 
     async def wait_until_ended(self) -> None:
-        """Wait for the end of one of them. Raises RanksEndedError then."""
+        """Wait for the end of any of these actors. Raises RanksEndedError then."""
         runs = [asyncio.wrap_future(run.future()) for run in self._runs]
         done, _ = await asyncio.wait(runs, return_when=asyncio.FIRST_COMPLETED)
         first = done.pop()
@@ -72,16 +72,16 @@ class OtherNodes:
         raise RanksEndedError(f"the ranks on another node {how}; see their log")
 
     def stop(self) -> None:
-        """End all of them."""
+        """End all actors."""
         for host in self._hosts:
             ray.kill(host)
         self._reserved.close()
 
 
 def _reserve_port(host: str) -> socket.socket:
-    """Return a socket with a port that the kernel gives to nobody else while it is open.
+    """Return a socket bound to a port that the kernel gives to nobody else while it is open.
 
-    Rank 0 can listen there all the same, since it sets SO_REUSEADDR too.
+    Rank 0 can still listen on that port, because it sets SO_REUSEADDR too.
     """
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -21,10 +21,10 @@ ASK_AGAIN_S = 1.0
 
 
 class ReplicaRouter(RequestRouter):
-    """Chooses replicas by a router of core.routing. Each front has one, with its own memory.
+    """Chooses replicas with a router of core.routing. Each front has a router with its own memory.
 
-    The loads are Serve's: replicas report their unfinished requests, those of other fronts
-    included, and each request that is sent from here counts at once.
+    The loads come from Serve: replicas report their unfinished requests, including requests from
+    other fronts, and a request that this front sends counts at once.
     """
 
     def initialize_state(self, router: str) -> None:
@@ -62,7 +62,7 @@ class ReplicaRouter(RequestRouter):
     async def _loads(self, replicas: list[RunningReplica]) -> dict[str, int]:
         """Return the loads of the replicas that may get a request. There is always one."""
         cache = self.replica_queue_len_cache
-        # The report of an idle replica expires, so it is asked again.
+        # The report of an idle replica expires, so the replica is asked again.
         unknown = [
             replica
             for replica in replicas
@@ -93,7 +93,7 @@ class ReplicaRouter(RequestRouter):
         return True
 
     def _avoid(self, replica_id: ReplicaID) -> None:
-        """Choose others until this replica answers again."""
+        """Choose other replicas until this one answers again."""
         name = replica_id.unique_id
         if name not in self._silent:
             self._silent[name] = asyncio.ensure_future(self._ask_again(replica_id))

@@ -28,8 +28,8 @@ def build(arguments: Mapping[str, Any]) -> Application:
     """Return the application that `fleet serve` would deploy. Serve calls this.
 
     arguments: the `flags` of `fleet serve`, except `--address`, `--local-nodes` and `--port`; the
-    number of `nodes` of the cluster and the `gpus_per_node` of the largest. They cannot be counted,
-    since some nodes may not have started yet.
+    number of `nodes` of the cluster; and `gpus_per_node`, the GPUs of its largest node. Nodes and
+    GPUs cannot be counted, since some nodes may not have started yet.
 
     Raises ConfigurationError if a container could not start with the properties, or has no room.
     """

@@ -10,7 +10,7 @@ from core.layout import counted, lay_out
 from core.options import Options
 
 _ANY_CORES = 2**31
-"""A container on a CPU counts its cores itself."""
+"""More cores than any machine has: a container on a CPU checks the real number itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Span:
 
     bundles: int
     gpus: int
-    """GPUs of a bundle: one for each of its ranks, of each copy."""
+    """GPUs of a bundle: one for each of its ranks in each copy."""
     is_strict: bool
     """Whether every bundle needs a node of its own, because the user has set option.nodes."""
 
@@ -30,7 +30,7 @@ class Span:
         return [{name: n for name, n in bundle.items() if n}] * self.bundles, strategy
 
     def fits(self, gpus_of_nodes: Sequence[int]) -> bool:
-        """Return whether nodes with these GPUs have room for all bundles. They must have GPUs."""
+        """Return whether nodes with these GPUs have room for all bundles, which must need GPUs."""
         rooms = (num_gpus // self.gpus for num_gpus in gpus_of_nodes)
         return sum(min(room, 1) if self.is_strict else room for room in rooms) >= self.bundles
 
@@ -44,8 +44,8 @@ class Span:
 def span_of(options: Options, gpus_of_nodes: Sequence[int]) -> Span:
     """Return the span of a replica: one node if its ranks fit, unless option.nodes says otherwise.
 
-    gpus_of_nodes: the GPUs of each node of the cluster. Ranks for which no node has enough are
-    spread in equal parts over several nodes.
+    gpus_of_nodes: the GPUs of each node of the cluster. If no node has enough GPUs for all ranks,
+    the ranks are spread in equal parts over several nodes.
 
     Raises ConfigurationError if the cluster has no room for a replica.
     """
@@ -79,7 +79,7 @@ def _num_gpus(options: Options, gpus_of_nodes: Sequence[int]) -> int:
 def _num_nodes(options: Options, gpus_of_nodes: Sequence[int]) -> int:
     """Return the smallest number of equal parts in which the ranks fit on the nodes.
 
-    Return option.nodes if no number of ranks is asked for, or one that `lay_out` refuses.
+    Return option.nodes if the options ask for no number of ranks, or one that `lay_out` refuses.
     """
     degree = options.tensor_parallel_degree or ""
     if not degree.isdecimal() or options.copies > 1 or int(degree) % options.nodes:

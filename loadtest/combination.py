@@ -13,11 +13,16 @@ from loadtest.results import Results, Run
 def combined(parts: Sequence[Results]) -> Results:
     """Return the results of several commands as one.
 
-    A fact in which their machines differ, such as the commit, names the workloads of each value.
-    Rounds of the same server are numbered on from part to part.
-    Raises ValueError if the results do not belong in one table: one is given twice, a sweep is
-    beside other results or a different sweep, seeds or the use of servers differ, the same workload
-    has different machines or loads, or the same server has different settings.
+    If a fact about the machines differs, such as the commit, the combined fact has every value with
+    its workloads. The rounds of a server are numbered consecutively over all parts.
+
+    Raises ValueError if the results do not belong in one table. That is so if
+
+    - a part is given twice,
+    - a sweep is combined with other results or with a different sweep,
+    - the parts differ in their seeds or in their use of servers,
+    - the same workload has different machines or loads, or
+    - the same server has different settings.
     """
     for one, other in combinations(parts, 2):
         _require_comparable(one, other)
@@ -96,7 +101,7 @@ def _workloads(results: Results) -> Sequence[str]:
 
 
 def _numbered_on(parts: Sequence[Results]) -> list[Run]:
-    """Return all runs; the rounds of a part follow those of the same server in earlier parts."""
+    """Return all runs. A server's rounds in a part follow its rounds in the earlier parts."""
     runs: list[Run] = []
     highest: dict[tuple[str, str, float | None], int] = {}
     for part in parts:
@@ -110,7 +115,7 @@ def _numbered_on(parts: Sequence[Results]) -> list[Run]:
 
 
 def _fact(parts: Sequence[Results], name: str) -> str:
-    """Return a fact of the machines, with the workloads of each value if there are several."""
+    """Return a fact about the machines. If its values differ, name the workloads of each value."""
     by_value: dict[str, dict[str, None]] = {}
     for part in parts:
         found = by_value.setdefault(part.machine.get(name, "unknown"), {})

@@ -115,8 +115,8 @@ class Comparison:
     def tune(self, workload: Workload, on_trial: Callable[[Trial], None]) -> Setting | None:
         """Return the setting with which dynamic batching serves the workload best.
 
-        None stands for that of the given properties. on_trial: called after each setting tried.
-        Raises KeyboardInterrupt if it was interrupted.
+        None means the setting in the given properties. on_trial: called after each trial. Raises
+        KeyboardInterrupt if it was interrupted.
         """
 
         self._say(f"{workload.name}: looking for the best setting of dynamic batching")
@@ -149,8 +149,8 @@ class Comparison:
     def rounds(self, workload: Workload, num_rounds: int, tuned: Setting | None) -> Iterator[Run]:
         """Measure a workload in rounds, and yield each run.
 
-        Stops after an interrupted run. Stops after a round by which other processes have disturbed
-        every server: whatever came next, no winner could be named.
+        Stops after an interrupted run. Also stops once other processes have disturbed every server,
+        because then no further round could name a winner.
         """
         disturbed: dict[str, bool] = {}
         last_round = 1
@@ -224,7 +224,7 @@ class Comparison:
 
 
 def for_trial(load: Load) -> Load:
-    """Return the load with half of the seconds, or else with half of the requests.
+    """Return the load with half the seconds or, if it has no time limit, half the requests.
 
     Keeps at least two requests per user, if the load has that many.
     """

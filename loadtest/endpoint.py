@@ -33,7 +33,7 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """The address as an error message names it."""
+        """The address, for error messages."""
         endpoint = f"SageMaker endpoint {self.sagemaker}" if self.sagemaker else ""
         return " through ".join(filter(None, (endpoint, self.url)))
 

@@ -16,9 +16,11 @@ FORWARDERS = frozenset(("docker-proxy", "kubectl", "rootlessport", "ssh"))
 def server_processes(url: str) -> list[psutil.Process]:
     """Return the processes of the server at an address.
 
-    These are the processes that listen on its port, those of the same program that started them,
-    and all that descend from any of these. Empty if the server runs on another machine, in a
-    container or as another user, whose processes cannot be seen, or has started this process.
+    These are the processes that listen on its port, their ancestors that run the same program, and
+    all descendants of both.
+
+    Returns none if the server runs on another machine, in a container or as another user, since
+    its processes are not visible then. Also returns none if the server has started this process.
     """
     address = urlsplit(url)
     port = address.port or (443 if address.scheme == "https" else 80)
@@ -61,7 +63,7 @@ def _listeners(port: int) -> Iterator[psutil.Process]:
 
 
 def _root(process: psutil.Process) -> psutil.Process:
-    """Return the topmost process that runs the same program, so not the shell that started it."""
+    """Return the process, or its topmost ancestor that runs the same program (so not a shell)."""
     root, program = process, process.exe()
     for parent in process.parents():
         if parent.pid in _load_test() or parent.exe() != program:

@@ -1,10 +1,10 @@
 """For manual load tests in locust's web UI.
 
-Run `locust -f loadtest/locustfile.py --host http://localhost:8080`. Beside locust's page is one
-with a line for each strategy, at /strategies (`loadtest/by_strategy.py`). The number of users,
-spawn rate and run time are locust's own settings; the options added here choose what the users
-send. The workload repeats until the run is stopped. The loop is closed: a workload with arrival
-times is sent as fast as users get their responses.
+Run `locust -f loadtest/locustfile.py --host http://localhost:8080`. A further page, /strategies,
+has a line for each strategy (`loadtest/by_strategy.py`). The number of users, spawn rate and run
+time are locust's own settings; the options added here choose what the users send. The workload
+repeats until the run is stopped. The loop is closed: a workload with arrival times is sent as fast
+as users get their responses.
 """
 
 from __future__ import annotations

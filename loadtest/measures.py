@@ -84,8 +84,8 @@ class Measures(msgspec.Struct, kw_only=True):
     late_s: float | None
     """Open loop: longest delay between a request's due time and its sending."""
     pace: float | None = None
-    """Open loop: span of due times over span of response ends. Below 1, the server or the client
-    falls behind, however good the latencies still are."""
+    """Open loop: the span of due times divided by the span of response ends. Below 1, the server or
+    the client falls behind, however good the latencies still are."""
     awscurl_tps: float | None
     """awscurl's formula: requests over the sum of their latencies, times clients."""
     client_cpu: float | None

@@ -14,7 +14,7 @@ from loadtest.traces import Arrival, read_trace
 from loadtest.workloads import Workload
 
 MAX_DRAWS = 100
-"""Shapes drawn per planned request before giving up on finding ones that fit."""
+"""Shapes to draw for each planned request before giving up on finding shapes that fit."""
 EACH_SENDS = ", each sending its next request after a response"
 """Part of the description of a closed loop. Captions leave it out."""
 MARGIN = 4

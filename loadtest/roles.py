@@ -16,7 +16,7 @@ Role = Literal["supervisor", "engine", "gunicorn", "worker", "helper"]
 def by_role(processes: Sequence[psutil.Process]) -> Mapping[Role, list[psutil.Process]]:
     """Return the processes of each role, without those that have ended.
 
-    `processes` are the supervisor and all its descendants, each before its own children.
+    `processes` are the supervisor and all its descendants, each parent before its children.
     """
     found: dict[Role, list[psutil.Process]] = {
         "supervisor": list(processes[:1]),

@@ -48,7 +48,7 @@ class Server:
         model_dir: Path | None = None,
         temporary: Path | None = None,
     ) -> None:
-        """temporary: the server's TMPDIR; None: the same as of this process."""
+        """temporary: the server's TMPDIR. None: the TMPDIR of this process."""
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.start_s = 0.0

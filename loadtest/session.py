@@ -40,7 +40,7 @@ class Session:
         self.gaps_s: list[float] = []
         """Inter-token gaps in seconds, over all successful requests."""
         self.finished = Event()
-        """Set once every request that was handed out has a record, and no more will be."""
+        """Set once every request handed out has a record and no more will be handed out."""
         self._requests = iter(requests)
         self._stop_s = math.inf if stop_s is None else stop_s
         self._schema = schema

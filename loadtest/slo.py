@@ -72,9 +72,9 @@ def sustained(runs: Sequence[Run], slo: Mapping[str, float]) -> float | None:
 
 
 def per_request(slo: Mapping[str, float]) -> dict[str, float]:
-    """Return the bounds, by kind, that a request has to meet itself.
+    """Return the bounds, by kind, that each single request has to meet.
 
-    Statistics are those of many requests, so the loosest bound of a kind counts.
+    Statistics such as p99 describe many requests, so the loosest bound of a kind counts.
     """
     bounds: dict[str, float] = {}
     for name, limit in slo.items():

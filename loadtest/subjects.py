@@ -30,7 +30,7 @@ class Strategies:
     """Overrides the schema's path."""
     timeout_s: float = 600.0
     keeps_servers: bool = False
-    """Whether servers stay up between runs, idle. They need memory for all of them at once."""
+    """Whether servers stay up, idle, between runs. All of them then need memory at once."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @contextmanager

@@ -50,11 +50,11 @@ def given_setting(properties: Mapping[str, str]) -> Setting:
 def best_setting(
     rate_of: Callable[[Setting], float], given: Setting, most_sequences: int | None = None
 ) -> Setting:
-    """Try some settings and return the fastest, each tried once.
+    """Try some settings, each once, and return the fastest.
 
-    First the given one, then all batch sizes with the first delay, then the other delays with the
-    best batch size. rate_of: measures the requests/s of a setting. most_sequences: how many
-    sequences the clients send at once; a larger batch would never fill.
+    Tries the given setting first, then all batch sizes with the first delay, then the other delays
+    with the best batch size. rate_of: measures the requests/s of a setting. most_sequences: how
+    many sequences the clients send at once; a larger batch would never fill.
     """
     rates = {given: rate_of(given)}
 

@@ -58,7 +58,7 @@ class Watch:
     def __init__(
         self, url: str | None, clock: Callable[[], float], processes: Sequence[psutil.Process] = ()
     ) -> None:
-        """processes: the server's, if it runs on this machine."""
+        """processes: the server's processes, if they run on this machine."""
         self.samples: list[Sample] = []
         self._transport = None if url is None else HttpTransport(url, 5.0)
         self._clock = clock

@@ -160,7 +160,7 @@ class Strategy(ABC):
     def wake_at(self) -> float | None:
         """Return the time at which to call `schedule` again after it returned None.
 
-        None means not before the next request arrives.
+        None: it need not be called before the next request arrives.
         """
         return None
 
@@ -190,9 +190,10 @@ class Strategy(ABC):
     def fail_largest(self, plan: StepPlan, reason: str) -> list[Output]:
         """End only the request that computes most in a plan for which memory ran out.
 
-        The others' tokens count as not computed again, so the next plan holds them. Call it instead
-        of `commit`, before the next `schedule`, for a plan that was not computed. Ends all requests
-        of the plan, as `fail` does, if it moves blocks: nobody knows which moves have happened.
+        The tokens of the other requests become pending again, so the next plan holds them. Call
+        this instead of `commit`, before the next `schedule`, for a plan that was not computed. If
+        the plan moves blocks, ends all of its requests, as `fail` does, because nobody knows which
+        moves have happened.
         """
         alive = [chunk for chunk in plan.chunks if chunk.sequence.finish is None]
         if plan.moves or plan.swapped_out or not alive:

@@ -4,7 +4,7 @@ The iteration-level scheduling of Orca (OSDI 2022), with its memory: one contigu
 per sequence, reserved at admission. `option.kv_reservation` says how many tokens to reserve
 (`core.sizing.reserved_tokens`). The names are from the PagedAttention paper, section 6.1:
 
-max      max_model_len for every request, as a server does that cannot know the length
+max      max_model_len for every request, as in a server that cannot know the length
 pow2     the prompt, plus max_tokens rounded up to a power of two
 oracle   the prompt plus max_tokens; this is the true length when requests set `ignore_eos`
 """

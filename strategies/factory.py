@@ -12,7 +12,7 @@ from strategies.base import Limits, Strategy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategySettings:
-    """The settings of all strategies, with every default resolved. Each uses those it needs."""
+    """The settings of all strategies, with every default resolved. A strategy uses some of them."""
 
     batching: Batching
     num_blocks: int
@@ -29,6 +29,6 @@ class StrategySettings:
 def make_strategy(settings: StrategySettings) -> Strategy:
     """Call `make(settings)` of the module that has the strategy's name.
 
-    So a new strategy changes nothing here.
+    So adding a strategy needs no change here.
     """
     return import_module(f".{settings.batching}", __package__).make(settings)

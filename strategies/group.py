@@ -55,7 +55,7 @@ class SequenceGroup:
         return is_behind and len(self.sequences) > 1
 
     def turns(self, budget: int) -> list[Turn]:
-        """Return what to compute next, with at most `budget` tokens in total."""
+        """Return the turns to compute next, with at most `budget` tokens in total."""
         first = self.sequences[0]
         if budget <= 0:
             return []

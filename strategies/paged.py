@@ -9,8 +9,8 @@ back all of its blocks and waits until it is the oldest waiting group and fits a
 swap        they move to the host; if the swap space is full, recompute
 recompute   they are dropped, and later computed again from the tokens known by then
 auto        swap a group that would take more than one step to recompute, or that has several
-            sequences: after recomputing they would no longer share the blocks they generated.
-            Recompute the others
+            sequences, which would no longer share the blocks they generated if they were
+            recomputed. Recompute all other groups
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ class PagedStrategy(Strategy):
         """The same object as `memory`, typed as PagedMemory."""
 
     def _groups(self, request: Request) -> list[SequenceGroup]:
-        """Put all samples of a request into one group, which shares its prompt, if that fits."""
+        """Put all samples of a request into one group that shares the prompt, if such a group fits.
+
+        If it does not fit, split the request as the other strategies do.
+        """
         whole = SequenceGroup(request, request.sequences)
         fits = self._max_blocks(whole) <= self.memory.num_blocks
         is_shared = fits and not request.params.beam_width
@@ -154,14 +157,14 @@ class PagedStrategy(Strategy):
     def _has_room_for(self, group: SequenceGroup) -> bool:
         """Whether all tokens of the group fit, plus one block for each running sequence.
 
-        Without that reserve, the next step would preempt what this one admits.
+        Without that reserve, the next step would preempt the group that this step admits.
         """
         num_needed = self._num_blocks(group, [sequence.num_tokens for sequence in group.sequences])
         num_held = len(self.memory.table(group.sequences[0].id))
         return num_needed - num_held + self.num_running <= self.memory.num_free_blocks
 
     def _num_blocks(self, group: SequenceGroup, lengths: list[int]) -> int:
-        """Return the blocks of a group whose sequences share only full blocks of the prompt.
+        """Return how many blocks a group needs whose sequences share only the prompt's full blocks.
 
         lengths: tokens of each sequence.
 

@@ -20,8 +20,8 @@ import openvino_genai as genai  # pyright: ignore[reportMissingImports]
 
 CACHE_GIB = 4
 TYPES = {"float32": ("fp32", "f32"), "bfloat16": ("fp16", "bf16")}
-"""Weight format of the conversion, unless weights are quantized, and inference precision, by dtype.
-Quantized weights are in optimum-intel's default form, products in OpenVINO's."""
+"""By dtype: the weight format of the conversion, unless weights are quantized, and the precision of
+inference. Quantized weights have optimum-intel's default form, and products OpenVINO's default."""
 
 
 def main(model_dir: str, work_file: str) -> None:

@@ -23,7 +23,7 @@ NEAR_FACTOR = 1.06
 class BySession(Router):
     """Sends all requests with the same prefix to one machine, as one session.
 
-    The prefix is what the user and the model have said before.
+    The prefix stands for the conversation so far.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ def sustained_rate(
     near: float | None = None,
     progress: Callable[[float], None] = lambda now: None,
 ) -> float:
-    """Return the most requests per second that arrive and are served by `paged` within the bound.
+    """Return the highest rate, in requests per second, that `paged` serves within the bound.
 
     Returns 0 if there is no such rate. near: requests per second with which the search begins.
     progress: called with the simulated seconds of each attempt.

@@ -30,10 +30,10 @@ class Row:
     machine: str
     num_machines: int
     dollars_per_hour: float
-    """Of the whole fleet."""
+    """Price of the whole fleet."""
     routing: str
     rates: Sequence[float]
-    """Requests per second that it sustains, in each round; rounds differ in their requests."""
+    """Requests per second that the fleet sustains, by round. Every round has other requests."""
 
     @property
     def rate(self) -> float:
@@ -48,7 +48,7 @@ class Row:
 class Size:
     """A number of machines, and how often such a fleet is simulated, each time with other requests.
 
-    What a small fleet sustains depends on which part of the trace it gets.
+    The rate that a small fleet sustains depends on its part of the trace.
     """
 
     num_machines: int
@@ -56,7 +56,7 @@ class Size:
 
     @property
     def work(self) -> int:
-        """Machines to simulate, which the time it takes is roughly proportional to."""
+        """Machines to simulate in all rounds. The running time is roughly proportional to it."""
         return self.num_machines * self.num_rounds
 
 
@@ -70,7 +70,7 @@ def study(
 ) -> Iterator[Row]:
     """Yield a row for each machine, size and routing.
 
-    known: rates that need not be simulated. progress: called with what is simulated and its
+    known: rates that need not be simulated. progress: called with the name of a simulation and its
     simulated seconds. Raises ValueError if a machine has too little memory for one sequence.
     """
     for machine in machines:

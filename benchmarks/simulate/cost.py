@@ -9,7 +9,8 @@ sent    = 2 (N - 1) / N × hidden size × tokens, in 16 bits: what each GPU send
 ```
 
 Tensor parallelism on N GPUs has N times the memory, bandwidth and FLOP/s of one. Ranks sum their
-parts of the hidden states, which nothing overlaps. What they gather of the logits is left out.
+parts of the hidden states, and no computation overlaps with these sums. Gathering the logits is
+left out.
 """
 
 from __future__ import annotations

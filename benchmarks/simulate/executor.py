@@ -65,5 +65,5 @@ class PaddedExecutor:
 
 
 def tokens(sequence: Sequence, count: int) -> Sampled:
-    """Return the next `count` output tokens of a sequence, which no other sequence has."""
+    """Return the next `count` output tokens of a sequence. No other sequence has these tokens."""
     return Sampled((token_of(sequence.id),) * count, (0.0,) * count)

@@ -43,7 +43,7 @@ class Fleet:
     ) -> None:
         """report_s: how often machines report their loads to the router; 0: at every request.
 
-        Between two reports the router counts what it has sent.
+        Between two reports the router counts the requests that it has sent since.
         """
         self.tally = Tally(arrivals)
         self.machines = [

@@ -1,4 +1,4 @@
-"""The runs in a load test's results.json: what was sent to which strategy, and what it took."""
+"""The runs in a load test's results.json: the requests sent to each strategy, and the results."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class MeasuredRun:
 def read_runs(folder: Path) -> list[MeasuredRun]:
     """Return the whole runs of our strategies in results.json that can be simulated.
 
-    Variants of a workload are left out, and servers with several copies of the model.
+    Variants of a workload, and servers with several copies of the model, are left out.
 
     Raises OSError if there is no such file, and ValueError or KeyError if it is of another kind.
     """

@@ -18,7 +18,7 @@ from strategies.factory import StrategySettings, make_strategy
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the simulation says of a run."""
+    """The simulated figures of a run."""
 
     requests_per_s: float
     batch: float

@@ -138,8 +138,8 @@ class Trace(Traffic):
 class Superposed(Trace):
     """Several services with one trace, each starting at a random place and wrapping around.
 
-    The more services, the more their bursts even out. At a higher rate each gets further in the
-    trace.
+    The more services, the more their bursts even out. At a higher rate, each service gets further
+    in the trace.
     """
 
     def __init__(

@@ -87,8 +87,8 @@ class Answer:
 
     @property
     def stop_reason(self) -> str | int | None:
-        """The cause of the end, as in vLLM: the stop string, or the id of a stop token of the
-        request. None for any other, such as the model's own end of sequence."""
+        """The cause of the end, as in vLLM: the stop string, or the id of a stop token that the
+        request names. None for other causes, such as the model's own end-of-sequence token."""
         if self.finish != Finish.STOP:
             return None
         return self.tokens[-1].id if self.stop_string is None else self.stop_string
@@ -112,7 +112,8 @@ class Answer:
         """Add new tokens and return them with their texts.
 
         At a stop string, drops the tokens after it and sets `self.finish` to Finish.STOP. The
-        caller must then abort the answer in the engine, unless `finish` says that it has ended.
+        caller must then abort the answer in the engine, unless the argument `finish` is set: the
+        engine has already ended the answer then.
         """
         new: list[TokenText] = []
         pairs = zip(token_ids, logprobs, strict=True)

@@ -14,13 +14,13 @@ AnswerPiece = Reasoning | str | ToolCall
 
 
 class AnswerParser:
-    """Parses one answer. Without a parser of reasoning or tool calls, these are content."""
+    """Parses one answer. Without a parser of reasoning or tool calls, such text is content."""
 
     def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser | None) -> None:
         self._reasoning = reasoning
         self._tools = tools
         self.num_reasoning_tokens = 0
-        """Tokens so far after which the answer was inside its reasoning."""
+        """The number of tokens so far that left the answer inside its reasoning."""
 
     @property
     def is_reasoning(self) -> bool:

@@ -26,7 +26,7 @@ class Answers:
 
     With `best_of`, more answers are sampled and the most likely ones returned. They are ranked
     here because the engine does not know where a stop string cuts an answer. If the request has
-    `prompt_logprobs`, all of them come before the first token; answers wait for them.
+    `prompt_logprobs`, all prompt logprobs come before the first token, and answers wait for them.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Answers:
         wants_scores = params.prompt_logprobs is not None
         self._num_scores = len(prompt_token_ids) - 1 if wants_scores else 0
         self._held: list[Delta] = []
-        """Deltas that wait for the rest of the prompt's scores."""
+        """Deltas that wait for the rest of the prompt's logprobs."""
 
     @property
     def num_open(self) -> int:

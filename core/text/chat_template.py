@@ -26,7 +26,7 @@ _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_HERE "
 
 
 class ChatTemplateSource(msgspec.Struct, frozen=True):
-    """The arguments of ChatTemplate, so that another process can make the same one."""
+    """The arguments of ChatTemplate, with which another process can make an equal template."""
 
     source: str
     with_tools: str
@@ -93,7 +93,7 @@ class ChatTemplate:
     def _renders_text(self) -> bool:
         """Whether the template renders a content that is a string.
 
-        Otherwise it must be a list of parts.
+        If it does not, the content must be a list of parts.
         """
         try:
             return "probe" in self._render(self._plain, self._probe())

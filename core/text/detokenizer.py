@@ -20,7 +20,7 @@ from core.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
 NUM_CONTEXT_TOKENS = 5
-"""Tokens of the prompt to decode along, since they can affect the text of the first token."""
+"""How many tokens of the prompt to decode too: they can affect the text of the first token."""
 MAX_INCOMPLETE_TOKENS = 3
 """A UTF-8 character has up to four bytes, so at most three tokens can wait for its last byte."""
 

@@ -1,8 +1,9 @@
 """Grammars for structured outputs, in the format of llguidance.
 
-A process beside each worker converts and compiles a grammar first (container/isolation/), so that
-one that crashes llguidance harms nobody else. The engine constrains answers with it
-(engine/sampling/grammars.py). llguidance is imported with the first request that needs it.
+A helper process beside each worker first converts and compiles every grammar
+(container/isolation/). So a grammar that crashes llguidance harms no other request. Then the engine
+constrains answers with it (engine/sampling/grammars.py). The first request that needs llguidance
+imports it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def load_llguidance() -> ModuleType:
 
 
 def grammar_text(form: StructuredOutputsParams) -> str:
-    """Convert a constraint to a grammar of llguidance, which may still be invalid.
+    """Convert a constraint to a grammar of llguidance. The grammar may still be invalid.
 
     Raises RequestError if the constraint cannot be converted.
     """

@@ -21,8 +21,9 @@ Matcher = Any
 GrammarTokenizer = Any
 """llguidance's LLTokenizer."""
 STACK_BYTES = 16 * 2**20
-"""Stack on which the engine compiles. llguidance recurses into nested rules and schemas, up to
-10 KB deep for each, and ends the process with SIGSEGV when the stack is full."""
+"""Bytes of stack on which the engine compiles. llguidance recurses into nested rules and schemas,
+with up to 10 KB of stack for each level, and ends the process with SIGSEGV when the stack is full.
+"""
 
 _stack_size_lock = threading.Lock()
 
@@ -30,7 +31,7 @@ _stack_size_lock = threading.Lock()
 def read_grammar_tokenizer(model_dir: Path, eos_token_ids: Collection[int]) -> GrammarTokenizer:
     """Read a model's tokenizer. Holds the GIL, for most of a second with 128,000 tokens.
 
-    Raises RequestError if the model has none that llguidance can use.
+    Raises RequestError if the model has no tokenizer that llguidance can use.
     """
     try:
         text = _without_truncation(tokenizer_file(model_dir).read_bytes())
@@ -59,7 +60,7 @@ def compile_grammar(
 
 
 def call_on_stack(num_bytes: int, work: Callable[[], T]) -> T:
-    """Call `work` in a thread with a stack of this size; return or raise what it does."""
+    """Call `work` in a thread with a stack of `num_bytes`. Return its result or raise its error."""
     future: Future[T] = Future()
 
     def run() -> None:

@@ -11,7 +11,7 @@ import tokenizers
 from core.errors import ConfigurationError
 
 _MAX_DECODED_AT_ONCE = 4096
-"""More tokens are decoded without the GIL."""
+"""Longer runs of tokens are decoded without the GIL."""
 
 
 class Tokenizer:
@@ -34,7 +34,7 @@ class Tokenizer:
 
     @cached_property
     def max_token_characters(self) -> int:
-        """The characters of the longest token. Takes 0.1 s for a large vocabulary."""
+        """The number of characters of the longest token. Takes 0.1 s for a large vocabulary."""
         return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)))
 
     def encode(
@@ -42,7 +42,7 @@ class Tokenizer:
     ) -> list[int]:
         """Return the token ids of a text.
 
-        max_tokens: keep only this many, the last ones of the text; special tokens count too.
+        max_tokens: keep only this many tokens, the last of the text, including special tokens.
         """
         # NOTE: `encode` holds the GIL throughout, which blocks all threads during a long text.
         if max_tokens is None:

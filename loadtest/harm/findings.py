@@ -11,7 +11,7 @@ from loadtest.harm.neighbours import Attempt
 
 MAX_GROWTH = 0.25
 MAX_GROWTH_BYTES = 48 * 2**20
-"""A process may grow by this share and this much since the part without kills."""
+"""A process may grow by this share plus this many bytes since the part without kills."""
 MAX_MORE_FILES = 8
 MAX_MORE_THREADS = 4
 """Growth to allow: connections that the kernel still holds, and pools that start threads late."""

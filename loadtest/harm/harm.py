@@ -17,7 +17,7 @@ from loadtest.harm.rows import CLOSED, HELD, Row, send
 
 WARM_UP_S = 2.0
 ALONE_S = 3.0
-"""How long the neighbours then run before the first row, to measure their usual speed."""
+"""How long the neighbours run after the warm-up, to measure their speed without rows."""
 AFTER_S = 0.5
 """How long a row is watched after its end."""
 EXPENDABLE = "container.isolation"
@@ -27,7 +27,7 @@ HEADINGS = ("row", "status", "seconds", "/ping ms", "failed", "slowdown", "lost"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Limits of what a row may cost others."""
+    """Limits on the effects of a row on other clients."""
 
     ping_s: float
     row_s: float
@@ -51,7 +51,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Harm:
-    """Ordinary clients of one server, beside which rows are sent."""
+    """Sends rows to a server beside ordinary clients, and measures the effects on them."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Harm:
         num_streams: int,
         processes: Callable[[], Sequence[psutil.Process]] | None = None,
     ) -> None:
-        """processes: returns the server's, if they run on this machine."""
+        """processes: returns the server's processes, if they run on this machine."""
         self._url = url
         self._bounds = bounds
         self._processes = processes

@@ -47,7 +47,7 @@ class Neighbour:
         self._thread.start()
 
     def during(self, begin: float, end: float) -> list[Attempt]:
-        """Return the attempts that overlap a time. Wait for the one that runs at its end."""
+        """Wait for the attempt that runs at `end`, then return those that overlap the interval."""
         while self.begin is not None and self.begin < end and self._thread.is_alive():
             time.sleep(0.001)
         attempts = list(self.attempts)

@@ -38,13 +38,13 @@ class Reply:
 
 
 def send(url: str, payload: bytes, timeout_s: float) -> Reply:
-    """Send the bytes, and read what the server answers until it closes the connection."""
+    """Send the bytes, and read the server's answer until the server closes the connection."""
     parts = urlsplit(url)
     begin = time.perf_counter()
     answer = b""
     try:
         with socket.create_connection((parts.hostname, parts.port or 80), timeout_s) as connection:
-            # The server may refuse it before its end, and still respond.
+            # The server may refuse the payload before its last byte, and still respond.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 connection.sendall(payload)
             while data := connection.recv(READ_BYTES):

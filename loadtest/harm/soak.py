@@ -113,7 +113,7 @@ class Soak:
             bar.update(max(0, round(time.monotonic() - begin) - round(now - begin)))
 
     def _kill(self) -> None:
-        """Kill a process that is restarted then, and wait until /ping is 200 again."""
+        """Kill a process that the server restarts, and wait until /ping is 200 again."""
         processes = by_role(self._server.processes())
         alive: list[Role] = [role for role in RESTARTED if processes[role]]
         role = self._random.choice(alive)

@@ -14,7 +14,7 @@ MIN_SHARE = 0.05
 
 
 def explanation(lower: Run, higher: Run) -> str:
-    """Say how the steps of two runs differ, and what may cause it.
+    """Say how the steps of two runs differ, and what may cause the difference.
 
     Compares only what was measured, not what is known about strategies. Returns '' if the servers
     export no figures of steps.

@@ -22,9 +22,9 @@ LEAST_S = 1e-3
 
 
 def bars(runs: Sequence[Run]) -> Spec:
-    """Return bar charts, a column per workload: the leading figure, and another one below it.
+    """Return bar charts, a column per workload: the leading measure, and another one below it.
 
-    A bar is the median round; the line on it reaches from the lowest to the highest.
+    A bar shows the median round. The line on it reaches from the lowest round to the highest.
     """
     found = in_rounds(runs)
     labels = labels_of(found)

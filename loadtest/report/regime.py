@@ -1,4 +1,4 @@
-"""What limited the servers during a workload: memory for K and V, the arrival rate, or neither."""
+"""Says what limited the servers during a workload: KV memory, the arrival rate, or neither."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def _memory(runs: Sequence[Run]) -> list[str]:
             "the same sequences."
         ]
     max_running = {
-        name: max(s.metrics.get("running", 0.0) for s in samples[name]) for name in _SHARING
+        name: max(sample.metrics.get("running", 0.0) for sample in samples[name])
+        for name in _SHARING
     }
     return [
         f"KV memory was scarce for {' and '.join(short)}: requests waited for it. continuous ran "
@@ -88,7 +89,7 @@ def _memory(runs: Sequence[Run]) -> list[str]:
 def memory_wait_share(run: Run) -> float | None:
     """Return the share of samples in which requests waited for KV memory; None if unknown.
 
-    It is known for continuous and paged only: otherwise requests also wait for a batch to end.
+    It is known for continuous and paged only. In the others, requests also wait for a batch to end.
     """
     seen = [sample for sample in run.samples if "kv_used" in sample.metrics]
     if run.strategy not in _SHARING or not seen:

@@ -41,7 +41,7 @@ class Rounds:
 
     @property
     def typical(self) -> Run:
-        """The run with the median of the measure, the lower one of two."""
+        """The run with the median of the measure; of two middle runs, the lower one."""
         ordered = sorted(self.runs, key=self.measure.value)
         return ordered[(len(ordered) - 1) // 2]
 

@@ -41,9 +41,9 @@ def markdown(table: Table) -> str:
 def summary(runs: Sequence[Run]) -> Table:
     """Return requests/s by workload, with ratios to the reference as in the AWS article.
 
-    Where the latency leads, it and its ratios come first, and requests/s after them. Medians of the
-    rounds, with the lowest and highest. The winner of a workload is highlighted if the rounds prove
-    one.
+    If the latency leads, latencies and their ratios come first, and requests/s after them. Cells
+    have the median of the rounds, with the lowest and the highest. The winner of a workload is
+    highlighted if the rounds prove one.
     """
     found = in_rounds(runs)
     labels = labels_of(found)
@@ -220,7 +220,7 @@ def settings(results: Results) -> Table:
 
 
 def _table(runs: Sequence[Run], columns: Sequence[Column]) -> Table:
-    """Return a row per run, in their order, without the columns that no run has a value for."""
+    """Return a row per run, in the given order. Leave out columns for which no run has a value."""
     known = [(title, cell) for title, cell in columns if any(cell(run) != UNKNOWN for run in runs)]
     rows = [[run.label, *(cell(run) for _, cell in known)] for run in runs]
     return Table(["strategy", *(title for title, _ in known)], rows)

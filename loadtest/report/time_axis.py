@@ -32,7 +32,7 @@ class Span(NamedTuple):
 class TimeAxis:
     """An axis from zero that may leave out one span of time.
 
-    Positions are seconds where nothing is left out; after the break they are less than the time.
+    Before the break, positions equal the time in seconds. After the break, they are smaller.
     """
 
     shown_s: float
@@ -45,7 +45,7 @@ class TimeAxis:
         return GAP_SHARE * self.shown_s
 
     def position(self, at_s: float) -> float:
-        """Return where a time is on the axis. All that is left out is within the gap."""
+        """Return where a time is on the axis. All times left out are within the gap."""
         if self.left_out is None or at_s <= self.left_out.start_s:
             return at_s
         start_s, end_s = self.left_out

@@ -58,9 +58,9 @@ def winner(runs: Sequence[Run], workload: str) -> str | None:
 
 
 def order(runs: Sequence[Run]) -> str | None:
-    """Say which strategies differ, and what they do differently.
+    """Say which strategies differ, and how they work differently.
 
-    runs: those of one workload. Returns None for fewer than two strategies.
+    runs: all runs of one workload. Returns None for fewer than two strategies.
     """
     by_name = {
         rounds.name: rounds

@@ -65,7 +65,8 @@ class KVMemory(ABC):
     ) -> None:
         """Give each sequence in `parents` the first `num_tokens` tokens of its parent.
 
-        `sequence_ids` holds all children and parents. Those that are not children lose their K/V.
+        `sequence_ids` holds all children and parents. Sequences that are no children lose their
+        K/V.
         """
 
     @abstractmethod
@@ -74,7 +75,7 @@ class KVMemory(ABC):
 
     @abstractmethod
     def commit(self, chunk: Chunk) -> None:
-        """Note that a chunk is computed and its tokens are known, so its blocks can be shared."""
+        """Note that a chunk is computed and its tokens are known, so blocks can now be shared."""
 
     def take_moves(self) -> BlockMoves:
         """Return the moves since the last call, which the next step must run first."""

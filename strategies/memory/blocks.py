@@ -19,9 +19,9 @@ from strategies.memory.prefix import PrefixCache
 class PagedMemory(KVMemory):
     """Extends a sequence's block table as its tokens are computed.
 
-    With `caches_prefixes`, full blocks can be found again by their prefix: while they are held, and
-    after that until they are evicted. The least recently released blocks are evicted first, and
-    among blocks released together, the last one of the table first.
+    With `caches_prefixes`, a full block can be found by its prefix while it is held, and afterwards
+    until it is evicted. The least recently released blocks are evicted first. Of blocks that were
+    released together, the last one of the table goes first.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class PagedMemory(KVMemory):
     def adopt(self, sequence: Sequence) -> int:
         """Give a sequence that holds no blocks the cached blocks of its prefix.
 
-        Returns how many of its tokens they hold. Never all: at least one token must be computed to
-        get logits.
+        Returns how many of its tokens these blocks hold. That is never all of them, because at
+        least one token must be computed to get logits.
         """
         assert sequence.id not in self._tables, "the sequence already holds blocks"
         num_blocks = sequence.num_skippable_tokens // self.block_size
@@ -189,7 +189,7 @@ class PagedMemory(KVMemory):
         return moves
 
     def _is_writable(self, span: Span) -> bool:
-        """Whether the span needs no new block and no copy, as most decode steps do not.
+        """Whether the span needs no new block and no copy, which is true of most decode steps.
 
         If so, the block where it starts is removed from the prefix cache.
         """

@@ -38,7 +38,7 @@ class PrefixCache:
         return len(self._digests)
 
     def find(self, contents: Iterable[bytes], salt: str) -> list[int]:
-        """Return the blocks of the longest cached prefix of these contents, one for each block."""
+        """Return the blocks of the longest cached prefix. contents: one item for each block."""
         blocks: list[int] = []
         digest = self.root(salt)
         for content in contents:

@@ -12,7 +12,7 @@ from core.text.reasoning.think_tags import ThinkTags
 
 
 def _harmony(prompt: str) -> ReasoningParser:
-    """Return the parser of harmony, whose answers do not depend on the end of the prompt."""
+    """Return the parser of harmony. Unlike other parsers, it ignores the prompt."""
     return Harmony()
 
 
@@ -31,7 +31,7 @@ _PARSERS: Mapping[ReasoningParserName, Callable[[str], ReasoningParser]] = {
 
 
 def make_reasoning_parser(name: ReasoningParserName, prompt: str) -> ReasoningParser:
-    """Return a new parser for one answer. prompt: the prompt, or its end."""
+    """Return a new parser for one answer. prompt: at least the end of the prompt."""
     return _PARSERS[name](prompt)
 
 

@@ -24,7 +24,7 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _HEADER_STARTS = ("<|", "to=", "assistant")
 _CUT_HEADER = re.compile(r"\s*(?:assistant)?\s*(?:<\||to=)")
-"""How a header without its end begins. `assistant` alone may be a bare text's first word."""
+"""How an incomplete header begins. `assistant` alone may also be the first word of bare text."""
 
 
 class Harmony:

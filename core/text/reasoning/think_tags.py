@@ -21,7 +21,7 @@ class ThinkTags:
     def __init__(
         self, opening: str, closing: str, prompt: str, *, starts_inside: bool = False
     ) -> None:
-        """prompt: the prompt, or its end.
+        """prompt: at least the end of the prompt.
 
         starts_inside: the answer is reasoning from its start to the closing tag, even without the
         opening tag. That is always so if the prompt ends with the opening tag.

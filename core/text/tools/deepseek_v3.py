@@ -29,7 +29,7 @@ _PLAIN = re.compile(rf"(?P<name>.+?){_SEPARATOR}(?P<arguments>.*)", re.DOTALL)
 
 
 class DeepSeekV31Parser(SectionParser):
-    """Parses sections of calls, each between two marks of its own."""
+    """Parses sections of calls. Each call stands between a begin mark and an end mark."""
 
     mark = "<\uff5ctool\u2581calls\u2581begin\uff5c>"
     special_tokens: Sequence[str] = (mark, _CLOSING, _BEGIN, _END, _SEPARATOR)

@@ -44,7 +44,7 @@ class Notation:
         """Return the constraint for an answer of one or more calls to these functions.
 
         special_tokens: maps text to id. Where the format has such a text, the model must generate
-        that token.
+        the special token itself.
         is_one: allow exactly one call.
         """
 

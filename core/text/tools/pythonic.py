@@ -25,7 +25,7 @@ class PythonicParser:
         self._has_called = False
 
     def notation(self, special_tokens: Collection[str]) -> None:
-        """None: forced arguments are JSON, which these calls do not hold."""
+        """Return None: forced arguments are JSON, which these calls cannot hold."""
 
     def push(self, text: str) -> list[Piece]:
         self._held += text

@@ -41,7 +41,7 @@ class Qwen3CoderParser(SectionParser):
         }
 
     def notation(self, special_tokens: Collection[str]) -> None:
-        """None: forced arguments follow a JSON Schema, and XML does not hold JSON."""
+        """Return None: forced arguments are JSON, which these XML calls cannot hold."""
 
     def take(self, section: str, *, is_last: bool) -> tuple[list[ToolCall], str] | None:
         if _END not in section and not is_last:
@@ -84,4 +84,4 @@ def _is_object(value: object) -> TypeGuard[dict[str, object]]:
 
 
 _BOOLEANS: Mapping[str, object] = {"True": True, "False": False, "None": None}
-"""A model of Python code may write these as Python does."""
+"""A model trained on Python code may write these values as Python does."""
