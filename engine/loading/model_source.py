@@ -86,7 +86,7 @@ class ModelSource:
     def of_language_model(self, prefix: str, model_type: str = "") -> ModelSource:
         """Return the source of the language model in a model that takes images.
 
-        prefix: what its tensors' names start with in the files, in place of "model.". model_type:
+        prefix: the prefix of its tensors' names in the files, in place of "model.". model_type:
         the model type whose code computes the language model; '': its own.
         """
         given: Any = self.config
@@ -101,7 +101,7 @@ class ModelSource:
         return replace(self, dtype=torch.float32, is_exact=True)
 
     def without_quantization(self) -> ModelSource:
-        """Return a source whose config says nothing of quantized weights."""
+        """Return a source whose config does not mention quantized weights."""
         config: Any = deepcopy(self.config)
         del config.quantization_config
         return self.with_config(config)
@@ -111,7 +111,7 @@ class ModelSource:
     ) -> tuple[Any, list[str]]:
         """Load a model as `load` does; return it and the names of parameters that no file has.
 
-        state: tensors to take instead of the files.
+        state: tensors to use instead of those in the files.
         """
         keywords: dict[str, object] = {"attn_implementation": attention}
         if state is not None:
@@ -136,7 +136,7 @@ class ModelSource:
                     f"^{re.escape(self.language_model)}": "model.",
                     f"^{re.escape(head)}lm_head": "lm_head",
                 }
-            # Without it, transformers takes *.bin files where it finds no others.
+            # Without this argument, transformers falls back to *.bin files.
             keywords |= {} if self.allow_pickle else {"use_safetensors": True}
             if "state_dict" in keywords:  # only the model's own class loads without a directory
                 model_class = kind._model_mapping[type(self.config)]
