@@ -85,7 +85,7 @@ class LLM:
         self._tokenizer = Tokenizer(self._model_dir) if has_tokenizer else None
         self._driver: Driver | None = None
         self.embedding_engine: TaskEngine | None = None
-        """Set if the model embeds, until `close`; else see `llm_engine`."""
+        """Set until `close` if the model's task is embedding. Otherwise see `llm_engine`."""
         task = choose_task(self._model_dir, self.options)
         if task.kind == "pipeline":
             raise ConfigurationError(

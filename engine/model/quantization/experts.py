@@ -17,7 +17,7 @@ ROWS_AT_ONCE = 4096
 class DequantizingExperts:
     """Weights that are dequantized for each product: slow, exact, for every device.
 
-    The reference of the kernel, and the form where there is none.
+    It is the reference for the kernel, and is used where the kernel cannot run.
     """
 
     def __init__(self, weights: Sequence[Quantized], num_experts: int, dtype: torch.dtype) -> None:
