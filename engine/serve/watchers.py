@@ -29,7 +29,7 @@ FirstToken = Callable[[int], float | None]
 
 
 class Watchers:
-    """Sends snapshots to each client that watches until its time is up. False without clients."""
+    """Sends snapshots to each watching client until its time is up. False without clients."""
 
     def __init__(
         self,
@@ -139,6 +139,6 @@ def _phase(strategy: Strategy, group: SequenceGroup, sequence: Sequence, *, runs
         return "prefill" if is_first or sequence.num_pending_tokens > 1 else "decode"
     if strategy.memory.is_swapped(sequence.id):
         return "swapped"
-    # Without preemption, an admitted request may still have a group that has not begun.
+    # Without preemption, a request may be admitted although one of its groups has not begun.
     was_running = group.request.admitted is not None and strategy.num_preemptions > 0
     return "preempted" if was_running else "waiting"

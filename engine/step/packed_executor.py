@@ -92,7 +92,7 @@ class PackedExecutor:
     def _encode(self, plan: StepPlan) -> tuple[dict[bytes, Tensor], dict[int, Failure]]:
         """Return the embeddings of the plan's images by digest, and the failures by sequence id.
 
-        A sequence whose image fails takes part in the step all the same, and ends with it.
+        A sequence whose image fails still takes part in the step, and ends after it.
         """
         embeddings: dict[bytes, Tensor] = {}
         failures: dict[int, Failure] = {}
