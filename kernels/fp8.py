@@ -15,7 +15,7 @@ import triton.language as tl
 
 
 def decode_factor(dtype: torch.dtype) -> float:
-    """Return the factor of numbers that `e4m3_shrunk` decoded if a cache of `dtype` holds bytes."""
+    """Return the factor for numbers that `e4m3_shrunk` decoded, or 1 for other caches."""
     return 2.0**8 if dtype == torch.uint8 else 1.0
 
 
@@ -25,7 +25,7 @@ def e4m3_shrunk(codes):
 
     Triton's float8e4b15 has the bits of e4m3 with fp16's exponent bias, 15. Two codes at once are
     shifted into place, so this takes fewer instructions than `e4m3_decode`. Wrappers multiply
-    `decode_factor` into scales that are applied anyway.
+    `decode_factor` into scales that the kernel applies anyway.
 
     NOTE: the two NaN codes become ±480 * 2^-8; a check in the innermost loop would cost too much.
     """

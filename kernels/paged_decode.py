@@ -3,8 +3,8 @@
 A program computes the query heads of one KV head over one item of a work list: all of a sequence's
 keys, or one split of them. The heads are the rows of one tile, so K and V are read once for all of
 them. A second kernel combines the results of splits. The launches depend only on shapes, and
-lengths are read on the device. So they can be captured in a CUDA graph and replayed with new
-lengths.
+kernels read the lengths on the device. So a CUDA graph can capture the launches and replay them
+with new lengths.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from kernels.work_list import WorkList, make_work_list
 
 @triton.jit
 def tile_heads(row_index, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Return the head of each row of a tile, and if it has one."""
+    """Return the head of each row of a tile, and whether the row has a head."""
     TILES_PER_GROUP: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
     member = tl.program_id(0) % TILES_PER_GROUP * BLOCK_M + row_index
     return tl.program_id(0) // TILES_PER_GROUP * GROUP + member, member < GROUP
 
 
-# Slices of a step's tables begin anywhere.
+# Slices of a step's tables have any alignment.
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["table_ptr"])
 def paged_decode_kernel(
     out_ptr, partial_ptr, log_sum_ptr, query_ptr, key_ptr, value_ptr, table_ptr, items_ptr,
@@ -51,8 +51,8 @@ def paged_decode_kernel(
 ):  # fmt: skip
     """Attend over an item's keys; grid (kv_heads * tiles per group, I).
 
-    The result of a sequence's only item is final. Others go to the combining kernel, which also
-    adds their sinks.
+    If a sequence has one item, its result is final. Other results go to the combining kernel, which
+    also adds their sinks.
     """
     TILES_PER_GROUP: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
     kv_head = tl.program_id(0) // TILES_PER_GROUP
