@@ -18,8 +18,8 @@ from kernels.plan import Plan, planned
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 GROUP = 8
-"""Row tiles that use a tile of weights before the next tile of weights is used, so that both stay
-in L2 (as in Triton's tutorial on matrix multiplication)."""
+"""Row tiles that use the same tile of weights in turn, so that rows and weights stay in L2 (as in
+Triton's tutorial on matrix multiplication)."""
 MIN_EXPERTS = 128
 """A program reads the ends of at least this many experts, one per thread. Models with fewer experts
 therefore share their kernels."""

@@ -143,17 +143,18 @@ def paged_decode(
     """Return the attention of each sequence's newest token over all of its K and V.
 
     query: [N, heads, head_dim] in fp16, bf16 or fp32. Caches: [blocks, block_size, kv_heads,
-    head_dim], all dimensions but the last in any order in memory, of the query's dtype or, unless
-    that is fp32, fp8 e4m3 as float8_e4m3fn or as its bytes in uint8. The values of fp8 caches are
-    multiplied by `key_scale` and `value_scale`. block_tables: [N, B] int32 or int64, read only as
-    far as the contexts reach. context_lens: [N] int32, including the newest token; 0 for a padding
-    row, whose output is zero. window, softcap, sinks: as in `kernels.sdpa.paged_attention`.
-    work: items of these contexts and this window; None attends over whole contexts. scratch: fp32,
-    at least `kernels.split_results.scratch_numel` of the work list's items long, not read after the
-    call; not used if the list has no more items than sequences. If `out`, `work` and `scratch` are
-    given, nothing is allocated. Returns `out`, [N, heads, head_dim].
+    head_dim]; all dimensions but the last may be in any order in memory. They have the query's
+    dtype or, unless that is fp32, hold fp8 e4m3, as float8_e4m3fn or as bytes in uint8. The values
+    of fp8 caches are multiplied by `key_scale` and `value_scale`. block_tables: [N, B] int32 or
+    int64, read only as far as the contexts reach. context_lens: [N] int32, including the newest
+    token; 0 for a padding row, whose output is zero. window, softcap, sinks: as in
+    `kernels.sdpa.paged_attention`. work: a list made for these contexts and this window; None
+    attends over whole contexts. scratch: fp32, at least `kernels.split_results.scratch_numel` of
+    the work list's items long. It is not read after the call, and not used if the list has no more
+    items than sequences. If `out`, `work` and `scratch` are given, nothing is allocated. Returns
+    `out`, [N, heads, head_dim].
 
-    Raises ValueError for arguments that the kernel does not support; `kernels.sdpa` does.
+    Raises ValueError for arguments that the kernel does not support but `kernels.sdpa` does.
     """
     check_paged_arguments(query, key_cache, value_cache, block_tables, context_lens, sinks, out)
     if work is not None and len(work.rows) != len(query):
@@ -187,7 +188,7 @@ def wanted_splits(
 ) -> int:
     """Return `kernels.work_list.wanted_splits` for a batch of these shapes on the current GPU.
 
-    num_processors: streaming multiprocessors. max_context_len: the longest context that may come.
+    num_processors: streaming multiprocessors. max_context_len: the longest context to expect.
     """
     num_programs = _programs_at_once(query, key_cache, num_processors)
     longest = max_context_len if window is None else min(window, max_context_len)
