@@ -23,7 +23,7 @@ ERROR_PREFIX = "longshore: "
 def explain_lines(configuration: Configuration, model: str, task: Task | None) -> Iterator[str]:
     """Yield the strategy, the task, the warnings, the layout, and all options with their sources.
 
-    Those that are set come first. The layout of several copies is that on this machine.
+    Options that are set come first. With several copies, the layout is that of this machine.
     """
     yield from _strategy_lines(configuration, model, task)
     if configuration.options.copies > 1:

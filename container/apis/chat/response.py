@@ -106,7 +106,7 @@ class ChatResponse:
     def _end(self, index: int, answer: Answer) -> Record:
         """Return the fields that say why an answer has ended.
 
-        The reason of a call is `stop` if the request names the function, as in OpenAI's API.
+        A call to a function that the request names ends with `stop`, as in OpenAI's API.
         """
         reason = finish_reason(answer.finish)
         is_choice = self._messages[index].has_calls and not self._request.names_function

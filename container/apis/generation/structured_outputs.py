@@ -139,7 +139,7 @@ def _format_fields(values: Values, prefix: str) -> Iterator[_FormatField]:
 def _response_format(format: Mapping[str, Any]) -> Iterator[_FormatField]:
     """Read `response_format`: OpenAI's, or text-generation-inference's with `value`.
 
-    A field that its type does not have is an error, since it may hold the schema.
+    A field that does not belong to the `type` is an error, because it may hold the schema.
     """
     kind = format.get("type")
     if not isinstance(kind, str) or kind not in _FORMS:
