@@ -23,7 +23,7 @@ NO_ADAPTER = -1
 NO_ROWS: Mapping[int, int] = {}
 NO_EMBEDDINGS: Mapping[bytes, Tensor] = {}
 Fill = Callable[[Tensor, Tensor], None]
-"""Fills the in-flight tokens of a step's ids [T] in from [N'], the previous step's samples."""
+"""(ids [T], newest [N']): fill in the ids in flight from `newest`, the previous step's tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 A job that exceeds a limit, or crashes, ends the process; its parent then starts another.
 
 `python -m container.isolation.process PARENT`, with a socket as standard input. PARENT is the id of
-the process that starts it, and with which it ends.
+the process that starts this one, which ends with it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ INTERVAL_S = 1.0
 BATCH_SPANS = 64
 """Encoding a batch holds up the worker's event loop for about 1.5 ms."""
 MAX_WAITING_SPANS = 2048
-"""If the collector accepts none, spans beyond these are dropped."""
+"""Maximum spans that wait. If the collector accepts none, further spans are dropped."""
 FLUSH_S = 1.0
 """Time to send what is left when the worker stops."""
 REPEAT_S = 60.0
@@ -40,8 +40,8 @@ class Repeats(logging.Filter):
 class SpanSender(SpanProcessor):
     """A span processor that replaces OpenTelemetry's own.
 
-    If the collector cannot be reached, OpenTelemetry's would retry for many seconds while the
-    worker stops.
+    If the collector cannot be reached, OpenTelemetry's own processor would retry for many seconds
+    while the worker stops.
     """
 
     def __init__(self, exporter: SpanExporter) -> None:

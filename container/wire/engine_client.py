@@ -87,8 +87,8 @@ class EngineClient:
     def load_adapter(self, name: str, src: str) -> list[TaskReply]:
         """Load the adapter at `src` into every engine that is ready and has none of that name.
 
-        If all have one, the first is asked, and refuses. Raises EngineUnavailableError while no
-        engine is ready.
+        If every engine has one, the first engine is asked, and refuses. Raises
+        EngineUnavailableError while no engine is ready.
         """
         ready = self._ready()
         return [copy.load_adapter(name, src) for copy in self._without(name, ready) or ready[:1]]
@@ -96,8 +96,8 @@ class EngineClient:
     def unload_adapter(self, name: str) -> list[TaskReply]:
         """Unload an adapter from every engine that has it.
 
-        If none has it, the first is asked, and refuses. Raises EngineUnavailableError while no
-        engine is ready.
+        If no engine has it, the first engine is asked, and refuses. Raises EngineUnavailableError
+        while no engine is ready.
         """
         ready = self._ready()
         lacking = self._without(name, ready)
