@@ -15,7 +15,10 @@ import triton.language as tl
 
 
 def decode_factor(dtype: torch.dtype) -> float:
-    """Return the factor for numbers that `e4m3_shrunk` decoded, or 1 for other caches."""
+    """Return the factor by which to multiply numbers that were read from a cache of `dtype`.
+
+    It undoes the scaling of `e4m3_shrunk`. It is 1 for a cache that does not hold bytes.
+    """
     return 2.0**8 if dtype == torch.uint8 else 1.0
 
 

@@ -101,7 +101,7 @@ class PreparedNorm:
         _check(weight.shape[0], weight.dtype)
         self.dtype = weight.dtype
         self.width = weight.shape[0]
-        self._weight = weight  # the arguments point to it
+        self._weight = weight  # kept alive: the arguments point to it
         self._arguments = Norm(
             weight=weight.data_ptr(),
             num_heads=1,
