@@ -148,7 +148,7 @@ class Engine:
         return self.strategy.has_work() or self._in_flight is not None
 
     def step(self, now: float, between_tokens: Callable[[], None] = lambda: None) -> list[Output]:
-        """Submit the next step, if anything is scheduled now, and commit the oldest one.
+        """Submit the next step, if anything is scheduled now, and commit the oldest step.
 
         Without overlap both are the same step; with overlap, the outputs are those of the step
         before. `between_tokens` may call `add` and `abort`; the library executor calls it between

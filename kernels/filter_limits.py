@@ -162,7 +162,7 @@ def filter_limits(candidates: Candidates, drawn: DrawnRows) -> Limits:
     """Return which tokens top-k, then top-p, then typical-p keep in each of the R drawn rows.
 
     min-p applies before top-p. Tokens of equal score are kept or dropped together. Raises
-    ValueError unless the candidates are those of `drawn`.
+    ValueError unless the candidates belong to `drawn`.
     """
     num_drawn = len(drawn.row_index)
     check_vector("counts", candidates.counts, num_drawn, torch.int32)

@@ -63,7 +63,7 @@ def e4m3_encode(values):
     magnitude = clamped & 0x7FFFFFFF
     # Normal results: round to three mantissa bits, then change the exponent bias from 127 to 7.
     normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - 960
-    # Below 2**-6 a code counts multiples of 2**-9; adding 2**23 rounds to one in the low bits.
+    # Below 2**-6 a code counts multiples of 2**-9. Adding 2**23 puts this count in the low bits.
     multiples = magnitude.to(tl.float32, bitcast=True) * 512.0 + 8388608.0
     subnormal = multiples.to(tl.int32, bitcast=True) & 0xF
     codes = tl.where(magnitude < 0x3C800000, subnormal, normal) | ((clamped >> 24) & 0x80)

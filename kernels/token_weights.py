@@ -126,6 +126,6 @@ def key_of(numbers):
 
 @triton.jit
 def keep(weights, scores, score_limit, mean, distance_limit):
-    """Return the weights with those of dropped tokens set to 0."""
+    """Return the weights, with 0 for dropped tokens."""
     is_kept = (key_of(scores) <= score_limit) & (key_of(scores - mean) <= distance_limit)
     return tl.where(is_kept, weights, 0)

@@ -101,6 +101,6 @@ def silent_timeout(seconds: float | None) -> gevent.Timeout:
 
 
 def allow_many_connections() -> None:
-    """Raise the limit of open files. Each connection is one, and the usual limit is 1,024."""
+    """Raise the limit of open files. Each connection needs a file, and the usual limit is 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

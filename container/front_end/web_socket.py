@@ -153,7 +153,7 @@ class WebSocket:
         return CloseConnection(CloseReason.POLICY_VIOLATION, reason)
 
     def _answer(self, body: _Body) -> None:
-        """Answer one message with one or, if it is a stream, several messages."""
+        """Answer a message with one message, or with several if the response is a stream."""
         environ = {**self._environ, "wsgi.input": body, "CONTENT_LENGTH": str(body.length)}
         with (
             WSGIResponse.from_app(self._app, environ) as response,

@@ -31,7 +31,7 @@ class RequestRecord:
     tokens: int = 0
     """Generated tokens of all answers."""
     finishes: list[Finish] = field(default_factory=list[Finish])
-    """Why each returned answer ended, except for those that were aborted."""
+    """Why each returned answer ended, except for aborted answers."""
     submitted: float | None = None
     """When the first prompt was sent to the engine."""
     admitted: float | None = None

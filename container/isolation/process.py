@@ -31,7 +31,7 @@ from core.text.grammar_matcher import (
 CPU_SECONDS = 1.0
 """CPU time of a job. A grammar of usual size takes 10 ms, a conversation of 1 MB 20 ms."""
 MEMORY_BYTES = 512 * 2**20
-"""Memory that a job may add to what the process has at its start and for the tokenizer."""
+"""Memory that a job may add to the memory of the process at its start and of the tokenizer."""
 HELPER_STACK_BYTES = STACK_BYTES // 8
 """The engine has eight times this stack, so it can compile every grammar that compiles here."""
 

@@ -1,4 +1,4 @@
-"""Runs this machine's ranks of a model whose rank 0 is on another one (option.nodes)."""
+"""Runs this machine's ranks of a model whose rank 0 is on another machine (option.nodes)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def join(
     """Run ranks until a signal arrives. A rank that ends is started again, for the next engine.
 
     model_dir: absolute; each new engine follows its links anew. variables: the environment.
-    Return the exit code: 0 after a signal, else that of a rank that rank 0 has refused.
+    Return the exit code: 0 after a signal, else the exit code of a rank that rank 0 refused.
 
     Raises ConfigurationError if the options are for one machine, or the address or key is missing.
     """

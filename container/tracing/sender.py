@@ -18,7 +18,7 @@ BATCH_SPANS = 64
 MAX_WAITING_SPANS = 2048
 """Maximum spans that wait. If the collector accepts none, further spans are dropped."""
 FLUSH_S = 1.0
-"""Time to send what is left when the worker stops."""
+"""Time to send the remaining spans when the worker stops."""
 REPEAT_S = 60.0
 
 
@@ -62,7 +62,7 @@ class SpanSender(SpanProcessor):
             self._wake.set()
 
     def shutdown(self) -> None:
-        """Send what is left, for at most `FLUSH_S`. May be called again."""
+        """Send the remaining spans, for at most `FLUSH_S`. May be called again."""
         if self._is_closing:
             return
         self._is_closing = True

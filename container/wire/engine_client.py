@@ -1,4 +1,4 @@
-"""A worker's access to the model, which one engine serves, or several with a copy each."""
+"""A worker's access to the model, which one engine serves, or several engines with a copy each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class EngineClient:
 
     @property
     def facts(self) -> Facts:
-        """The settings of a ready engine; if several are ready, of one with the lowest limit.
+        """The settings of a ready engine; if several are ready, of the one with the lowest limit.
 
         Raises EngineUnavailableError while no engine is ready.
         """

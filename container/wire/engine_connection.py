@@ -187,7 +187,7 @@ class EngineConnection:
     def abort(self, id: str, index: int | None = None, reason: AbortReason = "disconnect") -> None:
         """Abort a running generation request, or only the answer with this index.
 
-        Drops what still arrives for an aborted request.
+        Drops messages that still arrive for an aborted request.
         """
         if id not in self._streams:
             return

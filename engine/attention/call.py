@@ -1,4 +1,4 @@
-"""The arguments of one layer's attention call, and the interface of what computes it."""
+"""The arguments of one layer's attention call, and the interface that computes attention."""
 
 from __future__ import annotations
 

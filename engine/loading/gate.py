@@ -1,4 +1,4 @@
-"""The gate: a decoder serves a model only if its logits equal those of transformers' own code.
+"""The gate: a decoder serves a model only if its logits equal the logits of transformers' own code.
 
 The name of a model type proves nothing, so every model is tried. A probe prompt runs in chunks
 through the paged path, with the kernels that will serve. Its logits are compared with those of
@@ -106,7 +106,7 @@ def load_reference(
 ) -> Any:
     """Load a transformers model on the source's device.
 
-    state: tensors to use instead of those in the files, by their names there.
+    state: tensors to use instead of the files' tensors, by their names in the files.
     Raises UnsupportedModelError if transformers cannot load it with this attention implementation,
     ConfigurationError if its files cannot be read.
     """

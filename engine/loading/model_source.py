@@ -22,8 +22,8 @@ from core.hub import PICKLE_CURE
 from engine.model.checkpoint import head_prefix
 
 SEED = 0
-"""Seed of the random weights that transformers makes: two builds on the same kind of device have
-equal ones. `random_weights` makes those of our own decoder."""
+"""Seed of the random weights that transformers makes, so that two builds on the same kind of device
+have equal weights. Our own decoder's random weights come from `random_weights` instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class ModelSource:
     """Multiply rows as they are, even where rounding them first is faster."""
 
     language_model: str = ""
-    """Prefix of the language model's tensors, if `config` is that of the language model inside a
+    """Prefix of the language model's tensors, if `config` describes the language model inside a
     model that takes images."""
 
     def __post_init__(self) -> None:
@@ -111,7 +111,7 @@ class ModelSource:
     ) -> tuple[Any, list[str]]:
         """Load a model as `load` does; return it and the names of parameters that no file has.
 
-        state: tensors to use instead of those in the files.
+        state: tensors to use instead of the files' tensors.
         """
         keywords: dict[str, object] = {"attn_implementation": attention}
         if state is not None:

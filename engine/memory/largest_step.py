@@ -1,4 +1,4 @@
-"""Measures the memory a step takes besides weights and KV cache, by running the largest one."""
+"""Measures the memory that the largest step takes besides weights and KV cache, by running it."""
 
 from __future__ import annotations
 

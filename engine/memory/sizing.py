@@ -140,7 +140,7 @@ def _with_room_for_image(
 
 
 def image_attention_bytes(model: PackedModel, max_len: int, kv_dtype: torch.dtype) -> int:
-    """Return the bytes that attention within an image takes besides that of other tokens.
+    """Return the bytes that attention within an image takes in addition to causal attention.
 
     It gathers the K and V of the longest sequence for one layer at a time, and has a mask.
     """
@@ -161,7 +161,7 @@ def activation_bytes(
     scratch_bytes: ScratchBytes,
     measure: Callable[[Callable[[], Tensor], torch.device], int] = peak_bytes,
 ) -> int:
-    """Return the bytes of device memory that steps need beside the weights and the KV cache.
+    """Return the bytes of device memory that steps need besides the weights and the KV cache.
 
     That is the peak of the largest step, with sampling and attention's scratch. CUDA graphs add
     their logits buffer, and the peak of the largest graph's forward pass, which their memory pool
@@ -194,7 +194,7 @@ def activation_bytes(
 def _scratch_bytes(
     options: Options, model: PackedModel, max_len: int, kv_dtype: torch.dtype
 ) -> ScratchBytes:
-    """Return what the backend that will run takes, for contexts of up to `max_len` tokens."""
+    """Return a function for the serving backend's scratch; contexts have up to `max_len` tokens."""
     backend, _ = make_backend(model.device, model.shapes, options.block_size, max_len, kv_dtype)
     return lambda call, num_sequences: backend.scratch_bytes(call, kv_dtype, num_sequences)
 

@@ -262,7 +262,7 @@ class Loader:
         return bias if source.order is None else bias[source.order.to(bias.device)]
 
     def _joined(self, sources: Sequence[Source], biases: Sequence[Tensor | None]) -> Tensor | None:
-        """Concatenate biases, with zeros for layers without one; None if no layer has one."""
+        """Concatenate biases, with zeros for layers without a bias; None if no layer has any."""
         if all(bias is None for bias in biases):
             return None
         # The CPU's C++ kernel takes biases in fp32.

@@ -173,7 +173,7 @@ class LLM:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, object] | None = None,
     ) -> TokensPrompt:
-        """Render a conversation with the model's chat template, or that of option chat_template.
+        """Render a conversation with the model's chat template, or with option chat_template.
 
         Raises RequestError if there is no template, it rejects the conversation, or the
         conversation has images, which only a server takes.

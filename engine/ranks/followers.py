@@ -38,7 +38,7 @@ EXPLANATION_S = CULPRIT_S + 1.0
 
 
 class Followers:
-    """Starts the ranks of this machine and waits for those of others (option.nodes).
+    """Starts the ranks of this machine and waits for other machines' ranks (option.nodes).
 
     If one of them is lost, logs why and kills all of them.
     """
@@ -89,7 +89,7 @@ class Followers:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of those ranks that are on this machine."""
+        """The process ids of the ranks on this machine."""
         return [peer.pid for peer in self._peers if isinstance(peer, LocalRank)]
 
     def wait(self) -> None:

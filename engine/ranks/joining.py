@@ -59,7 +59,7 @@ class _Meeting:
         self._listener, self._place, self._count = listener, place, count
         self._candidates = dict[socket.socket, Candidate]()
         self._halves = dict[bytes, Channel]()
-        """The first channel of each rank whose second one has not arrived, by the rank's number."""
+        """By the rank's number, the first channel of each rank whose second has not arrived."""
 
     def run(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -81,7 +81,7 @@ class _Meeting:
             channel.connection.close()
 
     def _wait(self, until: float) -> None:
-        """Wait for events until then, and handle the first ones."""
+        """Wait for events until then, and handle the first events."""
         until = min([until, *(candidate.deadline for candidate in self._candidates.values())])
         sources: list[Connection | socket.socket] = [rank.beats for rank in self.ranks]
         sources += self._candidates

@@ -29,11 +29,11 @@ from core.text.grammar_matcher import (
 )
 
 MAX_KEPT = 64
-"""Compiled grammars to keep. The least recently used ones are dropped, unless in use."""
+"""Compiled grammars to keep. The least recently used are dropped, unless in use."""
 MAX_CHARACTERS_KEPT = 8 * GRAMMAR.maximum
 """The length of their texts together. A compiled grammar takes up to 0.5 KB for each character."""
 SECONDS_PER_MASK = 0.01
-"""CPU time that an answer's masks may take on average. Usual ones take 0.1 ms; those of ambiguous
+"""CPU time that an answer's masks may take on average. Usual masks take 0.1 ms, masks of ambiguous
 grammars up to 1 s."""
 MAX_OVERRUN_S = 0.2
 """CPU time by which an answer's masks may exceed that average. An answer beyond it fails, because
@@ -68,7 +68,7 @@ class Grammars:
         self._model_dir = model_dir
         self._eos_token_ids = eos_token_ids
         self._compiled: OrderedDict[str, Future[Matcher]] = OrderedDict()
-        """Matchers in their initial state, by the grammar's text; pending while one is compiled."""
+        """Matchers in their initial state, by the grammar's text; pending while it is compiled."""
         self._held: WeakKeyDictionary[TokenSequence, Constraint] = WeakKeyDictionary()
         """The constraint of each answer, until the answer ends."""
         self._in_use: Set[str] = frozenset()
@@ -121,7 +121,7 @@ class Grammars:
             self.constraint(sequence)
 
     def constraint(self, sequence: TokenSequence) -> Constraint:
-        """Return the constraint of a constrained sequence, always the same one."""
+        """Return the constraint of a constrained sequence, always the same object."""
         if sequence not in self._held:
             form = sequence.params.structured_outputs
             assert form is not None

@@ -1,4 +1,4 @@
-"""Compiles the grammars of requests in a thread, so that no stream waits for one."""
+"""Compiles the grammars of requests in a thread, so that no stream waits for a grammar."""
 
 from __future__ import annotations
 

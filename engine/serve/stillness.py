@@ -45,7 +45,7 @@ class Activity:
         self._ticks: dict[str, int] = {}
 
     def __call__(self) -> bool:
-        """Return whether one has run; True also if there is no /proc."""
+        """Return whether a thread has run; True also without /proc."""
         if not self._tasks.is_dir():
             return True
         own_id, before = str(threading.get_native_id()), self._ticks

@@ -68,7 +68,7 @@ class Watchers:
             self._ended.append(EndedSnapshot(sequence_id, timing))
 
     def update(self) -> None:
-        """Send a snapshot to every client whose time is not up, if one is due."""
+        """Send a snapshot to every client whose time is not up, if a snapshot is due."""
         now = self._clock()
         if now < self._due:
             return
@@ -121,7 +121,7 @@ def take_snapshot(
 
 
 def block_runs(blocks: Iterable[int]) -> BlockRuns:
-    """Return blocks, in their order, as runs of consecutive ones."""
+    """Return blocks, in their order, as runs of consecutive blocks."""
     runs: BlockRuns = []
     first = end = -1
     for block in blocks:

@@ -51,7 +51,7 @@ class PackedExecutor:
         grammars: Grammars | None = None,
         leader: Leader | None = None,
     ) -> None:
-        """leader: tells the other ranks what this one does; None: there are none."""
+        """leader: tells the other ranks what this rank does; None if there are no others."""
         staging = Staging(model.device)
         self.model = model
         self.cache = cache

@@ -31,7 +31,7 @@ CPU_SECONDS = 10.0
 MAX_CPU_SECONDS = 90.0
 """CPU time of a job. It is less than the time for which the worker waits."""
 MEMORY_BYTES = 4 * 2**30
-"""Memory that a job may add to what the process has at its start."""
+"""Memory that a job may add to the memory of the process at its start."""
 FORMATS = ("PNG", "JPEG", "WEBP")
 FIELD = "messages"
 PROCESSORS = {"tiles": TileProcessor, "grid": GridProcessor, "runs": RunProcessor}

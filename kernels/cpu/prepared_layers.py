@@ -95,7 +95,7 @@ class PreparedAttention:
             Kernel(function("write_kv", dtype), self._write),
             Kernel(function("attend", dtype), self._attention),
         ]
-        """All kernels except that of `out`, whose addresses `bind` does not set."""
+        """All kernels except `out`, whose addresses `bind` does not set."""
 
     @staticmethod
     def supports(qkv: PreparedLinear, out: PreparedLinear, heads: Heads) -> bool:
@@ -209,7 +209,7 @@ class PreparedLayer:
         self.output_kernels = [
             attention.out.kernel, *after, *before_mlp, *mlp.kernels, *after_mlp
         ]  # fmt: skip
-        """From `Memory.attended` to the layer's output; these kernels need one token at a time."""
+        """From `Memory.attended` to the layer's output; they compute each token on its own."""
 
     def bind_attention(
         self, hidden: int, num_tokens: int, inputs: AttentionInputs, memory: Memory

@@ -95,7 +95,7 @@ class ChatResponse:
         self._generation.abort()
 
     def _message_chunks(self, delta: Delta) -> list[Record]:
-        """Return the chunks with a delta's text and tool calls. The last one has the logprobs."""
+        """Return the chunks with a delta's text and tool calls. The last chunk has the logprobs."""
         message = self._messages[delta.index]
         parts = message.deltas(delta.tokens, is_last=delta.finish is not None)
         if (self._request.logprobs or self._request.shown.token_ids) and not parts:

@@ -41,8 +41,8 @@ _FORMS: Mapping[str, tuple[str, ...]] = {
     "json": ("value",),
     "regex": ("value",),
 }
-"""The fields of each type of `response_format`; a request has at most one. `value` is
-text-generation-inference's; `json_object` with a `schema` is that of llama.cpp and hosted APIs."""
+"""The fields of each type of `response_format`; a request has at most one. `value` is a field of
+text-generation-inference. llama.cpp and hosted APIs have `json_object` with a `schema`."""
 _RESPONSE_FORMAT = with_schema(
     OBJECT,
     {
@@ -170,7 +170,7 @@ def _tgi_grammar(
 ) -> Iterator[_FormatField]:
     """Read text-generation-inference's grammar from `field`.
 
-    The value of `json` is a schema; that of `json_schema` is an object with `schema`.
+    The value of `json` is a schema; the value of `json_schema` is an object with `schema`.
     """
     match grammar:
         case {"type": "json" | "json_object", "value": dict() | str()}:

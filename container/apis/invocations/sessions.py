@@ -70,7 +70,7 @@ class Sessions:
         return path
 
     def _open_files(self) -> Iterator[Path]:
-        """Yield the files of open sessions and delete those of expired ones."""
+        """Yield the files of open sessions and delete the files of expired sessions."""
         for path in self._directory.iterdir():
             if self._is_open(path):
                 yield path

@@ -79,7 +79,7 @@ def quantized_experts(
 ) -> QuantizedExperts:
     """Return the fastest form for a device that the weights are already on.
 
-    The other arguments are those of `DequantizingExperts`.
+    The other arguments are as in `DequantizingExperts`.
     """
     if uses_kernel(device, dtype) and len(weights) == 1 and has_kernel(weights[0]):
         return TritonExperts(weights[0], num_experts)
