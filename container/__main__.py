@@ -187,14 +187,14 @@ def _batch(parsed: argparse.Namespace, flags: Sequence[Setting]) -> int:
 
 
 def _model_dir(parsed: argparse.Namespace) -> Path | None:
-    """Return the local model that the command line names, if it does."""
+    """Return the local model that the command line names, or None if it names none."""
     if parsed.model is not None and Path(parsed.model).expanduser().exists():
         return Path(parsed.model).expanduser()
     return parsed.model_dir
 
 
 def _model_flag(parsed: argparse.Namespace) -> list[Setting]:
-    """Return the option.model_id that MODEL sets; none if its directory is enough to find it."""
+    """Return the option.model_id that MODEL sets; empty if MODEL's directory finds the model."""
     path = _model_dir(parsed)
     if parsed.model is None:
         return []

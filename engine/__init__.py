@@ -27,7 +27,7 @@ _MODULES = {
     "SamplingParams": "core.sampling",
     "StructuredOutputsParams": "core.structured_outputs",
 }
-"""Public names by module. Imported on first use, so a server does not import the offline class."""
+"""Public names by module. A name is imported on first use, so a server never imports `LLM`."""
 __all__ = [
     "LLM",
     "CompletionOutput",

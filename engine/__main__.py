@@ -1,7 +1,7 @@
 """`python -m engine PARENT LAUNCH.json [COPY]`: loads the model and serves it.
 
-PARENT is the process id of the supervisor, with which it ends. COPY is the number of this engine's
-copy of the model, from 0, if there are several.
+PARENT is the supervisor's process id; this process ends when the supervisor ends. If the model has
+several copies, COPY is the number of this engine's copy, from 0.
 
 Exit codes: 0 after SIGTERM, 2 if the arguments are wrong or the configuration does not fit the
 model, 3 if there is too little memory for the model, 1 for any other error.
@@ -42,7 +42,7 @@ LOST_EXIT_S = 1.0
 
 
 class _Stopped(BaseException):
-    """SIGTERM was received. Not SystemExit, which a user's handler may raise by itself."""
+    """Raised on SIGTERM. Not SystemExit, because a user's handler may raise that itself."""
 
 
 def main() -> int:
@@ -80,7 +80,7 @@ def _serve(parent: int, launch_path: Path, copy: int) -> int:
     which = copy if launch.options.copies > 1 else None
     show_phase = _log_phase if launch.options.log_format == "json" else _print_phase
     phases = Phases(partial(show_phase, which))
-    gc.disable()  # imports make many objects and no garbage: this saves a sixth of their time
+    gc.disable()  # imports create objects but no garbage: this saves a sixth of their time
     # Imported here, so that the phase "imports" includes the time they take.
     from transformers.utils import logging as transformers_logging
 
@@ -119,7 +119,7 @@ def _serve(parent: int, launch_path: Path, copy: int) -> int:
 
 
 def _print_phase(copy: int | None, name: str, seconds: float) -> None:
-    """Print a phase of the start. copy: None if there is only one."""
+    """Print a phase of start-up. copy: None if the model has a single copy."""
     which = "" if copy is None else f"copy {copy}: "
     print(f"  {which}{name}: {seconds:.1f} s", flush=True)
 
@@ -136,11 +136,11 @@ def _reporter(launch: Launch) -> EmfReporter | None:
 
 
 def _on_lost(connection: Connection, error: LongshoreError) -> None:
-    """End this process, since a rank is lost. Called in another thread."""
+    """End this process because a rank is lost. Called in another thread."""
     from engine.serve.connection import EVERYONE, Broken
 
     connection.inbox.put((EVERYONE, Broken(error)))
-    # The loop may be waiting for a device that waits for the lost rank.
+    # The loop may be waiting for a device, which in turn waits for the lost rank.
     timer = threading.Timer(LOST_EXIT_S, os._exit, (error.exit_code,))
     timer.daemon = True
     timer.start()
@@ -167,7 +167,7 @@ def _build(
 
 
 def _end_imports(phases: Phases) -> None:
-    gc.freeze()  # what was imported stays
+    gc.freeze()  # imported objects stay until the process ends
     gc.enable()
     phases.end("imports")
 

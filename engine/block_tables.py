@@ -1,7 +1,7 @@
 """Block tables that stay on the device. A step sends only the entries that changed.
 
-A step's tables as one array, [N, longest], would be megabytes if one sequence is long, and nearly
-all of them would equal those of the step before.
+If one sequence is long, a step's tables as one array, [N, longest], would be megabytes, and nearly
+all of its entries would equal those of the previous step.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class BlockTables:
     ) -> tuple[list[int], Callable[[Tensor, int], Tensor]]:
         """Add the entries that changed to the parcel.
 
-        Return the row of each chunk's sequence, and a function for after the parcel's `send`. It
-        takes row numbers [N] and a width, and returns the first entries of these rows, [N, width].
+        Return the row of each chunk's sequence, and a function to call after the parcel's `send`.
+        The function takes row numbers [N] and a width, and returns the first entries of these rows,
+        [N, width].
         """
         sent = self._sent
         changed = [chunk for chunk in chunks if sent.get(chunk.sequence.id) is not chunk.blocks]
@@ -80,7 +81,7 @@ class BlockTables:
             self._sent[chunk.sequence.id] = chunk.blocks
 
     def _assign_rows(self, chunks: Sequence[Chunk], changed: Sequence[Chunk]) -> None:
-        """Give each new sequence a row. If too few are free, free those not of these chunks."""
+        """Give each new sequence a row. If too few are free, drop all sequences but these."""
         new = [chunk.sequence.id for chunk in changed if chunk.sequence.id not in self._rows]
         if len(new) > len(self._free_rows):
             self._drop_all_but({chunk.sequence.id for chunk in chunks})
@@ -95,7 +96,7 @@ class BlockTables:
     def _grow(self, num_rows: int, width: int) -> None:
         """Allocate a larger tensor. All rows must be sent again.
 
-        There are rows for twice as many sequences as a step has: with overlapped steps, two halves
+        The table has twice as many rows as a step has sequences: with overlapped steps, two halves
         of the sequences may take turns.
         """
         num_rows = max(len(self._table), _power_of_two(2 * num_rows))
@@ -114,5 +115,5 @@ def _power_of_two(number: int) -> int:
 def table_bytes(max_sequences: int, max_blocks: int) -> int:
     """Return the bytes of the largest table, one step's copy of it and the CUDA graphs' copy."""
     kept = _power_of_two(2 * max_sequences) * _power_of_two(max_blocks)
-    of_graphs = max_sequences + MAX_PROMPTS  # padded: room for prompts beside the most decodes
+    of_graphs = max_sequences + MAX_PROMPTS  # graphs are padded: decodes, then prompts
     return (kept + (max_sequences + of_graphs) * max_blocks) * torch.int32.itemsize

@@ -44,8 +44,8 @@ def build_engine(
     """Load the model, choose the limits and check that a step runs.
 
     phases: the times of the start so far. on_lost: called with the error, in another thread, if
-    one of several ranks is lost. The engine fails at its next step then, but on CUDA the step
-    before may never end, because NCCL's kernels wait for the lost rank.
+    one of several ranks is lost. The engine's next step then fails. On CUDA the step in flight may
+    never end, because NCCL's kernels wait for the lost rank.
 
     Raises ConfigurationError if the options and the model do not fit together.
     """
@@ -192,7 +192,7 @@ def _check_forward(executor: Executor, block_size: int, sizes: Sizes) -> None:
     try:
         for plan in plans:
             executor.submit(plan, lambda: None).wait()
-    except LongshoreError:  # another rank is lost, for the reason that it says
+    except LongshoreError:  # another rank is lost; the error says why
         raise
     except Exception as error:
         raise ConfigurationError(

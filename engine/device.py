@@ -33,7 +33,7 @@ def choose_device(options: Options, device_files: Path = Path("/dev")) -> torch.
 
     device_files: the directory of the operating system's device files.
 
-    Raises ConfigurationError with cuda if torch can use no CUDA device. Also raises it with auto if
+    With cuda, raises ConfigurationError if torch can use no CUDA device. With auto, raises it if
     torch is built for CUDA but cannot use the NVIDIA GPU of this machine: an outdated driver must
     not make a GPU endpoint serve from its CPU.
     """
@@ -94,7 +94,7 @@ def choose_kv_dtype(options: Options, dtype: torch.dtype, device: torch.device) 
 
 
 def use_expandable_segments(environment: Mapping[str, str] = os.environ) -> None:
-    """Let torch's memory segments grow, unless a variable of the user configures the allocator.
+    """Let torch's memory segments grow, unless the environment configures torch's allocator.
 
     Otherwise each segment has a fixed size, and steps of many sizes leave gaps in them.
     """
@@ -105,8 +105,8 @@ def use_expandable_segments(environment: Mapping[str, str] = os.environ) -> None
 def use_writable_kernel_cache() -> tuple[str, ...]:
     """Give Triton a temporary cache if it cannot write to its own, and return a note for the log.
 
-    On a read-only root file system, a kernel that the image does not hold could not be compiled.
-    The temporary cache starts with the kernels of the other one.
+    Without it, a read-only root file system would prevent Triton from compiling the kernels that
+    the image does not contain. The temporary cache starts as a copy of Triton's own cache.
     """
     from triton import knobs  # imported here, so that CPUs do not need Triton
 
@@ -119,7 +119,7 @@ def use_writable_kernel_cache() -> tuple[str, ...]:
         # In the container, TMPDIR is deleted with the supervisor.
         writable = tempfile.mkdtemp(prefix="triton-")
     unfinished = shutil.ignore_patterns("tmp.pid_*")  # files that other processes are writing
-    # What cannot be read is compiled again.
+    # A kernel that cannot be copied is compiled again.
     with contextlib.suppress(OSError):
         shutil.copytree(cache, writable, dirs_exist_ok=True, ignore=unfinished)
     os.environ["TRITON_CACHE_DIR"] = writable
@@ -140,7 +140,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     # torch has no exception class for a failed allocation on the host.
-    # Nor has it one for CUDA's own allocations, such as those of a graph.
+    # It has no class for CUDA's own allocations either, such as a graph's.
     messages = ("can't allocate memory", "CUDA error: out of memory")
     if isinstance(error, RuntimeError) and any(message in str(error) for message in messages):
         return True
@@ -174,7 +174,7 @@ def tensor_parallel_degree(options: Options, device: torch.device) -> int:
 
 
 def notes_on_one_rank(options: Options, device: torch.device) -> tuple[str, ...]:
-    """Return a note if a task that runs on one device is asked for several.
+    """Return a note if the options ask for several devices, but the task runs on one.
 
     Raises ConfigurationError as `tensor_parallel_degree` does.
     """

@@ -79,7 +79,7 @@ class Engine:
         """The step that was submitted but not yet committed; always None without `overlaps`."""
         self._next_id = 0
         self.num_steps = 0
-        """Steps submitted since the start. The next two are totals over them."""
+        """Steps submitted since the start. The next two fields are totals over these steps."""
         self.num_step_sequences = 0
         self.num_step_tokens = 0
         self._num_failed_steps = 0
@@ -94,12 +94,12 @@ class Engine:
     ) -> int:
         """Add a request and return its id. A new grammar is compiled first, in this thread.
 
-        adapter: the name of a LoRA adapter, or '' for none. images: those of the prompt, in the
+        adapter: the name of a LoRA adapter, or '' for none. images: the prompt's images, in the
         order of their positions.
 
         Raises RequestError if the request can never run, NotFoundError if the adapter is not loaded
-        and OverloadedError if the grammars or the images in use are too large; nothing has changed
-        then.
+        and OverloadedError if the grammars or the images in use are too large. A call that raises
+        changes nothing.
         """
         chosen = self._find_adapter(adapter) if adapter else None
         prompt_token_ids = params.truncated(prompt_token_ids, self.facts.max_model_len)
@@ -148,7 +148,7 @@ class Engine:
         return self.strategy.has_work() or self._in_flight is not None
 
     def step(self, now: float, between_tokens: Callable[[], None] = lambda: None) -> list[Output]:
-        """Submit the next step, if anything is scheduled now, and commit the oldest one.
+        """Submit the next step, if anything is scheduled now, and commit the oldest step.
 
         Without overlap both are the same step; with overlap, the outputs are those of the step
         before. `between_tokens` may call `add` and `abort`; the library executor calls it between

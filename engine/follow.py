@@ -1,6 +1,6 @@
-"""A rank other than 0, which rank 0 tells what to do.
+"""The process of a rank other than 0, which carries out rank 0's orders.
 
-`python -m engine.follow ORDERS BEATS`: on the machine of rank 0, which starts it. The arguments are
+`python -m engine.follow ORDERS BEATS`: started by rank 0, on the same machine. The arguments are
 file descriptors of connections to rank 0.
 
 `python -m engine.follow --join HOST:PORT MODEL_DIR PARENT`: on another machine, started by
@@ -41,7 +41,7 @@ READY = b"ready"
 
 def main() -> int:
     """Follow rank 0's orders until it ends or this rank fails. Return the exit code."""
-    # A terminal's Ctrl-C reaches all ranks; rank 0 decides what follows from it.
+    # A terminal's Ctrl-C reaches all ranks; rank 0 decides how to react to it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if sys.argv[1] == "--join":
@@ -94,7 +94,7 @@ def _follow(
     """Return the exit code. adapt: makes the launch fit this machine, and checks it."""
     try:
         message = orders.recv_bytes()
-    except (EOFError, OSError):  # rank 0 has ended before
+    except (EOFError, OSError):  # rank 0 has ended already
         return 0
     watch = Watch({0: beats}, on_lost)
     try:
@@ -105,7 +105,7 @@ def _follow(
         watch.stop()
         try:
             beats.send_bytes(msgspec.msgpack.encode(LastWords.of(error)))
-        except OSError:  # rank 0 has ended, which is why this one failed
+        except OSError:  # rank 0 has ended, which made this rank fail
             return 0
         return 1
     return 0
@@ -114,7 +114,7 @@ def _follow(
 def _run(orders: Connection, launch: RankLaunch) -> None:
     """Raises EOFError when rank 0 closes the connection."""
     gc.disable()  # as in engine/__main__.py
-    # Imported here, so that the watch answers meanwhile.
+    # Imported here, so that the watch already answers during these imports.
     from engine.device import choose_device, explaining_out_of_memory
     from engine.loading.packed_model import PackedModel
     from engine.parts import build_parts
@@ -129,7 +129,7 @@ def _run(orders: Connection, launch: RankLaunch) -> None:
     store = open_store(launch.address, launch.size)
     orders.send_bytes(READY)
     group = ProcessGroup(Shard(launch.rank, launch.size), device, launch.address, store)
-    with explaining_out_of_memory():  # in a step, it is a failure after which the engine restarts
+    with explaining_out_of_memory():  # if memory runs out in a step, the engine restarts instead
         parts = build_parts(Path(launch.model_dir), launch.options, device, Phases(), group)
     model, kv = parts.model, parts.kv
     assert isinstance(model, PackedModel), "others run on one rank"

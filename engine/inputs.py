@@ -23,7 +23,7 @@ NO_ADAPTER = -1
 NO_ROWS: Mapping[int, int] = {}
 NO_EMBEDDINGS: Mapping[bytes, Tensor] = {}
 Fill = Callable[[Tensor, Tensor], None]
-"""Fills the tokens in flight into a step's ids [T], from the tokens [N'] sampled before it."""
+"""(ids [T], newest [N']): fill in the ids in flight from `newest`, the previous step's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +33,22 @@ class Scored:
     rows: Tensor
     """[R] int64: their indices among the step's T tokens."""
     next_tokens: Tensor
-    """[R] int64: the token after each."""
+    """[R] int64: the token that follows each of them."""
     chunks: tuple[Chunk, ...]
     """The chunks of these rows in order; each has `len(chunk.scored)` rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageTokens:
-    """The K image tokens of a step, and the image embeddings that replace theirs."""
+    """The K image tokens of a step, and the image embeddings that replace their own."""
 
     rows: Tensor
     """[K] int64: their indices among the step's T tokens."""
     embeddings: Tensor
     """[K, hidden]."""
     positions: Tensor | None = None
-    """[3, T] int64: the time, row and column of each of the step's tokens, in models that rotate by
-    them."""
+    """[3, T] int64: the time, row and column of each of the step's tokens, for models whose rotary
+    embedding uses them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,8 @@ class InputBuilder:
 
         size: pad the step to this size, into which it fits. By default it is not padded.
 
-        embeddings: of the step's images by digest, on the device. Image tokens
-        whose image is not among them keep their embeddings from the table.
+        embeddings: the embeddings of the step's images by digest, on the device. The tokens of an
+        image that is missing here keep their embeddings from the table.
         """
         chunks = sorted(plan.chunks, key=lambda chunk: chunk.length > 1)  # decodes first; stable
         places = _Places(chunks, size)
@@ -153,7 +153,7 @@ class InputBuilder:
     ) -> Callable[[Tensor], PagedBatch]:
         """Add the tensors of attention to the parcel.
 
-        Return a function for after the parcel's `send`, which takes the slot mapping.
+        Return a function that takes the slot mapping; call it after the parcel's `send`.
         """
         lens = [chunk.end for chunk in chunks]
         context_lens = parcel.put(places.by_sequence(lens).astype(np.int32))
@@ -221,7 +221,7 @@ class _Places:
         return placed
 
     def of_samples(self, chunks: Sequence[Chunk]) -> NDArray[np.int64]:
-        """Return the rows to sample from; padded, they are followed by zeros."""
+        """Return the rows to sample from, followed by zeros if the step is padded."""
         rows = [end - 1 for chunk, end in zip(chunks, self.ends, strict=True) if chunk.samples]
         padding = self.size.num_sequences - len(rows) if self._is_padded else 0
         return np.array(rows + [0] * padding, np.int64)
@@ -284,7 +284,7 @@ def _image_tokens(
     axes: NDArray[np.int64] | None,
     parcel: Parcel,
 ) -> Callable[[], ImageTokens] | None:
-    """Return a function for after the parcel's `send`; None if no image has embeddings."""
+    """Return a function to call after the parcel's `send`; None if no image has embeddings."""
     rows: list[int] = []
     parts: list[Tensor] = []
     for chunk, end in zip(chunks, ends, strict=True) if embeddings else ():
@@ -304,7 +304,7 @@ def _image_tokens(
 
 
 def _image_spans(chunks: Sequence[Chunk], ends: Sequence[int]) -> tuple[ImageSpan, ...]:
-    """Return the tokens that attend both ways. Steps with images are never padded."""
+    """Return the image tokens that attend to each other both ways. Such steps are never padded."""
     return tuple(
         ImageSpan(
             index,
@@ -324,8 +324,8 @@ def _axes(
 ) -> NDArray[np.int64] | None:
     """Return the time, row and column of all tokens, [3, T]; None if no sequence has a grid.
 
-    positions: [T], the tokens' indices. For texts, and for tokens that are generated, the three are
-    equal; they go on after the largest coordinate of an image.
+    positions: [T], the tokens' indices. The three coordinates of a text token or of a generated
+    token are equal. After an image they continue from its largest coordinate.
     """
     gridded = [
         (chunk, end)
@@ -341,7 +341,7 @@ def _axes(
 
 
 def _place_on_grids(axes: NDArray[np.int64], chunk: Chunk) -> None:
-    """Move a chunk's coordinates, [3, length], by the images before it and in it."""
+    """Shift a chunk's coordinates, [3, length], for the images before it and in it."""
     shift = sum(_growth(image) for image in chunk.sequence.images if image.end <= chunk.start)
     axes += shift
     for image in chunk.images:

@@ -22,8 +22,8 @@ class Staging:
     """Pinned host buffers, used in turn, for copies to the device.
 
     A copy from pageable memory blocks the host until the device has finished all earlier work. A
-    copy from pinned memory does not. It may still be queued when the next step's arrays are
-    written, so these go to another buffer.
+    copy from pinned memory does not. That copy may still be queued when the next step's arrays are
+    written, so the next step uses another buffer.
     """
 
     def __init__(self, device: torch.device, num_buffers: int = 3) -> None:

@@ -14,10 +14,10 @@ from kernels.fp8 import e4m3_shrunk
 
 @triton.jit
 def block_ids(table_ptr, tile, context_len, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Load the ids of the blocks that key tile `tile` lies in, [BLOCK_N / BLOCK_SIZE] or [1].
+    """Load the ids of the blocks that hold key tile `tile`, [BLOCK_N / BLOCK_SIZE] or [1].
 
-    An id is read once per block, not once per token, and never past the context's last block:
-    there it is 0.
+    An id is read once per block, not once per token. Ids past the context's last block are not
+    read; they are 0.
     """
     BLOCKS: tl.constexpr = (BLOCK_N + BLOCK_SIZE - 1) // BLOCK_SIZE
     index = tile * BLOCK_N // BLOCK_SIZE + tl.arange(0, BLOCKS)
@@ -31,14 +31,14 @@ def row_offsets(
 ):  # fmt: skip
     """Return where the rows of key tile `tile` begin in the cache: [BLOCK_N] int64, in elements.
 
-    blocks: what `block_ids` loaded for this tile. PRECISION: that of tl.dot. If a tile lies in one
-    block, its id becomes a scalar for fp32 ("ieee") and stays a tensor for tensor cores: compiled
-    the other way round, some shapes spill registers.
+    blocks: the ids that `block_ids` loaded for this tile. PRECISION: the precision of tl.dot. If a
+    tile lies in one block, its id becomes a scalar for fp32 ("ieee") and stays a tensor for tensor
+    cores: compiled the other way round, some shapes spill registers.
 
-    NOTE: without the hint the compiler loses sight of the alignment behind the reshape and reads
-    the cache two bytes at a time. The hint holds because wrappers refuse strides that are not
-    multiples of 16. A wrong hint would be a misaligned access on the GPU and nothing in the
-    interpreter.
+    NOTE: without the hint, the compiler cannot see the alignment behind the reshape and reads the
+    cache two bytes at a time. The hint holds because wrappers refuse strides that are not multiples
+    of 16. If the hint were wrong, a GPU would report a misaligned access, and the interpreter would
+    report nothing.
     """
     ROWS: tl.constexpr = min(BLOCK_N, BLOCK_SIZE)
     offsets = (tile * BLOCK_N % BLOCK_SIZE + tl.arange(0, ROWS)) * token_stride
@@ -57,8 +57,8 @@ def load_rows(
 ):  # fmt: skip
     """Load a [BLOCK_N, BLOCK_D] tile of K or V as `dtype`, which is fp16 if the cache is fp8.
 
-    Rows that are not `is_read` (only if MASKED) and dims past HEAD_DIM are zero. Numbers of uint8
-    caches are smaller by `kernels.fp8.decode_factor`.
+    Rows that are not `is_read` (only if MASKED) and dims past HEAD_DIM are zero. The numbers of a
+    uint8 cache come out too small, by the factor `kernels.fp8.decode_factor`.
     """
     dims = tl.arange(0, BLOCK_D)
     pointers = base_ptr + rows[:, None] + dims[None, :]
@@ -79,7 +79,7 @@ def to_fp16(query):
 
     With fp8 caches both products are computed in fp16, which holds every e4m3 number. A query may
     be too large for it, so each row is divided by the power of two of its largest number. Numbers
-    2^-7 times as large and larger stay exact; all errors are below 2^-25 of the largest.
+    that are at least 2^-7 times as large stay exact. All errors are below 2^-25 of the largest.
     """
     wide = query.to(tl.float32)
     largest = tl.max(tl.abs(wide), 1).to(tl.int32, bitcast=True)
@@ -115,9 +115,9 @@ def softmax_step(
 
 @triton.jit
 def unknown_zero(pointer, value):
-    """Load `value` again from `pointer` and return the difference: 0, but the compiler cannot know.
+    """Load `value` again from `pointer` and return the difference: 0, unknown to the compiler.
 
-    Offsets that include it are computed after a loop. Otherwise the compiler computes them before
+    Offsets that include it are computed after a loop. Without it, the compiler computes them before
     the loop and keeps them in up to 32 registers per thread, and some kernels spill.
     """
     return tl.load(pointer, volatile=True).to(tl.int32) - value

@@ -26,11 +26,11 @@ class ImageSpan(NamedTuple):
     """New tokens of a sequence that belong to one image and attend to each other both ways."""
 
     sequence: int
-    """Its index in the batch."""
+    """The sequence's index in the batch."""
     start: int
-    """The first of the new tokens, among all tokens."""
+    """Index of the image's first new token, among all tokens of the batch."""
     end: int
-    """After the image's last token, which is new too."""
+    """Index after the image's last token, which is also new."""
     context_len: int
     """Tokens in the sequence up to the image's end."""
 
@@ -55,8 +55,8 @@ class PagedBatch:
     """One per sequence, on the host; None if only the device has them."""
     num_decodes: int = 0
     images: tuple[ImageSpan, ...] = ()
-    """The tokens whose attention is not causal. Kernels take all tokens as causal; these rows are
-    computed again (`kernels.sdpa.attend_in_images`)."""
+    """The tokens whose attention is not causal. Kernels treat all tokens as causal, and then
+    `kernels.sdpa.attend_in_images` computes these rows again."""
 
     def host_spans(self) -> tuple[Span, ...]:
         """Return `spans`, read from the device if they are not on the host."""

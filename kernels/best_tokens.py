@@ -1,7 +1,7 @@
 """The most likely token and the log-sum-exp of each row of logits, which is read once.
 
-A program takes a chunk of a row, so that few rows also use the whole GPU. Chunks do not depend on
-the batch, so neither do the bits of a row.
+A program takes a chunk of a row, so that even a few rows use the whole GPU. Chunks do not depend on
+the batch, so a row's result is bitwise the same in any batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kernels.plan import Plan, planned
 from kernels.token_weights import check_logits
 
 CHUNK = 4096
-"""Tokens of a program: 16 KB of fp32, of which several programs fit on a multiprocessor."""
+"""Tokens of a program: 16 KB in fp32. Several such programs fit on a multiprocessor."""
 
 
 @triton.jit

@@ -1,9 +1,8 @@
 """Tensor descriptors of K and V, by which TMA, the copy unit of sm_90, loads whole blocks.
 
-One thread asks for a tile and hardware computes the addresses, where otherwise all threads do.
-
-NOTE: Triton encodes the descriptors for the GPU in every launch, which takes the host time; in a
-CUDA graph only once.
+One thread asks for a tile, and hardware computes the addresses. Without TMA, all threads compute
+addresses. NOTE: Triton encodes the descriptors for the GPU in every launch, which takes host time;
+in a CUDA graph it does so only once.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class CacheDescriptors(NamedTuple):
 def describe_caches(key_cache: Tensor, value_cache: Tensor) -> CacheDescriptors:
     """Describe K and V, each [blocks, block_size, kv_heads, head_dim] in fp16 or bf16.
 
-    Once per layer is enough: a description stays valid as long as its cache. Raises ValueError if
-    TMA cannot load from these caches.
+    Once per layer is enough: a description stays valid as long as its cache exists. Raises
+    ValueError if TMA cannot load from these caches.
     """
     return CacheDescriptors(_describe(key_cache), _describe(value_cache))
 
@@ -56,7 +55,7 @@ def check_descriptors(
     tile_keys: int,
     window: int | None,
 ) -> None:
-    """Raise ValueError if the current GPU cannot load tiles of `tile_keys` keys by them."""
+    """Raise ValueError if the current GPU cannot load tiles of `tile_keys` keys through them."""
     if descriptors.keys.base is not key_cache or descriptors.values.base is not value_cache:
         raise ValueError("descriptors of other caches: describe these")
     if key_cache.shape[1] != tile_keys:

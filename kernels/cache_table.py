@@ -64,7 +64,7 @@ def cache_table(caches: Sequence[Tensor]) -> CacheTable:
 
 
 def _check(cache: Tensor) -> None:
-    """Check what kernels rely on to move 16 bytes at a time; NHD and HND blocks are both fine."""
+    """Check that kernels can move 16 bytes at a time; NHD and HND blocks are both fine."""
     block = cache[0]
     pairs = zip(block.shape, block.stride(), strict=True)
     if sum((size - 1) * stride for size, stride in pairs) != block.numel() - 1:

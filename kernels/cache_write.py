@@ -96,10 +96,10 @@ def write_kv(
 
     key: [T, kv_heads, key_dim]; value: [T, kv_heads, value_dim]; bf16, fp16 or fp32, rows
     contiguous, other strides are free. Caches: [blocks, block_size, kv_heads, dim], changed in
-    place, strides as free (so blocks may be [kv_heads, block_size] in memory), of the same type or
-    of fp8 e4m3, stored as uint8 (any GPU) or float8_e4m3fn (sm_89 and newer). An fp8 cache holds
-    value / scale, saturated at ±448. slot_mapping: [T] int32 or int64, without duplicates. Raises
-    ValueError for other types and strides.
+    place. Their strides are equally free, so blocks may be [kv_heads, block_size] in memory. They
+    have the rows' type, or are fp8 e4m3, stored as uint8 (any GPU) or float8_e4m3fn (sm_89 and
+    newer). An fp8 cache holds value / scale, saturated at ±448. slot_mapping: [T] int32 or int64,
+    without duplicates. Raises ValueError for other types and strides.
     """
     grid, numbers, options = _plan(key, value, key_cache, value_cache)
     if grid[0]:

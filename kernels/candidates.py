@@ -1,7 +1,7 @@
 """Collects the scores that can decide the limits of top-k, top-p and typical-p.
 
-Usually these are few, so that finding the limits costs little beside reading the logits once. A
-program takes a chunk of a row and appends its candidates to the row's list, in any order.
+There are usually few of them, so finding the limits costs little more than reading the logits once.
+A program takes a chunk of a row and appends its candidates to the row's list, in any order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHUNK = 4096
 LANES = 64
 """Up to this k, top-k needs only the scores that are among a chunk's highest."""
 MARGIN = tl.constexpr(0.1)
-"""Subtracted from a score so that roundings do not matter."""
+"""Subtracted from a score, so that rounding errors do not matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +39,15 @@ class Candidates:
 @triton.jit
 def end_of_top_k(scores, CHUNK: tl.constexpr, LANES: tl.constexpr):
     """Return a key past the LANES highest scores of a chunk."""
-    # LANES tokens have at least the lowest of the maxima of LANES groups.
+    # At least LANES tokens reach the lowest of the maxima of LANES groups.
     highest = tl.max(tl.reshape(scores, [CHUNK // LANES, LANES]), 0)
     return tl.minimum(key_of(tl.min(highest, 0)) + 1, END_KEY)
 
 
 @triton.jit
 def end_of_top_p(width, top_p):
-    """Return a key that top-p never keeps: the tokens from it on have less mass than 1 - p."""
-    # The mass of all tokens is at least that of the most likely one, whose score is 0.
+    """Return a key that top-p never keeps: tokens from this key on have less mass than 1 - p."""
+    # The mass of all tokens is at least the mass of the most likely token, whose score is 0.
     score = tl.log(((1.0 - top_p) / width).to(tl.float32)) - MARGIN
     return tl.minimum(key_of(score), END_KEY)
 

@@ -1,7 +1,7 @@
 """Runs the real wrappers on CPU tensors for a GPU that is not there: compiles, launches nothing.
 
-The wrappers choose tile sizes and pass real strides, so the compiled code is exactly what they
-would launch, with the same specializations (divisibility by 16, constants).
+The wrappers choose tile sizes and pass real strides. So the compiled code is exactly the code that
+they would launch, with the same specializations (divisibility by 16, constants).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class FakeCuda:
 
 
 class IdleCuda(FakeCuda):
-    """Also has the part that loading and launching need."""
+    """Also has the part of the driver that loading and launching need."""
 
     def __init__(self, arch: int) -> None:
         super().__init__(arch)
@@ -111,7 +111,7 @@ def target(arch: int) -> Iterator[list[Launch]]:
 
 @contextmanager
 def idle_gpu(arch: int) -> Iterator[None]:
-    """Let launches go all the way through Triton and then do nothing."""
+    """Let launches pass through all of Triton and then do nothing."""
     with _active(IdleCuda(arch), arch):
         yield
 

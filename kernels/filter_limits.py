@@ -3,9 +3,9 @@
 Each filter keeps the tokens up to some key (`kernels.token_weights.Limits`): the last key such that
 the tokens with smaller keys do not reach the wanted count or mass. A program finds the limits of a
 row by radix selection (Alabi, Blanchard, Gordon and Steinbach, "Fast k-selection algorithms for
-graphics processing units", 2012). A histogram of the keys' leading bits, which counts tokens or
-sums their weights, tells the digit in which the count or mass is reached. The next pass looks at
-the following bits of the keys with this digit.
+graphics processing units", 2012). A histogram over the keys' leading bits counts tokens or sums
+their weights. It shows the digit in which the count or mass is reached. The next pass looks only at
+keys with this digit, and at their following bits.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ BINS = 2048
 DIGIT_BITS = tl.constexpr(10)
 FIRST_SHIFT = tl.constexpr(20)
 FIRST_DIGITS, LATER_DIGITS = tl.constexpr(1056), tl.constexpr(1024)
-"""How many values the first digit has, up to that of END_KEY, and the two later ones."""
+"""Number of values of the first digit, up to the digit of END_KEY, and of the two later digits."""
 COUNT, MASS, DISTANCE = (tl.constexpr(number) for number in range(3))
-"""Keys are scores, and tokens are counted or weighed; or keys are distances, and tokens weighed."""
+"""COUNT and MASS: keys are scores; count or weigh tokens. DISTANCE: keys are distances; weigh."""
 
 
 @triton.jit
 def clear(histogram, BINS: tl.constexpr):
-    # Barriers: all threads have read the histogram before, and none adds to it until it is clear.
+    # The barriers: before, all threads have read the histogram; after, it is clear for all of them.
     tl.debug_barrier()
     tl.store(histogram + tl.arange(0, BINS), tl.zeros([BINS], tl.int64))
     tl.debug_barrier()
@@ -47,13 +47,13 @@ def clear(histogram, BINS: tl.constexpr):
 
 @triton.jit
 def find_digit(histogram, before, target, shift, BINS: tl.constexpr):
-    """Return the last digit before which less than `target` is reached, and how much that is.
+    """Return the last digit before which the sum is below `target`, and that sum.
 
-    before: what the keys before the histogram's first digit reach.
+    before: the sum over the keys before the histogram's first digit.
     """
     tl.debug_barrier()
     digit = tl.arange(0, BINS)
-    # NOTE: atomic adds happen in the L2 cache, so the L1 cache must not be asked.
+    # NOTE: atomic adds happen in the L2 cache, so this load must not come from the L1 cache.
     sums = tl.load(histogram + digit, cache_modifier=".cg")
     reached = before + tl.cumsum(sums, 0) - sums
     num_digits = tl.where(shift == FIRST_SHIFT, FIRST_DIGITS, LATER_DIGITS)
@@ -162,7 +162,7 @@ def filter_limits(candidates: Candidates, drawn: DrawnRows) -> Limits:
     """Return which tokens top-k, then top-p, then typical-p keep in each of the R drawn rows.
 
     min-p applies before top-p. Tokens of equal score are kept or dropped together. Raises
-    ValueError unless the candidates are those of `drawn`.
+    ValueError unless the candidates belong to `drawn`.
     """
     num_drawn = len(drawn.row_index)
     check_vector("counts", candidates.counts, num_drawn, torch.int32)

@@ -15,7 +15,10 @@ import triton.language as tl
 
 
 def decode_factor(dtype: torch.dtype) -> float:
-    """Return the factor of numbers that `e4m3_shrunk` decoded if a cache of `dtype` holds bytes."""
+    """Return the factor by which to multiply numbers that were read from a cache of `dtype`.
+
+    It undoes the scaling of `e4m3_shrunk`. It is 1 for a cache that does not hold bytes.
+    """
     return 2.0**8 if dtype == torch.uint8 else 1.0
 
 
@@ -25,7 +28,7 @@ def e4m3_shrunk(codes):
 
     Triton's float8e4b15 has the bits of e4m3 with fp16's exponent bias, 15. Two codes at once are
     shifted into place, so this takes fewer instructions than `e4m3_decode`. Wrappers multiply
-    `decode_factor` into scales that are applied anyway.
+    `decode_factor` into scales that the kernel applies anyway.
 
     NOTE: the two NaN codes become ±480 * 2^-8; a check in the innermost loop would cost too much.
     """
@@ -60,7 +63,7 @@ def e4m3_encode(values):
     magnitude = clamped & 0x7FFFFFFF
     # Normal results: round to three mantissa bits, then change the exponent bias from 127 to 7.
     normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - 960
-    # Below 2**-6 a code counts multiples of 2**-9; adding 2**23 rounds to one in the low bits.
+    # Below 2**-6 a code counts multiples of 2**-9. Adding 2**23 puts this count in the low bits.
     multiples = magnitude.to(tl.float32, bitcast=True) * 512.0 + 8388608.0
     subnormal = multiples.to(tl.int32, bitcast=True) & 0xF
     codes = tl.where(magnitude < 0x3C800000, subnormal, normal) | ((clamped >> 24) & 0x80)

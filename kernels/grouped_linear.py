@@ -18,11 +18,11 @@ from kernels.plan import Plan, planned
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 GROUP = 8
-"""Row tiles that use a tile of weights before the next one is used, so that both stay in L2 (as in
+"""Row tiles that use the same tile of weights in turn, so that rows and weights stay in L2 (as in
 Triton's tutorial on matrix multiplication)."""
 MIN_EXPERTS = 128
-"""A program reads the ends of at least so many experts, one a thread: models with fewer experts
-share their kernels."""
+"""A program reads the ends of at least this many experts, one per thread. Models with fewer experts
+therefore share their kernels."""
 
 
 @triton.jit
@@ -53,7 +53,7 @@ def find_tile(
 
 @triton.jit
 def rows_of_tile(ends_ptr, expert, tile, BLOCK_M: tl.constexpr):
-    """Return the rows [BLOCK_M] of tile `tile` of an expert, and which of them it has."""
+    """Return the rows [BLOCK_M] of an expert's tile `tile`, and which of them the expert has."""
     start = tl.load(ends_ptr + expert - 1, mask=expert > 0, other=0)
     row = start + tile * BLOCK_M + tl.arange(0, BLOCK_M)
     return row, row < tl.load(ends_ptr + expert)
@@ -105,9 +105,9 @@ def grouped_linear(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """Return `weights[e] @ row` for every row of expert e, summed in fp32, then rounded.
 
     rows: [M, K] in fp16, bf16 or fp32, sorted by expert; weights: [E, N, K] of the same type; K
-    contiguous in both, other strides are free. ends: [E] int32, contiguous, the past-last row of
-    each expert; the last is M. The result is [M, N], contiguous, of the rows' type. Raises
-    ValueError for other shapes, strides and types.
+    contiguous in both, other strides are free. ends: [E] int32, contiguous, the index after the
+    last row of each expert; the last is M. The result is [M, N], contiguous, of the rows' type.
+    Raises ValueError for other shapes, strides and types.
     """
     plan = _plan(rows, weights, ends)
     out = rows.new_empty((rows.shape[0], weights.shape[1]))
@@ -126,7 +126,7 @@ def _plan(rows: Tensor, weights: Tensor, ends: Tensor) -> Plan:
     block_m = min(max(16, triton.next_power_of_2(-(-num_rows // num_experts))), 128)
     block_n = 64
     if any(size % 16 for size in (num_inputs, *strides)):
-        block_m = min(block_m, 32)  # loads of single numbers take many registers
+        block_m = min(block_m, 32)  # loads of single numbers need many registers
     elif rows.dtype == torch.float32:
         block_m = min(block_m, 64)
     elif block_m >= 64:

@@ -1,8 +1,8 @@
 """A linear layer of all experts in one launch, with quantized weights and rows sorted by expert.
 
-Programs find their expert as in `grouped_linear`, and multiply by its codes as in
-`quantized_linear`. So a step reads the codes of the chosen experts only, and no weight is ever
-dequantized in memory.
+Programs find their expert as in `grouped_linear`, and multiply by the expert's codes as in
+`quantized_linear`. A step therefore reads the codes of the chosen experts only, and no dequantized
+weight is ever stored in memory.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ def grouped_quantized_linear(
 ) -> Tensor:
     """Return `weights[e] @ row` for every row of expert e, [M, N], summed in fp32, then rounded.
 
-    rows: [M, K] in fp16 or bf16, sorted by expert, K contiguous. codes, scales, zeros: of all
-    experts, as in `quantized_linear` with the experts in front: [E, N, K] or [E, N, K / 2], and
-    [E, groups, N]. ends: [E] int32, contiguous, the past-last row of each expert; the last is M.
-    The result is contiguous, of the rows' type. Raises ValueError for other shapes, strides and
-    types, and for groups that `block_size` has no size for.
+    rows: [M, K] in fp16 or bf16, sorted by expert, K contiguous. codes, scales, zeros: as in
+    `quantized_linear`, for all experts, which are the first dimension: [E, N, K] or [E, N, K / 2],
+    and [E, groups, N]. ends: [E] int32, contiguous, the index after the last row of each expert;
+    the last is M. The result is contiguous, of the rows' type. Raises ValueError for other shapes,
+    strides and types, and for groups for which `block_size` returns None.
     """
     plan = _plan(rows, codes, scales, zeros, ends, kind, group_size)
     out = rows.new_empty((rows.shape[0], codes.shape[1]))

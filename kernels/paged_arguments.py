@@ -25,7 +25,7 @@ def check_paged_arguments(
     sinks: Tensor | None,
     out: Tensor | None,
 ) -> None:
-    """Raise ValueError with a remedy for unsupported arguments; tensors' contents are not read."""
+    """Raise ValueError with a remedy for unsupported arguments. Tensor contents are not read."""
     _check_shapes(query, key_cache, value_cache)
     _check_dtypes(query, key_cache, value_cache)
     for name, tensor in (("query", query), ("key_cache", key_cache), ("value_cache", value_cache)):
@@ -59,7 +59,7 @@ def check_strides(name: str, tensor: Tensor) -> None:
 def is_aligned(tensor: Tensor) -> bool:
     """Return whether rows begin at multiples of 16 elements.
 
-    Kernels that do not know this of rows read them 2 bytes at a time.
+    Kernels that do not know that their rows are aligned read them 2 bytes at a time.
     """
     starts = (stride(tensor, dim) for dim in range(tensor.ndim - 1))
     return tensor.stride(-1) == 1 and all(start % 16 == 0 for start in starts)

@@ -3,8 +3,8 @@
 A program computes the query heads of one KV head over one item of a work list: all of a sequence's
 keys, or one split of them. The heads are the rows of one tile, so K and V are read once for all of
 them. A second kernel combines the results of splits. The launches depend only on shapes, and
-lengths are read on the device. So they can be captured in a CUDA graph and replayed with new
-lengths.
+kernels read the lengths on the device. So a CUDA graph can capture the launches and replay them
+with new lengths.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from kernels.work_list import WorkList, make_work_list
 
 @triton.jit
 def tile_heads(row_index, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Return the head of each row of a tile, and if it has one."""
+    """Return the head of each row of a tile, and whether the row has a head."""
     TILES_PER_GROUP: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
     member = tl.program_id(0) % TILES_PER_GROUP * BLOCK_M + row_index
     return tl.program_id(0) // TILES_PER_GROUP * GROUP + member, member < GROUP
 
 
-# Slices of a step's tables begin anywhere.
+# Slices of a step's tables have any alignment.
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["table_ptr"])
 def paged_decode_kernel(
     out_ptr, partial_ptr, log_sum_ptr, query_ptr, key_ptr, value_ptr, table_ptr, items_ptr,
@@ -51,8 +51,8 @@ def paged_decode_kernel(
 ):  # fmt: skip
     """Attend over an item's keys; grid (kv_heads * tiles per group, I).
 
-    The result of a sequence's only item is final. Others go to the combining kernel, which also
-    adds their sinks.
+    If a sequence has one item, its result is final. Other results go to the combining kernel, which
+    also adds their sinks.
     """
     TILES_PER_GROUP: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
     kv_head = tl.program_id(0) // TILES_PER_GROUP
@@ -143,17 +143,18 @@ def paged_decode(
     """Return the attention of each sequence's newest token over all of its K and V.
 
     query: [N, heads, head_dim] in fp16, bf16 or fp32. Caches: [blocks, block_size, kv_heads,
-    head_dim], all dimensions but the last in any order in memory, of the query's dtype or, unless
-    that is fp32, fp8 e4m3 as float8_e4m3fn or as its bytes in uint8. The values of fp8 caches are
-    multiplied by `key_scale` and `value_scale`. block_tables: [N, B] int32 or int64, read only as
-    far as the contexts reach. context_lens: [N] int32, including the newest token; 0 for a padding
-    row, whose output is zero. window, softcap, sinks: as in `kernels.sdpa.paged_attention`.
-    work: items of these contexts and this window; None attends over whole contexts. scratch: fp32,
-    at least `kernels.split_results.scratch_numel` of the work list's items long, not read after the
-    call; not used if the list has no more items than sequences. If `out`, `work` and `scratch` are
-    given, nothing is allocated. Returns `out`, [N, heads, head_dim].
+    head_dim]; all dimensions but the last may be in any order in memory. They have the query's
+    dtype or, unless that is fp32, hold fp8 e4m3, as float8_e4m3fn or as bytes in uint8. The values
+    of fp8 caches are multiplied by `key_scale` and `value_scale`. block_tables: [N, B] int32 or
+    int64, read only as far as the contexts reach. context_lens: [N] int32, including the newest
+    token; 0 for a padding row, whose output is zero. window, softcap, sinks: as in
+    `kernels.sdpa.paged_attention`. work: a list made for these contexts and this window; None
+    attends over whole contexts. scratch: fp32, at least `kernels.split_results.scratch_numel` of
+    the work list's items long. It is not read after the call, and not used if the list has no more
+    items than sequences. If `out`, `work` and `scratch` are given, nothing is allocated. Returns
+    `out`, [N, heads, head_dim].
 
-    Raises ValueError for arguments that the kernel does not support; `kernels.sdpa` does.
+    Raises ValueError for arguments that the kernel does not support but `kernels.sdpa` does.
     """
     check_paged_arguments(query, key_cache, value_cache, block_tables, context_lens, sinks, out)
     if work is not None and len(work.rows) != len(query):
@@ -187,7 +188,7 @@ def wanted_splits(
 ) -> int:
     """Return `kernels.work_list.wanted_splits` for a batch of these shapes on the current GPU.
 
-    num_processors: streaming multiprocessors. max_context_len: the longest context that may come.
+    num_processors: streaming multiprocessors. max_context_len: the longest context to expect.
     """
     num_programs = _programs_at_once(query, key_cache, num_processors)
     longest = max_context_len if window is None else min(window, max_context_len)

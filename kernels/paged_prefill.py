@@ -44,9 +44,9 @@ from kernels.work_list import WAVES
 def item_and_tile(num_splits, num_tiles):
     """Return the item and the head tile of this program. Each item has `num_tiles` head tiles.
 
-    Splits start first, because they take longest: none should be left alone at the end of the
-    launch. Then come all whole blocks of the first head tile, all of the second, and so on: blocks
-    of a sequence that run at the same time read the same keys.
+    Splits start first because they take longest, and none should run alone at the end of the
+    launch. Then come all whole blocks of the first head tile, all whole blocks of the second, and
+    so on: blocks of one sequence that run at the same time read the same keys.
     """
     program = tl.program_id(0)
     whole = program - num_splits * num_tiles
@@ -81,9 +81,9 @@ def attend_tiles(
 
     blocks: the ids of tile `begin`. The ids of a tile are loaded one iteration ahead: if K and V
     addresses depended on a load of the same iteration, Triton's pipeliner would give K and V fewer
-    buffers than num_stages. They are carried in 32 bits, also those of an int64 table: otherwise
-    more than 128 registers with heads of 64. MASKED: some row may not see all keys of a tile.
-    Unless the descriptors are None, a tile is a block and is loaded through them.
+    buffers than num_stages. The ids are carried in 32 bits, even those of an int64 table. In 64
+    bits, heads of 64 would need more than 128 registers. MASKED: some row may not see all keys of
+    a tile. Unless the descriptors are None, a tile is a block and is loaded through them.
     """
     for tile in range(begin, end):
         key_position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -251,13 +251,13 @@ def paged_prefill(
 
     query: [T, heads, head_dim]. query_starts: [N + 1] int32, the first row of each sequence in
     `query`, then the number of rows that belong to sequences; the rows of `out` after those are
-    left unchanged. work: the list that `prefill_work` made of the same arguments; None makes one
-    without splits. scratch: fp32, not read after the call, at least
-    `kernels.split_results.scratch_numel` of the list's `num_slots` long; unused without splits.
-    descriptors: with those of the caches, TMA loads the tiles that all their rows see in full; on
-    sm_90 and later, without a window, and if a block is a tile (64 tokens for heads up to 128). The
-    other arguments and errors are those of `kernels.paged_decode.paged_decode`. A sequence may have
-    no tokens. If `out`, `work` and `scratch` are given, nothing is allocated. Returns `out`,
+    left unchanged. work: the list that `prefill_work` made from the same arguments; None makes one
+    without splits. scratch: fp32, at least `kernels.split_results.scratch_numel` of the list's
+    `num_slots` long, not read after the call; unused without splits. descriptors: the caches'
+    descriptors, through which TMA loads the tiles that all their rows see in full. They need sm_90
+    or later, no window, and blocks as large as a tile (64 tokens for heads up to 128). The other
+    arguments and errors are those of `kernels.paged_decode.paged_decode`. A sequence may have no
+    tokens. If `out`, `work` and `scratch` are given, nothing is allocated. Returns `out`,
     [T, heads, head_dim].
     """
     check_paged_arguments(query, key_cache, value_cache, block_tables, context_lens, sinks, out)
@@ -363,7 +363,7 @@ def _plan(
     num_splits: int,
     tile: AttentionConfiguration,
 ) -> Plan:
-    """Raise ValueError if the list of `num_items` is not for so many tokens and sequences."""
+    """Raise ValueError if the list of `num_items` was not made for so many tokens and sequences."""
     num_tokens, num_heads, head_dim = query.shape
     _, block_size, num_kv_heads, _ = cache.shape
     group = num_heads // num_kv_heads

@@ -1,4 +1,4 @@
-"""Caches what wrappers compute from shapes and strides, so that layers and steps share it.
+"""Caches the values that wrappers compute from shapes and strides, for all layers and steps.
 
 The host must launch kernels faster than the GPU runs them; see `benchmarks.host_step`.
 """
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 from torch import Tensor
 
 MAX_KEPT = 512
-"""Maximum cached results of a function. The layers of a step share them; steps differ in tokens."""
+"""Maximum cached results of a function. Layers of a step share a result; steps differ in tokens."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,8 +31,8 @@ class Plan(NamedTuple):
 def planned(function: Callable[P, R]) -> Callable[P, R]:
     """Cache the results of `function` by the shapes, strides and types of its tensors.
 
-    Other arguments are compared by value; all are positional. `function` must not depend on a
-    tensor's contents or address.
+    Other arguments are compared by value. All arguments are positional. `function` must not depend
+    on a tensor's contents or address.
     """
     results: dict[Hashable, R] = {}
 

@@ -45,10 +45,10 @@ from kernels.work_list import make_work_list
 BLOCK_SIZE = 16
 """The default of `option.block_size`."""
 VOCAB_SIZES = (32000, 128256, 151936)
-"""Of Llama 2 and Mistral, Llama 3, and Qwen 2.5 and 3."""
+"""The vocabulary sizes of Llama 2 and Mistral, of Llama 3, and of Qwen 2.5 and 3."""
 _TOKENS = 3
 _INPUTS, _OUTPUTS = 256, 64
-"""Of quantized weights."""
+"""Sizes of the quantized weights to compile for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ def _compile_elementwise(shape: Shape) -> None:
 
 
 def _compile_job(job: tuple[int, Shape | int | None]) -> int:
-    """Compile for an arch the kernels of a shape, of a vocabulary, or those of neither."""
+    """Compile for an arch the kernels of a shape, of a vocabulary size, or those of neither."""
     arch, what = job
     if what is None:
         return len(compile_block_moves(arch)) + len(compile_quantized(arch))

@@ -22,8 +22,8 @@ from torch import Tensor
 from kernels.work_list import WAVES
 
 MIN_SPLIT_KEYS = 512
-"""Fewest keys in a split, if whole blocks would fill at most half of the GPU: reading them takes
-about as long as launching the combining kernel. Otherwise it is WAVES times as many."""
+"""Fewest keys in a split if whole blocks would fill at most half of the GPU: reading so many keys
+takes about as long as launching the combining kernel. Otherwise it is WAVES times as many."""
 MAX_BLOCK_Q = 128
 """Most query tokens in a block. The list's kernel writes all rows of a block with one store."""
 BALANCED = 90
@@ -39,10 +39,10 @@ class PrefillWork:
     """[W + B, 4] int32: sequence (-1: an idle item), its first token in the block, first key tile,
     and end tile (exclusive). Splits come first, then whole blocks, last block first."""
     rows: Tensor
-    """[R, 3] int32, the rows of the query whose keys are split: row, slot of its first result, and
-    number of results (0: an idle entry). A row's results are `block_q` slots apart."""
+    """[R, 3] int32, for the query rows whose keys are split: the row, the slot of its first result
+    and its number of results (0: an idle entry). A row's results are `block_q` slots apart."""
     num_splits: int
-    """W, idle ones included. The slots of split i begin at i * block_q."""
+    """W, which includes idle splits. The slots of split i begin at i * block_q."""
     block_q: int
     """Most tokens in a block."""
 
@@ -67,12 +67,12 @@ def make_prefill_work(
     block, at most MAX_BLOCK_Q, and keys in a tile. num_tokens: T, at least query_starts[-1]; the
     list has room for T // tokens + N blocks.
 
-    The GPU is assumed to run num_splits // WAVES programs at once. If whole blocks would fill at
-    most half of it, there are at most so many splits. Otherwise there are up to `num_splits`, so
-    that all programs end at about the same time, or none if whole blocks do so (BALANCED).
+    The GPU is assumed to run P = num_splits // WAVES programs at once. If whole blocks would fill
+    at most half of it, there are at most P splits. Otherwise there are up to `num_splits`, so that
+    all programs end at about the same time, or none if that holds for whole blocks (BALANCED).
 
-    A split has at least `min_split_keys` keys, or WAVES times as many in the second case; with a
-    window it may have up to a block's tokens fewer.
+    A split has at least `min_split_keys` keys, or WAVES times as many in the second case. With a
+    window it may have fewer, by up to a block's tokens.
     """
     block_q, block_n = tile
     assert block_q <= MAX_BLOCK_Q
@@ -124,7 +124,7 @@ def _most_units(window: int | None, block_q: int) -> int:
 
 @triton.jit
 def _sequences(starts_ptr, context_ptr, index, num_sequences, block_q):
-    """Return sequences' first rows, new tokens, context lengths, blocks and first blocks' units.
+    """Return the sequences' first rows, new tokens, contexts, blocks and first blocks' units.
 
     Sequences from `num_sequences` on have no blocks.
     """
@@ -154,7 +154,7 @@ def _shares(units, num_blocks, most, length):
 
 @triton.jit
 def _num_whole(units, num_blocks, most, length):
-    """Return the number of blocks that are not split. They come before those that are."""
+    """Return the number of blocks that are not split. They come before the split blocks."""
     num_short = tl.minimum(tl.maximum(2 * length - units, 0), num_blocks)
     return tl.where(most >= 2 * length, num_short, num_blocks)
 
@@ -166,9 +166,9 @@ def _sequence_and_length(
 ):  # fmt: skip
     """Return the sequence of a block, and the units in a split (ENDLESS: no block is split).
 
-    min_few, min_many: the fewest units if whole blocks fill at most half of the GPU, and if they
-    fill more. Sequence i begins at block starts[i] // block_q + i. Whatever the lengths, it then
-    has at least as many blocks as it needs; a surplus block is idle.
+    min_few, min_many: the fewest units in a split if whole blocks fill at most half of the GPU, and
+    if they fill more. Sequence i begins at block starts[i] // block_q + i. So it has at least as
+    many blocks as it needs, whatever the lengths; a surplus block is idle.
     """
     total = tl.full((), 0, tl.int64)
     longest = 0
@@ -187,8 +187,8 @@ def _sequence_and_length(
         num_begun += tl.sum(has_begun.to(tl.int32), 0)
     at_once = tl.maximum(num_splits // WAVES, 1)
     are_few = 2 * num_live <= at_once
-    # The shortest length for which there are no more splits than wanted: a block with u units has
-    # u // length, so all have at most total // length.
+    # The shortest length that gives no more splits than wanted: a block with u units has
+    # u // length splits, so all blocks have at most total // length.
     length = total // (tl.where(are_few, at_once, num_splits) + 1) + 1
     length = tl.maximum(length, tl.where(are_few, min_few, min_many))
     whole_time = tl.cdiv(num_live, at_once).to(tl.int64) * longest * at_once
@@ -236,10 +236,10 @@ def prefill_work_kernel(
     block_q, block_n, window, most, min_few, min_many,
     WAVES: tl.constexpr, BALANCED: tl.constexpr, ENDLESS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the items and rows of one block; the first program also the idle ones; grid (B,).
+    """Write the items and rows of one block; the first program also writes the idle ones.
 
-    Each program counts the splits of all blocks before its own, so programs need not wait for each
-    other.
+    The grid is (B,). Each program counts the splits of all blocks before its own, so programs need
+    not wait for each other.
     """
     block = tl.program_id(0)
     sequence, length = _sequence_and_length(

@@ -1,8 +1,8 @@
 """A linear layer with int4, int8, fp8 or MXFP4 weights and 16-bit rows.
 
-Codes become numbers of the rows' type in registers, which is exact: an integer minus its zero has
-at most 8 bits, e4m3 has 4, and e2m1 has 2. The scale of a group multiplies the group's sum of
-products in fp32. So weights are read in their stored size, and nothing is rounded but the result.
+Codes become numbers of the rows' type in registers. That is exact: an integer minus its zero has at
+most 8 significant bits, e4m3 has 4 and e2m1 has 2. The scale of a group multiplies the group's sum
+of products in fp32. So weights are read in their stored size, and only the result is rounded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 PER_BYTE: Mapping[str, int] = {"int4": 2, "int8": 1, "fp8": 1, "fp4": 2}
 """Codes in a byte, by kind of weight. fp8 is e4m3; fp4 is MXFP4."""
 GROUP = 8
-"""Row tiles that use a tile of weights before the next one is used, so that both stay in L2."""
+"""Row tiles that use the same tile of weights in turn, so that rows and weights stay in L2."""
 
 TILES: Mapping[tuple[int, int], tuple[int, int, int]] = {
     (16, 32): (32, 2, 4),
@@ -36,8 +36,8 @@ TILES: Mapping[tuple[int, int], tuple[int, int, int]] = {
 }
 """Outputs of a tile, warps and stages, by its rows and inputs.
 
-These need no stack and read 16 bytes at a time on sm_80 to sm_90, as
-tests/kernels/test_quantized_compile.py checks; neighbouring choices do not. No GPU has timed them.
+These sizes need no stack and read 16 bytes at a time on sm_80 to sm_90, as
+tests/kernels/test_quantized_compile.py checks; neighbouring sizes do not. No GPU has timed them.
 """
 
 
@@ -129,10 +129,10 @@ def quantized_linear_kernel(
 
 
 def pack_pairs(codes: Tensor, group_size: int) -> Tensor:
-    """Pack codes [N, K] uint8, each 0 to 15, two a byte: [N, K / 2] as the kernels read them.
+    """Pack codes [N, K] uint8, each 0 to 15, into bytes [N, K / 2] as the kernels read them.
 
-    A byte holds two inputs that are `block_size` apart, the earlier one in its lower half. Raises
-    ValueError if that is None.
+    A byte holds two inputs that are `block_size` apart, the earlier input in its lower half. Raises
+    ValueError if `block_size` is None.
     """
     block = block_size("int4", codes.shape[1], group_size)
     if block is None:
@@ -144,7 +144,7 @@ def pack_pairs(codes: Tensor, group_size: int) -> Tensor:
 def block_size(kind: str, num_inputs: int, group_size: int) -> int | None:
     """Return how many inputs the kernels take at a time: 64, 32, or None if neither fits.
 
-    kind: a key of PER_BYTE. A block is of one group; two codes a byte take two blocks at a time.
+    kind: a key of PER_BYTE. A block lies in one group. With two codes a byte, two blocks are taken.
     """
     if num_inputs % group_size:
         return None
@@ -165,11 +165,11 @@ def quantized_linear(
 ) -> Tensor:
     """Return `rows @ weight.T + bias`, [M, N] of the rows' type, summed in fp32.
 
-    rows: [M, K] in fp16 or bf16, K contiguous. kind: a key of PER_BYTE. codes: uint8: [N, K], or
-    for two codes a byte [N, K / 2] from `pack_pairs`. scales: fp32 [groups, N], for fp4 uint8
+    rows: [M, K] in fp16 or bf16, K contiguous. kind: a key of PER_BYTE. codes: uint8, [N, K]; if a
+    byte has two codes, [N, K / 2] from `pack_pairs`. scales: fp32 [groups, N]; for fp4, uint8
     exponents with a bias of 127. zeros: uint8 [groups, N] for integers, otherwise None. bias: [N],
-    fp32 or of the rows' type. All but rows are contiguous. Raises ValueError for other shapes,
-    strides and types, and for groups that `block_size` has no size for.
+    fp32 or of the rows' type. All tensors but the rows are contiguous. Raises ValueError for other
+    shapes, strides and types, and for groups for which `block_size` returns None.
     """
     plan = _plan(rows, codes, scales, zeros, bias, kind, group_size)
     out = rows.new_empty((rows.shape[0], codes.shape[0]))

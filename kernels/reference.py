@@ -25,7 +25,7 @@ def paged_attention_reference(
 ) -> Tensor:
     """Compute `kernels.sdpa.paged_attention` for one query and head at a time.
 
-    Caches may also hold fp8 e4m3, as such or as bytes, whose values are multiplied by the scales.
+    Caches may also hold fp8 e4m3 (float8_e4m3fn or bytes); the scales multiply their values.
     Returns [T, heads, value_dim] in fp64.
     """
     num_tokens, num_heads, _ = query.shape

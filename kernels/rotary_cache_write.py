@@ -50,8 +50,8 @@ def rotary_write_kv_kernel(
     REST_TILE: tl.constexpr,
     VALUE_TILE: tl.constexpr,
 ):
-    """Program (t, i) takes the i-th HEADS_PER_TILE heads of token t: query heads first, then KV
-    heads. REST: dims of a key that are not rotated."""
+    """Program (t, i) handles the i-th HEADS_PER_TILE heads of token t: query heads first, then KV
+    heads. REST: number of dims of a key that are not rotated."""
     QUERY_TILES: tl.constexpr = (NUM_HEADS + HEADS_PER_TILE - 1) // HEADS_PER_TILE
     token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     cos += token * cos_token_stride
@@ -105,13 +105,13 @@ def rotary_write_kv(
 ) -> None:
     """Rotate queries in place, and write rotated keys and the values into their cache slots.
 
-    Queries and caches end up bit for bit as after `kernels.rotary.rotary` and
+    Queries and caches are bitwise the same as after `kernels.rotary.rotary` and
     `kernels.cache_write.write_kv`: keys are rounded to their own type before they become fp8.
     Unlike `rotary`, this leaves `key` as it is; only the cache holds rotated keys. A token with a
     negative slot (padding) writes nothing to the caches.
 
     query, key, cos, sin, rotary_dim: as in `rotary`. value, caches, slot_mapping, scales: as in
-    `write_kv`. Raises ValueError for the shapes, types and strides that these two refuse.
+    `write_kv`. Raises ValueError for the shapes, types and strides that these functions refuse.
     """
     grid, numbers, options = _plan(query, key, value, cos, sin, rotary_dim, key_cache, value_cache)
     if grid[0]:

@@ -1,8 +1,8 @@
 """Paged attention on torch's scaled_dot_product_attention, for any device and head size.
 
-Each sequence's blocks are gathered into a scratch buffer, then one SDPA runs over exactly its
-tokens, without padding. The buffer is reused, because the page faults of a new one would cost more
-than the attention itself.
+Each sequence's blocks are gathered into a scratch buffer. Then one SDPA runs over exactly the
+sequence's tokens, without padding. The buffer is reused, because the page faults of a new buffer
+would cost more than the attention itself.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def paged_attention(
     """Return the causal attention of new tokens over their sequence's K and V so far.
 
     query: [T, heads, head_dim]. Caches: [blocks, block_size, kv_heads, head_dim] of the same type
-    or fp8 e4m3 (float8_e4m3fn, or its bytes), which already contain K and V of these tokens.
+    or fp8 e4m3 (float8_e4m3fn, or its bytes). They already contain the K and V of these tokens.
     window: the number of newest positions that a query sees, including its own. softcap: scores
     become softcap * tanh(score / softcap). sinks: [heads], an extra logit per head that joins the
     softmax but has no value. Returns [T, heads, value_dim].
@@ -89,7 +89,7 @@ def attend_in_images(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> None:
-    """Compute the rows of `batch.images` in `out` [T, heads, value_dim] again, not causally.
+    """Compute the rows of `batch.images` in `out` [T, heads, value_dim] again, without causality.
 
     Each of these tokens sees all tokens of its sequence up to the end of its image, except those
     that are `window` or more positions before it. The other arguments are those of
@@ -141,7 +141,7 @@ class _Caches:
 def _attend(
     query: Tensor, keys: Tensor, values: Tensor, scores: _Scores, *, sees_ahead: bool
 ) -> Tensor:
-    """Return [Q, heads, value_dim] for the last Q tokens; sees_ahead: they see all later ones."""
+    """Return [Q, heads, value_dim] for the last Q tokens. sees_ahead: they also see later ones."""
     queries = query.transpose(0, 1)
     is_plain = scores.softcap is None and scores.sinks is None
     attend = _sdpa if is_plain else _attend_by_hand

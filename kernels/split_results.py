@@ -15,7 +15,7 @@ from kernels.plan import Plan, planned
 
 MAX_PROGRAMS = 4096
 """Programs of the combining kernel: enough to fill any GPU. A list may have room for many more rows
-than it has, and a program for each would do nothing."""
+than it contains, and a program for each entry would mostly do nothing."""
 
 
 class SplitResults(NamedTuple):
@@ -24,7 +24,7 @@ class SplitResults(NamedTuple):
     attended: Tensor
     """[S, heads, head_dim] fp32, flat."""
     log_sums: Tensor
-    """[S, heads] fp32, flat: log2 of the sum of exp2 of the scores; -inf without keys."""
+    """[S, heads] fp32, flat: log2 of the sum of exp2 of the scores; -inf if there are no keys."""
 
 
 def scratch_numel(num_slots: int, num_heads: int, head_dim: int) -> int:
@@ -57,7 +57,7 @@ def split_results(scratch: Tensor | None, query: Tensor, num_slots: int) -> Spli
 
 @cache
 def _no_results(device: torch.device) -> SplitResults:
-    """Return results without slots. They are cached, since making them takes microseconds."""
+    """Return results without slots. They are cached, because creating them takes microseconds."""
     empty = torch.empty(0, dtype=torch.float32, device=device)
     return SplitResults(empty, empty)
 
@@ -67,9 +67,9 @@ def combine_splits(
 ) -> None:
     """Combine the results of each row's splits into `out` [T, heads, head_dim].
 
-    rows: [R, 3] int32, contiguous: row of `out`, slot of its first result, and number of results,
-    which are `slot_stride` slots apart. Rows with one result are skipped: they are final in `out`.
-    The list ends at the first entry without results.
+    rows: [R, 3] int32, contiguous: row of `out`, slot of its first result, and number of results.
+    The results are `slot_stride` slots apart. A row with one result is skipped, because it is final
+    in `out`. The list ends at the first entry without results.
     """
     plan = _plan(out, len(rows))
     combine_splits_kernel[plan.grid](

@@ -1,8 +1,8 @@
-"""Code of all sampling kernels: how likely each token of a row is, and which tokens are kept.
+"""Code that all sampling kernels share: the weights of tokens, and which tokens are kept.
 
 A score is a logit minus the row's highest, divided by the temperature: at most 0. A token's weight
-is exp(score) scaled to an integer, so that sums do not depend on their order. The numbers are those
-of engine/sampling/filters.py bit by bit, and so are the tokens that are kept and drawn.
+is exp(score) scaled to an integer, so that sums do not depend on their order. The numbers equal
+those of engine/sampling/filters.py bit by bit, so the same tokens are kept and drawn.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ KEEP_ALL = 2**31 - 1
 """A limit that drops no token."""
 WEIGHT_OF_ONE = tl.constexpr(2.0**44)
 END_KEY = tl.constexpr(0x42000000)
-"""The key of 32: a token with a lower score than -32 has a weight of 0."""
+"""The key of 32: tokens with a score below -32 have a weight of 0."""
 INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnRows:
-    """The R rows of logits for which a token is drawn, and their sampling parameters. Each [R]."""
+    """The R rows of logits for which a token is drawn, and their parameters. Each tensor is [R]."""
 
     row_index: Tensor
     """int64: the row of the logits."""
@@ -64,10 +64,10 @@ class DrawnRows:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Which tokens of each row top-k, top-p and typical-p keep; each [R].
+    """Which tokens of each row top-k, top-p and typical-p keep; all tensors are [R].
 
-    A key is a float's magnitude as an integer, which has the same order. A score of -1 has a
-    greater key than a score of 0.
+    The key of a float is its magnitude as an integer, which has the same order. So a score of -1
+    has a greater key than a score of 0.
     """
 
     score_key: Tensor
@@ -120,12 +120,12 @@ def weigh(scores, min_p):
 
 @triton.jit
 def key_of(numbers):
-    """Return the magnitudes of fp32 numbers as int32 keys of the same order; NaN's is the last."""
+    """Return int32 keys that order fp32 numbers by magnitude; the key of NaN is the last."""
     return numbers.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
 def keep(weights, scores, score_limit, mean, distance_limit):
-    """Return the weights with those of dropped tokens set to 0."""
+    """Return the weights, with 0 for dropped tokens."""
     is_kept = (key_of(scores) <= score_limit) & (key_of(scores - mean) <= distance_limit)
     return tl.where(is_kept, weights, 0)

@@ -1,6 +1,6 @@
 """The functions of rms_norm.py, gated_activation.py and rotary.py in torch, for any device.
 
-Names and signatures are the same. Results equal those of transformers' operations bit for bit.
+Names and signatures are the same. Results equal transformers' operations bit for bit.
 """
 
 from __future__ import annotations

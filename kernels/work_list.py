@@ -21,10 +21,10 @@ UNIT = 128
 BALANCED_KEYS = 2048
 """If the batch fills the GPU, contexts of up to this many keys are not worth splitting."""
 FULL = 0.9
-"""Sequences per program that runs at once, from which on a batch fills the GPU without splits."""
+"""If a batch has this many sequences per program that runs at once, it fills the GPU unsplit."""
 WAVES = 4
-"""Splits per program that runs at once, at most, in a batch that would fill the GPU whole. Shorter
-splits end closer together, but each has a fixed cost, and beyond this the cost is larger."""
+"""Maximum splits per program that runs at once, in a batch that would fill the GPU unsplit. Shorter
+splits end closer together, but each split has a fixed cost; further splits would cost more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ def wanted_splits(num_rows: int, num_programs: int, max_context_len: int) -> int
     """Return how many splits a batch of `num_rows` sequences should have; 0 to split none.
 
     num_programs: sequences or splits that the GPU attends over at once. max_context_len: the
-    longest context that the model or the window allows; current contexts do not matter, so a graph
-    can be captured.
+    longest context that the model or the window allows. Current contexts do not matter, so a CUDA
+    graph can be captured.
 
-    If whole sequences would fill at most half of the GPU, the splits fill it once: any more would
-    wait until others end. Otherwise there are WAVES times as many, so that they end closer
-    together. There are none if contexts are too short to split, or if they are at most
+    If whole sequences would fill at most half of the GPU, the splits fill it once: further splits
+    would wait until others end. Otherwise there are WAVES times as many, so that they end closer
+    together. There are no splits if contexts are too short to split, or if they are at most
     BALANCED_KEYS long and the batch fills the GPU.
     """
     is_full = num_rows >= FULL * num_programs
@@ -73,11 +73,11 @@ def make_work_list(
 ) -> WorkList:
     """Divide the keys of N decoding sequences into about `num_wanted` splits; 0 splits none.
 
-    Each sequence's share of the splits is rounded down, but it has at least one item. So the list
-    needs room for num_wanted + N items. context_lens: [N] int32 or int64, contiguous; a padding row
-    has length 0 and gets an item without keys. window: only the last `window` keys count.
-    min_split_keys: fewest keys in a split; with a window, the first split of a sequence may have up
-    to UNIT fewer.
+    Each sequence's share of the splits is rounded down, but every sequence has at least one item.
+    So the list needs room for num_wanted + N items. context_lens: [N] int32 or int64, contiguous; a
+    padding row has length 0 and gets an item without keys. window: only the last `window` keys
+    count. min_split_keys: fewest keys in a split. With a window, a sequence's first split may have
+    fewer, by up to UNIT.
 
     Raises ValueError if `min_split_keys` is not a multiple of UNIT.
     """
@@ -96,7 +96,7 @@ def make_work_list(
 
 @triton.jit
 def _visible(context_ptr, row, end_row, window, UNIT: tl.constexpr):
-    """Return each row's context length, first visible key, first visible unit and number of them.
+    """Return each row's context length, first visible key and unit, and number of visible units.
 
     Rows from `end_row` on have a length of 0.
     """
@@ -121,7 +121,7 @@ def work_list_kernel(
     items_ptr, rows_ptr, context_ptr, num_rows, num_wanted, length, window, min_split_keys,
     UNIT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the items of one sequence; the last program also writes the idle items; grid (N,).
+    """Write the items of one sequence; the last program also writes the idle items. Grid: (N,).
 
     Each program counts the items of all sequences before its own, so programs need not wait for
     each other.

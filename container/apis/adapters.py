@@ -97,7 +97,7 @@ class AdapterRoutes:
         self._service = service
 
     def add_to(self, app: Flask) -> None:
-        """Add the routes to the app; those of LMI also below the model's own path."""
+        """Add the routes to the app, and LMI's routes also below the model's own path."""
         for prefix in ("", "/models/<model>"):
             for path, view, method in (
                 ("/adapters", self.adapters, "GET"),
@@ -194,7 +194,10 @@ class AdapterRoutes:
 
 
 def _fields(context: RequestContext) -> Mapping[str, object]:
-    """Return the fields of the query string, as DJL Serving takes them; without one, the body's."""
+    """Return the fields of the query string, as DJL Serving does.
+
+    Without a query string, return the body's fields.
+    """
     query = {name: _BOOLEANS.get(value, value) for name, value in request.args.items()}
     if query or not context.body:
         return query
@@ -202,7 +205,7 @@ def _fields(context: RequestContext) -> Mapping[str, object]:
 
 
 def _status(context: RequestContext, name: str, change: str) -> Response:
-    """Return a message about an adapter, which it calls by SageMaker's alias if one was sent."""
+    """Return a message that names the adapter, by SageMaker's alias if the request has one."""
     shown = context.headers.get(ALIAS_HEADER) or name
     return json_response({"status": f"Adapter {shown} {change}"})
 

@@ -21,7 +21,7 @@ from core.limits import EMBEDDINGS
 from core.task_bodies import EmbeddingAnswer, EmbeddingBody
 
 MAX_TOKENS = 2**31 - 1
-"""The `max_tokens` that truncates inputs to as many tokens as the model takes."""
+"""The value of `max_tokens` that truncates inputs to the model's limit."""
 
 _FORMATS = ("float", "base64")
 

@@ -120,7 +120,7 @@ class Shown:
     """vLLM's fields that choose what a response shows."""
 
     request_id: str | None
-    """What the response's id is made from; None for an id of our own."""
+    """The client's id, from which the response's id is made. None: the server makes one."""
     token_ids: bool
     """Whether to show the token ids of prompts and answers."""
     tokens_as_ids: bool

@@ -77,7 +77,7 @@ def run_batch(
         started = _started(command, model_dir, properties, num_workers, flags)
         with (
             started as container,
-            tqdm(total=len(todo), unit="request", disable=None) as bar,  # not in files
+            tqdm(total=len(todo), unit="request", disable=None) as bar,  # no bar in files
         ):
             _Sender(container, out, counts, bar.update).send_all(source, todo, num_workers)
     return counts
@@ -211,7 +211,7 @@ class _Sender:
             connection.close()
         try:
             body = msgspec.json.format(body.decode(), indent=-1).encode()  # on one line
-        except (UnicodeDecodeError, msgspec.DecodeError):  # of a handler, or CSV
+        except (UnicodeDecodeError, msgspec.DecodeError):  # from a handler, or CSV
             body = msgspec.json.encode(body.decode("utf-8", "replace"))
         return BatchResponse(response.status, request_id, msgspec.Raw(body))
 

@@ -2,8 +2,8 @@
 
 `python -m container.batch.child PARENT MODEL_DIR PROPERTIES SOCKET NUM_WORKERS FLAGS`
 
-PARENT is the id of the process that starts it, and with which it ends. MODEL_DIR and PROPERTIES are
-empty for their defaults. FLAGS are those of the command line, as JSON.
+PARENT is the id of the process that starts this one, which ends with it. MODEL_DIR and PROPERTIES
+are empty for their defaults. FLAGS are the flags of the command line, as JSON.
 """
 
 from __future__ import annotations

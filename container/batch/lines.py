@@ -68,7 +68,7 @@ def read_numbered(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_line(text: bytes) -> Line | Outcome:
-    """Return a line's request, or if it is invalid its outcome, still without an `id`."""
+    """Return a line's request. If the line is invalid, return its outcome, without an `id` yet."""
     try:
         line = msgspec.json.decode(text, type=Line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

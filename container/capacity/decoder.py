@@ -18,10 +18,10 @@ from core.sizing import LENGTH_NAMES, LayerShape
 
 DTYPE_BYTES = {"fp32": 4, "float32": 4, "fp16": 2, "float16": 2, "bf16": 2, "bfloat16": 2}
 BYTES_PER_WEIGHT = {"fp8": 1.0, "int8": 1.0, "int4": 0.5 + 5 / 128}
-"""By the value of option.quantize. int4 has a scale of 4 bytes and a zero of 1 byte for each 128
-weights; fp8 and int8 have them for each output, which is next to nothing."""
+"""Bytes by the value of option.quantize. int4 has a scale of 4 bytes and a zero of 1 byte for each
+128 weights. fp8 and int8 have them for each output, which adds next to nothing."""
 FILE_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
-"""By the dtypes of safetensors; all others have one byte."""
+"""Bytes by safetensors' dtypes. All other dtypes have one byte."""
 INT8_HEADS = {"int8", "int4"}
 """Values of option.quantize that store the head in int8."""
 _KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -77,7 +77,7 @@ def decoder_from_directory(directory: Path, options: Options) -> Decoder:
 
 
 def decoder_from_hub(model_id: str, options: Options) -> Decoder:
-    """Read a decoder on the hub; of its weights, fetch only the headers.
+    """Read a decoder on the hub. Fetch only the headers of its weights.
 
     Raises ConfigurationError if the model cannot be fetched or is not supported.
     """
@@ -204,7 +204,7 @@ def _quantized_bytes(
 ) -> int:
     """Return the bytes of the weights if all but embeddings and head are quantized.
 
-    precision: a key of BYTES_PER_WEIGHT, or None if nothing is.
+    precision: a key of BYTES_PER_WEIGHT, or None if nothing is quantized.
     """
     if precision is None:
         return num_parameters * DTYPE_BYTES[dtype]

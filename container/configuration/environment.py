@@ -56,7 +56,7 @@ _REFUSED = {
     "option.api_keys_file (OPTION_API_KEYS_FILE)",
     "CUSTOM_FASTAPI_INVOCATION_HANDLER": INVOCATION_HANDLER_ADVICE,
 }
-"""Variables of AWS's images that end the start, with what to do instead."""
+"""Variables of AWS's images that make start-up fail, with what to do instead."""
 _VLLM_NAMES = {
     "model": "model_id",
     "max_num_seqs": "max_rolling_batch_size",

@@ -109,7 +109,7 @@ INVOCATION_HANDLER_ADVICE = (
     "write handle(inputs) in model.py, which replaces the model, or name a function that changes "
     "the model's requests and responses in option.pre_post_process_hook"
 )
-"""AWS's invocation handlers call vLLM's engine, which is not here."""
+"""AWS's invocation handlers call vLLM's engine, which Longshore does not have."""
 
 VARIABLE_ADVICE: Mapping[str, str] = {
     "CUSTOM_SCRIPT_FILENAME": "name the file with its function, as in CUSTOM_PRE_PROCESS=FILE.py:F",

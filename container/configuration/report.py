@@ -23,7 +23,7 @@ ERROR_PREFIX = "longshore: "
 def explain_lines(configuration: Configuration, model: str, task: Task | None) -> Iterator[str]:
     """Yield the strategy, the task, the warnings, the layout, and all options with their sources.
 
-    Those that are set come first. The layout of several copies is that on this machine.
+    Options that are set come first. With several copies, the layout is that of this machine.
     """
     yield from _strategy_lines(configuration, model, task)
     if configuration.options.copies > 1:
@@ -38,7 +38,7 @@ def explain_lines(configuration: Configuration, model: str, task: Task | None) -
 def banner_lines(
     configuration: Configuration, model: str, address: str, task: Task
 ) -> Iterator[str]:
-    """Yield what is known before the model loads: the options set, the task and the strategy."""
+    """Yield the facts known before the model loads: the options set, the task and the strategy."""
     yield f"Longshore on {address}; configuration: {_properties_source(configuration)}"
     yield from _option_lines(configuration, _given_options(configuration))
     yield from _strategy_lines(configuration, model, task)
@@ -50,7 +50,7 @@ def _given_options(configuration: Configuration) -> list[Option]:
 
 
 def facts_lines(facts: Facts, num_copies: int = 1) -> Iterator[str]:
-    """Yield what an engine resolved: the layout, the limits and the memory budget.
+    """Yield the values that an engine resolved: the layout, the limits and the memory budget.
 
     num_copies: copies of the model, each with such an engine.
     """

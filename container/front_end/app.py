@@ -58,7 +58,7 @@ def create_app(
 ) -> Flask:
     """Return the application for a model that generates text.
 
-    helper: an existing one with the same tokenizer and template, instead of a new one.
+    helper: an existing helper with the same tokenizer and template, to use instead of a new one.
     """
     helper = helper or Helper(tokenizer.model_dir, template.source if template else None)
     prompting = Prompting(tokenizer, template, lambda: client.facts.max_model_len, helper)

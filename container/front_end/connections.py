@@ -32,9 +32,9 @@ class Connections:
         self._open: set[object] = set()
         """The greenlets of all connections."""
         self._idle: dict[object, gevent.Timeout] = {}
-        """By greenlet, those that wait for a request or a handshake; longest idle first."""
+        """By greenlet, the connections that wait for a request or handshake; longest idle first."""
         self._ending: set[object] = set()
-        """The greenlets of those that are being closed for a new one."""
+        """The greenlets of connections that are being closed to make room."""
 
     def pool(self) -> Pool:
         """Return a pool with room for the greenlets."""
@@ -83,7 +83,7 @@ class Connections:
             raise OverloadedError(f"{self._maximum} connections are open (option.max_connections)")
 
     def end_idle(self, count: int | None = None) -> None:
-        """Close idle connections, all or the `count` that are idle for longest."""
+        """Close all idle connections, or the `count` that have been idle longest."""
         idle = [item for item in self._idle.items() if item[0] not in self._ending]
         for greenlet, timeout in idle[:count]:
             self._ending.add(greenlet)
@@ -101,6 +101,6 @@ def silent_timeout(seconds: float | None) -> gevent.Timeout:
 
 
 def allow_many_connections() -> None:
-    """Raise the limit of open files. Each connection is one, and the usual limit is 1,024."""
+    """Raise the limit of open files. Each connection needs a file, and the usual limit is 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -2,7 +2,7 @@
 
 `python -m container.front_end.start PARENT LAUNCH_JSON`
 
-PARENT is the process id of the supervisor, with which it ends.
+PARENT is the process id of the supervisor. This process ends when the supervisor ends.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class FrontEnd(BaseApplication):
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
-        # With several models, the front process checks keys and reads each /metrics without one.
+        # With several models, the front process checks keys, and reads each /metrics without a key.
         open_paths = (*HEALTH_PATHS, "/metrics") if launch.name else HEALTH_PATHS
         self._gate = open_gate(launch.options, open_paths=open_paths)
         super().__init__()

@@ -54,7 +54,7 @@ class UpgradeRoute:
         return Response(status=101, headers=accepted)
 
     def _check_origin(self) -> None:
-        """Refuse pages of another origin. Browsers let them read WebSockets, unlike responses."""
+        """Refuse pages of another origin. Browsers let them read WebSockets, but not responses."""
         origin = request.headers.get("Origin")
         if origin is None or self._allowed_origin in ("*", origin):
             return

@@ -50,7 +50,7 @@ class _Body:
         self.length = 0
         """Bytes of the whole message, even if it was not kept."""
         self.refusal: OverloadedError | None = None
-        """Why the message was not kept. Raised by `read`, as by other bodies."""
+        """The error of a message that was not kept. `read` raises it, as other bodies do."""
         self._num_read = 0
 
     def read(self, size: int = -1) -> bytes:
@@ -91,7 +91,7 @@ class WebSocket:
         self._message: _Body | None = None
         """The message of which a part has arrived."""
         self._deadline = 0.0
-        """When the rest of it must have arrived."""
+        """The time by which the rest of that message must have arrived."""
         self._has_left = False
         self._reply: CloseConnection | None = None
         """The answer to the client's closing frame."""
@@ -142,7 +142,7 @@ class WebSocket:
         return self._reply or CloseConnection(CloseReason.GOING_AWAY, "the server is stopping")
 
     def _next(self) -> _Body | CloseConnection | None:
-        """Wait for a message. Returns how to close the socket if it shall close, None if woken."""
+        """Wait for a message. Return how to close the socket if it must close; None if woken."""
         began = time.monotonic()
         with self._connections.idle(SOCKET_IDLE.maximum):
             return self._arrived.get()
@@ -153,7 +153,7 @@ class WebSocket:
         return CloseConnection(CloseReason.POLICY_VIOLATION, reason)
 
     def _answer(self, body: _Body) -> None:
-        """Answer one message with one or, if it is a stream, several messages."""
+        """Answer a message with one message, or with several if the response is a stream."""
         environ = {**self._environ, "wsgi.input": body, "CONTENT_LENGTH": str(body.length)}
         with (
             WSGIResponse.from_app(self._app, environ) as response,

@@ -6,7 +6,7 @@ the graceful timeout ends, it makes the application fail the requests that are s
 that every stream gets a final record.
 
 gunicorn's own worker also waits without limit for a client that sends or reads slowly; `arrival`
-limits that. And it accepts nobody once it has its maximum of connections; `connections` makes room.
+limits that. It also accepts no client at its maximum of connections; `connections` makes room.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ MONITORING_PATHS = (*HEALTH_PATHS, "/metrics")
 
 
 def register_request_log(app: Flask, *, with_bodies: bool) -> None:
-    """Log every request to the app, except those of monitors, with its body only if asked."""
+    """Log every request to the app, except monitors' requests. Log its body only if asked."""
 
     def after(response: Response) -> Response:
         if request.path not in MONITORING_PATHS:

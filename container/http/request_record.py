@@ -31,7 +31,7 @@ class RequestRecord:
     tokens: int = 0
     """Generated tokens of all answers."""
     finishes: list[Finish] = field(default_factory=list[Finish])
-    """Why each returned answer ended, except for those that were aborted."""
+    """Why each returned answer ended, except for aborted answers."""
     submitted: float | None = None
     """When the first prompt was sent to the engine."""
     admitted: float | None = None
@@ -39,10 +39,10 @@ class RequestRecord:
     first_token: float | None = None
     """When the first token reached this process."""
     ended: float | None = None
-    """When the engine had stopped working on the last prompt, as this process knows it."""
+    """When this process knew that the engine had stopped working on the last prompt."""
     timing: Timing | None = None
-    """The engine's times from the first arrival to the last end, once it has sent those of all
-    answers. It sends none for an answer that a stop string or an abort ends."""
+    """The engine's times from the first arrival to the last end, once it has sent the times of all
+    answers. It sends no times for an answer that a stop string or an abort ends."""
     began: float = field(init=False)
     _timings: list[Timing] = field(default_factory=list[Timing], init=False)
     _num_answers: int = field(default=0, init=False)
@@ -58,7 +58,7 @@ class RequestRecord:
         num_prompt_tokens: int,
         submitted: float,
     ) -> None:
-        """Note that a prompt was sent to the engine. submitted: when, before it could arrive."""
+        """Note that a prompt was sent to the engine. submitted: the time just before sending it."""
         self.operation, self.adapter, self.params = operation, adapter, params
         self.prompt_tokens += num_prompt_tokens
         self._num_answers += params.num_answers

@@ -23,8 +23,8 @@ from core.names import python_command
 logger = logging.getLogger(__name__)
 
 MAX_WAIT_S = 30.0
-"""Limit for waiting for the turn and, again, for running. The process limits its own CPU time,
-which a job exceeds long before this unless the machine is overloaded."""
+"""Limit for a job's wait for its turn and, again, for its run. Unless the machine is overloaded, a
+job exceeds the process's own limit of CPU time long before."""
 GRACE_S = 0.1
 """Time for a process that is dying by itself to exit with its own code before it is killed."""
 
@@ -51,7 +51,7 @@ class Child(Generic[Answer]):
         self._process: _Process | None = None
 
     def perform(self, job: msgspec.Struct, field: str) -> Answer:
-        """Perform a job after those before it.
+        """Perform a job once all earlier jobs have ended.
 
         Raises RequestError if the process refuses the job or, naming `field`, if the job kills the
         process. Raises OverloadedError when the time is up.
@@ -87,7 +87,7 @@ class Child(Generic[Answer]):
             self._process = None
             logger.warning("helper=died code=%d job=%s", code, type(job).__name__)
             raise _error_of(code, field) from None
-        except BaseException:  # the connection would be out of step
+        except BaseException:  # else the next job would get this job's reply
             self.close()
             raise
 

@@ -27,7 +27,7 @@ class Compile(msgspec.Struct, frozen=True, tag=True):
 
 
 class Render(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Render a conversation with the chat template. The fields are those of `Conversation`."""
+    """Render a conversation with the chat template. It has the fields of `Conversation`."""
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...]

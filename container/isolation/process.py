@@ -3,7 +3,7 @@
 A job that exceeds a limit, or crashes, ends the process; its parent then starts another.
 
 `python -m container.isolation.process PARENT`, with a socket as standard input. PARENT is the id of
-the process that starts it, and with which it ends.
+the process that starts this one, which ends with it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from core.text.grammar_matcher import (
 CPU_SECONDS = 1.0
 """CPU time of a job. A grammar of usual size takes 10 ms, a conversation of 1 MB 20 ms."""
 MEMORY_BYTES = 512 * 2**20
-"""Memory that a job may add to what the process has at its start and for the tokenizer."""
+"""Memory that a job may add to the memory of the process at its start and of the tokenizer."""
 HELPER_STACK_BYTES = STACK_BYTES // 8
 """The engine has eight times this stack, so it can compile every grammar that compiles here."""
 

@@ -1,4 +1,4 @@
-"""Runs this machine's ranks of a model whose rank 0 is on another one (option.nodes)."""
+"""Runs this machine's ranks of a model whose rank 0 is on another machine (option.nodes)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 COMMAND = python_command("engine.follow")
 PAUSE_S = 1.0
-"""Between two starts of a rank, which may fail at once."""
+"""Seconds between two starts of a rank, because a rank may fail at once."""
 _POLL_INTERVAL_S = 0.1
 
 
@@ -31,10 +31,10 @@ def join(
     variables: Mapping[str, str],
     command: Sequence[str] = COMMAND,
 ) -> int:
-    """Run ranks until a signal arrives. One that ends is started again, for rank 0's next engine.
+    """Run ranks until a signal arrives. A rank that ends is started again, for the next engine.
 
-    model_dir: absolute; ranks follow its links anew for every engine. variables: the environment.
-    Return the exit code: 0 after a signal, else that of a rank that rank 0 refuses.
+    model_dir: absolute; each new engine follows its links anew. variables: the environment.
+    Return the exit code: 0 after a signal, else the exit code of a rank that rank 0 refused.
 
     Raises ConfigurationError if the options are for one machine, or the address or key is missing.
     """

@@ -47,7 +47,7 @@ _MAX_SOCKET_PATH = 100
 class Commands:
     """The commands of the child processes.
 
-    The launch file's path is appended to each, and the copy's number to that of an engine.
+    Each command gets the launch file's path appended, and an engine's also the copy's number.
     """
 
     engine: Sequence[str] = python_command("engine")

@@ -35,7 +35,7 @@ def install_requirements_file(path: Path) -> Path | None:
 
 
 def _install(path: Path, environment: Path) -> None:
-    """Install into a virtual environment in which pip also sees the packages of this one."""
+    """Install into a virtual environment in which pip also sees this environment's packages."""
     logger.info("installing %s", path)
     venv.EnvBuilder(symlinks=True).create(environment)
     ours = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}

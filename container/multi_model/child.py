@@ -2,7 +2,7 @@
 
 `python -m container.multi_model.child PARENT URL NAME SOCKET SHARE_OF_OTHERS OVERRIDES`
 
-PARENT is the id of the process that starts it, and with which it ends.
+PARENT is the id of the process that starts this one, which ends with it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(
 
 
 def with_gpu_share_of_others(configuration: Configuration, share: float) -> Configuration:
-    """Return the configuration for a GPU whose memory other models use to this share.
+    """Return the configuration for a GPU of whose memory other models use this share.
 
     An engine counts all used memory of its GPU, including that of other processes, against
     option.gpu_memory_utilization. So the share of the others is added to this option.

@@ -17,7 +17,7 @@ TIMEOUT_S = 2.0
 
 
 def merge_metrics(sockets: Iterable[Path]) -> bytes:
-    """Fetch the metrics of all models concurrently; leave out those that do not answer in time."""
+    """Fetch the metrics of all models concurrently; leave out models that do not answer in time."""
     fetches: list[gevent.Greenlet[[], str]] = [gevent.spawn(_fetch, socket) for socket in sockets]
     gevent.joinall(fetches, TIMEOUT_S)
     gevent.killall(fetches)

@@ -41,7 +41,7 @@ def serve_models(
     command: Sequence[str] = COMMAND,
     comparison: Comparison | None = None,
 ) -> int:
-    """Serve these models, and those loaded later, until a signal; return the exit code.
+    """Serve these models, and models loaded later, until a signal. Return the exit code.
 
     With a `comparison`, the entries are strategies, and a page shows them side by side.
 

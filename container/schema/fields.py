@@ -71,7 +71,7 @@ class Values:
 def read_fields(body: Mapping[str, object], fields: Fields, prefix: str = "") -> Values:
     """Check the names and types of the fields in `body`.
 
-    A field that is null is not set, whatever its name: clients send those that they do not use.
+    A field that is null is not set, whatever its name: clients send null for unused fields.
     Raises RequestError for the first unknown, duplicate, malformed or unsupported field; `prefix`
     precedes its name in the message.
     """

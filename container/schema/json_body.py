@@ -42,7 +42,7 @@ def _check_counts(data: bytes, field: str) -> None:
     """Check how many values there are, and how many of them are objects, lists or keys."""
     data = _without_escapes(data)
     JSON_VALUES.check(field, _count(data, b'"') // 2)
-    structure = b"".join(data.split(b'"')[::2])  # what is outside of strings
+    structure = b"".join(data.split(b'"')[::2])  # the text outside of strings
     num_objects = _count(structure, b"[{")
     JSON_OBJECTS.check(field, max(num_objects, _count(structure, b":")))
     JSON_VALUES.check(field, num_objects + _count(structure, b","))

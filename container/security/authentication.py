@@ -34,10 +34,10 @@ class Gate:
         self._limits = limits
 
     def add_to(self, app: Flask, keyless_endpoints: Collection[str] = ()) -> None:
-        """Check every request of an app, except those to `keyless_endpoints`, Flask's names.
+        """Check every request of an app, except those to `keyless_endpoints`.
 
-        OPTIONS requests pass too: browsers send them without a key before a request of a page of
-        another origin.
+        keyless_endpoints: Flask's names of routes that need no key. OPTIONS requests pass too:
+        browsers send them without a key before a request from a page of another origin.
         """
 
         def check() -> None:

@@ -23,8 +23,8 @@ class RateLimits:
     """The buckets of all keys: full at first, with room for one minute, refilled continuously.
 
     A request takes one from its key's bucket of requests before it starts. Tokens are taken as they
-    are computed, since the length of an answer is not known before. So the request that empties the
-    bucket of tokens runs to its end, and later ones are refused until the debt is paid.
+    are computed, because the length of an answer is not known earlier. So the request that empties
+    the bucket of tokens runs to its end, and later requests are refused until the debt is paid.
 
     Create it before the workers are forked: the levels are in a file in memory that all of them
     map, and a lock on that file guards them. The kernel releases the lock of a process that dies.
@@ -71,7 +71,7 @@ class RateLimits:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def _level(self, index: int, bucket: int) -> float:
-        """Return what the bucket holds now. Negative while it is in debt."""
+        """Return the bucket's level now. It is negative while the bucket is in debt."""
         limit, at = _limit(self._keys[index], bucket) or 0, _cell(index, bucket)
         level, written_at = self._cells[at], self._cells[at + 1]
         return min(limit, level + (self._clock() - written_at) * limit / 60)

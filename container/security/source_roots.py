@@ -10,7 +10,7 @@ from core.errors import RequestError
 from core.options import Options
 
 SAGEMAKER_ROOT = Path("/opt/ml")
-"""Below it SageMaker puts models and adapters."""
+"""SageMaker puts models and adapters below this directory."""
 
 
 class SourceRoots:

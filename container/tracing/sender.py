@@ -16,9 +16,9 @@ INTERVAL_S = 1.0
 BATCH_SPANS = 64
 """Encoding a batch holds up the worker's event loop for about 1.5 ms."""
 MAX_WAITING_SPANS = 2048
-"""If the collector accepts none, spans beyond these are dropped."""
+"""Maximum spans that wait. If the collector accepts none, further spans are dropped."""
 FLUSH_S = 1.0
-"""Time to send what is left when the worker stops."""
+"""Time to send the remaining spans when the worker stops."""
 REPEAT_S = 60.0
 
 
@@ -40,8 +40,8 @@ class Repeats(logging.Filter):
 class SpanSender(SpanProcessor):
     """A span processor that replaces OpenTelemetry's own.
 
-    If the collector cannot be reached, OpenTelemetry's would retry for many seconds while the
-    worker stops.
+    If the collector cannot be reached, OpenTelemetry's own processor would retry for many seconds
+    while the worker stops.
     """
 
     def __init__(self, exporter: SpanExporter) -> None:
@@ -62,7 +62,7 @@ class SpanSender(SpanProcessor):
             self._wake.set()
 
     def shutdown(self) -> None:
-        """Send what is left, for at most `FLUSH_S`. May be called again."""
+        """Send the remaining spans, for at most `FLUSH_S`. May be called again."""
         if self._is_closing:
             return
         self._is_closing = True

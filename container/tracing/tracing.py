@@ -35,7 +35,7 @@ class Tracing:
             logger.addFilter(self._repeats)
 
     def add_to(self, app: Flask, model_name: str) -> None:
-        """Trace every request to the app, except those of monitors."""
+        """Trace every request to the app, except the requests of monitors."""
 
         def after(response: Response) -> Response:
             if request.path not in MONITORING_PATHS:

@@ -1,4 +1,4 @@
-"""A worker's access to the model, which one engine serves, or several with a copy each."""
+"""A worker's access to the model, which one engine serves, or several engines with a copy each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class EngineClient:
 
     @property
     def facts(self) -> Facts:
-        """The settings of a ready engine; if several are ready, of one with the lowest limit.
+        """The settings of a ready engine; if several are ready, of the one with the lowest limit.
 
         Raises EngineUnavailableError while no engine is ready.
         """
@@ -87,8 +87,8 @@ class EngineClient:
     def load_adapter(self, name: str, src: str) -> list[TaskReply]:
         """Load the adapter at `src` into every engine that is ready and has none of that name.
 
-        If all have one, the first is asked, and refuses. Raises EngineUnavailableError while no
-        engine is ready.
+        If every engine has one, the first engine is asked, and refuses. Raises
+        EngineUnavailableError while no engine is ready.
         """
         ready = self._ready()
         return [copy.load_adapter(name, src) for copy in self._without(name, ready) or ready[:1]]
@@ -96,8 +96,8 @@ class EngineClient:
     def unload_adapter(self, name: str) -> list[TaskReply]:
         """Unload an adapter from every engine that has it.
 
-        If none has it, the first is asked, and refuses. Raises EngineUnavailableError while no
-        engine is ready.
+        If no engine has it, the first engine is asked, and refuses. Raises EngineUnavailableError
+        while no engine is ready.
         """
         ready = self._ready()
         lacking = self._without(name, ready)

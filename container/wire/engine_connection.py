@@ -55,7 +55,8 @@ logger = logging.getLogger(__name__)
 
 HELLO_INTERVAL_S = 1.0
 MAX_UNANSWERED_HELLOS = 60
-"""After these the socket is replaced: it would keep every Hello until an engine reads them."""
+"""After so many Hellos without an answer the socket is replaced, because it would keep every Hello
+until an engine reads it."""
 LIVENESS_CHECK_INTERVAL_S = 0.25
 """How long `recv` waits before checking whether the engine is still alive."""
 UNHEALTHY_SILENCE_S = 4.0
@@ -126,7 +127,7 @@ class EngineConnection:
     def load(self) -> int:
         """The engine's unfinished requests, of this worker and of others.
 
-        Those of others are as of the last heartbeat, and count once for each answer.
+        Requests of other workers are as of the last heartbeat, and count once for each answer.
         """
         return self._num_running + self._num_of_others
 
@@ -186,7 +187,7 @@ class EngineConnection:
     def abort(self, id: str, index: int | None = None, reason: AbortReason = "disconnect") -> None:
         """Abort a running generation request, or only the answer with this index.
 
-        Drops what still arrives for an aborted request.
+        Drops messages that still arrive for an aborted request.
         """
         if id not in self._streams:
             return

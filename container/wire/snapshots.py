@@ -17,7 +17,7 @@ class SnapshotFeed:
     """Passes each snapshot to all callers that wait for one, and keeps none.
 
     While callers wait, it renews its request for snapshots, even to a restarted engine. When the
-    last page is closed, the requests end, and the engine stops sending them.
+    last page is closed, it stops asking, and the engine stops sending snapshots.
     """
 
     def __init__(self, ask: Callable[[float], None], clock: Callable[[], float]) -> None:

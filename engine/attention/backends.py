@@ -61,9 +61,9 @@ class AttentionBackend(Protocol):
         ...
 
     def scratch_bytes(self, call: AttentionCall, kv_dtype: torch.dtype, num_sequences: int) -> int:
-        """Return the most memory that `attend` takes beside its output in a step of such calls.
+        """Return the most bytes that `attend` allocates besides its output in a step of such calls.
 
-        num_sequences: the most that decode. Tensors' contents do not matter.
+        num_sequences: the most sequences that decode in a step. Tensor contents are not read.
         """
         ...
 
@@ -77,7 +77,7 @@ def make_backend(
 ) -> tuple[AttentionBackend, tuple[str, ...]]:
     """Return the fastest backend that supports these layers, and notes for the log.
 
-    max_model_len: the longest context, in tokens. A note tells why if torch's SDPA has to be used.
+    max_model_len: the longest context, in tokens. If torch's SDPA has to be used, a note says why.
     """
     if device.type != "cuda":
         reason = _unsupported_in_cpp(shapes, kv_dtype)
@@ -122,7 +122,7 @@ class TorchBackend:
         torch_cache.write_kv(call.key, call.value, keys, values, slots)
 
     def scratch_bytes(self, call: AttentionCall, kv_dtype: torch.dtype, num_sequences: int) -> int:
-        return 0  # takes K and V of one sequence at a time, whose length no limit of a step bounds
+        return 0  # one sequence's K and V at a time; no step limit bounds its length
 
     def attend(
         self, call: AttentionCall, keys: Tensor, values: Tensor, batch: PagedBatch

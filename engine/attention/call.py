@@ -1,4 +1,4 @@
-"""One layer's attention call, and what answers it."""
+"""The arguments of one layer's attention call, and the interface that computes attention."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from core.errors import ConfigurationError
 
 
 class UnsupportedModelError(ConfigurationError):
-    """The model cannot run on the paged KV cache; the message is the reason, without its name."""
+    """The model cannot run on the paged KV cache. The message is the reason, without its name."""
 
 
 class Rotation(NamedTuple):
-    """The arguments of `rotary` that follow queries and keys."""
+    """The arguments that `rotary` takes after queries and keys."""
 
     cos: Tensor
-    """[T, rotary_dim], or [T, rotary_dim / 2] if both halves share them."""
+    """[T, rotary_dim], or [T, rotary_dim / 2] if both halves share the values."""
     sin: Tensor
     rotary_dim: int
     """How many of a head's first dims are rotated."""
@@ -40,8 +40,8 @@ class AttentionCall:
     softcap: float | None
     sinks: Tensor | None
     rotation: Rotation | None = None
-    """Rotary embedding that the backend has yet to apply to `query` and `key`; None if they are
-    final. The backend applies it in place."""
+    """Rotary embedding that the backend must still apply to `query` and `key`, in place. None if
+    they need no rotation."""
 
 
 class PagedAttention(Protocol):

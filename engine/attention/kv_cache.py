@@ -28,10 +28,10 @@ POPULATE_NICENESS = 19
 class KVCache:
     """Two tensors per layer, [num_blocks, block_size, kv_heads, head_dim].
 
-    On a GPU they are uninitialized. On a CPU they are zero, and a head's part of a block is one run
-    of memory. dtype: the model's, or fp8 e4m3 as float8_e4m3fn or as its bytes in uint8. `host`
-    holds swapped blocks of all layers in host memory, [num_host_blocks, words] int64, pinned if the
-    device is a GPU.
+    On a GPU they are uninitialized. On a CPU they are zero, and a head's rows of one block are
+    contiguous in memory. dtype: the model's dtype, float8_e4m3fn, or uint8 that holds the bytes of
+    fp8 e4m3. `host` holds swapped blocks of all layers in host memory, [num_host_blocks, words]
+    int64; it is pinned if the device is a GPU.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ def _populate_in_background(regions: Sequence[Tensor]) -> None:
         for region in regions:
             region.zero_()
     elif len(pieces) > 1:
-        # NOTE: not a daemon, which Python would stop inside torch's code; that aborts the process.
+        # NOTE: not a daemon: Python would stop it inside torch's code, which aborts the process.
         rest = partial(_populate_all, pieces[1:])
         threading.Thread(target=rest, name="populate-kv").start()
 

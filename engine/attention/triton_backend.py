@@ -116,7 +116,7 @@ class TritonBackend:
     def _prefill_work(
         self, query: Tensor, keys: Tensor, window: int | None, parts: _Parts
     ) -> PrefillWork:
-        """Return the work list of the other sequences, which like layers of a step share."""
+        """Return the work list of the other sequences, shared by all layers of the same shape."""
         key = (*query.shape, *keys.shape[2:], window)
         if key not in parts.prefill_work:
             num_splits = self._prefill_splits(
@@ -145,7 +145,7 @@ class TritonBackend:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The decodes and the other sequences of a batch, and what the layers of its step share."""
+    """A batch split into decodes and other sequences, with the work lists that layers share."""
 
     decode_tables: Tensor
     decode_lens: Tensor
@@ -156,9 +156,9 @@ class _Parts:
     """New tokens and context length of each sequence that is not a decode; None if only the device
     knows them."""
     decode_work: dict[tuple[int, int | None], WorkList] = field(default_factory=dict)
-    """By number of splits and window."""
+    """The decodes' work lists, by number of splits and window."""
     prefill_work: dict[tuple[int | None, ...], PrefillWork] = field(default_factory=dict)
-    """By shapes and window."""
+    """The other sequences' work lists, by shapes and window."""
 
 
 def _aligned(rows: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ def load_dequantized(source: ModelSource, spec: DecoderSpec) -> Any:
 
 
 def _dequantized(checkpoint: Checkpoint, scheme: Scheme, num_experts: int) -> dict[str, Tensor]:
-    """Take all tensors, by their published names; of quantized layers, the dequantized weights."""
+    """Take all tensors by their published names, with quantized weights dequantized."""
     state: dict[str, Tensor] = {}
     for name in checkpoint.names():
         marker = next((marker for marker in scheme.markers if name.endswith(marker)), None)
@@ -50,7 +50,7 @@ def _dequantized(checkpoint: Checkpoint, scheme: Scheme, num_experts: int) -> di
             continue
         layer = name.removesuffix(marker)
         weight = scheme.read(checkpoint, layer)
-        if isinstance(weight, Float4Weight):  # merged experts, in the model [experts, in, out]
+        if isinstance(weight, Float4Weight):  # merged experts, which the model has transposed
             experts = weight.dequantized().unflatten(0, (num_experts, -1))
             state[layer] = experts.transpose(1, 2).contiguous()
         else:
@@ -73,7 +73,7 @@ def round_weights(model: Any, names: ExpertNames | None, precision: str) -> None
     if precision in HEAD_PRECISIONS:
         head = model.get_output_embeddings()
         rounded = _rounded(head.weight, HEAD_PRECISIONS[precision]).to(head.weight.dtype)
-        # A new parameter, because a tied head's is also the embedding's.
+        # A new parameter, because a tied head shares its parameter with the embedding.
         head.weight = nn.Parameter(rounded, requires_grad=False)
     for parameter in model.parameters():
         if parameter.dim() == 3:

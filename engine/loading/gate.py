@@ -1,7 +1,7 @@
-"""The gate: a decoder serves a model only if its logits equal those of transformers' own code.
+"""The gate: a decoder serves a model only if its logits equal the logits of transformers' own code.
 
-A model type's name is no proof, so every model is tried. A probe prompt runs in chunks through the
-paged path, with the kernels that will serve, and its logits are compared with those of
+The name of a model type proves nothing, so every model is tried. A probe prompt runs in chunks
+through the paged path, with the kernels that will serve. Its logits are compared with those of
 transformers' layers and eager attention.
 """
 
@@ -61,8 +61,8 @@ def paged_logits(
 ) -> Tensor:
     """Return the decoder's logits [vocab_size] in fp32 after the probe's last token.
 
-    The probe's KV blocks are in reverse order, so that a wrong block table shows. backend: the one
-    that will serve if None.
+    The probe's KV blocks are in reverse order, so that a wrong block table changes the logits.
+    backend: None for the backend that will serve.
     """
     num_blocks = -(-PROBE_LENGTH // PROBE_BLOCK_SIZE)
     cache = KVCache(shapes, num_blocks, PROBE_BLOCK_SIZE, dtype, device)
@@ -106,7 +106,7 @@ def load_reference(
 ) -> Any:
     """Load a transformers model on the source's device.
 
-    state: its tensors by the names of files, to take instead of the files.
+    state: tensors to use instead of the files' tensors, by their names in the files.
     Raises UnsupportedModelError if transformers cannot load it with this attention implementation,
     ConfigurationError if its files cannot be read.
     """

@@ -32,7 +32,7 @@ def load_image_encoder(source: ModelSource, family: VisionFamily) -> ImageEncode
             model, missing = source.with_config(config).load_with_missing(
                 AutoModelForImageTextToText, "sdpa"
             )
-        setattr(model.model, family.module, None)  # what is left of it
+        setattr(model.model, family.module, None)  # drop what is left of the language model
         encoder = ImageEncoder(model.model.to(source.device).eval(), reader.blank)
         encoder.run_blank(BLANK_PIXELS)
     except Exception as error:  # transformers' code and the weight files may raise anything

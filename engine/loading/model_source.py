@@ -22,8 +22,8 @@ from core.hub import PICKLE_CURE
 from engine.model.checkpoint import head_prefix
 
 SEED = 0
-"""Seed of the random weights that transformers makes: two builds on the same kind of device have
-equal ones. `random_weights` makes those of our own decoder."""
+"""Seed of the random weights that transformers makes, so that two builds on the same kind of device
+have equal weights. Our own decoder's random weights come from `random_weights` instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class ModelSource:
     """Multiply rows as they are, even where rounding them first is faster."""
 
     language_model: str = ""
-    """Prefix of the language model's tensors, if `config` is that of the language model inside a
+    """Prefix of the language model's tensors, if `config` describes the language model inside a
     model that takes images."""
 
     def __post_init__(self) -> None:
@@ -86,7 +86,7 @@ class ModelSource:
     def of_language_model(self, prefix: str, model_type: str = "") -> ModelSource:
         """Return the source of the language model in a model that takes images.
 
-        prefix: what its tensors' names start with in the files, in place of "model.". model_type:
+        prefix: the prefix of its tensors' names in the files, in place of "model.". model_type:
         the model type whose code computes the language model; '': its own.
         """
         given: Any = self.config
@@ -101,7 +101,7 @@ class ModelSource:
         return replace(self, dtype=torch.float32, is_exact=True)
 
     def without_quantization(self) -> ModelSource:
-        """Return a source whose config says nothing of quantized weights."""
+        """Return a source whose config does not mention quantized weights."""
         config: Any = deepcopy(self.config)
         del config.quantization_config
         return self.with_config(config)
@@ -111,7 +111,7 @@ class ModelSource:
     ) -> tuple[Any, list[str]]:
         """Load a model as `load` does; return it and the names of parameters that no file has.
 
-        state: tensors to take instead of the files.
+        state: tensors to use instead of the files' tensors.
         """
         keywords: dict[str, object] = {"attn_implementation": attention}
         if state is not None:
@@ -136,7 +136,7 @@ class ModelSource:
                     f"^{re.escape(self.language_model)}": "model.",
                     f"^{re.escape(head)}lm_head": "lm_head",
                 }
-            # Without it, transformers takes *.bin files where it finds no others.
+            # Without this argument, transformers falls back to *.bin files.
             keywords |= {} if self.allow_pickle else {"use_safetensors": True}
             if "state_dict" in keywords:  # only the model's own class loads without a directory
                 model_class = kind._model_mapping[type(self.config)]

@@ -37,7 +37,7 @@ class PackedModel:
         encoder: ImageEncoder | None = None,
     ) -> None:
         self.description = description
-        """Which code computes the layers, and if it is transformers', why."""
+        """Which code computes the layers. If it is transformers' code, also the reason."""
         self.config: PreTrainedConfig = source.config
         self.device, self.dtype = source.device, source.dtype
         self.shapes = decoder.shapes

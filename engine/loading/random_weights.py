@@ -1,6 +1,6 @@
 """Random weights for our own decoder, made tensor by tensor.
 
-So a rank holds its shards and one whole tensor, never the whole model.
+A rank therefore holds its shards and one whole tensor, never the whole model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.loading.model_source import ModelSource
 from engine.model.activations import XIELU
 
 STANDARD_DEVIATION = 0.02
-"""The deviation for models whose config.json has no `initializer_range`."""
+"""The standard deviation for models whose config.json has no `initializer_range`."""
 CONSTANTS = {"act_fn.beta": XIELU.BETA, "act_fn.eps": XIELU.EPS}
 """Values of tensors other than weights, by the ends of their names."""
 

@@ -25,7 +25,7 @@ class Adapters:
         """Slots of adapters whose files are being read, by name."""
         self._num_loads = 0
         self.on_install: Callable[[int, AdapterWeights], None] = lambda slot, weights: None
-        """Gets each slot with what is copied into it, for the other ranks."""
+        """Called with each slot and the weights copied into it, to tell the other ranks."""
 
     @property
     def num_slots(self) -> int:

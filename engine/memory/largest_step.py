@@ -1,4 +1,4 @@
-"""Measures the memory a step takes besides weights and KV cache, by running the largest one."""
+"""Measures the memory that the largest step takes besides weights and KV cache, by running it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
 
 
 ScratchBytes = Callable[[AttentionCall, int], int]
-"""Bytes that attention takes beside its output, for a call and a number of sequences."""
+"""(call, number of sequences) -> bytes that attention takes besides its output."""
 
 
 @torch.inference_mode()
@@ -39,7 +39,7 @@ def run_forward(
 ) -> Tensor:
     """Run a forward pass without a KV cache. Return logits [S, vocabulary].
 
-    Attention is replaced by zeros, and by the memory that it takes.
+    Attention is not computed: it returns zeros and allocates the memory that it would take.
     """
     device = model.device
     tokens = torch.zeros(3, num_tokens, dtype=torch.int64, device=device)

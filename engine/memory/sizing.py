@@ -41,8 +41,8 @@ MAX_DEFAULT_SWAP = 4 * GIB
 KV_PER_WEIGHT = 16
 """The most K and V on a CPU by default, in bytes per byte of weights.
 
-A step reads the weights once, and the K and V of all running sequences. When those are many times
-the weights, more sequences hardly add tokens per second.
+A step reads the weights once, and the K and V of all running sequences. When K and V are many times
+larger than the weights, more sequences hardly add tokens per second.
 """
 MIN_DEFAULT_ON_CPU = 128 * 2**20
 
@@ -66,9 +66,9 @@ def choose_sizes(
     model: PackedModel | LibraryModel,
     group: Group | None = None,
 ) -> Sizes:
-    """Choose the limits and the number of KV blocks. Each is lowered to what the others allow.
+    """Choose the limits and the number of KV blocks. Limits are lowered to fit one another.
 
-    group: the ranks that share the model; the one with the least room decides. None: one rank.
+    group: the ranks that share the model; the rank with the least memory decides. None: one rank.
 
     Raises InsufficientMemoryError if the largest step does not fit beside the weights.
     """
@@ -124,9 +124,9 @@ def choose_sizes(
 def _with_room_for_image(
     options: Options, model: PackedModel, step_tokens: int, max_sequences: int
 ) -> tuple[int, tuple[str, ...]]:
-    """Return a step's tokens, and notes: with room for an image beside all decoding sequences.
+    """Return the tokens of a step that has room for an image besides all decodes, and notes.
 
-    Only for models whose images one step must compute whole. With less, one could wait forever.
+    Models whose images one step must compute whole need that room. An image could wait forever.
     """
     undivided = model.encoder.undivided_tokens if model.encoder is not None else 0
     needed = max_sequences + undivided
@@ -140,7 +140,7 @@ def _with_room_for_image(
 
 
 def image_attention_bytes(model: PackedModel, max_len: int, kv_dtype: torch.dtype) -> int:
-    """Return the bytes that attention within an image takes beside that of other tokens.
+    """Return the bytes that attention within an image takes in addition to causal attention.
 
     It gathers the K and V of the longest sequence for one layer at a time, and has a mask.
     """
@@ -161,7 +161,7 @@ def activation_bytes(
     scratch_bytes: ScratchBytes,
     measure: Callable[[Callable[[], Tensor], torch.device], int] = peak_bytes,
 ) -> int:
-    """Return the bytes of device memory that steps need beside the weights and the KV cache.
+    """Return the bytes of device memory that steps need besides the weights and the KV cache.
 
     That is the peak of the largest step, with sampling and attention's scratch. CUDA graphs add
     their logits buffer, and the peak of the largest graph's forward pass, which their memory pool
@@ -194,13 +194,13 @@ def activation_bytes(
 def _scratch_bytes(
     options: Options, model: PackedModel, max_len: int, kv_dtype: torch.dtype
 ) -> ScratchBytes:
-    """Return what the backend that will run takes, for contexts of up to `max_len` tokens."""
+    """Return a function for the serving backend's scratch; contexts have up to `max_len` tokens."""
     backend, _ = make_backend(model.device, model.shapes, options.block_size, max_len, kv_dtype)
     return lambda call, num_sequences: backend.scratch_bytes(call, kv_dtype, num_sequences)
 
 
 def max_model_len(options: Options, config: PreTrainedConfig) -> int:
-    """Return the maximum tokens of a sequence, from the options and the config, not the memory."""
+    """Return the maximum tokens of a sequence by the options and the config, whatever fits."""
     text_config: Any = config.get_text_config()
     lengths = (getattr(text_config, name, None) or 0 for name in LENGTH_NAMES)
     trained_length = next((length for length in lengths if length > 0), None)

@@ -37,7 +37,7 @@ CURE = "try option.decoder=transformers, which follows transformers' loading rul
 
 
 class Checkpoint:
-    """Tensors by name. Each can be taken once; the decoder never used those left at the end."""
+    """Tensors by name. Each can be taken once; those left at the end were not used."""
 
     def __init__(self, tensors: Mapping[str, Entry], origin: str) -> None:
         """origin: where the tensors come from, for messages."""
@@ -145,7 +145,7 @@ def head_prefix(language_model: str) -> str:
 
 
 def open_published(model_dir: Path) -> Checkpoint:
-    """Open the same files as `open_checkpoint`, but keep the names that the tensors have there."""
+    """Open the same files as `open_checkpoint`, but keep the tensors' names in the files."""
     return Checkpoint(_entries(model_dir), str(model_dir))
 
 

@@ -117,8 +117,8 @@ class _Weights:
         sizes: tuple[int, int, int],
         share: range,
     ) -> None:
-        """sizes: the number of experts, the hidden size and the experts' width. share: of the
-        width."""
+        """sizes: the number of experts, the hidden size and the experts' width. share: this rank's
+        share of the width."""
         count, hidden, width = sizes
         own_rows = slice(share.start, share.stop)
         self.gate_up_bias: Tensor | None = None
@@ -132,7 +132,7 @@ class _Weights:
             bias = loader.checkpoint.take(f"{gate_up}_bias", count, 2 * width)
             self.gate_up_bias = loader.place(bias[:, gates_first])
             self.down_bias = loader.tensor(f"{down}_bias", count, hidden)
-            if loader.group.rank > 0:  # the sum over the ranks takes it once
+            if loader.group.rank > 0:  # the sum over ranks then adds it once
                 self.down_bias = None
         elif gate_up in loader.checkpoint:
             gate_up_parts = (
@@ -160,7 +160,7 @@ def _transposed(
 ) -> Iterator[Stored]:
     """Yield the weights [len(order), in] of a merged tensor, or of its MXFP4 form.
 
-    shape: of the tensor, [experts, in, out]. order: int64, the place of each output in it.
+    shape: the tensor's shape, [experts, in, out]. order: int64, the output to take for each row.
     """
     count, in_features, out_features = shape
     if loader.is_quantized(name):
@@ -175,9 +175,9 @@ def _transposed(
 def _load(
     loader: Loader, parts: Iterator[Stored], count: int, out_features: int, columns: range
 ) -> Tensor | QuantizedExperts:
-    """Load parts, together [count * out, in], and keep only these columns.
+    """Load parts, which together are [count * out, in], and keep only `columns` of them.
 
-    Unquantized ones are copied once, to their place.
+    Unquantized parts are copied once, to their place.
     """
     quantized: list[Quantized] = []
     place: Tensor | None = None

@@ -43,11 +43,11 @@ class ExpertNames:
     shared: str = ""
     """A shared expert: an MLP that sees every token and whose output has its own gate."""
     softmax_over: Literal["all", "top k"] = "all"
-    """Take the softmax over all experts, then the top k; or the top k, then their softmax."""
+    """all: take the softmax over all experts, then the top k. top k: softmax of the top k."""
     always_normalizes: bool = False
-    """Normalize the top k scores to sum to 1 always, not only if config.norm_topk_prob is set."""
+    """Always normalize the top k scores to sum to 1, even without config.norm_topk_prob."""
     interleaved: bool = False
-    """gpt-oss: merged tensors are [experts, in, out], gate and up alternate, both are clamped."""
+    """gpt-oss: merged tensors are [experts, in, out], gate and up alternate and are clamped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Family:
     qk_norm_is_optional: bool = False
     """Whether config.use_qk_norm switches q/k norms on."""
     windows: Literal["none", "all", "by layer"] = "none"
-    """Which layers use config.sliding_window; "by layer": those config.layer_types names."""
+    """Which layers use config.sliding_window; "by layer": as config.layer_types says."""
     rotary: Literal["halves", "pairs", "none"] = "halves"
     """Which elements of a head rotate together: i and i + half, or 2i and 2i + 1."""
     rotates_only_windows: bool = False

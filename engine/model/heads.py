@@ -14,7 +14,7 @@ from engine.ranks.shard import Heads
 def qkv_sources(spec: DecoderSpec, name: str, heads: Heads, order: Tensor | None) -> list[Source]:
     """Return the weights that the fused QKV projection is loaded from.
 
-    heads: those of this rank. order: a permutation of the elements of each query and key head.
+    heads: this rank's heads. order: a permutation of the elements of each query and key head.
     """
     family, dim = spec.family, spec.head_dim
     names = [f"{name}.{projection}" for projection in family.qkv]
@@ -41,9 +41,9 @@ def qkv_sources(spec: DecoderSpec, name: str, heads: Heads, order: Tensor | None
 
 
 def _rows(heads: range, dim: int, start: int = 0, order: Tensor | None = None) -> Tensor:
-    """Return the rows of these heads, [heads * dim] int64. start: heads before the first.
+    """Return the rows of these heads, [heads * dim] int64. start: number of heads before them.
 
-    order: of the elements within a head.
+    order: the order of the elements within a head.
     """
     elements = torch.arange(dim) if order is None else order
     firsts = (torch.arange(heads.start, heads.stop) + start) * dim

@@ -54,7 +54,7 @@ class Loader:
         is quantized, if it is. precision: quantize linear layers to it (option.quantize). is_exact:
         linear layers must not round rows further.
 
-        group: the ranks that share the model, each with its part; None: one rank has all of it.
+        group: the ranks that share the model, each with its part; None: this rank has all of it.
         """
         self.checkpoint = checkpoint
         self.device, self.dtype = device, dtype
@@ -109,7 +109,7 @@ class Loader:
                 weight = self.quantized(weight)
             if columns is not None:  # after quantizing, so that all ranks have the same scales
                 weight = slice_columns(weight, columns)
-                bias = bias if self.group.rank == 0 else None  # the sum takes it once
+                bias = bias if self.group.rank == 0 else None  # the sum then adds it once
             weights.append(weight)
             biases.append(bias)
             end = start + source.num_outputs
@@ -215,7 +215,7 @@ class Loader:
     def split_norm(
         self, name: str, width: int, columns: range, num_holders: int, kind: NormKind, eps: float
     ) -> Norm:
-        """Load an RMSNorm of rows [T, width]. columns: those that this rank has.
+        """Load an RMSNorm of rows [T, width]. columns: the columns that this rank has.
 
         num_holders: how many ranks have each of these columns.
         """
@@ -241,7 +241,7 @@ class Loader:
         return weight
 
     def quantized(self, weight: Stored, *, is_head: bool = False) -> Stored:
-        """Quantize a weight [out, in] as option.quantize says, unless the checkpoint's is."""
+        """Quantize a weight [out, in] by option.quantize, unless the checkpoint quantized it."""
         precision = self._head_precision if is_head else self._precision
         if precision is None or not isinstance(weight, Tensor):
             return weight
@@ -262,7 +262,7 @@ class Loader:
         return bias if source.order is None else bias[source.order.to(bias.device)]
 
     def _joined(self, sources: Sequence[Source], biases: Sequence[Tensor | None]) -> Tensor | None:
-        """Concatenate biases, with zeros for layers without one; None if no layer has one."""
+        """Concatenate biases, with zeros for layers without a bias; None if no layer has any."""
         if all(bias is None for bias in biases):
             return None
         # The CPU's C++ kernel takes biases in fp32.

@@ -85,7 +85,7 @@ class LLM:
         self._tokenizer = Tokenizer(self._model_dir) if has_tokenizer else None
         self._driver: Driver | None = None
         self.embedding_engine: TaskEngine | None = None
-        """Set if the model embeds, until `close`; else see `llm_engine`."""
+        """Set until `close` if the model's task is embedding. Otherwise see `llm_engine`."""
         task = choose_task(self._model_dir, self.options)
         if task.kind == "pipeline":
             raise ConfigurationError(
@@ -173,7 +173,7 @@ class LLM:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, object] | None = None,
     ) -> TokensPrompt:
-        """Render a conversation with the model's chat template, or that of option chat_template.
+        """Render a conversation with the model's chat template, or with option chat_template.
 
         Raises RequestError if there is no template, it rejects the conversation, or the
         conversation has images, which only a server takes.

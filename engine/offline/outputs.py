@@ -24,7 +24,7 @@ class Logprob:
 
 
 Logprobs = dict[int, Logprob]
-"""By token id: the token at a position and the most likely ones there."""
+"""The token at a position and the most likely tokens there, by token id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def _logprobs(
 
 
 def _by_token_id(token_id: int, top: TopLogprobs, tokenizer: Tokenizer | None) -> Logprobs:
-    """Return the token at the position first, then the others by rank."""
+    """Return the token at the position first, then the other tokens by rank."""
     ranked = [(token_id, top.logprob, top.rank)]
     ranked += zip(top.token_ids, top.logprobs, range(1, MAX_LOGPROBS + 1), strict=False)
     return {

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 _SAMPLES = 64
-"""Per file. In a file of 5 GB that is one every 80 MB, so one or more in each large matrix."""
+"""Samples per file. A file of 5 GB has one every 80 MB, so each large matrix has at least one."""
 _SAMPLE_BYTES = 4096
 _WHOLE_BYTES = 2**20
 """Files up to this size are read whole."""

@@ -38,9 +38,9 @@ EXPLANATION_S = CULPRIT_S + 1.0
 
 
 class Followers:
-    """Starts the ranks of this machine and waits for those of others (option.nodes).
+    """Starts the ranks of this machine and waits for other machines' ranks (option.nodes).
 
-    If one of them is lost, logs why and kills all.
+    If one of them is lost, logs why and kills all of them.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Followers:
         on_lost: Callable[[LongshoreError], None],
         command: Sequence[str] = COMMAND,
     ) -> None:
-        """on_lost: gets the error, in a thread of its own. command: starts a rank.
+        """on_lost: called with the error, in a thread of its own. command: starts a rank.
 
         Raises ConfigurationError if ranks of other machines do not join.
         """
@@ -65,7 +65,7 @@ class Followers:
         self._peers: list[Peer] = []
         num_local = size // options.nodes
         try:
-            # These first: the others expect beats as soon as they have started.
+            # Other machines first: local ranks expect beats as soon as they have started.
             self._peers += self._wait_for_others(model_dir, options, size - num_local, device)
             for rank in range(1, num_local):
                 variables = {**os.environ, **rank_variables(rank, device, os.environ)}
@@ -89,13 +89,13 @@ class Followers:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of those ranks that are on this machine."""
+        """The process ids of the ranks on this machine."""
         return [peer.pid for peer in self._peers if isinstance(peer, LocalRank)]
 
     def wait(self) -> None:
         """Wait until all ranks are about to join the group.
 
-        Raises the error of a rank that fails before that; the group would wait for it.
+        Raises the error of a rank that fails earlier, because the group would wait for that rank.
         """
         for peer in self._peers:
             with self.explaining():
@@ -196,7 +196,7 @@ class Followers:
 def rank_variables(rank: int, device: torch.device, variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that rank `rank` has in addition to those of rank 0, `variables`.
 
-    It uses as many threads as rank 0 does now.
+    The rank uses as many threads as rank 0 uses now.
     """
     folders = filter(None, (str(import_root()), variables.get("PYTHONPATH")))
     added = {"PYTHONPATH": os.pathsep.join(folders)}

@@ -23,7 +23,7 @@ from engine.ranks.messages import GroupAddress
 from engine.ranks.shard import Shard
 
 STORE_S = 30.0
-"""Time to reach the store of another machine. It is open before this machine learns of it."""
+"""Time to reach the store of another machine, which is open before its address is sent here."""
 _INTERFACE_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 _EXACTLY = {"gloo": "", "nccl": "="}
 """Written before an interface's name. Without it, NCCL takes the name for a prefix."""
@@ -151,12 +151,12 @@ class ProcessGroup(Group):
 
 
 class StoreServer:
-    """The store of ranks on several machines. Rank 0 has it."""
+    """The store of ranks on several machines, run by rank 0."""
 
     def __init__(self, host: str, listener: socket.socket) -> None:
-        """listener: at an address of `host`, this machine; the store becomes its owner.
+        """listener: bound to an address of `host`, this machine; the store takes ownership of it.
 
-        A store that opens its port itself listens at all addresses.
+        Without a listener, the store would listen at all addresses.
         """
         self.port: int = listener.getsockname()[1]
         self._store = TCPStore(
@@ -169,9 +169,9 @@ class StoreServer:
 
 
 def open_store(address: GroupAddress, size: int) -> Store:
-    """Open the store by which ranks find each other.
+    """Open the store through which ranks find each other.
 
-    Raises ConfigurationError if it is on another machine that cannot be reached there.
+    Raises ConfigurationError if the store is on another machine and cannot be reached.
     """
     if isinstance(address.store, str):
         return FileStore(address.store, size)

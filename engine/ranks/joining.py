@@ -22,9 +22,9 @@ MAX_CANDIDATES = 256
 
 
 def wait_for_ranks(place: MeetingPoint, count: int, timeout_s: float) -> list[JoinedRank]:
-    """Wait until this many ranks have joined; return them, those of one machine together.
+    """Wait until this many ranks have joined. Return them, grouped by machine.
 
-    Further ones are refused, and try again.
+    Further ranks are refused; they try again by themselves.
 
     Raises ConfigurationError if this is not an address of this machine, or too few join in time.
     """
@@ -59,7 +59,7 @@ class _Meeting:
         self._listener, self._place, self._count = listener, place, count
         self._candidates = dict[socket.socket, Candidate]()
         self._halves = dict[bytes, Channel]()
-        """The first channel of each rank whose second one has not arrived, by the rank's number."""
+        """By the rank's number, the first channel of each rank whose second has not arrived."""
 
     def run(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -74,14 +74,14 @@ class _Meeting:
             self._wait(min(deadline, remind_at))
 
     def close(self) -> None:
-        """Close what has not become a rank."""
+        """Close the connections that have not become a rank."""
         for end in self._candidates:
             end.close()
         for channel in self._halves.values():
             channel.connection.close()
 
     def _wait(self, until: float) -> None:
-        """Handle what happens until then. Returns after the first event."""
+        """Wait for events until then, and handle the first events."""
         until = min([until, *(candidate.deadline for candidate in self._candidates.values())])
         sources: list[Connection | socket.socket] = [rank.beats for rank in self.ranks]
         sources += self._candidates

@@ -25,9 +25,9 @@ class GroupAddress(msgspec.Struct, frozen=True):
     store: str | int
     """A file that does not exist yet, or a port of rank 0's machine; the same for all ranks."""
     host: str
-    """Rank 0's machine, as this rank reaches it, if `store` is a port."""
+    """The address at which this rank reaches rank 0's machine, if `store` is a port."""
     interface: str
-    """The network interface of this rank's machine to the others. '': torch chooses one."""
+    """The network interface through which this rank reaches the others. '': torch chooses one."""
     timeout_s: float
     """The longest that a rank waits for the others in a collective."""
 
@@ -44,7 +44,7 @@ class RankLaunch(msgspec.Struct, frozen=True):
     version: str
     """The version of Longshore."""
     model_digest: str
-    """That of `engine.ranks.digest`, for ranks of other machines; '' if there are none."""
+    """The digest by `engine.ranks.digest`, for ranks of other machines; '' if there are none."""
     model_dir: str
     options: Options
     rank: int
@@ -78,7 +78,7 @@ class Move(Order, frozen=True):
 
 
 class Forward(Order, frozen=True):
-    """Run a forward pass on the inputs that rank 0 broadcasts next; these are their sizes."""
+    """Run a forward pass on the inputs that rank 0 broadcasts next. The fields are their sizes."""
 
     num_tokens: int
     num_rows: int
@@ -107,7 +107,7 @@ AnyOrder = Move | Forward | Install
 
 
 class LastWords(msgspec.Struct, frozen=True):
-    """Why a rank ends, for rank 0."""
+    """The reason why a rank ends, sent to rank 0."""
 
     kind: Literal["configuration", "memory", "failed"]
     reason: str

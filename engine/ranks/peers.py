@@ -30,7 +30,7 @@ class Peer(ABC):
 
     @abstractmethod
     def describe_loss(self) -> str:
-        """Return what has become of the rank, if it does not answer."""
+        """Return what happened to a rank that no longer answers."""
 
     def close(self) -> None:
         """Close the connections, which ends the rank."""
@@ -42,7 +42,7 @@ class LocalRank(Peer):
     """A child process, connected by pipes."""
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
-        """command: gets the file descriptors of its ends. variables: the environment."""
+        """command: started with its two file descriptors appended. variables: its environment."""
         self.orders, their_orders = Pipe()
         self.beats, their_beats = Pipe()
         fds = their_orders.fileno(), their_beats.fileno()
@@ -80,7 +80,7 @@ class JoinedRank(Peer):
 
     @property
     def has_left(self) -> bool:
-        """Whether it has ended. Valid before the launch, until which it sends nothing."""
+        """Whether the process has ended. Valid before the launch, because it sends nothing yet."""
         return self.beats.poll()
 
     def kill(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from core.errors import ConfigurationError
 
 UNITS = (64, 32, 16, 8, 4, 2, 1)
-"""Shares are multiples of the first of these that divides the size and leaves each rank one.
+"""Shares are multiples of the first of these that divides the size and leaves every rank a share.
 
 Kernels run best on multiples of 16, and quantized weights have groups of 32 or more.
 """
@@ -25,7 +25,7 @@ class Heads:
 
     queries: range
     keys: range
-    """Its key and value heads. Each serves the same number of the rank's query heads."""
+    """Its key and value heads. Each of them serves the same number of the rank's query heads."""
     num_holders: int
     """How many ranks hold each of these key heads."""
 
@@ -58,8 +58,8 @@ class Shard:
     def heads(self, num_heads: int, num_kv_heads: int) -> Heads:
         """Return the rank's heads.
 
-        Key heads are split, if there is one for each rank. Otherwise each is held by several
-        ranks, which split its query heads.
+        If there are at least as many key heads as ranks, the ranks divide them. Otherwise several
+        ranks hold the same key head and divide its query heads.
 
         Raises ConfigurationError if there are fewer query heads than ranks.
         """
@@ -79,7 +79,7 @@ class Shard:
         return Heads(queries, range(key, key + 1), len(holders))
 
     def vocabulary(self, size: int) -> range:
-        """Return the rank's token ids. All ranks have as many; the last ones may exceed `size`."""
+        """Return the rank's token ids. All ranks have equally many; the last may exceed `size`."""
         share = -(-size // self.size)
         return range(self.rank * share, (self.rank + 1) * share)
 

@@ -1,4 +1,4 @@
-"""TCP connections between ranks of different machines, whose ends prove that they know one key.
+"""TCP connections between ranks of different machines. Both ends prove that they know the key.
 
 ```
 another rank                           rank 0
@@ -7,8 +7,8 @@ another rank                           rank 0
                                    <-  digest
 ```
 
-A digest is an HMAC of the role of its end and of both nonces. All fields have fixed sizes, so that
-no two inputs of the HMAC are the same bytes. The key itself is never sent, and nothing is
+A digest is an HMAC of the sender's role and both nonces. All fields have fixed sizes, so different
+inputs never give the HMAC the same bytes. The key itself is never sent, and nothing is
 encrypted: use a private network.
 """
 
@@ -31,7 +31,7 @@ from core.errors import ConfigurationError
 from core.meeting_point import KEY_VARIABLE, MeetingPoint
 
 HANDSHAKE_S = 5.0
-"""Time for the other end to prove that it knows the key, from the connection on."""
+"""Time for the other end to prove that it knows the key, counted from the connection."""
 CONNECT_S = 5.0
 TRY_AGAIN_S = 0.5
 _MAGIC = b"longshore rank 1"
@@ -53,9 +53,9 @@ class Channel:
 
     connection: Connection
     rank: bytes
-    """Random, and the same for both."""
+    """Random bytes that name the rank, the same for both of its connections."""
     is_beats: bool
-    """Whether it is the connection of the beats, or that of the orders."""
+    """Whether the connection carries beats; otherwise it carries orders."""
 
 
 class Candidate:
@@ -69,7 +69,7 @@ class Candidate:
         end.setblocking(False)
         self._nonce = os.urandom(32)
         self._received = b""
-        end.send(_GREETING.pack(_MAGIC, self._nonce))  # its buffer is empty, so this is one piece
+        end.send(_GREETING.pack(_MAGIC, self._nonce))  # the buffer is empty, so all is sent
 
     def read(self, key: bytes) -> Channel | None:
         """Read what has arrived. Return the channel once the other end has proven the key.
@@ -109,7 +109,7 @@ def accept(listener: socket.socket) -> Candidate:
 def join(place: MeetingPoint, on_wait: Callable[[str], None]) -> tuple[Connection, Connection]:
     """Connect to rank 0; return the connections of orders and of beats.
 
-    Waits for rank 0 for ever: whoever started this process knows when to end it. on_wait: called
+    Waits without a limit: whoever started this process ends it. on_wait: called
     with every new reason why rank 0 cannot be joined yet.
 
     Raises WrongKeyError.
@@ -118,7 +118,7 @@ def join(place: MeetingPoint, on_wait: Callable[[str], None]) -> tuple[Connectio
     while True:
         try:
             return _join_once(place)
-        except (OSError, EOFError) as error:  # rank 0 may have its ranks already, or end in between
+        except (OSError, EOFError) as error:  # rank 0 may have all its ranks, or have ended
             reason = str(error) or type(error).__name__
             if reason not in reasons:
                 reasons.add(reason)
@@ -178,9 +178,9 @@ def _connection(end: socket.socket) -> Connection:
 
 
 def _prepare(end: socket.socket) -> None:
-    """Send messages at once, and have the kernel ask an idle peer for a sign of life.
+    """Send messages without delay, and have the kernel probe an idle peer (TCP keep-alive).
 
-    Before the launch, no watch does.
+    Until the launch, no watch checks the peer.
     """
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,6 +1,6 @@
 """Notices within a few seconds that another rank has died, stopped, or failed.
 
-Without this, the others would wait for it in a collective.
+Without this, the other ranks would wait for it in a collective.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ MAX_SILENT_TICKS = 7
 """How long a rank may be silent. Counted in ticks of this process, so that the time in which the
 whole machine is suspended does not count."""
 CULPRIT_S = 0.5
-"""When ranks with last words are lost: how long to wait for a lost rank that has none and so is to
-blame."""
+"""After ranks with last words are lost: how long to wait for a rank that ends without any, which is
+then the one at fault."""
 BEAT = b"."
 
 OnLost = Callable[[int, bytes], None]
-"""Gets the rank that is lost and its last words, if any. Called once, in the watch's thread."""
+"""Called once, in the watch's thread, with the lost rank and its last words, if any."""
 
 
 class Watch:
@@ -67,7 +67,7 @@ class Watch:
                     silent_ticks[rank] += 1
                     if silent_ticks[rank] > MAX_SILENT_TICKS:
                         return self._on_lost(rank, b"")
-                    with contextlib.suppress(OSError):  # the next wait finds out
+                    with contextlib.suppress(OSError):  # the next wait notices that it is closed
                         connection.send_bytes(BEAT)
 
     def _culprit(self, lost: dict[int, bytes]) -> int:

@@ -2,8 +2,8 @@
 
 Scores are logits divided by the temperature, shifted so that a row's highest is 0. Weights are
 exp(score), scaled to integers. Their sums are exact, so a filter keeps the same tokens on every
-code path and in any batch. A token is kept if the tokens before it do not reach the wanted mass,
-and so are all tokens of equal score. So the result does not depend on how ties are sorted.
+code path and in any batch. A token is kept if the tokens ranked before it do not reach the wanted
+mass. Tokens of equal score are kept together, so the result does not depend on how ties are sorted.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def _is_constrained(row: Row) -> bool:
 
 
 def _mask_end_tokens(mask: NDArray[np.uint8], end_token_ids: Sequence[int]) -> None:
-    """Remove the end tokens from the allowed ones, unless no others are allowed."""
+    """Disallow the end tokens, unless no other token is allowed."""
     without = mask.copy()
     for token_id in end_token_ids:
         without[token_id // 8] &= ~np.uint8(1 << token_id % 8)

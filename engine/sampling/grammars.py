@@ -29,15 +29,15 @@ from core.text.grammar_matcher import (
 )
 
 MAX_KEPT = 64
-"""Compiled grammars to keep. The least recently used ones are dropped, unless in use."""
+"""Compiled grammars to keep. The least recently used are dropped, unless in use."""
 MAX_CHARACTERS_KEPT = 8 * GRAMMAR.maximum
 """The length of their texts together. A compiled grammar takes up to 0.5 KB for each character."""
 SECONDS_PER_MASK = 0.01
-"""CPU time that an answer's masks may take on average. Usual ones take 0.1 ms; those of ambiguous
+"""CPU time that an answer's masks may take on average. Usual masks take 0.1 ms, masks of ambiguous
 grammars up to 1 s."""
 MAX_OVERRUN_S = 0.2
-"""CPU time by which an answer may be ahead of that average. Beyond it the answer fails, since all
-others in its steps wait for it."""
+"""CPU time by which an answer's masks may exceed that average. An answer beyond it fails, because
+all other sequences of its steps wait for its masks."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Constraint:
     text: str
     matcher: Matcher
     overrun_s: float = 0.0
-    """CPU time of its masks beyond SECONDS_PER_MASK for each; quick masks make up for slow ones."""
+    """CPU time of its masks beyond SECONDS_PER_MASK each; quick masks make up for slow ones."""
 
     @contextmanager
     def timed(self) -> Generator[None]:
@@ -61,18 +61,18 @@ class Constraint:
 class Grammars:
     """A cache of compiled grammars for one model.
 
-    Any thread may call `knows` and `matcher`. The loop's thread calls all else, and uses matchers.
+    Any thread may call `knows` and `matcher`. Only the loop's thread calls the rest or a matcher.
     """
 
     def __init__(self, model_dir: Path, eos_token_ids: Collection[int]) -> None:
         self._model_dir = model_dir
         self._eos_token_ids = eos_token_ids
         self._compiled: OrderedDict[str, Future[Matcher]] = OrderedDict()
-        """Matchers in their initial state, by the grammar's text; pending while one is compiled."""
+        """Matchers in their initial state, by the grammar's text; pending while it is compiled."""
         self._held: WeakKeyDictionary[TokenSequence, Constraint] = WeakKeyDictionary()
-        """By answer, until it ends."""
+        """The constraint of each answer, until the answer ends."""
         self._in_use: Set[str] = frozenset()
-        """The texts of requests that wait or run; replaced whole, since another thread reads it."""
+        """Grammars of waiting and running requests. Replaced, never changed: others read it."""
         self._lock = threading.Lock()
         self._reading = threading.Lock()
 
@@ -103,9 +103,9 @@ class Grammars:
             return matcher.deep_copy()
 
     def hold(self, sequences: Sequence[TokenSequence]) -> None:
-        """Keep the grammar of a request's constrained sequences as long as these live.
+        """Keep the grammar of a request's constrained sequences as long as the sequences live.
 
-        So no step compiles one, however many others were compiled since.
+        So no step has to compile a grammar again, however many others have been compiled since.
 
         Raises RequestError if the grammar is wrong and OverloadedError if the grammars in use are
         too large together; nothing is held then.
@@ -121,7 +121,7 @@ class Grammars:
             self.constraint(sequence)
 
     def constraint(self, sequence: TokenSequence) -> Constraint:
-        """Return the constraint of a constrained sequence, always the same one."""
+        """Return the constraint of a constrained sequence, always the same object."""
         if sequence not in self._held:
             form = sequence.params.structured_outputs
             assert form is not None
@@ -138,7 +138,7 @@ class Grammars:
 
         Token t is bit t % 8 of byte t // 8.
 
-        vocab_size: that of the logits. Tokens that the tokenizer does not have are not allowed.
+        vocab_size: the logits' vocabulary. Tokens that the tokenizer lacks are not allowed.
         """
         masks = np.empty((len(constraints), -(-self._tokenizer.vocab_size // 32)), np.uint32)
         for constraint, mask in zip(constraints, masks, strict=True):
@@ -149,7 +149,7 @@ class Grammars:
         return np.pad(masks, ((0, 0), (0, num_bytes - masks.shape[1])))
 
     def _compile(self, text: str, compiled: Future[Matcher]) -> None:
-        """Set the outcome. A grammar that fails is not kept."""
+        """Compile a grammar and set the future's outcome. A grammar that fails is not kept."""
         try:
             with self._reading:
                 tokenizer = self._tokenizer

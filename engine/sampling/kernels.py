@@ -19,7 +19,7 @@ from kernels.cpu.shared_library import unavailable_reason
 
 @dataclass(frozen=True, slots=True)
 class SamplingKernels:
-    """All choices find the same tokens."""
+    """The sampler's kernels. Every choice of kernels gives the same tokens."""
 
     best_tokens: Callable[[Tensor], tuple[Tensor, Tensor]]
     """Has the contract of `kernels.torch_logits.best_tokens`."""

@@ -43,7 +43,7 @@ class _NgramIndex:
         self._size = size
         self._start = start
         self._num_indexed = start
-        """Positions before this one have been indexed as the end of an n-gram."""
+        """All positions before this position have been indexed as the end of an n-gram."""
         self._followers: Followers = defaultdict(set)
 
     def followers(self, token_ids: list[int]) -> Collection[int]:

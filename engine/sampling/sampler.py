@@ -81,7 +81,7 @@ class Sampler:
     ) -> None:
         """with_prompt: `no_repeat_ngram_size` also covers the prompt; False for an encoder's.
 
-        kernels: by default those of the device.
+        kernels: by default the fastest for the device.
         """
         self._staging = staging
         self._allowed = Allowed()

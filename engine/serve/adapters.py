@@ -54,7 +54,7 @@ class AdapterService:
         except LongshoreError as error:
             self._connection.send(client, failed(message.id, error))
             return
-        # The broadcast first: every client knows the new list before this one hears "done".
+        # The broadcast first: every client knows the new list before this client hears "done".
         self._connection.broadcast(LoadedAdapters(adapters.loaded))
         self._connection.send(client, Performed(message.id))
 

@@ -94,7 +94,7 @@ def _counts(stats: Stats, last: Stats) -> Mapping[str, int]:
 
 
 def _means(stats: Stats, last: Stats) -> Mapping[str, float]:
-    """Return the mean of each time over the values since `last`; leave out those without any."""
+    """Return the mean of each time over the values since `last`; leave out times without values."""
     means: dict[str, float] = {}
     for name, attribute in _TIMES.items():
         new: Histogram = getattr(stats, attribute)

@@ -1,4 +1,4 @@
-"""Compiles the grammars of requests in a thread, so that no stream waits for one."""
+"""Compiles the grammars of requests in a thread, so that no stream waits for a grammar."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.serve.connection import Compiled, Inbound
 class GrammarCompiler:
     """Holds requests while their grammars are compiled.
 
-    Each comes back through the inbox, as a Compiled message. Called by the server's loop only.
+    Each request comes back through the inbox, as a Compiled message. Only the loop calls this.
     """
 
     def __init__(

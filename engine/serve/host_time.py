@@ -18,7 +18,7 @@ class HostTime:
     def __init__(self, model: Stopwatch, clock: Callable[[], float] = time.monotonic) -> None:
         """model: runs while the model computes, or the loop waits for its results."""
         self.idle = Stopwatch(clock)
-        """Must run while the loop waits for a message."""
+        """The loop runs this while it waits for a message."""
         self._model = model
         self._clock = clock
         self._begin = clock()

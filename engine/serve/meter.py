@@ -108,7 +108,7 @@ class Meter:
         """
         strategy = engine.strategy
         return msgspec.structs.replace(
-            # A deep copy: the socket's thread may encode it while this one goes on counting.
+            # A deep copy: the socket's thread may encode it while this thread goes on counting.
             msgspec.convert(msgspec.to_builtins(self._sums), Stats),
             num_running=strategy.num_running,
             num_waiting=len(strategy.waiting),

@@ -112,7 +112,7 @@ class Server:
             if num_tokens := self._engine.num_step_tokens - num_before:
                 self._meter.record_step(num_tokens)
             messages = self._messages_of(outputs)
-            # Before the answers, so that a client with the last one finds it counted in /metrics.
+            # Before the messages: a client that gets its last token finds it counted in /metrics.
             self._update_pulse()
             for client, message in messages:
                 self._connection.send(client, message)
@@ -134,7 +134,7 @@ class Server:
         if self._reporter is not None:
             self._reporter.tick(self._engine.facts, stats, now)
         if has_become_idle:
-            # Until the next heartbeat, /metrics would show requests that have ended.
+            # Otherwise /metrics would show ended requests until the next heartbeat.
             self._connection.broadcast(Heartbeat(0.0, stats))
         if self._watchers:
             self._watchers.update()
@@ -197,7 +197,7 @@ class Server:
     ) -> None:
         """Add a request to the engine once its grammar is compiled, or answer with Failed.
 
-        is_new: a full queue refuses it. A request that has waited for its grammar is not refused.
+        is_new: whether a full queue may refuse it. One that waited for its grammar is not refused.
         """
         key = client, message.id
         try:
@@ -246,8 +246,8 @@ class Server:
     def _check_queue(self, message: Submit | Perform) -> None:
         """Raise OverloadedError if the request does not fit into the queue.
 
-        The queue holds `max_waiting` requests beyond those that fit into a batch, and
-        `max_waiting_tokens` prompt tokens or one request of any length.
+        The queue holds `max_waiting` requests beyond those that fit into a batch. Their prompts may
+        have `max_waiting_tokens` tokens; a single request may have any number.
         """
         strategy = self._engine.strategy
         num_held = len(strategy.waiting) + len(strategy.running) + len(self._grammar_compiler)

@@ -14,13 +14,13 @@ MIN_STEP_AGE_S = 0.75
 """Younger steps are not checked, which saves reading /proc."""
 _TASKS = Path("/proc/self/task")
 _ACTIVE_STATES = "RD"
-"""Running or ready to run, and waiting for a disk, in the notation of proc(5)."""
+"""Thread states of proc(5): running or ready to run, and waiting for a disk."""
 
 
 class Stillness:
     """Measures how long no other thread of this process has run within a step.
 
-    Used by the thread that sends heartbeats, which asks at each one.
+    Used by the thread that sends heartbeats, once for each heartbeat.
     """
 
     def __init__(self, is_active: Callable[[], bool] | None = None) -> None:
@@ -38,14 +38,14 @@ class Stillness:
 
 
 class Activity:
-    """Whether another thread of this process runs, or has run since the last call."""
+    """Tells whether another thread of this process runs, or has run since the last call."""
 
     def __init__(self, tasks: Path = _TASKS) -> None:
         self._tasks = tasks
         self._ticks: dict[str, int] = {}
 
     def __call__(self) -> bool:
-        """Return True also where there is no /proc."""
+        """Return whether a thread has run; True also without /proc."""
         if not self._tasks.is_dir():
             return True
         own_id, before = str(threading.get_native_id()), self._ticks

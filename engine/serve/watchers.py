@@ -29,7 +29,7 @@ FirstToken = Callable[[int], float | None]
 
 
 class Watchers:
-    """Sends snapshots to each client that watches until its time is up. False without clients."""
+    """Sends snapshots to each watching client until its time is up. False without clients."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Watchers:
             self._ended.append(EndedSnapshot(sequence_id, timing))
 
     def update(self) -> None:
-        """Send a snapshot to every client whose time is not up, if one is due."""
+        """Send a snapshot to every client whose time is not up, if a snapshot is due."""
         now = self._clock()
         if now < self._due:
             return
@@ -121,7 +121,7 @@ def take_snapshot(
 
 
 def block_runs(blocks: Iterable[int]) -> BlockRuns:
-    """Return blocks, in their order, as runs of consecutive ones."""
+    """Return blocks, in their order, as runs of consecutive blocks."""
     runs: BlockRuns = []
     first = end = -1
     for block in blocks:
@@ -139,6 +139,6 @@ def _phase(strategy: Strategy, group: SequenceGroup, sequence: Sequence, *, runs
         return "prefill" if is_first or sequence.num_pending_tokens > 1 else "decode"
     if strategy.memory.is_swapped(sequence.id):
         return "swapped"
-    # Without preemption, an admitted request may still have a group that has not begun.
+    # Without preemption, a request may be admitted although one of its groups has not begun.
     was_running = group.request.admitted is not None and strategy.num_preemptions > 0
     return "preempted" if was_running else "waiting"

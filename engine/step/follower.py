@@ -1,4 +1,4 @@
-"""A rank other than 0: does what rank 0 tells it, with its own part of the model and of the KV."""
+"""A rank other than 0: carries out rank 0's orders on its own part of the model and KV cache."""
 
 from __future__ import annotations
 

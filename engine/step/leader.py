@@ -29,7 +29,7 @@ class Leader:
         explaining: Callable[[], AbstractContextManager[None]],
         group: Group,
     ) -> None:
-        """send: to all other ranks. explaining: turns an error into the one of the rank at fault.
+        """send: sends to all other ranks. explaining: replaces an error by the guilty rank's error.
 
         See `engine.ranks.followers.Followers`.
         """

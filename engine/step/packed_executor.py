@@ -51,7 +51,7 @@ class PackedExecutor:
         grammars: Grammars | None = None,
         leader: Leader | None = None,
     ) -> None:
-        """leader: tells the other ranks what this one does; None: there are none."""
+        """leader: tells the other ranks what this rank does; None if there are no others."""
         staging = Staging(model.device)
         self.model = model
         self.cache = cache
@@ -92,7 +92,7 @@ class PackedExecutor:
     def _encode(self, plan: StepPlan) -> tuple[dict[bytes, Tensor], dict[int, Failure]]:
         """Return the embeddings of the plan's images by digest, and the failures by sequence id.
 
-        A sequence whose image fails takes part in the step all the same, and ends with it.
+        A sequence whose image fails still takes part in the step, and ends after it.
         """
         embeddings: dict[bytes, Tensor] = {}
         failures: dict[int, Failure] = {}

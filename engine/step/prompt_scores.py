@@ -30,7 +30,7 @@ def split_plan(plan: StepPlan, max_rows: int) -> list[StepPlan]:
         while len(rest.scored) > room:
             cut = rest.sequence.chunk_end(rest.scored[room]) if room > 0 else rest.start
             if cut <= rest.start and room == max_rows:
-                break  # an image that one pass must compute, with more rows than that
+                break  # an image that one pass must compute whole needs more rows
             if cut > rest.start:
                 parts[-1].append(_until(rest, cut))
                 rest = _from(rest, cut)

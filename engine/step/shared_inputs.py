@@ -57,7 +57,7 @@ def empty(order: Forward, device: torch.device) -> Tensor:
 
 
 def unpack(packed: Tensor, order: Forward) -> StepInputs:
-    """Return the inputs that `pack` has packed, as views. Nothing is sampled from them."""
+    """Return the inputs that `pack` has packed, as views. No rank samples from the result."""
     tokens, rows, context_lens, query_starts, block_tables, *slots = _places(packed, order)
     batch = PagedBatch(
         query_starts=query_starts,

@@ -77,7 +77,7 @@ class StepGraphs:
     ) -> None:
         """Capture the graphs.
 
-        sizes: those of `core.step_size.graph_sizes`. Mixed ones are left out after
+        sizes: the result of `core.step_size.graph_sizes`. Mixed sizes are left out after
         MAX_CAPTURE_SECONDS and, with `is_selective`, if the device would be busy without a graph.
         progress: wraps the list of sizes, to show a progress bar. group: the ranks that share the
         model; rank 0 decides what to leave out. None: one rank.

@@ -38,7 +38,7 @@ class Job:
 
 
 Outcome = Answer | Exception
-"""An exception fails the request: a RequestError blames the client, any other one the server."""
+"""An exception fails the request. A RequestError blames the client; all others blame the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,9 @@ class ImageEncoder:
     """Turns images into the embeddings of their tokens.
 
     The newest embeddings are kept on the device, up to MAX_KEPT_TOKENS: a prompt in chunks needs
-    them in several steps, and the next turn of a conversation again. Others are computed again
-    when they are needed, as after a preemption, so that waiting requests hold no device memory.
+    them in several steps, and the next turn of a conversation needs them again. Dropped embeddings
+    are computed again when they are needed, as after a preemption, so that waiting requests hold no
+    device memory.
     """
 
     def __init__(self, model: Any, blank: Callable[[int], PromptImage]) -> None:

@@ -12,7 +12,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class VisionFamily:
-    """One row of the table. The names are those of transformers' modules."""
+    """One row of the table. The names are as in transformers' modules."""
 
     language_model: str
     """Prefix of the language model's tensors in published files."""

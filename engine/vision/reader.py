@@ -3,7 +3,7 @@
 A hostile file can crash this process, which fails only the request that sent it.
 
 `python -m engine.vision.reader PARENT`, with a socket as standard input. PARENT is the id of the
-process that starts it, and with which it ends. `core.images` has the messages.
+process that starts this one, which ends with it. `core.images` has the messages.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from engine.vision.processors import GridProcessor, RunProcessor, TileProcessor
 CPU_SECONDS = 10.0
 """CPU time for each image of a job. Qwen2.5-VL's processor takes 4.5 s for 4,000 × 4,000 pixels."""
 MAX_CPU_SECONDS = 90.0
-"""CPU time of a job, less than the worker waits for it."""
+"""CPU time of a job. It is less than the time for which the worker waits."""
 MEMORY_BYTES = 4 * 2**30
-"""Memory that a job may add to what the process has at its start."""
+"""Memory that a job may add to the memory of the process at its start."""
 FORMATS = ("PNG", "JPEG", "WEBP")
 FIELD = "messages"
 PROCESSORS = {"tiles": TileProcessor, "grid": GridProcessor, "runs": RunProcessor}

@@ -10,7 +10,7 @@
 // more rows they use the kernel of linear layers (tiles.h): a tile of keys is packed into panels whose
 // columns are keys, then its values into panels whose columns are dims. If the CPU multiplies bf16
 // pairs, bf16 K and V stay in bf16 and the attention weights are rounded to bf16, as in FlashAttention.
-// Sums are fp32.
+// Sums are in fp32.
 
 #include <algorithm>
 #include <vector>
@@ -42,9 +42,9 @@ struct Attention {
 namespace {
 
 constexpr int64_t MAX_ROWS = 32;
-constexpr int64_t MIN_SPLIT = 256;         // keys
-constexpr int64_t ITEMS_PER_THREAD = 4;    // several, to balance the load
-constexpr int64_t CHUNKS_PER_THREAD = 16;  // consecutive items, which a thread takes at once
+constexpr int64_t MIN_SPLIT = 256;         // in keys
+constexpr int64_t ITEMS_PER_THREAD = 4;    // several, so that the load is balanced
+constexpr int64_t CHUNKS_PER_THREAD = 16;  // a chunk is a run of items that a thread takes at once
 constexpr float INITIAL_MAX = -1e30f;  // finite, so that the difference of two of them is not NaN
 constexpr float MASKED = -3e38f;
 
@@ -56,17 +56,17 @@ struct Item {
     int64_t sequence, kv_head;
     int64_t first_row, num_rows;
     int64_t first_key, last_key;
-    int64_t partial;  // index of its first row in Partials; -1: written directly to `out`
+    int64_t partial;  // index of the item's first row in Partials; -1: it writes to `out`
 };
 
-// Keys per tile. Each tile is prefetched while the one before it is computed. With few rows there is
+// Keys per tile. Each tile is prefetched while the previous tile is computed. With few rows there is too
 // little computation to hide the prefetches behind, so tiles are smaller.
 inline int64_t tile_of(const Item& item) { return item.num_rows > TILE_ROWS ? TILE : TILE / 2; }
 
 // One thread's working memory.
 template <class T>
 struct alignas(64) Scratch {
-    Number<T> panels[TILE * MAX_DIM];  // of keys, later of values
+    Number<T> panels[TILE * MAX_DIM];  // first of keys, then of values
     Number<T> query[MAX_ROWS][MAX_DIM];
     Number<T> weights[MAX_ROWS][TILE];
     float scores[MAX_ROWS][TILE];
@@ -75,12 +75,12 @@ struct alignas(64) Scratch {
     float total[MAX_ROWS];  // the sum of e^(score - top) so far
 };
 
-// A row of several splits, whose results are to be combined.
+// A row whose keys are split, so that the results of its splits are to be combined.
 struct Combined {
     int64_t sequence, kv_head, row, first, stride, num_splits;
 };
 
-// The rows that splits leave to be combined: each is [out (value_dim), top, total].
+// The partial results of splits, which are to be combined: each row is [out (value_dim), top, total].
 struct Partials {
     std::vector<float> numbers;
     int64_t count, value_dim;
@@ -99,7 +99,7 @@ struct Tile {
     Rows<T> keys, values;
 };
 
-// One online softmax step of a row: turns scores into weights and rescales its sums to the new maximum.
+// One online softmax step of a row: turns scores into weights and rescales the sums to the new maximum.
 template <class T>
 void update_softmax(Scratch<T>& my, int64_t row, int64_t num_keys, int64_t value_dim) {
     const float* scores = my.scores[row];
@@ -153,7 +153,7 @@ T* out_row(const Attention& a, const Span& span, int64_t kv_head, int64_t row, i
     return (T*)a.out + ((span.first_token + row / group) * a.num_heads + *head) * a.value_dim;
 }
 
-// Finds the keys or values of an item's tile that starts at position `first`; none without an item.
+// Finds the keys or values of an item's tile that starts at position `first`; finds none if `item` is null.
 template <class T>
 void find(const Attention& a, const Item* item, int64_t first, const void* cache, const int64_t* strides,
           Rows<T>& rows) {
@@ -268,7 +268,7 @@ struct Plan {
     std::vector<Item> items;
     std::vector<Combined> combined;
     Partials partials;
-    int64_t chunk;  // items
+    int64_t chunk;  // items that a thread takes at once
 
     void make(const Attention& a, int64_t num_threads);
 

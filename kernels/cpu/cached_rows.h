@@ -8,7 +8,7 @@ namespace {
 constexpr int64_t MAX_DIM = 256;
 constexpr int64_t TILE = 64;  // keys or values, at most
 
-// The element type of panels of T, and the unit that one multiplication takes: a number, or a pair.
+// The element type of panels of T, and the unit of one multiplication: a number, or a pair of numbers.
 template <class T>
 struct Packed {
     using Number = float;
@@ -34,8 +34,8 @@ struct Rows {
     int64_t num_rows, dim;
     const T* rows[TILE] = {};
 
-    // Prefetches the cache line that starts at this element of a row, if one does. Lines are requested one at a
-    // time while other rows are read, because a burst of requests would queue up. A null row is harmless.
+    // Prefetches the cache line that starts at this element of a row, if a line starts there. Lines are requested
+    // one at a time while other rows are read, because a burst of requests would queue up. A null row is harmless.
     template <int CACHE>  // as in __builtin_prefetch: 3 for L1, 2 for L2
     void fetch(int64_t row, int64_t number) const {
         if (number * sizeof(T) % LINE_BYTES == 0) __builtin_prefetch(rows[row] + number, 0, CACHE);

@@ -13,7 +13,7 @@ struct Call {
     const void* arguments;
 };
 
-// num_elements: what the kernels read, if it may be so little that one thread is enough.
+// num_elements: the elements that the kernels read. If there are few, one thread runs all kernels.
 extern "C" void run_calls(const Call* calls, int64_t count, int64_t num_elements) {
     static thread_local Memory memory;
     std::vector<Shared> shared(count);

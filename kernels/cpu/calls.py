@@ -1,6 +1,6 @@
 """Runs several kernels in one call of the library.
 
-Weights evict Python's code and objects from the CPU caches, so a line of Python between two kernels
+Weights evict Python's code and objects from the CPU caches, so between two kernels a line of Python
 takes several times as long as in a tight loop.
 """
 
@@ -42,7 +42,7 @@ class Calls:
         self._run = load_library().run_calls
 
     def __call__(self, num_elements: int = MANY) -> None:
-        """num_elements: what the kernels read; for few elements, other threads are not woken."""
+        """num_elements: the elements that the kernels read; a few do not wake other threads."""
         self._run(self._calls, ctypes.c_int64(len(self._kernels)), ctypes.c_int64(num_elements))
 
 

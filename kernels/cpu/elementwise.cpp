@@ -11,7 +11,7 @@ struct Norm {
     void* out;  // [T, heads, width], dense
     const void* rows;
     const void* weight;
-    const void* residual;  // laid out as `out` and added to it, or null; may be `out` itself
+    const void* residual;  // null, or laid out as `out` and added to the result; may be `out` itself
     int64_t num_tokens, num_heads, width;
     int64_t strides[2];  // per token, head
     float eps, offset;
@@ -67,7 +67,7 @@ void norm(const Norm& a, Team& team) {
 }
 
 inline Floats activated(Floats x, bool is_gelu) {
-    // Both are x * sigmoid(y): GELU's 0.5 * (1 + tanh(z)) equals sigmoid(2 * z).
+    // Both functions are x * sigmoid(y): GELU's 0.5 * (1 + tanh(z)) equals sigmoid(2 * z).
     const Floats y = is_gelu ? 1.5957691216057308f * (x + 0.044715f * x * x * x) : x;
     return x / (1.0f + exponential(-y));
 }

@@ -1,7 +1,7 @@
 """Norm, gated activation and rotary embedding, each in one pass over memory.
 
 Inputs that the C++ does not support (other dtypes, odd widths, wrong shapes) go to the torch
-version. It raises for mismatched shapes, which the C++ would turn into wrong addresses.
+version. That version raises for mismatched shapes, which would give the C++ wrong addresses.
 """
 
 from __future__ import annotations

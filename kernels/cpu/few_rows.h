@@ -1,7 +1,7 @@
 // Both products of attention for a few rows, computed directly from the KV cache.
 //
 // Packing keys and values into panels (packed_rows.h) would take longer than multiplying a few rows by them. Each
-// score is first summed up in the lanes of a vector of its own; then the lanes of LANES such vectors are added at once.
+// score is first summed in the lanes of its own vector. Then the lanes of LANES such vectors are added at once.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int ROWS_AT_ONCE = 4;
 #if defined(__AVX512F__)
-constexpr int64_t FEW_ROWS = 12;    // with more, packing saves more than it costs
+constexpr int64_t FEW_ROWS = 12;    // with more rows, packing saves more than it costs
 constexpr int VECTORS_AT_ONCE = 4;  // of 32 registers: 16 sums, 4 vectors of queries, 1 of a key
 #else
 constexpr int64_t FEW_ROWS = 4;
@@ -104,7 +104,7 @@ constexpr FewRowsFunction<T> SCORE_KEYS[] = {score_keys<T, 1>, score_keys<T, 2>,
 template <class T>
 constexpr FewRowsFunction<T> ADD_VALUES[] = {add_values<T, 1>, add_values<T, 2>, add_values<T, 3>, add_values<T, 4>};
 
-// Calls the functions of a table, by number of rows, for groups of nearly equal size.
+// Calls a table's function for each group of rows. The table is indexed by number of rows; groups are nearly equal.
 template <class T>
 void for_few_rows(const FewRowsFunction<T> (&table)[ROWS_AT_ONCE], const FewRows<T>& rows, int64_t num_rows,
                   const Rows<T>& numbers, const Rows<T>& ahead) {

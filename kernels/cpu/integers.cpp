@@ -1,16 +1,16 @@
 // Multiplies rows by integer weights that become fp32 as they are read, for up to BLOCK_ROWS rows at a
-// time. The weights are bitwise (code - zero) * scale, and sums are fp32.
+// time. A weight is bitwise (code - zero) * scale, and sums are fp32.
 
 #include "integers.h"
 #include "team.h"
 
 namespace {
 
-constexpr int64_t BLOCK_DEPTH = 256;               // its weights fit into L1; a multiple of a word's codes
-constexpr int64_t COPY_STRIDE = BLOCK_DEPTH + 16;  // one cache line more, so that rows use different L1 sets
+constexpr int64_t BLOCK_DEPTH = 256;               // a block's weights fit into L1; a multiple of a word's codes
+constexpr int64_t COPY_STRIDE = BLOCK_DEPTH + 16;  // a cache line more, so that rows use different L1 sets
 
-// Stores the weights of inputs [first, end), and of those that share their last word, in `to` [inputs, PANEL].
-// Codes become floats as the last bits of 2^23, which is subtracted with the zero.
+// Stores the weights of inputs [first, end) in `to` [inputs, PANEL], and those of all other inputs of their last word.
+// A code becomes a float as the last bits of 2^23. Subtracting the zero also subtracts 2^23.
 template <int BITS>
 void dequantize(const IntegerPanel<BITS>& panel, int64_t group, int64_t first, int64_t end, float* to) {
     constexpr int64_t PER_WORD = IntegerPanel<BITS>::PER_WORD;

@@ -6,7 +6,8 @@
 #include "linear.h"
 
 // Mirrors `IntegerLinear` in integers.py. `panels` are [panels, words, PANEL]. A word has four codes of 8
-// bits, one a byte; or eight of 4 bits, inputs 0 to 3 in the low halves of its bytes, 4 to 7 in the high.
+// bits, one in each byte, or eight codes of 4 bits: inputs 0 to 3 in the low halves of its bytes, inputs 4
+// to 7 in the high halves.
 struct IntegerLinear : Linear {
     const float* scales;   // [panels, groups, PANEL]
     const uint8_t* zeros;  // [panels, groups, PANEL]
@@ -15,7 +16,7 @@ struct IntegerLinear : Linear {
 
 namespace {
 
-constexpr int64_t AHEAD_BYTES = 4096;  // how far ahead of the words that are read others are prefetched
+constexpr int64_t AHEAD_BYTES = 4096;  // prefetch distance from the words being read
 
 template <int BITS>
 struct IntegerPanel {

@@ -15,9 +15,9 @@ from kernels.cpu.shared_library import SUFFIXES, function, load_library
 
 WORD_BYTES = 4
 GROUP_STEP = 8
-"""Inputs that share a scale are a multiple of this many, or all of an output's."""
+"""Unless a scale covers all inputs of an output, it covers a multiple of this many inputs."""
 ROW_GROUP = 64
-"""As in rounded.cpp: rounded rows have a scale for at most this many inputs."""
+"""As in rounded.cpp: each scale of a rounded row covers at most this many inputs."""
 
 
 class IntegerLinear(Linear):
@@ -31,7 +31,7 @@ class IntegerLinear(Linear):
 
 @dataclass(frozen=True, slots=True)
 class IntegerPanels:
-    """A weight [num_columns, depth]; a column of a panel is an output, as in `to_panels`."""
+    """A weight [num_columns, depth]. Each column of a panel is an output, as in `to_panels`."""
 
     codes: Tensor
     """uint8 [panels, words, panel_columns(), 4]: the codes of four or eight inputs per column."""
@@ -69,9 +69,9 @@ def to_integer_panels(
 ) -> IntegerPanels:
     """Pack codes, uint8 [out, in], each below 2**bits.
 
-    scales: fp32 [out, groups], each for group_size inputs, the last one perhaps for fewer. zeros:
-    uint8 [out, groups]. Raises ValueError if they do not match, or if group_size is neither all
-    inputs nor a multiple of GROUP_STEP.
+    scales: fp32 [out, groups], one for each group of group_size inputs; the last group may be
+    shorter. zeros: uint8 [out, groups]. Raises ValueError if they do not match, or if group_size is
+    neither all inputs nor a multiple of GROUP_STEP.
     """
     (num_columns, depth), groups = codes.shape, (len(codes), -(-codes.shape[1] // group_size))
     if (
@@ -95,7 +95,7 @@ def to_integer_panels(
         scales=_by_panel(scales).contiguous(),
         zeros=_by_panel(zeros).contiguous(),
         bits=bits,
-        # A group of all inputs may end after the last one, so that groups of a row divide it.
+        # A group of all inputs may end past the last input, so that a row's groups divide it.
         group_size=group_size if group_size < depth else -(-depth // ROW_GROUP) * ROW_GROUP,
         num_columns=num_columns,
         depth=depth,
@@ -112,10 +112,10 @@ def integer_linear(
 ) -> Tensor:
     """Return [..., num_columns] in the dtype of rows [..., depth], fp32 or bf16, summed in fp32.
 
-    rounded: first round the rows to 8 bits, with a scale for each row and group of inputs (of 64,
-    or a common divisor with the weight's group). No number changes by more than 1/254 of the
-    largest magnitude of its group. Needs `rounds_rows`. A row's result is bitwise independent of
-    the other rows. bias: fp32 [num_columns]. Raises ValueError for other inputs.
+    rounded: first round the rows to 8 bits, with a scale for each row and group of inputs. A group
+    has 64 inputs, or a common divisor of 64 and the weight's group. No number changes by more than
+    1/254 of the largest magnitude of its group. Needs `rounds_rows`. A row's result is bitwise
+    independent of the other rows. bias: fp32 [num_columns]. Raises ValueError for other inputs.
     """
     if (
         rows.shape[-1] != panels.depth

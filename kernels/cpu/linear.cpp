@@ -16,7 +16,7 @@
 namespace {
 
 constexpr int64_t BLOCK_DEPTH = 768;
-constexpr int64_t COPY_STRIDE = BLOCK_DEPTH + 16;  // one cache line more, so that rows use different L1 sets
+constexpr int64_t COPY_STRIDE = BLOCK_DEPTH + 16;  // a cache line more, so that rows use different L1 sets
 constexpr int64_t SET_BYTES = 4096;  // addresses this far apart map to the same set of the L1 cache
 constexpr int64_t WAYS = 8;          // lines of a set
 

@@ -1,17 +1,17 @@
-// What products with weights in panels share, whatever the panels hold.
+// The code that all products with weights in panels share, whatever the panels contain.
 #pragma once
 
 #include <algorithm>
 
 #include "tiles.h"
 
-// Mirrors `Linear` in linear.py. Depth and stride are in units of one multiplication: numbers, or pairs.
+// Mirrors `Linear` in linear.py. Depth and stride count units of one multiplication: numbers, or pairs.
 struct Linear {
     void* out;             // [rows, columns], dense
     const void* rows;      // [rows, depth]
     const void* panels;    // [panels, depth, PANEL], dense
     const float* bias;     // [columns] or null
-    const void* residual;  // [rows, columns], dense, added to the result, or null
+    const void* residual;  // [rows, columns], dense, to add to the result; or null
     int64_t num_rows, num_columns, depth, row_stride;
 };
 

@@ -14,7 +14,7 @@ from kernels.cpu.calls import Kernel, run
 from kernels.cpu.shared_library import SUFFIXES, LibraryError, host_target, load_library
 
 FASTER_ON = ("avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2")
-"""Targets on which it measured faster than torch's own matmul (docs/benchmarks.md)."""
+"""Targets on which this kernel was faster than torch's own matmul (docs/benchmarks.md)."""
 
 
 class Linear(ctypes.Structure):
@@ -44,7 +44,7 @@ def panel_columns() -> int:
 def to_panels(weight: Tensor) -> Tensor:
     """Pack a weight [out, in] as [panels, in, panel_columns()], with the last panel padded.
 
-    A column of a panel is an output.
+    Each column of a panel is an output.
     """
     return fill_panels([weight], weight.dtype)
 

@@ -1,4 +1,4 @@
-// Packs keys and values into panels, which the kernel of linear layers (tiles.h) multiplies rows by.
+// Packs keys and values into panels, by which the kernel of linear layers (tiles.h) multiplies rows.
 #pragma once
 
 #include "cached_rows.h"
@@ -24,7 +24,7 @@ void pack_keys(const Rows<T>& keys, Unit<T>* panels, const Rows<T>& ahead) {
     }
 }
 
-// Packs values as the rows of panels, as deep as there are units of values. A missing last value is zero.
+// Packs values as the rows of panels, whose depth is the number of units of values. A missing last value is zero.
 template <class T>
 void pack_values(const Rows<T>& values, Unit<T>* panels, const Rows<T>& ahead) {
     static constexpr T ZEROS[MAX_DIM] = {};

@@ -1,9 +1,9 @@
 """Linear layers, norms and the gated MLP as lists of kernels, for `kernels.cpu.prepared_layers`.
 
-Calling kernels one by one makes Python check and collect each kernel's arguments on every call,
-which takes longer than a small step takes to compute. Here, arguments that never change are set
-once; `bind` sets the addresses of a step's buffers, and then all kernels run in one call. Addresses
-point to rows of the part's `dtype`, dense unless strides are passed.
+If kernels are called one by one, Python checks and collects the arguments of every kernel on every
+call, which takes longer than a small step takes to compute. Here, arguments that never change are
+set once; `bind` sets the addresses of a step's buffers, and then all kernels run in one call.
+Addresses point to rows of the part's `dtype`, dense unless strides are passed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PreparedLinear:
         depth: int,
         kept: tuple[object, ...],
     ) -> None:
-        """arguments: what a step does not change. kept: owners of the memory they point to."""
+        """arguments: those that no step changes. kept: owners of the memory they point to."""
         self.num_columns: int = arguments.num_columns
         self.dtype = dtype
         """Dtype of rows and outputs."""
@@ -101,7 +101,7 @@ class PreparedNorm:
         _check(weight.shape[0], weight.dtype)
         self.dtype = weight.dtype
         self.width = weight.shape[0]
-        self._weight = weight  # keeps alive what the arguments point to
+        self._weight = weight  # kept alive: the arguments point to it
         self._arguments = Norm(
             weight=weight.data_ptr(),
             num_heads=1,

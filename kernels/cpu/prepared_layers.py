@@ -95,7 +95,7 @@ class PreparedAttention:
             Kernel(function("write_kv", dtype), self._write),
             Kernel(function("attend", dtype), self._attention),
         ]
-        """All kernels except that of `out`, whose addresses `bind` does not set."""
+        """All kernels except `out`, whose addresses `bind` does not set."""
 
     @staticmethod
     def supports(qkv: PreparedLinear, out: PreparedLinear, heads: Heads) -> bool:
@@ -180,7 +180,7 @@ class Memory(NamedTuple):
     attended: int
     """The output of attention, before its output projection."""
     scratch: int
-    """Working memory within attention or an MLP."""
+    """Scratch memory within attention or an MLP."""
 
 
 LayerNorms = tuple[
@@ -192,7 +192,7 @@ LayerNorms = tuple[
 class PreparedLayer:
     """`x += norm(attention(norm(x))); x += norm(mlp(norm(x)))`, where each norm is optional.
 
-    Its kernels come in two groups, because the last layer finishes only the rows that need logits.
+    Its kernels form two groups, because the last layer finishes only the rows that need logits.
     """
 
     def __init__(self, norms: LayerNorms, attention: PreparedAttention, mlp: PreparedMLP) -> None:
@@ -205,11 +205,11 @@ class PreparedLayer:
         self.scratch_width = max(attention.scratch_width, mlp.scratch_width)
         before, after, before_mlp, after_mlp = ([norm.kernel] if norm else [] for norm in norms)
         self.attention_kernels = [*before, *attention.kernels]
-        """From the layer's input to `Memory.attended`; they need all tokens."""
+        """From the layer's input to `Memory.attended`; these kernels need all tokens."""
         self.output_kernels = [
             attention.out.kernel, *after, *before_mlp, *mlp.kernels, *after_mlp
         ]  # fmt: skip
-        """From `Memory.attended` to the layer's output; they compute each token by itself."""
+        """From `Memory.attended` to the layer's output; they compute each token on its own."""
 
     def bind_attention(
         self, hidden: int, num_tokens: int, inputs: AttentionInputs, memory: Memory

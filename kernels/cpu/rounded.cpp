@@ -1,9 +1,9 @@
-// Multiplies rows that are rounded to 8 bits by integer weights with VNNI, which adds four products of
-// bytes in one lane of one instruction.
+// Multiplies rows that are rounded to 8 bits by integer weights with VNNI. One VNNI instruction adds four
+// products of bytes in each lane.
 //
 // Rows are rounded in groups of inputs, each with its own scale: the largest magnitude becomes 127. Sums
-// within a group are exact, and floats add up groups in order. So a row's result is bitwise independent
-// of the other rows.
+// within a group are exact, and the groups' sums are added as floats, in order. So a row's result is
+// bitwise independent of the other rows.
 
 #include <cfloat>
 #include <numeric>
@@ -21,13 +21,13 @@ constexpr int TILE_ROWS_OF_BYTES = 6;  // of 32 registers: 12 sums of integers a
 #else
 constexpr int TILE_ROWS_OF_BYTES = 2;  // of AVX2's 16 registers: 4 and 4, 4 vectors
 #endif
-constexpr int64_t ROW_GROUP = 64;  // inputs per scale of a row, at most
+constexpr int64_t ROW_GROUP = 64;  // at most this many inputs share a scale of a row
 
 struct RoundedRows {
     int64_t group, num_groups, stride;
-    std::vector<uint8_t> bytes;  // [rows, stride], signed; zeros after the last input
+    std::vector<uint8_t> bytes;  // [rows, stride], signed; zeros follow the last input
     std::vector<float> scales;   // [rows, groups]
-    std::vector<int32_t> sums;   // [rows, groups], of bytes
+    std::vector<int32_t> sums;   // [rows, groups]: the sums of the bytes
 
     void fit(const IntegerLinear& a) {
         group = std::gcd(a.group, ROW_GROUP);

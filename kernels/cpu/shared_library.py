@@ -113,7 +113,7 @@ def cache_directory() -> Path:
 
 
 def build(target: Target, directory: Path) -> Path:
-    """Return the path of the library in `directory`; compile it first if needed, in some seconds.
+    """Return the path of the library in `directory`. If needed, compile it, which takes seconds.
 
     Raises LibraryError if compiling fails, PermissionError if `directory` is not writable.
     """
@@ -133,7 +133,7 @@ def build(target: Target, directory: Path) -> Path:
             _run([compiler, *flags, "-c", str(source), "-o", object])
         # No -fopenmp here: it would link a second OpenMP runtime beside torch's.
         _run([compiler, "-shared", *objects, "-o", f"{work}/library.so"])
-        os.replace(f"{work}/library.so", library)  # atomic, as other processes may do the same
+        os.replace(f"{work}/library.so", library)  # atomic: other processes may do the same
     return library
 
 

@@ -1,9 +1,9 @@
 // Loops that the threads of a team share.
 //
 // Every thread runs all kernels of a list (calls.cpp). A loop ends when all of its portions are done, not when
-// all threads have arrived. So a thread that the operating system has taken off its core delays the others by its
-// unfinished portion only. When it runs again, it finds nothing left in the loops that it missed. After a loop of
-// OpenMP, all would wait for it.
+// all threads have arrived. So if the operating system has taken a thread off its core, the others wait only for
+// that thread's unfinished portion. When the thread runs again, it finds nothing left in the loops that it missed.
+// At the end of a loop of OpenMP, all threads would wait for it.
 #pragma once
 
 #include <algorithm>
@@ -15,23 +15,23 @@
 #include <vector>
 
 struct Loop {
-    std::atomic<int64_t> taken{0};  // how many portions; in a loop over rows, a bit for each block
-    std::atomic<int64_t> done{0};   // how many are finished
+    std::atomic<int64_t> taken{0};  // number of portions; in a loop over rows, a bit for each block
+    std::atomic<int64_t> done{0};   // number of finished portions
 };
 
-// What a kernel prepares in one thread for all. A later kernel may use the object again, so it may be read within
-// a portion only, where a thread that comes late never is.
+// An object that a kernel prepares in one thread for all threads. A later kernel may use the object again. So it may
+// be read only within a portion, where a late thread never is.
 struct Prepared {
     void* object;
-    int64_t counts[2];  // of portions of the loops that follow
+    int64_t counts[2];  // numbers of portions of the loops that follow
 };
 
-// Objects that kernels use again in every call, at most one of a type.
+// Objects that kernels reuse in every call, at most one of each type.
 using Memory = std::vector<std::pair<const void*, std::shared_ptr<void>>>;
 
-constexpr int64_t MAX_LOOPS = 3;  // of a kernel
+constexpr int64_t MAX_LOOPS = 3;  // in one kernel
 
-// What the threads share while they run one kernel.
+// The state that the threads share while they run one kernel.
 struct Shared {
     Loop loops[MAX_LOOPS];
     Prepared prepared;
@@ -40,7 +40,7 @@ struct Shared {
 
 constexpr int64_t PATIENCE = 256;        // checks before a waiting thread takes another thread's block
 constexpr int64_t SPINS = 4096;          // checks before it offers its core to others
-constexpr int64_t MIN_PARALLEL = 16384;  // elements; one thread is done with fewer before a second one has begun
+constexpr int64_t MIN_PARALLEL = 16384;  // elements; with fewer, one thread ends before a second has begun
 constexpr int64_t MAX_BLOCKS = 64;       // the bits of Loop::taken
 
 // One thread's place in a kernel.
@@ -63,8 +63,8 @@ class Team {
         wait(here, count, [] {});
     }
 
-    // Calls body(row) for each of num_rows rows. Every thread has a block of them, the same in each loop, so a row
-    // mostly stays in one core's cache. Another thread takes a block only if its own thread does not arrive.
+    // Calls body(row) for each of num_rows rows. Every thread has a block of rows, the same block in each loop, so a
+    // row mostly stays in one core's cache. Another thread takes a block only if the block's thread does not arrive.
     template <class Body>
     void share_rows(int64_t num_rows, int64_t width, const Body& body) {
         const int64_t max_blocks = num_rows * width > MIN_PARALLEL ? std::min(num_threads, MAX_BLOCKS) : 1;
@@ -83,7 +83,7 @@ class Team {
         });
     }
 
-    // Calls make(Object&) in one thread, and returns the Prepared that it returns in all of them.
+    // Calls make(Object&) in one thread. In all threads, returns the Prepared that `make` returned.
     template <class Object, class Make>
     Prepared once(const Make& make) {
         share_rows(1, 1, [&](int64_t) { shared.prepared = make(memory<Object>()); });

@@ -1,4 +1,4 @@
-// Multiplies a few rows by one panel, which is PANEL columns wide.
+// Multiplies a few rows by one panel, which has PANEL columns.
 //
 // The sums of a tile of rows stay in registers while the panel is read once, as in the inner kernel of
 // GotoBLAS and BLIS. The order of summation depends only on the depth, so a row's result is bitwise
@@ -21,7 +21,7 @@ constexpr int TILE_ROWS = 6;   // of AVX2's 16 registers: 12 sums, 2 vectors, 1 
 constexpr int64_t LINE_BYTES = 64;
 constexpr int64_t AHEAD = 32;  // prefetch distance, in steps of depth
 
-// Depth and strides are in units of one multiplication: numbers, or pairs.
+// Depth and strides count units of one multiplication: numbers, or pairs.
 template <class Row, class Column>
 struct Product {
     float* sums;          // [num_rows, PANEL]
@@ -33,7 +33,7 @@ struct Product {
     int64_t next_bytes = 0;
     float* widened = nullptr;  // if set, receives the bf16 panel as fp32
 
-    // The matmul of rows [first, end) only.
+    // Returns the part of this product that has only the rows [first, end).
     Product part(int64_t first, int64_t end) const {
         Product part = *this;
         part.sums += first * sum_stride;

@@ -31,7 +31,7 @@ class Block:
 
     @property
     def text(self) -> str:
-        """The text so far; of a call, its arguments."""
+        """The text so far; for a call, its arguments."""
         return "".join(self.parts)
 
 

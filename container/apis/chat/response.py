@@ -95,7 +95,7 @@ class ChatResponse:
         self._generation.abort()
 
     def _message_chunks(self, delta: Delta) -> list[Record]:
-        """Return the chunks with a delta's text and tool calls. The last one has the logprobs."""
+        """Return the chunks with a delta's text and tool calls. The last chunk has the logprobs."""
         message = self._messages[delta.index]
         parts = message.deltas(delta.tokens, is_last=delta.finish is not None)
         if (self._request.logprobs or self._request.shown.token_ids) and not parts:
@@ -106,7 +106,7 @@ class ChatResponse:
     def _end(self, index: int, answer: Answer) -> Record:
         """Return the fields that say why an answer has ended.
 
-        The reason of a call is `stop` if the request names the function, as in OpenAI's API.
+        A call to a function that the request names ends with `stop`, as in OpenAI's API.
         """
         reason = finish_reason(answer.finish)
         is_choice = self._messages[index].has_calls and not self._request.names_function

@@ -84,7 +84,7 @@ class ChatRequest:
     shown: Shown
     shows_reasoning: bool
     echo: str
-    """The text to put before each answer: that of the last message if it is the assistant's."""
+    """The text to put before each answer: the last message's, if the assistant wrote it."""
     logprobs: bool
     warnings: tuple[str, ...]
 

@@ -44,7 +44,7 @@ class Turn:
     model: object
     """The client's `model`, which may name an adapter."""
     adapter: str | None = None
-    """The adapter that the body names, which goes before `model`."""
+    """The adapter that the body names. It takes precedence over `model`."""
 
     def __post_init__(self) -> None:
         if self.forced_calls is not None and self.decoding.params.structured_outputs is not None:

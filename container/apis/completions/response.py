@@ -154,7 +154,7 @@ class CompletionsResponse:
     def _logprobs(
         self, echoed: Sequence[ScoredToken], tokens: Sequence[TokenText], offset: int
     ) -> Record | None:
-        """Return the `logprobs` of a choice. `offset` is that of `tokens` in the choice's text."""
+        """Return the `logprobs` of a choice. `offset`: characters of its text before `tokens`."""
         scored = [*echoed, *scored_answer_tokens(tokens, offset)]
         if not self._request.logprobs or not scored:
             return None

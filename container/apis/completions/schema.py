@@ -60,7 +60,7 @@ class CompletionRequest:
     decoding: Decoding
     model: object
     adapter: str | None
-    """The adapter that `adapters` names, which goes before `model`."""
+    """The adapter that `adapters` names. It takes precedence over `model`."""
     stream: bool
     stream_usage: StreamUsage
     shown: Shown

@@ -149,10 +149,10 @@ def read_conversation(values: Values, *, uses_tools: bool = True) -> Conversatio
 def template_variables(
     values: Values, effort: str | None, *, reasons: bool | None = None
 ) -> Mapping[str, object]:
-    """Return the chat template's variables; those of `chat_template_kwargs` beat the others.
+    """Return the chat template's variables. Those in `chat_template_kwargs` override the others.
 
-    reasons: whether the model is to reason. By default the effort says so, if it is given.
-    Templates know it under several names.
+    reasons: whether the model is to reason. By default the effort decides, if it is given.
+    Templates know this variable under several names.
     """
     variables: dict[str, object] = {} if effort is None else {"reasoning_effort": effort}
     if reasons is None and effort is not None:
@@ -163,10 +163,10 @@ def template_variables(
 
 
 def _message(message: Mapping[str, object], field: str, images: Images) -> Mapping[str, object]:
-    """Check a message. Fields that are null are removed, as templates treat them as present.
+    """Check a message. Null fields are removed, because templates would treat them as present.
 
-    The content of a message with tool calls is the exception: null or absent, it becomes empty.
-    Adds the message's images to `images`.
+    The exception is the content of a message with tool calls, which becomes empty if it is null or
+    absent. Adds the message's images to `images`.
 
     Templates know the reasoning of earlier answers by either of vLLM's names.
     """

@@ -20,8 +20,9 @@ from core.text.answers import Answers, Delta
 class Generation:
     """A running request.
 
-    The engine has stopped working on it once `deltas` is exhausted, raises or is closed, whether
-    it ended by itself, at a stop string, at the deadline or because the client disconnected.
+    Once `deltas` is exhausted, raises or is closed, the engine no longer works on the request.
+    That holds whether the request ended by itself, at a stop string, at the deadline or because
+    the client disconnected.
     """
 
     def __init__(
@@ -34,8 +35,8 @@ class Generation:
         charge: Callable[[int], None],
         record: RequestRecord,
     ) -> None:
-        """charge: counts tokens against the client's limit; the prompt's only once an answer has
-        begun, since the engine may refuse the request."""
+        """charge: counts tokens against the client's limit. The prompt's tokens count once an
+        answer has begun, because the engine may refuse the request before."""
         self.prompt_token_ids = prompt_token_ids
         self.timing: Timing | None = None
         """Timing of the answer that ended last; None if a stop string ended it."""

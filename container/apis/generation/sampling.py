@@ -31,7 +31,7 @@ from core.sampling import NO_LIMIT, Operation, SamplingParams
 from core.structured_outputs import StructuredOutputsParams
 
 NO_SEED = -1
-"""The seed with which clients of vLLM and of hosted APIs ask for a random one."""
+"""The seed by which clients of vLLM and of hosted APIs ask for a random seed."""
 
 _EARLY_STOPPING = Kind(
     'true, false or "never"',
@@ -181,8 +181,8 @@ def read_decoding(
 ) -> Decoding:
     """Read the fields of SAMPLING_FIELDS from an API's values.
 
-    own: fields of SamplingParams that the API names differently or has a default for; those that
-    are None are left out. Without `max_tokens` an answer may fill the context. Raises RequestError
+    own: fields of SamplingParams that the API names differently or has a default for. Values of
+    None are left out. Without `max_tokens` an answer may fill the context. Raises RequestError
     that names the client's field.
     """
     _check_stop_strings(stop, dialect.name("stop"))

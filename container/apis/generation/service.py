@@ -126,7 +126,7 @@ class GenerationService(Service):
         keep: Collection[int] = (),
         images: tuple[PromptImage, ...] = (),
     ) -> list[Generation]:
-        """Submit a request to the engine for each prompt's token ids, or none if one is refused.
+        """Submit a request for each prompt's token ids to the engine. If one is refused, none runs.
 
         `adapter` is a name or ''. `keep` holds special tokens that stay in the answers' text.
         images: the images of the prompt, if there is only one prompt.
@@ -172,8 +172,8 @@ class GenerationService(Service):
     ) -> Response:
         """Return the HTTP response, after all tokens or, if streaming, after the first ones.
 
-        No status is sent before that, so a failure until then is raised and gets a status of its
-        own.
+        No status is sent before that. So an earlier failure is raised, and the response gets the
+        status of that failure.
         """
         if self._formatters is not None:
             response = FormattedResponse(response, self._formatters)
@@ -187,7 +187,7 @@ class GenerationService(Service):
             raise
         lines = stream_lines(response, chain([first], chunks), stream_format, context)
         streamed = Response(lines, content_type=MIMETYPES[stream_format])
-        # A generator that never started has no `finally` to run, so closing the response aborts.
+        # A generator that never started runs no `finally`, so closing the response must abort.
         streamed.call_on_close(response.abort)
         return streamed
 

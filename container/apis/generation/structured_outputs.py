@@ -41,8 +41,8 @@ _FORMS: Mapping[str, tuple[str, ...]] = {
     "json": ("value",),
     "regex": ("value",),
 }
-"""The fields of each type of `response_format`; a request has at most one. `value` is
-text-generation-inference's; `json_object` with a `schema` is that of llama.cpp and hosted APIs."""
+"""The fields of each type of `response_format`; a request has at most one. `value` is a field of
+text-generation-inference. llama.cpp and hosted APIs have `json_object` with a `schema`."""
 _RESPONSE_FORMAT = with_schema(
     OBJECT,
     {
@@ -139,7 +139,7 @@ def _format_fields(values: Values, prefix: str) -> Iterator[_FormatField]:
 def _response_format(format: Mapping[str, Any]) -> Iterator[_FormatField]:
     """Read `response_format`: OpenAI's, or text-generation-inference's with `value`.
 
-    A field that its type does not have is an error, since it may hold the schema.
+    A field that does not belong to the `type` is an error, because it may hold the schema.
     """
     kind = format.get("type")
     if not isinstance(kind, str) or kind not in _FORMS:
@@ -170,7 +170,7 @@ def _tgi_grammar(
 ) -> Iterator[_FormatField]:
     """Read text-generation-inference's grammar from `field`.
 
-    The value of `json` is a schema; that of `json_schema` is an object with `schema`.
+    The value of `json` is a schema; the value of `json_schema` is an object with `schema`.
     """
     match grammar:
         case {"type": "json" | "json_object", "value": dict() | str()}:

@@ -65,7 +65,7 @@ class Invocations:
         return self.invoke()
 
     def invoke(self, accept_header: str = "Accept") -> Response:
-        """Answer a request to another path or about sessions; the API answers all others.
+        """Answer a request for another path or about sessions; the API answers all other requests.
 
         accept_header: as in `request_context`.
         """

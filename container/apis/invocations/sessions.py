@@ -1,8 +1,8 @@
 """SageMaker's sessions: with a session's id SageMaker routes a client to the same container.
 
-The container keeps nothing else of a session. Each one is an empty file, so that all workers see
-it, and the file's modification time is the time of the session's last use. The copy of the model
-that answers its requests follows from its id (`EngineClient`).
+Each session is an empty file, so that all workers see it, and the file's modification time is the
+time of the session's last use. The container keeps nothing else. The session's id decides which
+copy of the model answers its requests (`EngineClient`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Sessions:
         return path
 
     def _open_files(self) -> Iterator[Path]:
-        """Yield the files of open sessions and delete those of expired ones."""
+        """Yield the files of open sessions and delete the files of expired sessions."""
         for path in self._directory.iterdir():
             if self._is_open(path):
                 yield path

@@ -56,7 +56,7 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], field: str) -> Mapping[str, 
             case {"type": "thinking", "thinking": str(thinking)}:
                 thoughts.append(thinking)
             case {"type": "redacted_thinking"}:
-                pass  # another model's, and encrypted
+                pass  # the thinking of another model, encrypted
             case {"type": "tool_use", "id": str(id), "name": str(name), "input": dict()}:
                 function = {"name": name, "arguments": block["input"]}
                 calls.append({"id": id, "type": "function", "function": function})

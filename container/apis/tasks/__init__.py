@@ -1,1 +1,1 @@
-"""Requests that one call in the engine answers: pipelines and the user's own handler."""
+"""The APIs of pipelines and of the user's own handler: one call in the engine answers a request."""

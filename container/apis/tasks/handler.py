@@ -36,7 +36,7 @@ class HandlerApi:
         connection = self._service.client.choose(context.session)
         reply = connection.perform(context.body, headers)
         parts = self._service.parts_of(context, reply)
-        first = next(parts)  # before the status is sent, so that an early failure gets its own
+        first = next(parts)  # before the status is sent: a failure can set it
         content = first.body if first.is_last else _stream(first, parts, context)
         response = Response(content, first.code, content_type=first.content_type or None)
         response.headers.extend(_allowed_headers(first.headers))

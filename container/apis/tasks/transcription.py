@@ -98,7 +98,7 @@ class TranscriptionApi:
         try:
             answer = self._service.wait_for(context, reply)
         except RequestError as error:
-            if error.field == "inputs":  # the name that other routes have for it
+            if error.field == "inputs":  # the name of this file on other routes
                 raise RequestError("file", error.message) from None
             raise
         transcript = msgspec.json.decode(answer.body, type=Transcript)

@@ -21,7 +21,7 @@ class TextApi:
     """Answers requests with one input or a batch of them."""
 
     def __init__(self, service: GenerationService, form: Form | None = None) -> None:
-        """form: the shape of answers; default: what the options say."""
+        """form: the shape of answers; by default the shape that the options ask for."""
         self._service = service
         self._style = TextStyle(service.prompting.tokenizer, form or form_of(service.options))
 

@@ -1,4 +1,4 @@
-"""Responses in LMI's two text schemas and in that of text-generation-inference (`tgi_compat`)."""
+"""Responses in LMI's two text schemas and text-generation-inference's (`tgi_compat`)."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ const SPEAKERS = [
   "a young lover", "an old king", "a fool", "a soldier", "a nurse", "a ghost", "a queen", "the moon",
 ]; // prettier-ignore
 const LENGTHS = [1, 0.25, 0.75, 0.5];
-// A browser opens at most six connections to a server, and one of them streams the events. So there
-// is one request for each length, with all prompts whose answers have it.
+// A browser opens at most six connections to a server, and one of them streams the events. So all
+// prompts whose answers have the same length go into one request.
 
-// Returns `count` prompts that begin alike, or `own` repeated, and the length of each answer.
+// Returns `count` prompts that begin alike, or `count` times `own`, each with its answer's length.
 export function burst(count, own, maxTokens) {
   return Array.from({ length: count }, (_, index) => ({
     prompt: own || `${OPENING}${SPEAKERS[index % SPEAKERS.length]}.`,

@@ -1,6 +1,7 @@
-// The page that compares strategies: sends the same requests to one strategy after the other.
+// The page that compares strategies. It sends the same requests to one strategy after the other.
 //
-// One at a time, so that each has the whole machine, and since a browser opens six connections only.
+// One strategy runs at a time, so that it has the whole machine, and because a browser opens only six
+// connections.
 
 import { onUnauthorized, request, setKey } from "./api.js";
 import { burst } from "./burst.js";

@@ -46,7 +46,7 @@ function onEngine(data) {
   setStatus("live", "live");
 }
 
-// Several copies of the model have an engine each; the page shows one of them.
+// Each of several copies of the model has its own engine; the page shows one of them.
 function showCopies({ copy, copies = 1 }) {
   element("copies").hidden = copies === 1;
   const links = Array.from({ length: copies }, (_, number) => {

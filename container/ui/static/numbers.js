@@ -1,6 +1,6 @@
 // Numbers with small units, and the limit of the slider for the answers' length.
 
-// Half of the context, in steps of 16 tokens, so that the prompt has room.
+// Returns half of the context, in steps of 16 tokens, so that the prompt has room.
 export function longestAnswer(maxModelLen) {
   return Math.max(16, Math.min(1024, Math.floor(maxModelLen / 32) * 16));
 }
@@ -11,7 +11,7 @@ export function setNumber(element, value, unit = "") {
   element.replaceChildren(String(value), small);
 }
 
-// Below ten with one decimal.
+// Shows one decimal for values below ten.
 export function setRounded(element, value, unit) {
   setNumber(element, value.toFixed(value < 10 ? 1 : 0), unit);
 }

@@ -71,7 +71,7 @@ QUANTIZERS: Mapping[str, Callable[[Tensor], Quantized]] = {
 }
 """Functions of fp32 weights [out, in], by the value of option.quantize."""
 HEAD_PRECISIONS: Mapping[str, str] = {"int8": "int8", "int4": "int8"}
-"""The precision of the head, by the value of option.quantize; others keep it in option.dtype.
+"""The precision of the head, by the value of option.quantize. Otherwise it is option.dtype.
 
 Errors of the head's weights go straight into the logits, so it never has 4 bits.
 """

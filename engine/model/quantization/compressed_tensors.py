@@ -21,9 +21,8 @@ READABLE = {("float", 8), ("int", 8), ("int", 4)}
 class CompressedTensors:
     """`quant_method: compressed-tensors`.
 
-    What a layer stores follows from its tensors: `weight_packed` holds int4 or int8, `weight` int8
-    or FP8. Activations are quantized, if at all, row by row as they come, which is more exact than
-    static scales.
+    A layer's tensors show its format: `weight_packed` holds int4 or int8, `weight` int8 or FP8. If
+    activations are quantized, then row by row at run time, which is more exact than static scales.
     """
 
     markers: tuple[str, ...] = (".weight_scale",)
@@ -93,8 +92,8 @@ def _integers(
     zeros: Tensor | None,
     bits: int,
 ) -> IntegerWeight:
-    """Make a weight of codes [out, in] and of scales and signed zeros for the layer, its outputs or
-    groups of inputs."""
+    """Make a weight of codes [out, in]. It has scales and signed zeros for the whole layer, for
+    each output or for each group of inputs."""
     rows, columns = codes.shape
     if scales.numel() == 1:
         scales = scales.reshape(1, 1).expand(rows, 1)

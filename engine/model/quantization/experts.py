@@ -17,7 +17,7 @@ ROWS_AT_ONCE = 4096
 class DequantizingExperts:
     """Weights that are dequantized for each product: slow, exact, for every device.
 
-    The reference of the kernel, and the form where there is none.
+    It is the reference for the kernel, and is used where the kernel cannot run.
     """
 
     def __init__(self, weights: Sequence[Quantized], num_experts: int, dtype: torch.dtype) -> None:
@@ -79,7 +79,7 @@ def quantized_experts(
 ) -> QuantizedExperts:
     """Return the fastest form for a device that the weights are already on.
 
-    The other arguments are those of `DequantizingExperts`.
+    The other arguments are as in `DequantizingExperts`.
     """
     if uses_kernel(device, dtype) and len(weights) == 1 and has_kernel(weights[0]):
         return TritonExperts(weights[0], num_experts)

@@ -30,7 +30,7 @@ from engine.model.quantization.weights import (
 class Dequantizing:
     """Dequantizes the weight for each product: slow, exact, for every device.
 
-    The reference of the kernels, and the format where there is none.
+    It is the reference for the kernels, and is used where no kernel can run.
     """
 
     def __init__(self, weight: Quantized) -> None:
@@ -46,7 +46,7 @@ class TritonCodes:
     """Codes for `kernels.quantized_linear`, for rows in fp16 or bf16 on CUDA."""
 
     def __init__(self, weight: KernelWeight) -> None:
-        """weight: `has_kernel` must be true of it."""
+        """weight: `has_kernel` must be true for it."""
         # Imported only here, so that CPUs do not need Triton.
         from kernels.quantized_linear import quantized_linear
 
@@ -66,7 +66,7 @@ class TritonCodes:
 class ScaledFloat8:
     """FP8 rows times FP8 weights with one scale for each output (`torch._scaled_mm`).
 
-    A row is scaled so that its largest value becomes the largest of e4m3, and rounded.
+    Each row is scaled so that its largest value becomes the largest e4m3 value, then rounded.
     """
 
     def __init__(self, weight: Float8Weight) -> None:

@@ -13,7 +13,7 @@ from engine.model.quantization.readers import sorted_by_group
 from engine.model.quantization.weights import IntegerWeight, PermutedWeight
 
 ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
-"""What to add to the stored zeros, by `checkpoint_format`: the first one stores them minus 1.
+"""The number to add to stored zeros, by `checkpoint_format`: "gptq" stores zeros minus 1.
 
 GPTQModel subtracts from whole words, so that a zero of 0 borrows from its neighbour. For the same
 reason the 1 must be added to whole words.
@@ -25,7 +25,7 @@ class Gptq:
     [groups, out], g_idx [in].
 
     A layer's bits and group size follow from its shapes, because the config's `dynamic` may set
-    other ones for some layers.
+    other values for some layers.
     """
 
     markers: tuple[str, ...] = (".qweight",)

@@ -20,8 +20,8 @@ class Integers:
     """A format for the C++ kernels of `kernels.cpu.integers`.
 
     `is_rounded` rounds rows to 8 bits, with a scale for each row and up to 64 inputs: a product
-    of normally distributed rows changes by 0.6 % of its root mean square. Otherwise a product is
-    that of `IntegerWeight.dequantized` in fp32.
+    of normally distributed rows changes by 0.6 % of its root mean square. Without it, products are
+    computed in fp32 with the values of `IntegerWeight.dequantized`.
     """
 
     def __init__(self, panels: IntegerPanels, *, is_rounded: bool) -> None:

@@ -43,7 +43,7 @@ class KernelCodes:
 
     @classmethod
     def of(cls, weight: KernelWeight) -> KernelCodes:
-        """Lay out a weight that `has_kernel` is true of."""
+        """Lay out a weight for which `has_kernel` is true."""
         kind, group_size = _kind(weight), _group_size(weight)
         match weight:
             case IntegerWeight():
@@ -81,7 +81,7 @@ def _group_size(weight: KernelWeight) -> int:
 
 
 def _packed(weight: IntegerWeight | Float4Weight) -> Tensor:
-    """Return the codes [out, in / 2], a byte's two codes as far apart as the kernels want them."""
+    """Return the codes [out, in / 2]. Each byte pairs the two codes that the kernels expect."""
     from kernels.quantized_linear import pack_pairs
 
     num_outputs, num_inputs = weight.shape

@@ -24,8 +24,8 @@ class Scheme(Protocol):
     """How a checkpoint stores its quantized layers."""
 
     markers: tuple[str, ...]
-    """A layer is quantized if the checkpoint has its name with one of these suffixes; modules
-    that the config ignores do not have them."""
+    """A layer is quantized if the checkpoint has a tensor named after it with one of these
+    suffixes. Modules that the config ignores have no such tensors."""
     unused: tuple[str, ...]
     """Suffixes of tensors that serving does not need, such as static activation scales."""
 
@@ -57,7 +57,7 @@ def quantization_method(config: PreTrainedConfig) -> str | None:
 def read_scheme(config: PreTrainedConfig) -> Scheme | None:
     """Return how a model's checkpoint is quantized, or None if it is not.
 
-    Raises ConfigurationError, with what would work, if it cannot be read.
+    Raises ConfigurationError, which says what would work, if Longshore cannot read the weights.
     """
     given, method = _quantization_config(config), quantization_method(config)
     if given is None or method is None:

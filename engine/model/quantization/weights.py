@@ -65,8 +65,8 @@ class Float8Weight:
     codes: Tensor
     """[out, in] float8_e4m3fn."""
     scales: Tensor
-    """[out, ceil(in / group_size)] fp32. Blocks of outputs repeat theirs for each output, so that
-    layers whose sizes are no multiple of the block can be joined."""
+    """[out, ceil(in / group_size)] fp32. A block's scale is repeated for each of its outputs, so
+    that layers whose sizes are not multiples of the block can be joined."""
     group_size: int
     """Inputs that share a scale; the last group may be shorter."""
 
@@ -191,7 +191,7 @@ def slice_rows(weight: Stored, rows: range) -> Stored:
 
 
 def slice_columns(weight: Stored, columns: range) -> Stored:
-    """Return the weight of some inputs. Groups that they cut become smaller groups.
+    """Return the weight of some inputs. A group that is cut becomes smaller groups.
 
     Raises ConfigurationError if the weight cannot be cut there.
     """

@@ -31,7 +31,7 @@ MAX_SPOKEN = 4096
 
 
 class InputReader:
-    """Converts the inputs of a `core.task_bodies.PipelineBody` into those of one pipeline."""
+    """Converts the inputs of a `core.task_bodies.PipelineBody` into the inputs of one pipeline."""
 
     def __init__(self, name: str, task: PipelineTask, pipeline: Any) -> None:
         self._task = task

@@ -74,12 +74,12 @@ class QuestionAnswering:
         max_seq_len: int = 384,
         handle_impossible_answer: bool = False,
     ) -> list[Any]:
-        """Answer each (question, context) pair; parameters are those of the former pipeline."""
+        """Answer each (question, context) pair; parameters are as in the former pipeline."""
         if min(top_k, max_answer_len) < 1:
             raise RequestError("parameters", "top_k and max_answer_len must be at least 1")
         encoded = self._windows(pairs, min(max_seq_len, self._limit), doc_stride)
         pair_of_row = encoded.pop("overflow_to_sample_mapping").tolist()
-        # "No answer" is scored at the first token if that is a special one.
+        # "No answer" is scored at the first token if that is a special token.
         starts_special = encoded.pop("special_tokens_mask")[:, 0].bool()
         output = self.model(**encoded.to(self.model.device))
         starts, ends = output.start_logits.float().cpu(), output.end_logits.float().cpu()

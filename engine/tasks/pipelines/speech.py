@@ -24,8 +24,8 @@ _ENGLISH = "en"
 def transcribe(pipeline: Any, samples: Samples, wanted: object) -> Transcript:
     """Run a speech recognition pipeline. `wanted` holds the fields of a `Transcription`.
 
-    With both segments and words, the model runs twice, as it gives one kind of times in a run.
-    Raises RequestError for what the model cannot do.
+    With both segments and words, the model runs twice, because one run gives one kind of times.
+    Raises RequestError for a request that the model cannot fulfil.
     """
     request = msgspec.convert(wanted, Transcription)
     is_whisper = pipeline.type == "seq2seq_whisper"
