@@ -16,4 +16,5 @@ def run(bench: Bench) -> None:
             lengths = Lengths((num_new,) * 2, (64,) * 2)
             inputs = make_inputs(shape, lengths, device=bench.device, dtype=bench.dtype)
             us = bench.time_us(build(inputs, shape, "NHD"))
-            bench.row(what=f"{shape} {num_new} new of 64, built", us={"flashinfer": us})
+            what = f"{shape}, {num_new} new tokens of 64, after the build"
+            bench.row(what=what, us={"flashinfer": us})

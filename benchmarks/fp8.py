@@ -44,7 +44,7 @@ def _measure(bench: Bench, shape: Shape, batch: int, context: int) -> None:
 def _times_of_fp8(
     bench: Bench, shape: Shape, lengths: Lengths, fp8: torch.dtype
 ) -> dict[str, float | None]:
-    """Time the product's tile and EARLIER, each with as many splits as fill the GPU with it.
+    """Time the tile of today and EARLIER, each with the number of splits that fills the GPU.
 
     Returns microseconds by tile.
     """

@@ -49,7 +49,7 @@ def using(kernel: str, configuration: AttentionConfiguration) -> Iterator[None]:
 def with_programs(
     kernel: str, configuration: AttentionConfiguration, call: Callable[[], Any]
 ) -> AttentionConfiguration:
-    """Return the configuration with as many programs as fit, compiled for the current GPU.
+    """Return the configuration with the number of programs that fit on the current GPU.
 
     call: calls the wrapper of `kernel`, "decode" or "prefill".
     """

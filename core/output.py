@@ -23,7 +23,8 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     top: tuple[TopLogprobs, ...] = ()
     """One per token, if the request has `logprobs`."""
     prompt: tuple[TopLogprobs, ...] = ()
-    """The next tokens of the prompt, from its second on, if the request has `prompt_logprobs`."""
+    """Logprobs of prompt tokens from the prompt's second token on, if the request has
+    `prompt_logprobs`. Successive outputs continue each other."""
     admitted: float | None = None
     """When the request was admitted. None only with Finish.ERROR."""
     failure: str = ""

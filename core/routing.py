@@ -34,7 +34,7 @@ class RoutedRequest:
 
 
 def prefix_keys(prompt: str | Sequence[int], scope: str = "") -> tuple[bytes, ...]:
-    """Return a key for each whole number of leading chunks of a prompt, the shortest first.
+    """Return a key for each prefix of the prompt that consists of whole chunks, shortest first.
 
     Prompts have a key in common if they begin with the same chunks. The keys are the same in every
     process. A text and its tokens have different keys.
@@ -92,10 +92,10 @@ class PrefixAware(Router):
 
     A session stays at its server while this server may be chosen. Any other request goes to a
     server that has seen the longest known prefix of its prompt; if there are several, to the least
-    loaded. Overloaded servers are skipped: with the new request, they would have more than 1.25
-    times the mean load (which includes the new request), rounded up. This is consistent hashing
-    with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2018). If no server remains for any prefix,
-    the request goes to the least loaded of all servers.
+    loaded. Overloaded servers are skipped: those that the new request would put above the limit of
+    1.25 times the mean load, rounded up. The mean counts the new request, too. This is consistent
+    hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2018). If no server remains for any
+    prefix, the request goes to the least loaded of all servers.
     """
 
     MAX_OVER_MEAN = 1.25

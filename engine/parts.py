@@ -139,7 +139,7 @@ def _check_task(options: Options, config: PreTrainedConfig) -> None:
     if options.task == "text2text-generation" and not config.is_encoder_decoder:
         raise ConfigurationError(
             f"option.task=text2text-generation: {config.model_type} is not an encoder-decoder "
-            "model; set it to text-generation, or leave it out"
+            "model; set option.task=text-generation, or leave it out"
         )
 
 
@@ -168,8 +168,8 @@ def _load(
             return model, "a decoder whose paged logits match those of transformers"
     if group.size > 1:
         raise ConfigurationError(
-            f"option.tensor_parallel_degree={options.tensor_parallel_degree}: {reason}; only "
-            "Longshore's own decoders run on several ranks, so set it to 1"
+            f"option.tensor_parallel_degree={options.tensor_parallel_degree} needs one of "
+            f"Longshore's own decoders: {reason}; set option.tensor_parallel_degree=1"
         )
     if options.decoder == "own":
         raise ConfigurationError(f"option.decoder=own: {reason}; set option.decoder=auto")
@@ -188,8 +188,9 @@ def _load_library(source: ModelSource) -> LibraryModel:
     except Exception as error:  # loading weights may raise anything
         if type(config) in AutoModelForImageTextToText._model_mapping:
             raise ConfigurationError(
-                f"{config.model_type} takes images; of such models, {', '.join(VISION_FAMILIES)} "
-                "generate text here; option.task=image-text-to-text serves others one by one"
+                f"{config.model_type} takes images; text-generation supports only "
+                f"{', '.join(VISION_FAMILIES)} of the models that do; "
+                "option.task=image-text-to-text serves others, one request at a time"
             ) from error
         raise ConfigurationError(
             f"transformers cannot load {config.model_type} for text generation: {error}"
@@ -291,12 +292,12 @@ def _graph_notes(graphs: StepGraphs) -> tuple[str, ...]:
     notes: list[str] = []
     if graphs.num_late:
         notes.append(
-            f"{graphs.num_late} sizes of steps with prompts have no CUDA graph: capturing took "
-            f"{MAX_CAPTURE_SECONDS:.0f} s; shorten option.cuda_graph_sizes"
+            f"{graphs.num_late} sizes of steps with prompts have no CUDA graph: capturing "
+            f"stopped after {MAX_CAPTURE_SECONDS:.0f} s; shorten option.cuda_graph_sizes"
         )
     if graphs.num_device_bound:
         notes.append(
-            f"{graphs.num_device_bound} sizes of steps with prompts have no CUDA graph: their "
-            "kernels take longer to run than to launch"
+            f"{graphs.num_device_bound} sizes of steps with prompts have no CUDA graph, which "
+            "would not help: their kernels take longer to run than to launch"
         )
     return tuple(notes)

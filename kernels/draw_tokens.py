@@ -1,8 +1,9 @@
 """Draws a token for each row by inverse transform sampling, without a sum over the whole row.
 
-The first launch sums the weights of each chunk of a row. The second launch finds the chunk in which
-the uniform number's share of the total is reached, and then the token. Sums are integers, so a sum
-over the whole row would find the same token.
+The first launch sums the weights of each chunk of a row. The second launch multiplies the total by
+a uniform random number, finds the chunk in which the running sum passes this threshold, and then
+the token in this chunk. Sums are integers, so a sum over the whole row would find the same token.
+`kernels.token_weights.Limits` explains the keys and scores.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def kept_weights(
     logits, token_ids, row_index, temperatures, min_ps, score_keys, mean_scores, distance_keys,
     drawn, token, width, row_stride,
 ):  # fmt: skip
-    """Return the weights of these tokens of the r-th drawn row: 0 for dropped tokens."""
+    """Return the weights of the tokens `token` of drawn row `drawn`: 0 for dropped tokens."""
     row = tl.load(row_index + drawn)
     row_logits = logits + row * row_stride
     top = tl.load(row_logits + tl.load(token_ids + row)).to(tl.float32)
@@ -58,7 +59,10 @@ def draw_tokens_kernel(
     score_keys, mean_scores, distance_keys, width, row_stride, num_chunks,
     CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Program r draws the token of the r-th drawn row. CHUNKS: num_chunks, up to a power of two."""
+    """Program r draws the token of the r-th drawn row.
+
+    CHUNKS: num_chunks, rounded up to a power of two.
+    """
     drawn = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, CHUNKS)
     mass = tl.load(masses + drawn * num_chunks + chunk, mask=chunk < num_chunks, other=0)
@@ -75,7 +79,7 @@ def draw_tokens_kernel(
     )  # fmt: skip
     is_passed = before + tl.cumsum(weights, 0) <= threshold
     token = found * CHUNK + tl.sum(is_passed.to(tl.int32), 0)
-    # All threads read the row's own token above; it is written only once all of them have.
+    # Every thread has to read the row's most likely token above before one overwrites it.
     tl.debug_barrier()
     tl.store(token_ids + tl.load(row_index + drawn), token.to(tl.int64))
 

@@ -78,7 +78,10 @@ def rotary_kernel(
     HEADS_PER_TILE: tl.constexpr,
     HALF_TILE: tl.constexpr,
 ):
-    """Program (t, i) rotates the i-th HEADS_PER_TILE heads of token t, query heads first."""
+    """Program (t, i) rotates the i-th group of HEADS_PER_TILE heads of token t.
+
+    Query heads come first.
+    """
     QUERY_TILES: tl.constexpr = (NUM_HEADS + HEADS_PER_TILE - 1) // HEADS_PER_TILE
     token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     cos += token * cos_token_stride

@@ -50,8 +50,10 @@ def rotary_write_kv_kernel(
     REST_TILE: tl.constexpr,
     VALUE_TILE: tl.constexpr,
 ):
-    """Program (t, i) handles the i-th HEADS_PER_TILE heads of token t: query heads first, then KV
-    heads. REST: number of dims of a key that are not rotated."""
+    """Program (t, i) handles the i-th group of HEADS_PER_TILE heads of token t.
+
+    Query heads come first, then KV heads. REST: number of dims of a key that are not rotated.
+    """
     QUERY_TILES: tl.constexpr = (NUM_HEADS + HEADS_PER_TILE - 1) // HEADS_PER_TILE
     token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     cos += token * cos_token_stride
@@ -138,8 +140,8 @@ def _plan(
     heads_per_tile, half_tile = tiling["HEADS_PER_TILE"], tiling["HALF_TILE"]
     num_tokens, num_heads, _ = query.shape
     num_kv_heads, key_dim = key.shape[1:]
-    # A thread for each 16-byte store of half a tile's keys. With fp32 keys, a thread loads at most
-    # 32 bytes.
+    # One thread for each 16-byte store of one half of the dims of a tile's keys. If fp32 keys go to
+    # an fp8 cache, an element counts as 2 bytes, so that a thread loads at most 32 bytes.
     element_bytes = max(key_cache.dtype.itemsize, key.dtype.itemsize // 2)
     num_threads = heads_per_tile * half_tile * element_bytes // 16
     return Plan(

@@ -18,8 +18,8 @@ from engine.vision.reader import ImageReader
 def load_image_encoder(source: ModelSource, family: VisionFamily) -> ImageEncoder:
     """Load transformers' model without its language model, and run it once.
 
-    Raises ConfigurationError if its files lack a tensor or cannot be read, it does not run, or the
-    workers could not load its processor.
+    Raises ConfigurationError if its files cannot be read or lack a tensor, if the encoder does not
+    run, or if its processor, which the HTTP workers need, cannot be loaded.
     """
     reader = ImageReader(source.model_dir)
     config: Any = deepcopy(source.config)

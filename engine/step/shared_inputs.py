@@ -1,7 +1,7 @@
 """The inputs of a forward pass as one tensor, which rank 0 broadcasts to the other ranks.
 
-Rank 0 alone knows the plan. Tokens in flight are in its device's memory, where it fills them into
-the inputs before the broadcast, so sampled tokens need no messages of their own.
+Rank 0 alone knows the plan. Tokens that are sampled but not yet read by the host are still in rank
+0's device memory. Rank 0 copies them into the inputs there, so they need no messages of their own.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ def empty(order: Forward, device: torch.device) -> Tensor:
 
 
 def unpack(packed: Tensor, order: Forward) -> StepInputs:
-    """Return the inputs that `pack` has packed, as views. No rank samples from the result."""
+    """Return the inputs that `pack` has packed, as views, without the sequences to be sampled.
+
+    Rank 0 alone samples, and has the original inputs.
+    """
     tokens, rows, context_lens, query_starts, block_tables, *slots = _places(packed, order)
     batch = PagedBatch(
         query_starts=query_starts,

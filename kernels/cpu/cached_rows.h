@@ -8,7 +8,8 @@ namespace {
 constexpr int64_t MAX_DIM = 256;
 constexpr int64_t TILE = 64;  // keys or values, at most
 
-// The element type of panels of T, and the unit of one multiplication: a number, or a pair of numbers.
+// Number: the element type of a panel (tiles.h) that is made of rows of T. Unit: what an instruction multiplies in
+// each lane, a Number or a pair of them.
 template <class T>
 struct Packed {
     using Number = float;
@@ -34,7 +35,7 @@ struct Rows {
     int64_t num_rows, dim;
     const T* rows[TILE] = {};
 
-    // Prefetches the cache line that starts at this element of a row, if a line starts there. Lines are requested
+    // Prefetches the cache line of this element of a row if the element is the first of its line. Lines are requested
     // one at a time while other rows are read, because a burst of requests would queue up. A null row is harmless.
     template <int CACHE>  // as in __builtin_prefetch: 3 for L1, 2 for L2
     void fetch(int64_t row, int64_t number) const {
@@ -42,11 +43,11 @@ struct Rows {
     }
 };
 
-// A vector of a row's units from `first` on, with zeros after unit `depth`.
+// A vector of a row's units from `first` on. Pairs from `depth` on are zeros; single numbers always fill the vector.
 template <class T>
 inline Words units(const T* row, int64_t first, int64_t) { return (Words)load(row + first); }
 
-// A panel's units of two rows, or of the first row only if a unit is a single number.
+// The units of a panel that come from two rows. If a unit is a single number, only the first row is used.
 template <class T>
 inline Words joined(const T* row, const T*) { return (Words)load(row); }
 

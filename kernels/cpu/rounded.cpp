@@ -23,6 +23,12 @@ constexpr int TILE_ROWS_OF_BYTES = 2;  // of AVX2's 16 registers: 4 and 4, 4 vec
 #endif
 constexpr int64_t ROW_GROUP = 64;  // at most this many inputs share a scale of a row
 
+// Makes a vector at least this long. Its numbers are lost, so they are not copied.
+template <class Number>
+void grow(std::vector<Number>& numbers, size_t size) {
+    if (numbers.size() < size) numbers = std::vector<Number>(size);
+}
+
 struct RoundedRows {
     int64_t group, num_groups, stride;
     std::vector<uint8_t> bytes;  // [rows, stride], signed; zeros follow the last input
@@ -33,8 +39,9 @@ struct RoundedRows {
         group = std::gcd(a.group, ROW_GROUP);
         num_groups = (a.depth + group - 1) / group;
         stride = num_groups * group + LANES;
-        if (bytes.size() < a.num_rows * stride) bytes.resize(a.num_rows * stride);
-        if (scales.size() < a.num_rows * num_groups) scales.resize(a.num_rows * num_groups), sums.resize(scales.size());
+        grow(bytes, a.num_rows * stride);
+        grow(scales, a.num_rows * num_groups);
+        grow(sums, a.num_rows * num_groups);
     }
 };
 

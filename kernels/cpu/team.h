@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cassert>
 #include <cstdint>
 #include <memory>
 #include <thread>
@@ -27,6 +28,7 @@ struct Prepared {
 };
 
 // Objects that kernels reuse in every call, at most one of each type.
+// They grow, and stay until the calling thread ends.
 using Memory = std::vector<std::pair<const void*, std::shared_ptr<void>>>;
 
 constexpr int64_t MAX_LOOPS = 3;  // in one kernel
@@ -55,7 +57,7 @@ class Team {
     // them are done.
     template <class Body>
     void share(int64_t count, const Body& body) {
-        Loop& here = *loop++;
+        Loop& here = next_loop();
         for (int64_t i; (i = here.taken.fetch_add(1, std::memory_order_relaxed)) < count;) {
             body(i);
             here.done.fetch_add(1, std::memory_order_release);
@@ -69,7 +71,7 @@ class Team {
     void share_rows(int64_t num_rows, int64_t width, const Body& body) {
         const int64_t max_blocks = num_rows * width > MIN_PARALLEL ? std::min(num_threads, MAX_BLOCKS) : 1;
         const int64_t num_blocks = std::min(num_rows, max_blocks);
-        Loop& here = *loop++;
+        Loop& here = next_loop();
         const auto take = [&](int64_t block) {
             const int64_t bit = int64_t(1) << block;
             if (here.taken.fetch_or(bit, std::memory_order_relaxed) & bit) return;
@@ -94,6 +96,11 @@ class Team {
     const int64_t thread;
     Shared& shared;
     Loop* loop;
+
+    Loop& next_loop() {
+        assert(loop < shared.loops + MAX_LOOPS);
+        return *loop++;
+    }
 
     template <class Object>
     Object& memory() {

@@ -316,7 +316,7 @@ def test_other_models_that_take_images_name_those_that_work(tmp_path):
     )
     AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(
-        ConfigurationError, match="of such models, gemma3, idefics3, smolvlm, qwen2_vl"
+        ConfigurationError, match="supports only gemma3, idefics3, smolvlm, qwen2_vl"
     ):
         LLM(tmp_path, dtype="fp32")
 

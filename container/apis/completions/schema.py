@@ -110,7 +110,8 @@ def _prompts(value: object) -> tuple[Prompt, ...]:
 def _decoding(values: Values) -> Decoding:
     """Read the sampling parameters. With `echo`, `logprobs` also sets `prompt_logprobs`.
 
-    The engine always returns the logprobs of the generated tokens, so `logprobs=0` sets nothing.
+    The engine returns the logprobs of the generated tokens in any case, so `logprobs=0` leaves its
+    `logprobs` unset.
     """
     if "truncate_prompt_tokens" in values and values.get("echo", False):
         raise RequestError("truncate_prompt_tokens", "cannot be combined with echo")

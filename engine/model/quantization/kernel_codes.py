@@ -24,8 +24,10 @@ ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True)
 class KernelCodes:
-    """The tensors and constants of a weight [out, in], as `kernels.quantized_linear` names them,
-    but with the outputs in front."""
+    """The tensors and constants of a weight, named as in `kernels.quantized_linear`.
+
+    There, the outputs are the last dimension of scales and zeros; here, they are the first.
+    """
 
     codes: Tensor
     """[out, in] or [out, in / 2] uint8."""
@@ -56,7 +58,7 @@ class KernelCodes:
 
 
 def has_kernel(weight: Quantized) -> TypeGuard[KernelWeight]:
-    """Whether the kernels have blocks for the weight's groups."""
+    """Whether the kernels support the weight's type, and a block size fits its groups."""
     # Imported only here, so that CPUs do not need Triton.
     from kernels.quantized_linear import block_size
 
@@ -81,7 +83,7 @@ def _group_size(weight: KernelWeight) -> int:
 
 
 def _packed(weight: IntegerWeight | Float4Weight) -> Tensor:
-    """Return the codes [out, in / 2]. Each byte pairs the two codes that the kernels expect."""
+    """Return the codes [out, in / 2], with two codes that are a block apart in each byte."""
     from kernels.quantized_linear import pack_pairs
 
     num_outputs, num_inputs = weight.shape

@@ -19,7 +19,7 @@ class Stream:
     """An answer whose parts are sent as they are produced.
 
     Text and bytes are sent unchanged, an Output as its content, anything else as a line of JSON.
-    The first part sets status and headers.
+    The first part sets status and headers: those of an Output, or else those of `head`.
     """
 
     parts: Iterator[Any] | AsyncIterator[Any]
@@ -27,7 +27,7 @@ class Stream:
     """Gives status and headers to parts that are not Outputs."""
 
     def send(self, job: Job) -> Answer:
-        """Send all parts of a sync stream and return the last answer, without a body.
+        """Send all parts of a sync stream. Return the last answer without its body, which was sent.
 
         Stops early, and closes the generator, once `job.send` returns False. Raises what the parts
         raise.
