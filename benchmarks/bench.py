@@ -79,7 +79,7 @@ class Bench:
             return {name: self.timed(value) for name, value in figure.items()}
         return None
 
-    def is_over(self, name: str) -> bool:
+    def has_no_time_for(self, name: str) -> bool:
         """Return whether the time budget is used up; if so, note that `name` was skipped."""
         if time.monotonic() < self._deadline:
             return False
@@ -113,15 +113,15 @@ class Bench:
         self.note(f"{name} skipped: needs {num_bytes / 2**30:.0f} of {free / 2**30:.0f} GiB")
         return False
 
-    def num_sets(self, num_bytes: int, most: int = 64) -> int:
+    def num_sets(self, num_bytes: int, max_sets: int = 64) -> int:
         """Return how many input sets to rotate among, so that they fill four times the L2 cache.
 
-        num_bytes: size of one set; most: upper limit.
+        num_bytes: size of one set; max_sets: upper limit.
         """
         if self.is_dry:
             return 2
         l2 = torch.cuda.get_device_properties(0).L2_cache_size
-        return min(most, max(1, -(-4 * l2 // num_bytes)))
+        return min(max_sets, max(1, -(-4 * l2 // num_bytes)))
 
     @property
     def num_processors(self) -> int:

@@ -62,7 +62,7 @@ class Case:
 def run(bench: Bench) -> None:
     _moves(bench)
     for case in _dry_cases() if bench.is_dry else _cases():
-        if bench.is_over(f"{case} and the remaining cases"):
+        if bench.has_no_time_for(f"{case} and the remaining cases"):
             return
         bench.attempt(str(case), lambda case=case: _attention(bench, case))
 

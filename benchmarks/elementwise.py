@@ -43,7 +43,7 @@ def run(bench: Bench) -> None:
             (f"rotary and cache write of {shape}", partial(_rotary_write, bench, shape)),
         ):
             name = f"{operation}, {num_tokens} tokens"
-            if bench.is_over(name):
+            if bench.has_no_time_for(name):
                 return
             bench.attempt(name, partial(measure, num_tokens, name))
 
@@ -171,7 +171,7 @@ def _angles(bench: Bench, num_tokens: int, dim: int) -> tuple[Tensor, Tensor]:
 
 def _sets(bench: Bench, num_tokens: int, inner: tuple[int, ...]) -> list[Tensor]:
     first = torch.randn(num_tokens, *inner, device=bench.device, dtype=bench.dtype)
-    num_sets = bench.num_sets(first.nbytes, most=64)
+    num_sets = bench.num_sets(first.nbytes, max_sets=64)
     return [first, *(torch.randn_like(first) for _ in range(num_sets - 1))]
 
 

@@ -40,12 +40,12 @@ GPT_OSS_20B = Sizes(32, 5760, 2880, 4)
 def run(bench: Bench) -> None:
     sizes = Sizes(4, 48, 64, 2) if bench.is_dry else GPT_OSS_20B
     for precision in (*QUANTIZERS, "mxfp4"):
-        if bench.is_over(precision):
+        if bench.has_no_time_for(precision):
             return
         weight = bench.attempt(precision, partial(_weight, bench, precision, sizes))
         for num_tokens in (3,) if bench.is_dry else (1, 50, 1024):
             name = f"{precision}, {num_tokens} tokens"
-            if weight is None or bench.is_over(name):
+            if weight is None or bench.has_no_time_for(name):
                 break
             bench.attempt(name, partial(_row, bench, weight, sizes, num_tokens, name))
 

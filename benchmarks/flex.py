@@ -27,7 +27,7 @@ def run(bench: Bench) -> None:
     for batch, num_queries in ((2, 1),) if bench.is_dry else ((64, 1), (1, length), (16, 1)):
         for shape in shapes:
             case = f"{shape} {batch} x {num_queries} new of {length}"
-            if bench.is_over(f"{case} and the remaining cases"):
+            if bench.has_no_time_for(f"{case} and the remaining cases"):
                 return
             lengths = Lengths((num_queries,) * batch, (length,) * batch)
             bench.attempt(case, partial(_measure, bench, shape, lengths, case))

@@ -21,7 +21,7 @@ def run(bench: Bench) -> None:
     for batch, context in [(2, 24)] if bench.is_dry else [(64, 4096), (16, 4096), (64, 1024)]:
         for shape in DRY_SHAPES[1:] if bench.is_dry else reversed(SHAPES):
             case = f"{shape} batch {batch} context {context}"
-            if bench.is_over(f"{case} and the remaining cases"):
+            if bench.has_no_time_for(f"{case} and the remaining cases"):
                 return
             bench.attempt(case, partial(_measure, bench, shape, batch, context))
 

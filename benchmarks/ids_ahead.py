@@ -24,7 +24,7 @@ ONE_ROUNDING = 2**-7
 
 def run(bench: Bench) -> None:
     for name, shape, lengths in _dry_cases() if bench.is_dry else _cases():
-        if bench.is_over(f"{name} and the remaining cases"):
+        if bench.has_no_time_for(f"{name} and the remaining cases"):
             return
         bench.attempt(name, partial(_measure, bench, name, shape, lengths))
 
@@ -71,7 +71,7 @@ def _measure(bench: Bench, name: str, shape: Shape, lengths: Lengths) -> None:
         lengths,
         device=bench.device,
         dtype=bench.dtype,
-        num_sets=bench.num_sets(lengths.kv_bytes(shape, bench.dtype.itemsize), most=4),
+        num_sets=bench.num_sets(lengths.kv_bytes(shape, bench.dtype.itemsize), max_sets=4),
     )
     both = calls_of_both(bench, inputs, shape, is_decode=name.startswith("decode"))
     results = [calls[0]() for calls in both.values()]

@@ -37,7 +37,7 @@ def run(bench: Bench) -> None:
         cuda_graph_sizes=",".join(map(str, prompt_tokens)),
     )
     for num_decodes, prompts in cases.items():
-        if bench.is_over(f"{num_decodes} decodes and the remaining cases"):
+        if bench.has_no_time_for(f"{num_decodes} decodes and the remaining cases"):
             return
         if not has_room_for(bench, engine, num_decodes):
             bench.note(f"{num_decodes} decodes skipped: their KV cache does not fit")

@@ -37,10 +37,10 @@ def run(bench: Bench) -> None:
                 what = f"cache write {num_tokens} {layout}"
                 bench.attempt(what, partial(_cache_write, bench, shape, num_tokens, dtype, layout))
     for num_blocks in (3,) if bench.is_dry else (1, 64, 256):
-        if bench.is_over("block moves"):
+        if bench.has_no_time_for("block moves"):
             return
         bench.attempt(f"moves of {num_blocks}", partial(_block_moves, bench, shape, num_blocks))
-    if not bench.is_over("swapping out"):
+    if not bench.has_no_time_for("swapping out"):
         bench.attempt("swapping out", partial(_swap_out, bench, shape))
 
 
@@ -49,7 +49,7 @@ def _cache_write(
 ) -> None:
     size = (num_tokens, shape.kv_heads, shape.head_dim)
     row_bytes = 2 * shape.kv_heads * shape.head_dim * (bench.dtype.itemsize + dtype.itemsize)
-    num_sets = bench.num_sets(num_tokens * row_bytes, most=64)
+    num_sets = bench.num_sets(num_tokens * row_bytes, max_sets=64)
     pool = (num_sets * -(-num_tokens // 16), 16, shape.kv_heads, shape.head_dim)
     caches = [random_cache(pool, dtype, layout, bench.device) for _ in "kv"]
     slots = torch.randperm(pool[0] * 16, device=bench.device)

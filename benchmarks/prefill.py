@@ -41,7 +41,7 @@ class Case:
 
 def run(bench: Bench) -> None:
     for case in _dry_cases() if bench.is_dry else _cases():
-        if bench.is_over(f"{case} and the remaining cases"):
+        if bench.has_no_time_for(f"{case} and the remaining cases"):
             return
         if sum(case.lengths.queries) > MAX_NEW_TOKENS:
             bench.note(f"{case} skipped: more than {MAX_NEW_TOKENS} new tokens")
@@ -122,7 +122,7 @@ def _measure(bench: Bench, case: Case) -> None:
     lengths, shape = case.lengths, case.shape
     kv_bytes = lengths.kv_bytes(shape, bench.dtype.itemsize)
     query_bytes = lengths.query_bytes(shape, bench.dtype.itemsize)
-    num_sets = bench.num_sets(kv_bytes, most=4)
+    num_sets = bench.num_sets(kv_bytes, max_sets=4)
     if not bench.fits(2 * kv_bytes * num_sets + 4 * query_bytes, str(case)):
         return
     inputs = make_inputs(

@@ -40,7 +40,7 @@ def run(bench: Bench) -> None:
     for shape in DRY_SHAPES[1:] if bench.is_dry else reversed(SHAPES):
         for name, lengths in DRY_CASES if bench.is_dry else CASES:
             case = f"{shape} {name}"
-            if bench.is_over(f"{case} and the remaining cases"):
+            if bench.has_no_time_for(f"{case} and the remaining cases"):
                 return
             bench.attempt(case, partial(_measure, bench, shape, name, lengths))
 
@@ -86,7 +86,7 @@ def splits_by_old_rule(bench: Bench, inputs: PagedInputs) -> int:
 
 
 def _measure(bench: Bench, shape: Shape, name: str, lengths: Lengths) -> None:
-    num_sets = bench.num_sets(lengths.kv_bytes(shape, bench.dtype.itemsize), most=4)
+    num_sets = bench.num_sets(lengths.kv_bytes(shape, bench.dtype.itemsize), max_sets=4)
     inputs = make_inputs(shape, lengths, device=bench.device, dtype=bench.dtype, num_sets=num_sets)
     old = splits_by_old_rule(bench, inputs)
     rule = work_by_rule(bench, inputs)

@@ -27,7 +27,7 @@ def run(bench: Bench) -> None:
         for precision in QUANTIZERS:
             for num_rows in (3,) if bench.is_dry else (1, 16, 256, 4096):
                 name = f"{precision} {outputs} x {inputs}, {num_rows} rows"
-                if bench.is_over(name):
+                if bench.has_no_time_for(name):
                     return
                 bench.attempt(
                     name, partial(_row, bench, precision, outputs, inputs, num_rows, name)

@@ -24,7 +24,7 @@ def run(bench: Bench) -> None:
     batches = (3, 1) if bench.is_dry else BATCHES
     engine = decoding_engine(bench, max(batches))
     for batch in batches:
-        if bench.is_over(f"batch {batch} and the remaining cases"):
+        if bench.has_no_time_for(f"batch {batch} and the remaining cases"):
             return
         if not has_room_for(bench, engine, batch):
             bench.note(f"batch {batch} skipped: its KV cache does not fit")

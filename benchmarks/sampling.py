@@ -50,7 +50,7 @@ class Case(NamedTuple):
 
 def run(bench: Bench) -> None:
     for case in _cases(bench):
-        if bench.is_over(str(case)):
+        if bench.has_no_time_for(str(case)):
             return
         bench.attempt(str(case), partial(_measure, bench, case))
 
@@ -70,7 +70,10 @@ def _cases(bench: Bench) -> Iterator[Case]:
 
 def _measure(bench: Bench, case: Case) -> None:
     first = _logits(bench, case)
-    sets = [first, *(_logits(bench, case) for _ in range(bench.num_sets(first.nbytes, most=8) - 1))]
+    sets = [
+        first,
+        *(_logits(bench, case) for _ in range(bench.num_sets(first.nbytes, max_sets=8) - 1)),
+    ]
     steps = {
         "ours": _sampling(bench, case, make_sampling_kernels(torch.device("cuda"))),
         "torch": _sampling(bench, case, SamplingKernels(torch_logits.best_tokens, draw.plan_draws)),

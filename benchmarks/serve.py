@@ -73,7 +73,7 @@ def measure(bench: Bench, case: str, serve: Serve, started: float, *, num_warm_u
     warm_up = load.requests(config["vocab_size"], max_tokens=WARM_UP_TOKENS, seed=WARM_UP_SEED)
     serve(islice(warm_up, num_warm_up), float("inf"))
     warm = time.perf_counter()
-    if bench.is_over(f"{case} was warm"):
+    if bench.has_no_time_for(f"{case} was warm"):
         return
     journal = serve(list(load.requests(config["vocab_size"])), bench.seconds_left)
     if not any(record.arrivals for record in journal.records):

@@ -21,7 +21,7 @@ ALL = (1, 2, 4, 8, 16, 64)
 def run(bench: Bench) -> None:
     shape = DRY_SHAPES[1] if bench.is_dry else SHAPES[1]
     for name, contexts in _dry_cases() if bench.is_dry else _cases():
-        if bench.is_over(f"{name} and the remaining cases"):
+        if bench.has_no_time_for(f"{name} and the remaining cases"):
             return
         bench.attempt(name, partial(_measure, bench, shape, name, contexts))
 

@@ -40,7 +40,7 @@ def run(bench: Bench) -> None:
     rows: dict[str, list[dict[str, Any]]] = {"decode": [], "prefill": []}
     for kernel, shape, cache_dtype in _cases(bench):
         case = f"{kernel} {shape} {cache_dtype}"
-        if bench.is_over(f"{case} and the remaining cases"):
+        if bench.has_no_time_for(f"{case} and the remaining cases"):
             break
         search = partial(_search, bench, kernel, shape, cache_dtype)
         best = bench.attempt(case, search)
@@ -74,7 +74,7 @@ def _search(
         for value in values[:1] if bench.is_dry else values:
             if value == getattr(best, setting):
                 continue
-            if bench.is_over(f"the remaining settings of {kernel} {shape}"):
+            if bench.has_no_time_for(f"the remaining settings of {kernel} {shape}"):
                 continue
             candidate, us = time(_changed(best, setting, value))
             if us is not None and fastest is not None and us < fastest * (1 - LEAST_GAIN):

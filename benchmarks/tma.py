@@ -22,13 +22,13 @@ def run(bench: Bench) -> None:
     for name, lengths in DRY_CASES if bench.is_dry else CASES:
         for shape in DRY_SHAPES[1:] if bench.is_dry else SHAPES:
             case = f"{shape} {name}"
-            if bench.is_over(f"{case} and the remaining cases"):
+            if bench.has_no_time_for(f"{case} and the remaining cases"):
                 return
             bench.attempt(case, partial(_measure, bench, shape, name, lengths))
 
 
 def _measure(bench: Bench, shape: Shape, name: str, lengths: Lengths) -> None:
-    num_sets = bench.num_sets(lengths.kv_bytes(shape, bench.dtype.itemsize), most=4)
+    num_sets = bench.num_sets(lengths.kv_bytes(shape, bench.dtype.itemsize), max_sets=4)
     us = {}
     for loads, block_size in (("tma", 64), ("threads", 64), ("threads", 16)):
         inputs = make_inputs(

@@ -56,7 +56,7 @@ def num_candidates(params: SamplingParams, num_stop_tokens: int) -> int:
 
 
 class BeamSearch:
-    """One search. Once `is_over` is set, `hypotheses` holds the best ones, best first."""
+    """One search. Once `is_done` is set, `hypotheses` holds the best ones, best first."""
 
     def __init__(self, params: SamplingParams, stop_token_ids: Mapping[int, Finish]) -> None:
         self._params = params
@@ -66,7 +66,7 @@ class BeamSearch:
         self._can_improve = True
         self.beams = [Beam(0, (), (), 0.0)]
         self.hypotheses: list[Hypothesis] = []
-        self.is_over = False
+        self.is_done = False
 
     @property
     def _is_full(self) -> bool:
@@ -100,7 +100,7 @@ class BeamSearch:
         self.beams = live[: self._width]
         self._can_improve = self._can_improve and bool(live) and self._may_improve()
         stops_early = self._is_full and self._params.early_stopping is True
-        self.is_over = not self._can_improve or stops_early
+        self.is_done = not self._can_improve or stops_early
 
     def _finish(self, beam: Beam) -> Finish | None:
         stop = self._stop_token_ids.get(beam.token_ids[-1])

@@ -218,7 +218,7 @@ class Heartbeat(Message, frozen=True):
     step_age_s: float
     """Seconds since the loop last finished a step or was idle."""
     stats: Stats
-    still_s: float = 0.0
+    stalled_s: float = 0.0
     """Seconds for which no thread has run within the step. 0 for handlers, which may sleep."""
 
 

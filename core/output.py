@@ -20,9 +20,9 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     finish: Finish | None = None
     index: int = 0
     """Index of the answer, below `SamplingParams.num_answers`."""
-    top: tuple[TopLogprobs, ...] = ()
+    top_logprobs: tuple[TopLogprobs, ...] = ()
     """One per token, if the request has `logprobs`."""
-    prompt: tuple[TopLogprobs, ...] = ()
+    prompt_logprobs: tuple[TopLogprobs, ...] = ()
     """Logprobs of prompt tokens from the prompt's second token on, if the request has
     `prompt_logprobs`. Successive outputs continue each other."""
     admitted: float | None = None

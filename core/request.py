@@ -66,7 +66,7 @@ class Request:
         return tuple(range(self.id, self.id + (self.params.beam_width or self.params.num_samples)))
 
     def output(
-        self, sequence: Sequence, count: int, prompt_scores: tuple[TopLogprobs, ...] = ()
+        self, sequence: Sequence, count: int, prompt_logprobs: tuple[TopLogprobs, ...] = ()
     ) -> Output:
         """Return the output with the last `count` tokens of `sequence`."""
         return Output(
@@ -75,8 +75,8 @@ class Request:
             tuple(sequence.logprobs[len(sequence.logprobs) - count :]),
             sequence.finish,
             sequence.index,
-            top=tuple(sequence.top_logprobs[-count:]) if count else (),
-            prompt=prompt_scores,
+            top_logprobs=tuple(sequence.top_logprobs[-count:]) if count else (),
+            prompt_logprobs=prompt_logprobs,
             admitted=self.admitted,
         )
 

@@ -76,9 +76,9 @@ class Sampled:
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    top: tuple[TopLogprobs, ...] = ()
+    top_logprobs: tuple[TopLogprobs, ...] = ()
     """One per token, if the request has `logprobs`."""
-    prompt: tuple[TopLogprobs, ...] = ()
+    prompt_logprobs: tuple[TopLogprobs, ...] = ()
     """The next tokens of the prompt, from its second on, if the request has `prompt_logprobs`."""
     ends: bool = False
     """Whether the last token completes the grammar, so that nothing can follow it."""
@@ -262,8 +262,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
 
     @property
     def is_greedy(self) -> bool:
-        is_drawn = not (self.use_beam_search or self.beam_width)
-        return not is_drawn or self.temperature < MIN_TEMPERATURE or self.top_k == 1
+        is_beam_search = self.use_beam_search or self.beam_width > 0
+        return is_beam_search or self.temperature < MIN_TEMPERATURE or self.top_k == 1
 
     @property
     def beam_width(self) -> int:

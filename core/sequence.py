@@ -171,7 +171,7 @@ class Sequence:
         for count, (token_id, logprob) in enumerate(pairs, start=1):
             self.token_ids.append(token_id)
             self.logprobs.append(logprob)
-            self.top_logprobs += sampled.top[count - 1 : count]
+            self.top_logprobs += sampled.top_logprobs[count - 1 : count]
             self.finish = self.stop_token_ids.get(token_id)
             if self.finish is None and sampled.ends and count == len(sampled.token_ids):
                 self.finish = Finish.EOS

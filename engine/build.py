@@ -113,7 +113,7 @@ def build_rank_0(
         weights_bytes=model.weights_bytes,
         num_weights=model.num_weights if isinstance(model, PackedModel) else 0,
         quantization=model.quantization if isinstance(model, PackedModel) else "",
-        kv_bytes=0 if parts.kv is None else parts.kv.num_bytes,
+        kv_bytes=0 if parts.packed is None else parts.packed.kv_bytes,
         activation_bytes=sizes.activation_bytes,
         vocab_size=config.get_text_config().vocab_size,
         eos_token_ids=eos_token_ids,
@@ -140,9 +140,9 @@ def _executor(
     model = parts.model
     if isinstance(model, LibraryModel):
         return LibraryExecutor(model, grammars)
-    kv = parts.kv
-    assert kv is not None, "a packed model has a KV cache"
-    return PackedExecutor(model, kv.cache, kv.backend, kv.graphs, grammars, leader)
+    packed = parts.packed
+    assert packed is not None, "a packed model has a KV cache"
+    return PackedExecutor(model, packed.kv_cache, packed.backend, packed.graphs, grammars, leader)
 
 
 def _strategy_settings(options: Options, batching: Batching, sizes: Sizes) -> StrategySettings:

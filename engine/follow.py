@@ -131,10 +131,10 @@ def _run(orders: Connection, launch: RankLaunch) -> None:
     group = ProcessGroup(Shard(launch.rank, launch.size), device, launch.address, store)
     with explaining_out_of_memory():  # if memory runs out in a step, the engine restarts instead
         parts = build_parts(Path(launch.model_dir), launch.options, device, Phases(), group)
-    model, kv = parts.model, parts.kv
+    model, packed = parts.model, parts.packed
     assert isinstance(model, PackedModel), "others run on one rank"
-    assert kv is not None, "a packed model has a KV cache"
-    follower = Follower(model, kv.cache, kv.backend, kv.graphs, group)
+    assert packed is not None, "a packed model has a KV cache"
+    follower = Follower(model, packed.kv_cache, packed.backend, packed.graphs, group)
     decode = msgspec.msgpack.Decoder[AnyOrder](AnyOrder).decode
     while True:
         follower.run(decode(orders.recv_bytes()))

@@ -46,13 +46,13 @@ from engine.vision.families import VISION_FAMILIES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cache:
-    """The paged KV cache of a packed model, its attention backend and its CUDA graphs."""
+class PackedParts:
+    """The parts that only a packed model has."""
 
-    cache: KVCache
+    kv_cache: KVCache
     backend: AttentionBackend
     graphs: StepGraphs | None
-    num_bytes: int
+    kv_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +67,8 @@ class Parts:
     batching_reason: str
     adapters: Adapters | None
     sizes: Sizes
-    kv: Cache | None
-    """None for the library, which has its own cache."""
+    packed: PackedParts | None
+    """None for the library, which has its own KV cache."""
     notes: tuple[str, ...]
 
 
@@ -90,7 +90,7 @@ def build_parts(
     batching, batching_reason = _batching(options, model, executor_reason)
     adapters, adapter_notes = start_adapters(model_dir, options, model, executor_reason)
     sizes = choose_sizes(options, batching, model, group)
-    kv, kv_notes = _cache(model, options, sizes, phases, group)
+    packed, packed_notes = _packed_parts(model, options, sizes, phases, group)
     return Parts(
         config=config,
         model=model,
@@ -99,8 +99,8 @@ def build_parts(
         batching_reason=batching_reason,
         adapters=adapters,
         sizes=sizes,
-        kv=kv,
-        notes=notes + adapter_notes + source.notes + sizes.notes + kv_notes,
+        packed=packed,
+        notes=notes + adapter_notes + source.notes + sizes.notes + packed_notes,
     )
 
 
@@ -175,7 +175,7 @@ def _load(
         raise ConfigurationError(f"option.decoder=own: {reason}; set option.decoder=auto")
     if config.model_type in VISION_FAMILIES:
         raise ConfigurationError(f"{reason}; {config.model_type} takes images and only runs packed")
-    source.require_no_precision(reason)
+    source.reject_quantize(reason)
     library = _load_library(source)
     phases.end("weights")
     return library, reason
@@ -215,13 +215,13 @@ def _batching(
     return choice.name or DEFAULT_FOR_OTHERS, choice.reason
 
 
-def _cache(
+def _packed_parts(
     model: PackedModel | LibraryModel,
     options: Options,
     sizes: Sizes,
     phases: Phases,
     group: Group,
-) -> tuple[Cache | None, tuple[str, ...]]:
+) -> tuple[PackedParts | None, tuple[str, ...]]:
     """Allocate the KV cache and capture the graphs; return them and notes."""
     if isinstance(model, LibraryModel):
         return None, ()
@@ -233,13 +233,13 @@ def _cache(
     cache = KVCache(
         model.shapes, num_blocks, block_size, kv_dtype, model.device, sizes.num_swap_blocks
     )
-    num_bytes = num_blocks * bytes_per_block(model.shapes, block_size, kv_dtype.itemsize)
+    kv_bytes = num_blocks * bytes_per_block(model.shapes, block_size, kv_dtype.itemsize)
     phases.end("K and V")
     graphs, graph_notes = capture_graphs(model, cache, backend, options, sizes, group)
     if graphs is not None:
         phases.end(f"{len(graphs)} CUDA graphs")
-    parts = Cache(cache=cache, backend=backend, graphs=graphs, num_bytes=num_bytes)
-    return parts, notes + graph_notes
+    packed = PackedParts(kv_cache=cache, backend=backend, graphs=graphs, kv_bytes=kv_bytes)
+    return packed, notes + graph_notes
 
 
 def capture_graphs(
@@ -267,7 +267,7 @@ def capture_graphs(
             CudaRecorder(),
             graph_sizes(sizes.max_sequences, sizes.max_step_tokens, options.graph_prompt_sizes),
             max_model_len=sizes.max_model_len,
-            is_selective=options.cuda_graph_sizes is None,
+            skips_device_bound=options.cuda_graph_sizes is None,
             progress=lambda rows: tqdm(rows, desc="CUDA graphs", disable=not shows_progress),
             group=group,
         )
@@ -290,9 +290,9 @@ def capture_graphs(
 def _graph_notes(graphs: StepGraphs) -> tuple[str, ...]:
     """Return why mixed steps of some sizes have no graph."""
     notes: list[str] = []
-    if graphs.num_late:
+    if graphs.num_timed_out:
         notes.append(
-            f"{graphs.num_late} sizes of steps with prompts have no CUDA graph: capturing "
+            f"{graphs.num_timed_out} sizes of steps with prompts have no CUDA graph: capturing "
             f"stopped after {MAX_CAPTURE_SECONDS:.0f} s; shorten option.cuda_graph_sizes"
         )
     if graphs.num_device_bound:

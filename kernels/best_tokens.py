@@ -86,7 +86,7 @@ def best_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
         orders, tokens = (logits.new_empty(size, dtype=torch.int32) for _ in range(2))
         tops, sums = (logits.new_empty(size, dtype=torch.float32) for _ in range(2))
         best_of_chunk_kernel[plan.grid](
-            orders, tokens, tops, sums, logits, *plan.numbers, **plan.options
+            orders, tokens, tops, sums, logits, *plan.scalars, **plan.options
         )
         best_of_row_kernel[(num_rows,)](
             best, normalizers, orders, tokens, tops, sums, num_chunks,

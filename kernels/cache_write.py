@@ -101,11 +101,11 @@ def write_kv(
     newer). An fp8 cache holds value / scale, saturated at ±448. slot_mapping: [T] int32 or int64,
     without duplicates. Raises ValueError for other types and strides.
     """
-    grid, numbers, options = _plan(key, value, key_cache, value_cache)
+    grid, scalars, options = _plan(key, value, key_cache, value_cache)
     if grid[0]:
         write_kv_kernel[grid](
             key, value, key_cache, value_cache, slot_mapping, 1.0 / key_scale, 1.0 / value_scale,
-            *numbers, **options,
+            *scalars, **options,
         )  # fmt: skip
 
 

@@ -58,16 +58,16 @@ def collect_candidates_kernel(
     typical_ps, width, row_stride, CHUNK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Program (r, c) takes chunk c of the r-th drawn row. counts must be 0 before."""
-    drawn, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    top_k, top_p = tl.load(top_ks + drawn), tl.load(top_ps + drawn)
+    draw, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    top_k, top_p = tl.load(top_ks + draw), tl.load(top_ps + draw)
     has_top_p = (top_k <= 0) & (top_p < 1.0)
-    if (top_k <= 0) & (top_p >= 1.0) & (tl.load(typical_ps + drawn) >= 1.0):
+    if (top_k <= 0) & (top_p >= 1.0) & (tl.load(typical_ps + draw) >= 1.0):
         return
-    row = tl.load(row_index + drawn)
+    row = tl.load(row_index + draw)
     row_logits = logits + row * row_stride
     top = tl.load(row_logits + tl.load(token_ids + row)).to(tl.float32)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
-    scores = load_scores(row_logits, token, width, top, tl.load(temperatures + drawn))
+    scores = load_scores(row_logits, token, width, top, tl.load(temperatures + draw))
     end_key = tl.full([], END_KEY, tl.int32)
     if (top_k > 0) & (top_k <= LANES):
         end_key = end_of_top_k(scores, CHUNK, LANES)
@@ -75,33 +75,34 @@ def collect_candidates_kernel(
         end_key = end_of_top_p(width, top_p)
     is_candidate = key_of(scores) < end_key
     if has_top_p:
-        rest = tl.where(is_candidate, 0, weigh(scores, tl.load(min_ps + drawn)))
-        tl.store(rests + drawn * tl.num_programs(1) + chunk, tl.sum(rest, 0))
+        rest = tl.where(is_candidate, 0, weigh(scores, tl.load(min_ps + draw)))
+        tl.store(rests + draw * tl.num_programs(1) + chunk, tl.sum(rest, 0))
     place = tl.cumsum(is_candidate.to(tl.int32), 0) - 1
-    number = tl.sum(is_candidate.to(tl.int32), 0)
-    first = tl.atomic_add(counts + drawn, number, sem="relaxed")
-    tl.store(candidates + drawn * width + first + place, scores, mask=is_candidate)
+    num_candidates = tl.sum(is_candidate.to(tl.int32), 0)
+    first = tl.atomic_add(counts + draw, num_candidates, sem="relaxed")
+    tl.store(candidates + draw * width + first + place, scores, mask=is_candidate)
 
 
-def collect_candidates(logits: Tensor, token_ids: Tensor, drawn: DrawnRows) -> Candidates:
+def collect_candidates(logits: Tensor, token_ids: Tensor, drawn_rows: DrawnRows) -> Candidates:
     """Return the candidates of the R drawn rows that have top-k, top-p or typical-p.
 
     logits: [N, vocabulary] in fp32, fp16 or bf16, rows contiguous; token_ids: [N] int64, each row's
     most likely token. The other rows have no candidates. Raises ValueError for other shapes,
     strides and types.
     """
-    drawn.check(logits, token_ids)
-    num_drawn, width = len(drawn.row_index), logits.shape[1]
+    drawn_rows.check(logits, token_ids)
+    num_draws, width = len(drawn_rows.row_index), logits.shape[1]
     num_chunks = triton.cdiv(width, CHUNK)
     candidates = Candidates(
-        logits.new_empty((num_drawn, width), dtype=torch.float32),
-        logits.new_zeros(num_drawn, dtype=torch.int32),
-        logits.new_empty((num_drawn, num_chunks), dtype=torch.int64),
+        logits.new_empty((num_draws, width), dtype=torch.float32),
+        logits.new_zeros(num_draws, dtype=torch.int32),
+        logits.new_empty((num_draws, num_chunks), dtype=torch.int64),
     )
-    if num_drawn:
-        collect_candidates_kernel[num_drawn, num_chunks](
+    if num_draws:
+        collect_candidates_kernel[num_draws, num_chunks](
             candidates.scores, candidates.counts, candidates.rests, logits, token_ids,
-            drawn.row_index, drawn.temperature, drawn.min_p, drawn.top_k, drawn.top_p,
-            drawn.typical_p, width, stride(logits, 0), CHUNK=CHUNK, LANES=LANES, num_warps=8,
+            drawn_rows.row_index, drawn_rows.temperature, drawn_rows.min_p, drawn_rows.top_k,
+            drawn_rows.top_p, drawn_rows.typical_p, width, stride(logits, 0),
+            CHUNK=CHUNK, LANES=LANES, num_warps=8,
         )  # fmt: skip
     return candidates

@@ -118,7 +118,7 @@ def mean_score(candidates, num_candidates, min_p, score_limit, TILE: tl.constexp
 
 @triton.jit(do_not_specialize=["num_chunks"])
 def filter_limits_kernel(
-    score_keys, mean_scores, distance_keys, histograms, candidates, counts, rests,
+    max_score_keys, mean_scores, max_distance_keys, histograms, candidates, counts, rests,
     min_ps, top_ks, top_ps, typical_ps, width, num_chunks,
     KEEP_ALL: tl.constexpr, CHUNKS: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
@@ -126,12 +126,12 @@ def filter_limits_kernel(
 
     histograms: [R, BINS] int64, of any values; CHUNKS: num_chunks up to a power of two.
     """
-    drawn = tl.program_id(0).to(tl.int64)
-    min_p, top_k = tl.load(min_ps + drawn), tl.load(top_ks + drawn)
-    top_p, typical_p = tl.load(top_ps + drawn), tl.load(typical_ps + drawn)
-    histogram = histograms + drawn * BINS
-    candidates += drawn * width
-    count = tl.load(counts + drawn)
+    draw = tl.program_id(0).to(tl.int64)
+    min_p, top_k = tl.load(min_ps + draw), tl.load(top_ks + draw)
+    top_p, typical_p = tl.load(top_ps + draw), tl.load(typical_ps + draw)
+    histogram = histograms + draw * BINS
+    candidates += draw * width
+    count = tl.load(counts + draw)
     nothing = tl.full([], 0, tl.int64)
     score_limit, distance_limit, mean = KEEP_ALL, KEEP_ALL, 0.0
     if top_k > 0:
@@ -142,7 +142,7 @@ def filter_limits_kernel(
         rest = nothing
         if top_k <= 0:
             chunk = tl.arange(0, CHUNKS)
-            rest = tl.load(rests + drawn * num_chunks + chunk, mask=chunk < num_chunks, other=0)
+            rest = tl.load(rests + draw * num_chunks + chunk, mask=chunk < num_chunks, other=0)
             rest = tl.sum(rest, 0)
         score_limit = find_limit(
             histogram, candidates, count, rest, min_p, top_p, score_limit, 0.0, MASS, TILE, BINS
@@ -153,29 +153,29 @@ def filter_limits_kernel(
             histogram, candidates, count, nothing, min_p, typical_p, score_limit, mean,
             DISTANCE, TILE, BINS,
         )  # fmt: skip
-    tl.store(score_keys + drawn, score_limit)
-    tl.store(mean_scores + drawn, mean)
-    tl.store(distance_keys + drawn, distance_limit)
+    tl.store(max_score_keys + draw, score_limit)
+    tl.store(mean_scores + draw, mean)
+    tl.store(max_distance_keys + draw, distance_limit)
 
 
-def filter_limits(candidates: Candidates, drawn: DrawnRows) -> Limits:
+def filter_limits(candidates: Candidates, drawn_rows: DrawnRows) -> Limits:
     """Return which tokens top-k, then top-p, then typical-p keep in each of the R drawn rows.
 
     min-p applies before top-p. Tokens of equal score are kept or dropped together. Raises
-    ValueError unless the candidates belong to `drawn`.
+    ValueError unless the candidates belong to `drawn_rows`.
     """
-    num_drawn = len(drawn.row_index)
-    check_vector("counts", candidates.counts, num_drawn, torch.int32)
-    score_keys, distance_keys = (candidates.counts.new_empty(num_drawn) for _ in range(2))
-    means = candidates.scores.new_empty(num_drawn)
+    num_draws = len(drawn_rows.row_index)
+    check_vector("counts", candidates.counts, num_draws, torch.int32)
+    max_score_keys, max_distance_keys = (candidates.counts.new_empty(num_draws) for _ in range(2))
+    means = candidates.scores.new_empty(num_draws)
     num_chunks = candidates.rests.shape[1]
-    if num_drawn:
-        filter_limits_kernel[num_drawn,](
-            score_keys, means, distance_keys,
-            candidates.rests.new_empty((num_drawn, BINS)),
+    if num_draws:
+        filter_limits_kernel[num_draws,](
+            max_score_keys, means, max_distance_keys,
+            candidates.rests.new_empty((num_draws, BINS)),
             candidates.scores, candidates.counts, candidates.rests,
-            drawn.min_p, drawn.top_k, drawn.top_p, drawn.typical_p,
+            drawn_rows.min_p, drawn_rows.top_k, drawn_rows.top_p, drawn_rows.typical_p,
             candidates.scores.shape[1], num_chunks, KEEP_ALL=KEEP_ALL,
             CHUNKS=triton.next_power_of_2(num_chunks), TILE=TILE, BINS=BINS, num_warps=8,
         )  # fmt: skip
-    return Limits(score_keys, means, distance_keys)
+    return Limits(max_score_keys, means, max_distance_keys)

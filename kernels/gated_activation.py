@@ -45,11 +45,11 @@ def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
     `gelu_tanh` the tanh form of GELU (arXiv 1606.08415). Raises ValueError for other shapes and
     strides.
     """
-    grid, numbers, options = _plan(gate_up)
-    num_tokens, width = grid[0], numbers[0]
+    grid, scalars, options = _plan(gate_up)
+    num_tokens, width = grid[0], scalars[0]
     out = gate_up.new_empty((num_tokens, width))
     if num_tokens:
-        gated_activation_kernel[grid](out, gate_up, *numbers, ACTIVATION=activation, **options)
+        gated_activation_kernel[grid](out, gate_up, *scalars, ACTIVATION=activation, **options)
     return out
 
 

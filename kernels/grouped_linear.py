@@ -112,7 +112,7 @@ def grouped_linear(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     plan = _plan(rows, weights, ends)
     out = rows.new_empty((rows.shape[0], weights.shape[1]))
     if plan.grid[0]:
-        grouped_linear_kernel[plan.grid](out, rows, weights, ends, *plan.numbers, **plan.options)
+        grouped_linear_kernel[plan.grid](out, rows, weights, ends, *plan.scalars, **plan.options)
     return out
 
 

@@ -72,7 +72,7 @@ def grouped_quantized_linear(
     out = rows.new_empty((rows.shape[0], codes.shape[1]))
     if plan.grid[0]:
         grouped_quantized_linear_kernel[plan.grid](
-            out, rows, codes, scales, zeros, ends, *plan.numbers, **plan.options
+            out, rows, codes, scales, zeros, ends, *plan.scalars, **plan.options
         )
     return out
 

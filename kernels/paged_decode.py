@@ -172,7 +172,7 @@ def paged_decode(
     paged_decode_kernel[plan.grid](
         out, *results, query, key_cache, value_cache, block_tables, work.items, sinks,
         score_scale, cap, float(value_scale * factor), block_tables.stride(0),
-        *plan.numbers, **plan.options,
+        *plan.scalars, **plan.options,
     )  # fmt: skip
     if is_split:
         combine_splits(results, work.rows, 1, sinks, out)

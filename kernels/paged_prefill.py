@@ -278,7 +278,7 @@ def paged_prefill(
     paged_prefill_kernel[plan.grid](
         out, *results, query, key_cache, value_cache, block_tables, query_starts, context_lens,
         work.items, sinks, score_scale, cap, float(value_scale * factor), window,
-        block_tables.stride(0), *(descriptors or (None, None)), *plan.numbers, **plan.options,
+        block_tables.stride(0), *(descriptors or (None, None)), *plan.scalars, **plan.options,
     )  # fmt: skip
     if work.num_splits:
         combine_splits(results, work.rows, work.block_q, sinks, out)

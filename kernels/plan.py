@@ -22,8 +22,8 @@ class Plan(NamedTuple):
     """A launch without its tensors."""
 
     grid: tuple[int, ...]
-    numbers: tuple[int, ...]
-    """Positional arguments that come after all others."""
+    scalars: tuple[int, ...]
+    """Integer arguments, passed by position after all others."""
     options: dict[str, Any]
     """The kernel's constants and Triton's options."""
 

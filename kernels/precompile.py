@@ -102,13 +102,13 @@ def compile_sampling(arch: int, vocab_size: int) -> list[dry_run.Launch]:
     """Compile the kernels of sampling, for logits in bf16 and in fp32."""
     token_ids = torch.zeros(_TOKENS, dtype=torch.int64)
     ones, double_ones = torch.ones(_TOKENS), torch.ones(_TOKENS, dtype=torch.float64)
-    drawn = DrawnRows(token_ids, ones, ones, token_ids, double_ones, double_ones)
+    drawn_rows = DrawnRows(token_ids, ones, ones, token_ids, double_ones, double_ones)
     with dry_run.target(arch) as launches:
         for dtype in (torch.bfloat16, torch.float32):
             logits = torch.empty(_TOKENS, vocab_size, dtype=dtype)
             best_tokens(logits)
-            limits = filter_limits(collect_candidates(logits, token_ids, drawn), drawn)
-            draw_tokens(logits, token_ids, drawn, limits, double_ones)
+            limits = filter_limits(collect_candidates(logits, token_ids, drawn_rows), drawn_rows)
+            draw_tokens(logits, token_ids, drawn_rows, limits, double_ones)
     return launches
 
 

@@ -175,7 +175,7 @@ def quantized_linear(
     out = rows.new_empty((rows.shape[0], codes.shape[0]))
     if plan.grid[0]:
         quantized_linear_kernel[plan.grid](
-            out, rows, codes, scales, zeros, bias, *plan.numbers, **plan.options
+            out, rows, codes, scales, zeros, bias, *plan.scalars, **plan.options
         )
     return out
 

@@ -129,10 +129,10 @@ def rms_norm(
     and types.
     """
     out = torch.empty_like(rows)
-    grid, numbers, options = _plan(rows, weight, out, rounds_first)
+    grid, scalars, options = _plan(rows, weight, out, rounds_first)
     if grid[0]:
         rms_norm_kernel[grid](
-            out, rows, weight, eps, *numbers, OFFSET=offset, ROUNDS_FIRST=rounds_first, **options
+            out, rows, weight, eps, *scalars, OFFSET=offset, ROUNDS_FIRST=rounds_first, **options
         )
     return out
 
@@ -152,11 +152,11 @@ def add_rms_norm(
     [T, width] of one type; rows contiguous, with any other strides. The other arguments and errors
     are those of `rms_norm`.
     """
-    grid, numbers, options = _add_plan(hidden, output, weight, rounds_first)
+    grid, scalars, options = _add_plan(hidden, output, weight, rounds_first)
     total, normed = torch.empty_like(hidden), torch.empty_like(hidden)
     if grid[0]:
         add_rms_norm_kernel[grid](
-            total, normed, hidden, output, weight, eps, *numbers,
+            total, normed, hidden, output, weight, eps, *scalars,
             OFFSET=offset, ROUNDS_FIRST=rounds_first, **options,
         )  # fmt: skip
     return total, normed

@@ -27,14 +27,15 @@ def rotate_heads(
     target_head_stride,
     NUM_HEADS: tl.constexpr,
     HALF: tl.constexpr,
-    SECOND: tl.constexpr,
+    ANGLE_OFFSET: tl.constexpr,
     HEADS_PER_TILE: tl.constexpr,
     HALF_TILE: tl.constexpr,
 ):
     """Rotate HEADS_PER_TILE heads of one token and store them in `target`, which may be `source`.
 
     Each product and the sum are rounded to the type of `source`, as torch operations round. After
-    that, an fp8 target gets the result times `scale`.
+    that, an fp8 target gets the result times `scale`. ANGLE_OFFSET: where cos and sin of the second
+    half begin; 0 if both halves share them.
     """
     heads = first_head + tl.arange(0, HEADS_PER_TILE)[:, None]
     dims = tl.arange(0, HALF_TILE)[None, :]
@@ -47,8 +48,8 @@ def rotate_heads(
     angles = tl.broadcast_to(dims, HEADS_PER_TILE, HALF_TILE)
     first_cos = tl.load(cos + angles, mask=is_inside, other=0.0).to(tl.float32)
     first_sin = tl.load(sin + angles, mask=is_inside, other=0.0).to(tl.float32)
-    second_cos = tl.load(cos + SECOND + angles, mask=is_inside, other=0.0).to(tl.float32)
-    second_sin = tl.load(sin + SECOND + angles, mask=is_inside, other=0.0).to(tl.float32)
+    second_cos = tl.load(cos + ANGLE_OFFSET + angles, mask=is_inside, other=0.0).to(tl.float32)
+    second_sin = tl.load(sin + ANGLE_OFFSET + angles, mask=is_inside, other=0.0).to(tl.float32)
     stored = target.dtype.element_ty
     places = target + heads * target_head_stride + dims
     turned = (first * first_cos).to(dtype).to(tl.float32)
@@ -74,7 +75,7 @@ def rotary_kernel(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
-    SECOND: tl.constexpr,
+    ANGLE_OFFSET: tl.constexpr,
     HEADS_PER_TILE: tl.constexpr,
     HALF_TILE: tl.constexpr,
 ):
@@ -90,14 +91,14 @@ def rotary_kernel(
         rows = query + token * query_token_stride
         rotate_heads(
             rows, rows, cos, sin, tile * HEADS_PER_TILE, 1.0, query_head_stride, query_head_stride,
-            NUM_HEADS, HALF, SECOND, HEADS_PER_TILE, HALF_TILE,
+            NUM_HEADS, HALF, ANGLE_OFFSET, HEADS_PER_TILE, HALF_TILE,
         )  # fmt: skip
     else:
         rows = key + token * key_token_stride
         rotate_heads(
             rows, rows, cos, sin, (tile - QUERY_TILES) * HEADS_PER_TILE, 1.0,
             key_head_stride, key_head_stride,
-            NUM_KV_HEADS, HALF, SECOND, HEADS_PER_TILE, HALF_TILE,
+            NUM_KV_HEADS, HALF, ANGLE_OFFSET, HEADS_PER_TILE, HALF_TILE,
         )  # fmt: skip
 
 
@@ -114,9 +115,9 @@ def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int
     [T, rotary_dim / 2] if both halves share them. All of one type: fp16, bf16 or fp32. Raises
     ValueError for other shapes, strides and types.
     """
-    grid, numbers, options = _plan(query, key, cos, sin, rotary_dim)
+    grid, scalars, options = _plan(query, key, cos, sin, rotary_dim)
     if grid[0]:
-        rotary_kernel[grid](query, key, cos, sin, *numbers, **options)
+        rotary_kernel[grid](query, key, cos, sin, *scalars, **options)
 
 
 @planned
@@ -153,7 +154,7 @@ def rotary_tiling(
         "NUM_HEADS": num_heads,
         "NUM_KV_HEADS": num_kv_heads,
         "HALF": half,
-        "SECOND": half if cos.shape[1] == rotary_dim else 0,
+        "ANGLE_OFFSET": half if cos.shape[1] == rotary_dim else 0,
         "HEADS_PER_TILE": min(max_heads, max(1, TILE // half_tile)),
         "HALF_TILE": half_tile,
     }

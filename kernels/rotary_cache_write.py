@@ -42,7 +42,7 @@ def rotary_write_kv_kernel(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
-    SECOND: tl.constexpr,
+    ANGLE_OFFSET: tl.constexpr,
     REST: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     HEADS_PER_TILE: tl.constexpr,
@@ -62,7 +62,7 @@ def rotary_write_kv_kernel(
         rows = query + token * query_token_stride
         rotate_heads(
             rows, rows, cos, sin, tile * HEADS_PER_TILE, 1.0, query_head_stride, query_head_stride,
-            NUM_HEADS, HALF, SECOND, HEADS_PER_TILE, HALF_TILE,
+            NUM_HEADS, HALF, ANGLE_OFFSET, HEADS_PER_TILE, HALF_TILE,
         )  # fmt: skip
         return
     slot = tl.load(slot_mapping + token).to(tl.int64)
@@ -75,7 +75,7 @@ def rotary_write_kv_kernel(
     rotate_heads(
         key, key_cache, cos, sin, first_head, inverse_key_scale,
         key_head_stride, key_cache_head_stride,
-        NUM_KV_HEADS, HALF, SECOND, HEADS_PER_TILE, HALF_TILE,
+        NUM_KV_HEADS, HALF, ANGLE_OFFSET, HEADS_PER_TILE, HALF_TILE,
     )  # fmt: skip
     if REST > 0:
         write_rows(
@@ -115,11 +115,11 @@ def rotary_write_kv(
     query, key, cos, sin, rotary_dim: as in `rotary`. value, caches, slot_mapping, scales: as in
     `write_kv`. Raises ValueError for the shapes, types and strides that these functions refuse.
     """
-    grid, numbers, options = _plan(query, key, value, cos, sin, rotary_dim, key_cache, value_cache)
+    grid, scalars, options = _plan(query, key, value, cos, sin, rotary_dim, key_cache, value_cache)
     if grid[0]:
         rotary_write_kv_kernel[grid](
             query, key, value, cos, sin, key_cache, value_cache, slot_mapping,
-            1.0 / key_scale, 1.0 / value_scale, *numbers, **options,
+            1.0 / key_scale, 1.0 / value_scale, *scalars, **options,
         )  # fmt: skip
 
 

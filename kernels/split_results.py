@@ -73,7 +73,7 @@ def combine_splits(
     """
     plan = _plan(out, len(rows))
     combine_splits_kernel[plan.grid](
-        out, *results, rows, sinks, len(rows), slot_stride, *plan.numbers, **plan.options
+        out, *results, rows, sinks, len(rows), slot_stride, *plan.scalars, **plan.options
     )
 
 

@@ -70,11 +70,11 @@ class Limits:
     has a greater key than a score of 0.
     """
 
-    score_key: Tensor
+    max_score_key: Tensor
     """int32: tokens whose score has a greater key are dropped."""
     mean_score: Tensor
     """fp32: the mean of the kept scores, weighted; 0 where typical-p keeps all."""
-    distance_key: Tensor
+    max_distance_key: Tensor
     """int32: tokens whose score's distance from the mean has a greater key are dropped too."""
 
 

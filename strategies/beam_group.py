@@ -57,7 +57,7 @@ class BeamGroup(SequenceGroup):
         if isinstance(sampled[0], Hypotheses):
             return self._end_all(sampled[0].best, memory)
         self._search.advance([beam for beam in sampled if isinstance(beam, Candidates)])
-        if self._search.is_over:
+        if self._search.is_done:
             return self._end_all(self._search.hypotheses, memory)
         parents, beams = self.sequences, self._search.beams
         slots = list(zip(self.sequence_ids, beams, strict=False))

@@ -78,7 +78,7 @@ class SequenceGroup:
             sampled = result.get(sequence.id)
             if isinstance(sampled, Sampled):
                 count = sequence.append(sampled) if sampled.token_ids else 0
-                outputs.append(self.request.output(sequence, count, sampled.prompt))
+                outputs.append(self.request.output(sequence, count, sampled.prompt_logprobs))
                 if sequence.finish is not None:
                     self.end(sequence, sequence.finish, memory)
         return outputs

@@ -116,32 +116,32 @@ def read_adapter(values: Values) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ResponseOptions:
     """vLLM's fields that choose what a response shows."""
 
     request_id: str | None
     """The client's id, from which the response's id is made. None: the server makes one."""
-    token_ids: bool
+    shows_token_ids: bool
     """Whether to show the token ids of prompts and answers."""
-    tokens_as_ids: bool
+    names_tokens_by_id: bool
     """Whether logprobs name tokens by their ids."""
 
-    def namer(self, tokenizer: Tokenizer) -> Callable[[int], str]:
+    def token_namer(self, tokenizer: Tokenizer) -> Callable[[int], str]:
         """Return the function that names a token in logprobs."""
-        return "token_id:{}".format if self.tokens_as_ids else tokenizer.piece
+        return "token_id:{}".format if self.names_tokens_by_id else tokenizer.piece
 
-    def prompt(self, generation: Generation) -> Record:
+    def prompt_fields(self, generation: Generation) -> Record:
         """Return the field with the prompt's token ids, or no field."""
-        return {"prompt_token_ids": [*generation.prompt_token_ids]} if self.token_ids else {}
+        return {"prompt_token_ids": [*generation.prompt_token_ids]} if self.shows_token_ids else {}
 
-    def answer(self, tokens: Sequence[TokenText]) -> Record:
+    def answer_fields(self, tokens: Sequence[TokenText]) -> Record:
         """Return the field with the token ids of an answer or a part of it, or no field."""
-        return {"token_ids": [token.id for token in tokens]} if self.token_ids else {}
+        return {"token_ids": [token.id for token in tokens]} if self.shows_token_ids else {}
 
 
-def read_shown(values: Values) -> Shown:
-    """Read the fields of `Shown`. Raises RequestError for an unusable `request_id`."""
-    return Shown(
+def read_response_options(values: Values) -> ResponseOptions:
+    """Read the fields of `ResponseOptions`. Raises RequestError for an unusable `request_id`."""
+    return ResponseOptions(
         read_request_id(values),
         values.get("return_token_ids", False),
         values.get("return_tokens_as_token_ids", False),

@@ -64,7 +64,7 @@ UNHEALTHY_SILENCE_S = 4.0
 """An engine that has been silent for this long is not healthy. It may recover."""
 MAX_SILENCE_S = 10.0
 """An engine that has been silent for this long is considered dead; its requests fail."""
-MAX_STILL_S = 2.5
+MAX_STALLED_S = 2.5
 """A step within which no thread has run for this long hangs."""
 
 Clock = Callable[[], float]
@@ -146,8 +146,8 @@ class EngineConnection:
         silence_s = self._silence.seconds
         if silence_s >= UNHEALTHY_SILENCE_S:
             return Health(False, f"no heartbeat from the engine for {silence_s:.0f} s")
-        if self._still_s >= MAX_STILL_S:
-            return Health(False, f"the engine hangs in a step: still for {self._still_s:.0f} s")
+        if self._stalled_s >= MAX_STALLED_S:
+            return Health(False, f"the engine hangs in a step: still for {self._stalled_s:.0f} s")
         age = self._step_age_s
         if age >= self._heartbeat_timeout_s:
             return Health(False, f"the engine is stuck: no step completed for {age:.0f} s")
@@ -234,7 +234,7 @@ class EngineConnection:
         self.ready.clear()
         self._adapters: tuple[Adapter, ...] = ()
         self._step_age_s = 0.0
-        self._still_s = 0.0
+        self._stalled_s = 0.0
         self._stats = Stats()
         self._num_of_others = 0
         self._silence = Silence(self._clock)
@@ -311,8 +311,8 @@ class EngineConnection:
                 self._push_to_reply(message)
             case Failed():
                 self._push_failure(message)
-            case Heartbeat(step_age_s, stats, still_s):
-                self._step_age_s, self._still_s = step_age_s, still_s
+            case Heartbeat(step_age_s, stats, stalled_s):
+                self._step_age_s, self._stalled_s = step_age_s, stalled_s
                 self._stats = stats
                 reported = stats.num_running + stats.num_waiting
                 self._num_of_others = max(0, reported - self._num_running)

@@ -110,8 +110,8 @@ def _joined(parts: list[Output]) -> Output:
         parts[-1],
         token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
         logprobs=tuple(logprob for part in parts for logprob in part.logprobs),
-        top=tuple(top for part in parts for top in part.top),
-        prompt=tuple(scores for part in parts for scores in part.prompt),
+        top_logprobs=tuple(token for part in parts for token in part.top_logprobs),
+        prompt_logprobs=tuple(token for part in parts for token in part.prompt_logprobs),
     )
 
 

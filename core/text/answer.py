@@ -23,7 +23,7 @@ class TokenText:
     id: int
     text: str
     logprob: float
-    top: TopLogprobs | None = None
+    top_logprobs: TopLogprobs | None = None
     """Set if the request has `logprobs`."""
 
 
@@ -107,7 +107,7 @@ class Answer:
         token_ids: Sequence[int],
         logprobs: Sequence[float],
         finish: Finish | None = None,
-        top: Sequence[TopLogprobs] = (),
+        top_logprobs: Sequence[TopLogprobs] = (),
     ) -> list[TokenText]:
         """Add new tokens and return them with their texts.
 
@@ -117,7 +117,7 @@ class Answer:
         """
         new: list[TokenText] = []
         pairs = zip(token_ids, logprobs, strict=True)
-        for (position, (token_id, logprob)), best in zip_longest(enumerate(pairs, 1), top):
+        for (position, (token_id, logprob)), best in zip_longest(enumerate(pairs, 1), top_logprobs):
             is_last = finish is not None and position == len(token_ids)
             is_exempt = len(self.tokens) + position <= self._num_exempt
             text = self._text_of(token_id, is_last, is_exempt)

@@ -43,7 +43,7 @@ class Answers:
             Answer.of(params, tokenizer, prompt_token_ids, keep=keep)
             for _ in range(params.num_answers)
         ]
-        self.prompt_scores: list[TopLogprobs] = []
+        self.prompt_logprobs: list[TopLogprobs] = []
         """For the prompt's tokens from the second on, if the request has `prompt_logprobs`."""
         wants_scores = params.prompt_logprobs is not None
         self._num_scores = len(prompt_token_ids) - 1 if wants_scores else 0
@@ -73,9 +73,9 @@ class Answers:
 
         Drops output for an answer that a stop string has already ended.
         """
-        self.prompt_scores += output.prompt
+        self.prompt_logprobs += output.prompt_logprobs
         self._held += self._deltas(output)
-        if len(self.prompt_scores) < self._num_scores:
+        if len(self.prompt_logprobs) < self._num_scores:
             return []
         deltas, self._held = self._held, []
         return deltas
@@ -88,7 +88,7 @@ class Answers:
         answer = self._sampled[output.index]
         if answer.finish is not None:
             return []
-        new = answer.push(output.token_ids, output.logprobs, output.finish, output.top)
+        new = answer.push(output.token_ids, output.logprobs, output.finish, output.top_logprobs)
         if not self._params.is_ranked:
             is_empty = not new and answer.finish is None
             return [] if is_empty else [Delta(output.index, new, answer.finish)]

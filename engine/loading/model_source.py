@@ -69,7 +69,7 @@ class ModelSource:
         random = "the weights are random, and so are the answers: option.load_format=dummy"
         return (random,) if self.is_dummy else ()
 
-    def require_no_precision(self, reason: str) -> None:
+    def reject_quantize(self, reason: str) -> None:
         """Raise ConfigurationError if option.quantize is set.
 
         reason: why transformers' code runs.

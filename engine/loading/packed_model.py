@@ -117,7 +117,7 @@ def load_packed_model(
             raise ConfigurationError(
                 f"option.decoder=own: {model_type} has none: {reason}; use option.decoder=auto"
             )
-    source.require_no_precision(reason)
+    source.reject_quantize(reason)
     if group is not None and group.size > 1:
         raise UnsupportedModelError(
             f"transformers' code ({model_type}, {reason}) runs on one rank, and "

@@ -43,7 +43,7 @@ class OfflineRequest:
         params, scores = self.params, None
         if params.prompt_logprobs is not None:
             scores = prompt_logprobs(
-                self.prompt_token_ids, self.answers.prompt_scores, self._tokenizer
+                self.prompt_token_ids, self.answers.prompt_logprobs, self._tokenizer
             )
         return RequestOutput(
             request_id=str(self.id),

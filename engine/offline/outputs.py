@@ -117,7 +117,9 @@ def _logprobs(
     if params.logprobs is None:
         return None
     return [
-        _by_token_id(token.id, token.top, tokenizer) for token in tokens if token.top is not None
+        _by_token_id(token.id, token.top_logprobs, tokenizer)
+        for token in tokens
+        if token.top_logprobs is not None
     ]
 
 

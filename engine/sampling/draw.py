@@ -13,7 +13,7 @@ from engine.sampling.filters import plan_filters, weigh
 from engine.sampling.rows import Row, integers
 from engine.staging import Parcel
 
-MAX_NUMBERS = 2**24
+MAX_SCORES = 2**24
 """Most scores to process at once, which bounds the memory for large batches."""
 
 Draw = Callable[[Tensor, Tensor], None]
@@ -23,7 +23,7 @@ Draw = Callable[[Tensor, Tensor], None]
 def plan_draws(rows: Sequence[Row], vocab_size: int, parcel: Parcel) -> list[Draw]:
     """Plan the draws of the rows that are not greedy. Greedy rows keep their token ids."""
     indices = [index for index, row in enumerate(rows) if not row.params.is_greedy]
-    at_once = max(1, MAX_NUMBERS // vocab_size)
+    at_once = max(1, MAX_SCORES // vocab_size)
     return [
         _plan_draw(rows, indices[start : start + at_once], vocab_size, parcel)
         for start in range(0, len(indices), at_once)
@@ -46,10 +46,10 @@ def _plan_draw(rows: Sequence[Row], indices: list[int], vocab_size: int, parcel:
         cumulative = weights.cumsum_(1)
         total = cumulative[:, -1:]
         threshold = (uniform() * total).to(torch.int64).minimum(total - 1)
-        drawn = torch.searchsorted(cumulative, threshold, right=True)
+        tokens = torch.searchsorted(cumulative, threshold, right=True)
         # A row of only NaN or masked tokens has no weight: it keeps its token.
-        drawn = torch.where(total > 0, drawn, token_ids[row_index()][:, None])
-        token_ids.index_copy_(0, row_index(), drawn[:, 0])
+        tokens = torch.where(total > 0, tokens, token_ids[row_index()][:, None])
+        token_ids.index_copy_(0, row_index(), tokens[:, 0])
 
     return draw
 

@@ -32,8 +32,8 @@ def plan_draws(rows: Sequence[Row], vocab_size: int, parcel: Parcel) -> list[Dra
     uniform = parcel.put(uniforms(random))
 
     def draw(scores: Tensor, token_ids: Tensor) -> None:
-        drawn = DrawnRows(row_index(), temperature(), min_p(), top_k(), top_p(), typical_p())
-        limits = filter_limits(collect_candidates(scores, token_ids, drawn), drawn)
-        draw_tokens(scores, token_ids, drawn, limits, uniform())
+        drawn_rows = DrawnRows(row_index(), temperature(), min_p(), top_k(), top_p(), typical_p())
+        limits = filter_limits(collect_candidates(scores, token_ids, drawn_rows), drawn_rows)
+        draw_tokens(scores, token_ids, drawn_rows, limits, uniform())
 
     return [draw]

@@ -16,7 +16,7 @@ from core.errors import EngineUnavailableError, LongshoreError, RequestError
 from core.messages import Failed, FromEngine, Heartbeat, Message, Submit, ToEngine
 from core.stats import Stats
 from engine.lora.files import AdapterWeights
-from engine.serve.stillness import Stillness
+from engine.serve.stall_timer import StallTimer
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Connection:
         self.inbox: queue.SimpleQueue[tuple[bytes, Inbound]] = queue.SimpleQueue()
         self.pulse = Pulse()
         self.endpoint = endpoint
-        self._stillness = None if may_sleep else Stillness()
+        self._stall_timer = None if may_sleep else StallTimer()
         self._context = zmq.Context()
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(ToEngine).decode
@@ -198,5 +198,5 @@ class Connection:
     def _heartbeat(self) -> Heartbeat:
         pulse, now = self.pulse, time.monotonic()
         age_s = now - pulse.at
-        still_s = self._stillness.seconds(age_s, now) if self._stillness else 0.0
-        return Heartbeat(age_s, pulse.stats, still_s)
+        stalled_s = self._stall_timer.seconds(age_s, now) if self._stall_timer else 0.0
+        return Heartbeat(age_s, pulse.stats, stalled_s)

@@ -44,25 +44,25 @@ class Follower:
             case Install():
                 self._install(order)
 
-    def _forward(self, order: Forward) -> None:
-        packed = empty(order, self._model.device)
+    def _forward(self, forward: Forward) -> None:
+        packed = empty(forward, self._model.device)
         self._group.broadcast(packed)
-        inputs = unpack(packed, order)
-        if order.graph is None:
+        inputs = unpack(packed, forward)
+        if forward.graph is None:
             self._model.forward(inputs, PagedStep(inputs.batch, self._cache, self._backend))
             return
         assert self._graphs is not None, "all ranks capture the same graphs"
-        graph = self._graphs.graph(order.graph, has_adapters=order.has_adapters)
+        graph = self._graphs.graph(forward.graph, has_adapters=forward.has_adapters)
         graph.replay(inputs)
 
-    def _install(self, order: Install) -> None:
+    def _install(self, install: Install) -> None:
         memory = self._model.adapter_memory
         assert memory is not None, "all ranks have the same options"
         sizes = memory.sizes
         layers = {
-            name: _layer(rank, a, b, sizes[name]) for name, (rank, a, b) in order.layers.items()
+            name: _layer(rank, a, b, sizes[name]) for name, (rank, a, b) in install.layers.items()
         }
-        memory.write(order.slot, AdapterWeights(layers))
+        memory.write(install.slot, AdapterWeights(layers))
 
 
 def _layer(rank: int, a: bytes, b: bytes, size: LayerSize) -> LayerWeights:

@@ -14,7 +14,7 @@ from engine.inputs import StepInputs
 from engine.lora.files import AdapterWeights
 from engine.ranks.group import Group
 from engine.ranks.messages import Install, Move, Order
-from engine.step.shared_inputs import forward_order, pack
+from engine.step.shared_inputs import forward_message, pack
 
 
 class Leader:
@@ -47,10 +47,10 @@ class Leader:
 
         size: of the CUDA graph to replay, if any.
         """
-        order = forward_order(inputs, size)
+        message = forward_message(inputs, size)
         with self._explaining():
-            self._send(order)
-            self._group.broadcast(pack(inputs, order))
+            self._send(message)
+            self._group.broadcast(pack(inputs, message))
             yield
 
     def install(self, slot: int, weights: AdapterWeights) -> None:

@@ -211,14 +211,14 @@ def _hypothesis(
 class _Row:
     """One answer while `generate` runs. Appends to a copy: the strategy owns the sequence."""
 
-    def __init__(self, sequence: Sequence, prompt: tuple[TopLogprobs, ...]) -> None:
+    def __init__(self, sequence: Sequence, prompt_logprobs: tuple[TopLogprobs, ...]) -> None:
         self.sequence = sequence
         self.copy = Sequence(sequence.id, sequence.token_ids, sequence.params)
         self.copy.stop_token_ids = sequence.stop_token_ids
         self.copy.end_token_ids = sequence.end_token_ids
         self._logprobs: list[float] = []
-        self._top: list[TopLogprobs] = []
-        self._prompt = prompt
+        self._top_logprobs: list[TopLogprobs] = []
+        self._prompt_logprobs = prompt_logprobs
         self._ends = False
         self.failure: Failure | None = None
 
@@ -233,12 +233,16 @@ class _Row:
         self.copy.append(sampled)
         self._ends = sampled.ends
         self._logprobs += sampled.logprobs
-        self._top += sampled.top
+        self._top_logprobs += sampled.top_logprobs
 
     def sampled(self) -> Sampled:
-        generated = self.copy.token_ids[self.copy.num_prompt_tokens :]
-        top = tuple(self._top)
-        return Sampled(tuple(generated), tuple(self._logprobs), top, self._prompt, self._ends)
+        return Sampled(
+            tuple(self.copy.token_ids[self.copy.num_prompt_tokens :]),
+            tuple(self._logprobs),
+            tuple(self._top_logprobs),
+            self._prompt_logprobs,
+            self._ends,
+        )
 
 
 class _ForceSampled(LogitsProcessor):

@@ -170,9 +170,9 @@ class _PackedStep:
                 result |= part.candidates.wait()
             if part.scores is not None:
                 scores.append(part.scores.wait())
-        for id, prompt_scores in join_scores(scores).items():
+        for id, prompt_logprobs in join_scores(scores).items():
             sampled = result.get(id, NOTHING_SAMPLED)
             if not isinstance(sampled, Failure):
                 assert isinstance(sampled, Sampled), "a beam search scores no prompt"
-                result[id] = replace(sampled, prompt=prompt_scores)
+                result[id] = replace(sampled, prompt_logprobs=prompt_logprobs)
         return result | self.failures

@@ -16,7 +16,7 @@ from engine.staging import aligned
 from kernels.batch import PagedBatch
 
 
-def forward_order(inputs: StepInputs, size: StepSize | None) -> Forward:
+def forward_message(inputs: StepInputs, size: StepSize | None) -> Forward:
     """Return the sizes of a step's inputs. size: of the CUDA graph to replay, if any."""
     batch = inputs.batch
     num_sequences, num_blocks = batch.block_tables.shape
@@ -33,10 +33,10 @@ def forward_order(inputs: StepInputs, size: StepSize | None) -> Forward:
     )
 
 
-def pack(inputs: StepInputs, order: Forward) -> Tensor:
+def pack(inputs: StepInputs, sizes: Forward) -> Tensor:
     """Return the inputs as bytes, [B] uint8."""
     batch = inputs.batch
-    packed = empty(order, inputs.tokens.device)
+    packed = empty(sizes, inputs.tokens.device)
     tensors = [
         inputs.tokens,
         inputs.logit_rows,
@@ -45,30 +45,30 @@ def pack(inputs: StepInputs, order: Forward) -> Tensor:
         batch.block_tables,
         *([] if inputs.adapter_slots is None else [inputs.adapter_slots]),
     ]
-    for place, tensor in zip(_places(packed, order), tensors, strict=True):
+    for place, tensor in zip(_places(packed, sizes), tensors, strict=True):
         place.copy_(tensor)
     return packed
 
 
-def empty(order: Forward, device: torch.device) -> Tensor:
+def empty(sizes: Forward, device: torch.device) -> Tensor:
     """Return a tensor of the size that `pack` returns."""
-    total = sum(aligned(_num_bytes(*part)) for part in _layout(order))
+    total = sum(aligned(_num_bytes(*part)) for part in _layout(sizes))
     return torch.empty(total, dtype=torch.uint8, device=device)
 
 
-def unpack(packed: Tensor, order: Forward) -> StepInputs:
+def unpack(packed: Tensor, sizes: Forward) -> StepInputs:
     """Return the inputs that `pack` has packed, as views, without the sequences to be sampled.
 
     Rank 0 alone samples, and has the original inputs.
     """
-    tokens, rows, context_lens, query_starts, block_tables, *slots = _places(packed, order)
+    tokens, rows, context_lens, query_starts, block_tables, *slots = _places(packed, sizes)
     batch = PagedBatch(
         query_starts=query_starts,
         context_lens=context_lens,
         block_tables=block_tables,
         slot_mapping=tokens[2],
-        spans=order.spans,
-        num_decodes=order.num_decodes,
+        spans=sizes.spans,
+        num_decodes=sizes.num_decodes,
     )
     return StepInputs(tokens, rows, batch, (), adapter_slots=slots[0] if slots else None)
 
@@ -76,26 +76,26 @@ def unpack(packed: Tensor, order: Forward) -> StepInputs:
 _Layout = list[tuple[tuple[int, ...], torch.dtype]]
 
 
-def _layout(order: Forward) -> _Layout:
+def _layout(sizes: Forward) -> _Layout:
     layout: _Layout = [
-        ((3, order.num_tokens), torch.int64),
-        ((order.num_rows,), torch.int64),
-        ((order.num_sequences,), torch.int32),
-        ((order.num_starts,), torch.int32),
-        ((order.num_sequences, order.num_blocks), torch.int32),
+        ((3, sizes.num_tokens), torch.int64),
+        ((sizes.num_rows,), torch.int64),
+        ((sizes.num_sequences,), torch.int32),
+        ((sizes.num_starts,), torch.int32),
+        ((sizes.num_sequences, sizes.num_blocks), torch.int32),
     ]
-    return layout + [((order.num_tokens,), torch.int64)] * order.has_adapters
+    return layout + [((sizes.num_tokens,), torch.int64)] * sizes.has_adapters
 
 
 def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return torch.Size(shape).numel() * dtype.itemsize
 
 
-def _places(packed: Tensor, order: Forward) -> list[Tensor]:
+def _places(packed: Tensor, sizes: Forward) -> list[Tensor]:
     """Return the parts of the packed tensor, in the order of `_layout`."""
     places: list[Tensor] = []
     start = 0
-    for shape, dtype in _layout(order):
+    for shape, dtype in _layout(sizes):
         num_bytes = _num_bytes(shape, dtype)
         places.append(packed[start : start + num_bytes].view(dtype).view(shape))
         start += aligned(num_bytes)

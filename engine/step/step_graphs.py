@@ -70,7 +70,7 @@ class StepGraphs:
         sizes: Sequence[StepSize],
         *,
         max_model_len: int,
-        is_selective: bool = False,
+        skips_device_bound: bool = False,
         progress: Callable[[list[StepSize]], Iterable[StepSize]] = iter,
         clock: Callable[[], float] = time.monotonic,
         group: Group | None = None,
@@ -78,7 +78,8 @@ class StepGraphs:
         """Capture the graphs.
 
         sizes: the result of `core.step_size.graph_sizes`. Mixed sizes are left out after
-        MAX_CAPTURE_SECONDS and, with `is_selective`, if the device would be busy without a graph.
+        MAX_CAPTURE_SECONDS and, with `skips_device_bound`, if the device would be busy without a
+        graph.
         progress: wraps the list of sizes, to show a progress bar. group: the ranks that share the
         model; rank 0 decides what to leave out. None: one rank.
         """
@@ -96,14 +97,18 @@ class StepGraphs:
         )
         variants = (False, True) if model.adapter_memory is not None else (False,)
         self._graphs: dict[tuple[StepSize, bool], StepGraph] = {}
-        self.num_late = self.num_device_bound = 0
+        self.num_timed_out = self.num_device_bound = 0
         """Mixed sizes left out because time was up, and because the device would be busy."""
         deadline = clock() + MAX_CAPTURE_SECONDS
         # The largest first: the smaller graphs reuse its memory.
         for size in progress(list(sizes)[::-1]):
             if size.num_prompts and group.agree(clock() > deadline):
-                self.num_late += 1
-            elif size.num_prompts and is_selective and not group.agree(self._is_launch_bound(size)):
+                self.num_timed_out += 1
+            elif (
+                size.num_prompts
+                and skips_device_bound
+                and not group.agree(self._is_launch_bound(size))
+            ):
                 self.num_device_bound += 1
             else:
                 for has_adapters in variants:

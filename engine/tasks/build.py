@@ -85,7 +85,7 @@ def _load_performer(
 
     config = read_config(model_dir, options)
     source = make_source(model_dir, config, options, device)
-    source.require_no_precision(f"transformers' code computes {task.name}")
+    source.reject_quantize(f"transformers' code computes {task.name}")
     if task.kind == "embedding":
         return Embedder(source, options)
     return PipelinePerformer(task.name, source)

@@ -66,9 +66,9 @@ inline int64_t tile_of(const Item& item) { return item.num_rows > TILE_ROWS ? TI
 // One thread's working memory.
 template <class T>
 struct alignas(64) Scratch {
-    Number<T> panels[TILE * MAX_DIM];  // first of keys, then of values
-    Number<T> query[MAX_ROWS][MAX_DIM];
-    Number<T> weights[MAX_ROWS][TILE];
+    Element<T> panels[TILE * MAX_DIM];  // first of keys, then of values
+    Element<T> query[MAX_ROWS][MAX_DIM];
+    Element<T> weights[MAX_ROWS][TILE];
     float scores[MAX_ROWS][TILE];
     float out[MAX_ROWS][MAX_DIM];
     float top[MAX_ROWS];    // the largest score so far
@@ -82,14 +82,14 @@ struct Combined {
 
 // The partial results of splits, which are to be combined: each row is [out (value_dim), top, total].
 struct Partials {
-    std::vector<float> numbers;
+    std::vector<float> floats;
     int64_t count, value_dim;
 
-    float* row(int64_t index) { return &numbers[index * (value_dim + 2)]; }
+    float* row(int64_t index) { return &floats[index * (value_dim + 2)]; }
 
     void fit() {
         const size_t size = count * (value_dim + 2);
-        if (numbers.size() < size) numbers.resize(size);
+        if (floats.size() < size) floats.resize(size);
     }
 };
 
@@ -212,10 +212,10 @@ __attribute__((noipa)) void run(const Attention& a, const Span& span, const Item
         else
             find(a, next, next ? next->first_key : 0, ahead);
         if (is_few) {
-            for_few_rows(SCORE_KEYS<T>, few, item.num_rows, tile.keys, ahead.keys);
+            for_few_rows(COMPUTE_SCORES<T>, few, item.num_rows, tile.keys, ahead.keys);
         } else {
             pack_keys(tile.keys, (Unit<T>*)my.panels, ahead.keys);
-            multiply_panels(my.scores, my.query, num_keys, a.key_dim / AT_ONCE<T>, false);
+            multiply_panels(my.scores, my.query, num_keys, a.key_dim / ELEMENTS_PER_UNIT<T>, false);
         }
         for (int64_t row = 0; row < item.num_rows; row++) {
             scale(my.scores[row], num_keys, a.scale, a.softcap);
@@ -227,7 +227,8 @@ __attribute__((noipa)) void run(const Attention& a, const Span& span, const Item
             for_few_rows(ADD_VALUES<T>, few, item.num_rows, tile.values, ahead.values);
         } else {
             pack_values(tile.values, (Unit<T>*)my.panels, ahead.values);
-            multiply_panels(my.out, my.weights, a.value_dim, (num_keys + AT_ONCE<T> - 1) / AT_ONCE<T>, true);
+            const int64_t depth = (num_keys + ELEMENTS_PER_UNIT<T> - 1) / ELEMENTS_PER_UNIT<T>;
+            multiply_panels(my.out, my.weights, a.value_dim, depth, true);
         }
     }
     for (int64_t row = 0; row < item.num_rows; row++) {

@@ -35,9 +35,9 @@ inline Floats products_added<BFloat16>(Words a, Words b, Floats sum) {
 
 template <class T>
 struct FewRows {
-    const Number<T> (*query)[MAX_DIM];
+    const Element<T> (*query)[MAX_DIM];
     float (*scores)[TILE];
-    const Number<T> (*weights)[TILE];  // zeros after the last value, up to a multiple of LANES
+    const Element<T> (*weights)[TILE];  // zeros after the last value, up to a multiple of LANES
     float (*out)[MAX_DIM];
 
     FewRows after(int64_t count) const { return {query + count, scores + count, weights + count, out + count}; }
@@ -45,8 +45,8 @@ struct FewRows {
 
 // Writes the scores of all keys.
 template <class T, int R>
-void score_keys(const FewRows<T>& rows, const Rows<T>& keys, const Rows<T>& ahead) {
-    const int64_t depth = keys.dim / AT_ONCE<T>;
+void compute_scores(const FewRows<T>& rows, const Rows<T>& keys, const Rows<T>& ahead) {
+    const int64_t depth = keys.dim / ELEMENTS_PER_UNIT<T>;
     for (int64_t key = 0; key < keys.num_rows; key += LANES) {
         Floats products[R][LANES];
         for (int64_t i = 0; i < LANES; i += VECTORS_AT_ONCE) {
@@ -55,9 +55,9 @@ void score_keys(const FewRows<T>& rows, const Rows<T>& keys, const Rows<T>& ahea
                 Words query[R];
                 for (int r = 0; r < R; r++) query[r] = units(rows.query[r], unit, depth);
                 for (int k = 0; k < VECTORS_AT_ONCE; k++) {
-                    ahead.template fetch<3>(key + i + k, unit * AT_ONCE<T>);
-                    const Words numbers = units(keys.rows[key + i + k], unit, depth);
-                    for (int r = 0; r < R; r++) sums[r][k] = products_added<T>(query[r], numbers, sums[r][k]);
+                    ahead.template fetch<3>(key + i + k, unit * ELEMENTS_PER_UNIT<T>);
+                    const Words key_units = units(keys.rows[key + i + k], unit, depth);
+                    for (int r = 0; r < R; r++) sums[r][k] = products_added<T>(query[r], key_units, sums[r][k]);
                 }
             }
             for (int r = 0; r < R; r++)
@@ -73,14 +73,15 @@ void add_values_from(int64_t first, const FewRows<T>& rows, const Rows<T>& value
     Floats sums[R][V];
     for (int r = 0; r < R; r++)
         for (int v = 0; v < V; v++) sums[r][v] = load(rows.out[r] + first + v * LANES);
-    for (int64_t value = 0; value < values.num_rows; value += AT_ONCE<T>) {
-        const T *row = values.rows[value] + first, *next = values.rows[value + AT_ONCE<T> - 1] + first;
+    for (int64_t value = 0; value < values.num_rows; value += ELEMENTS_PER_UNIT<T>) {
+        const T *row = values.rows[value] + first, *next = values.rows[value + ELEMENTS_PER_UNIT<T> - 1] + first;
         Words weights[R];
-        for (int r = 0; r < R; r++) weights[r] = (Words)all(((const Unit<T>*)rows.weights[r])[value / AT_ONCE<T>]);
+        const int64_t unit = value / ELEMENTS_PER_UNIT<T>;
+        for (int r = 0; r < R; r++) weights[r] = (Words)all(((const Unit<T>*)rows.weights[r])[unit]);
         for (int v = 0; v < V; v++) {
-            for (int64_t i = 0; i < AT_ONCE<T>; i++) ahead.template fetch<3>(value + i, first + v * LANES);
-            const Words numbers = joined(row + v * LANES, next + v * LANES);
-            for (int r = 0; r < R; r++) sums[r][v] = products_added<T>(weights[r], numbers, sums[r][v]);
+            for (int64_t i = 0; i < ELEMENTS_PER_UNIT<T>; i++) ahead.template fetch<3>(value + i, first + v * LANES);
+            const Words value_units = units_of_two_rows(row + v * LANES, next + v * LANES);
+            for (int r = 0; r < R; r++) sums[r][v] = products_added<T>(weights[r], value_units, sums[r][v]);
         }
     }
     for (int r = 0; r < R; r++)
@@ -97,21 +98,22 @@ void add_values(const FewRows<T>& rows, const Rows<T>& values, const Rows<T>& ah
 }
 
 template <class T>
-using FewRowsFunction = void (*)(const FewRows<T>&, const Rows<T>& numbers, const Rows<T>& ahead);
+using FewRowsFunction = void (*)(const FewRows<T>&, const Rows<T>& tile, const Rows<T>& ahead);
 
 template <class T>
-constexpr FewRowsFunction<T> SCORE_KEYS[] = {score_keys<T, 1>, score_keys<T, 2>, score_keys<T, 3>, score_keys<T, 4>};
+constexpr FewRowsFunction<T> COMPUTE_SCORES[] = {compute_scores<T, 1>, compute_scores<T, 2>, compute_scores<T, 3>,
+                                                 compute_scores<T, 4>};
 template <class T>
 constexpr FewRowsFunction<T> ADD_VALUES[] = {add_values<T, 1>, add_values<T, 2>, add_values<T, 3>, add_values<T, 4>};
 
 // Calls a table's function for each group of rows. The table is indexed by number of rows; groups are nearly equal.
 template <class T>
 void for_few_rows(const FewRowsFunction<T> (&table)[ROWS_AT_ONCE], const FewRows<T>& rows, int64_t num_rows,
-                  const Rows<T>& numbers, const Rows<T>& ahead) {
+                  const Rows<T>& tile, const Rows<T>& ahead) {
     const int64_t count = (num_rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
     for (int64_t i = 0; i < count; i++) {
         const int64_t first = num_rows * i / count, end = num_rows * (i + 1) / count;
-        table[end - first - 1](rows.after(first), numbers, ahead);
+        table[end - first - 1](rows.after(first), tile, ahead);
     }
 }
 

@@ -8,13 +8,13 @@ namespace {
 // Packs keys as the columns of panels that are `depth` units deep.
 template <class T>
 void pack_keys(const Rows<T>& keys, Unit<T>* panels, const Rows<T>& ahead) {
-    const int64_t depth = keys.dim / AT_ONCE<T>;
+    const int64_t depth = keys.dim / ELEMENTS_PER_UNIT<T>;
     for (int64_t key = 0; key < keys.num_rows; key += LANES) {
         Unit<T>* columns = panels + key / PANEL * depth * PANEL + key % PANEL;
         for (int64_t unit = 0; unit < depth; unit += LANES) {
             Words square[LANES];
             for (int64_t i = 0; i < LANES; i++) {
-                ahead.template fetch<2>(key + i, unit * AT_ONCE<T>);
+                ahead.template fetch<2>(key + i, unit * ELEMENTS_PER_UNIT<T>);
                 square[i] = units(keys.rows[key + i], unit, depth);
             }
             transpose(square);
@@ -28,15 +28,15 @@ void pack_keys(const Rows<T>& keys, Unit<T>* panels, const Rows<T>& ahead) {
 template <class T>
 void pack_values(const Rows<T>& values, Unit<T>* panels, const Rows<T>& ahead) {
     static constexpr T ZEROS[MAX_DIM] = {};
-    const int64_t depth = (values.num_rows + AT_ONCE<T> - 1) / AT_ONCE<T>;
+    const int64_t depth = (values.num_rows + ELEMENTS_PER_UNIT<T> - 1) / ELEMENTS_PER_UNIT<T>;
     for (int64_t unit = 0; unit < depth; unit++) {
-        const int64_t value = unit * AT_ONCE<T>;
+        const int64_t value = unit * ELEMENTS_PER_UNIT<T>;
         const T* first = values.rows[value];
         const T* second = value + 1 < values.num_rows ? values.rows[value + 1] : ZEROS;
         for (int64_t dim = 0; dim < values.dim; dim += LANES) {
-            for (int64_t i = 0; i < AT_ONCE<T>; i++) ahead.template fetch<2>(value + i, dim);
-            const Words numbers = joined(first + dim, second + dim);
-            std::memcpy(panels + (dim / PANEL * depth + unit) * PANEL + dim % PANEL, &numbers, sizeof numbers);
+            for (int64_t i = 0; i < ELEMENTS_PER_UNIT<T>; i++) ahead.template fetch<2>(value + i, dim);
+            const Words value_units = units_of_two_rows(first + dim, second + dim);
+            std::memcpy(panels + (dim / PANEL * depth + unit) * PANEL + dim % PANEL, &value_units, sizeof value_units);
         }
     }
 }

@@ -24,9 +24,9 @@ constexpr int TILE_ROWS_OF_BYTES = 2;  // of AVX2's 16 registers: 4 and 4, 4 vec
 constexpr int64_t ROW_GROUP = 64;  // at most this many inputs share a scale of a row
 
 // Makes a vector at least this long. Its numbers are lost, so they are not copied.
-template <class Number>
-void grow(std::vector<Number>& numbers, size_t size) {
-    if (numbers.size() < size) numbers = std::vector<Number>(size);
+template <class Element>
+void grow(std::vector<Element>& numbers, size_t size) {
+    if (numbers.size() < size) numbers = std::vector<Element>(size);
 }
 
 struct RoundedRows {

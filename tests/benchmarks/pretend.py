@@ -18,8 +18,8 @@ class PretendBench(Bench):
         super().__init__(is_dry=False, use_flashinfer=False, seconds=1e6, emit=events.append)
         self.device = torch.device("meta")
 
-    def num_sets(self, num_bytes, most=64):
-        return min(most, max(1, 2**28 // num_bytes))
+    def num_sets(self, num_bytes, max_sets=64):
+        return min(max_sets, max(1, 2**28 // num_bytes))
 
     def fits(self, num_bytes, what):
         assert num_bytes < H200_BYTES, what

@@ -112,10 +112,10 @@ def _output(submit: Submit, index: int, ids: tuple[int, ...], start: int, end: i
         (-0.5 * (index + 1),) * len(part),
         finish if end >= len(ids) else None,
         index,
-        top=()
+        top_logprobs=()
         if params.logprobs is None
         else tuple(_top(token_id, params.logprobs) for token_id in part),
-        prompt=scores,
+        prompt_logprobs=scores,
     )
 
 
@@ -165,7 +165,7 @@ class FakeEngine:
         self.facts = facts
         self.ready = ready
         self.step_age_s = 0.0
-        self.still_s = 0.0
+        self.stalled_s = 0.0
         self.stats = Stats()
         self.heartbeats = True
         self.adapters: dict[str, Adapter] = {}
@@ -228,7 +228,7 @@ class FakeEngine:
                     return
                 if self.heartbeats and time.monotonic() > beat_due:
                     beat_due = time.monotonic() + 0.05
-                    self.send(Heartbeat(self.step_age_s, self.stats, self.still_s))
+                    self.send(Heartbeat(self.step_age_s, self.stats, self.stalled_s))
 
     def _receive(self, socket: zmq.Socket[bytes], client: bytes, data: bytes) -> None:
         message = msgspec.msgpack.decode(data, type=ToEngine)

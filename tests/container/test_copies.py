@@ -181,13 +181,13 @@ def test_a_restarted_copy_gets_requests_once_it_is_ready(
 def test_a_copy_that_hangs_gets_no_requests(
     client: EngineClient, engines: list[FakeEngine], http: FlaskClient
 ) -> None:
-    engines[0].still_s = 3.0
+    engines[0].stalled_s = 3.0
     eventually(lambda: client.num_serving() == 1)
     for _ in range(3):
         submit(client, [1])
     eventually(lambda: submits(engines) == [0, 3])
     assert http.get("/ping").status_code == 200
-    engines[1].still_s = 3.0
+    engines[1].stalled_s = 3.0
     eventually(lambda: client.num_serving() == 0)
     assert "hangs" in http.get("/ping").get_json()["error"]
 

@@ -134,8 +134,8 @@ def test_a_request_ends_with_its_last_answer(client: EngineClient, engine: FakeE
         1: (4,),
         2: (5, 6),
     }
-    assert [len(generated.top) for generated in merged.values()] == [3, 1, 2]
-    assert [len(generated.prompt) for generated in merged.values()] == [1, 0, 0]
+    assert [len(generated.top_logprobs) for generated in merged.values()] == [3, 1, 2]
+    assert [len(generated.prompt_logprobs) for generated in merged.values()] == [1, 0, 0]
     assert {generated.finish for generated in merged.values()} == {Finish.LENGTH}
     assert stream.has_ended
     stream.abort()
@@ -207,10 +207,10 @@ def test_a_worker_that_was_held_up_does_not_call_the_engine_dead(
 def test_an_engine_that_hangs_in_a_step_is_unhealthy(
     timed_client: EngineClient, engine: FakeEngine
 ) -> None:
-    engine.still_s = 3.0
+    engine.stalled_s = 3.0
     eventually(lambda: not timed_client.health().healthy)
     assert timed_client.health().reason == "the engine hangs in a step: still for 3 s"
-    engine.still_s = 0.0
+    engine.stalled_s = 0.0
     eventually(lambda: timed_client.health().healthy)
 
 

@@ -32,8 +32,8 @@ def test_offsets_are_where_token_texts_begin(tokenizer: Tokenizer) -> None:
 
 def test_a_prompts_first_token_has_no_logprob(tokenizer: Tokenizer) -> None:
     first, second = scored_prompt_tokens(tokenizer.encode("ab"), [SCORE], "ab", tokenizer)
-    assert (first.logprob, first.top) == (None, None)
-    assert (second.logprob, second.top) == (-1.0, SCORE)
+    assert (first.logprob, first.top_logprobs) == (None, None)
+    assert (second.logprob, second.top_logprobs) == (-1.0, SCORE)
 
 
 def test_of_tokens_with_equal_text_the_likelier_is_kept(tokenizer: Tokenizer) -> None:

@@ -58,24 +58,24 @@ def test_unranked_answers_are_released_as_they_come(byte_level, params):
     assert texts(answers.push(output(byte_level, 0, "a", -9.0))) == [("a", None)]
 
 
-def test_prompt_scores_alone_release_nothing(byte_level):
+def test_prompt_logprobs_alone_release_nothing(byte_level):
     answers, score = (
         Answers(SamplingParams(prompt_logprobs=0), byte_level),
         TopLogprobs(-1, 1, (), ()),
     )
     for _ in range(2):
-        assert answers.push(Output(0, (), (), None, prompt=(score,))) == []
-    assert answers.prompt_scores == [score, score]
+        assert answers.push(Output(0, (), (), None, prompt_logprobs=(score,))) == []
+    assert answers.prompt_logprobs == [score, score]
 
 
-def test_tokens_wait_for_the_prompt_scores(byte_level):
+def test_tokens_wait_for_the_prompt_logprobs(byte_level):
     """A second sample may use the prefix cache while the first computes the prompt's scores."""
     params, score = SamplingParams(n=2, prompt_logprobs=0), TopLogprobs(-1.0, 1, (), ())
     answers = Answers(params, byte_level, byte_level.encode("xyz"))
     assert answers.push(output(byte_level, 1, "quick", finish=Finish.EOS)) == []
-    assert answers.push(Output(0, (), (), None, prompt=(score,))) == []
+    assert answers.push(Output(0, (), (), None, prompt_logprobs=(score,))) == []
     (id,) = byte_level.encode("a")
-    news = answers.push(Output(0, (id,), (-1.0,), Finish.EOS, prompt=(score,)))
+    news = answers.push(Output(0, (id,), (-1.0,), Finish.EOS, prompt_logprobs=(score,)))
     assert texts(news) == [("quick", Finish.EOS), ("a", Finish.EOS)]
     assert answers.num_open == 0
 

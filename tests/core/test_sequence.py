@@ -162,7 +162,8 @@ def test_all_parameters_round_trip_through_msgpack():
     submit = Submit("id", [1], params)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(submit), type=Submit) == submit
     top = TopLogprobs(-0.5, 2, (4, 5), (-0.1, float("-inf")))
-    step = Step([("id", Output(0, (4,), (-0.5,), Finish.EOS, top=(top,), prompt=(top, top)))])
+    logprobs = {"top_logprobs": (top,), "prompt_logprobs": (top, top)}
+    step = Step([("id", Output(0, (4,), (-0.5,), Finish.EOS, **logprobs))])
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(step), type=Step) == step
 
 

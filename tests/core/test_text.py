@@ -183,9 +183,9 @@ def test_min_tokens_applies_to_stop_strings(byte_level):
 
 def test_top_logprobs_stay_with_their_tokens(byte_level):
     answer, top = Answer(byte_level), TopLogprobs(-1.0, 1, (5,), (-1.0,))
-    answer.push([5, 6], [-1.0, -2.0], top=[top, top])
+    answer.push([5, 6], [-1.0, -2.0], top_logprobs=[top, top])
     answer.push([7], [-1.0])
-    assert [token.top for token in answer.tokens] == [top, top, None]
+    assert [token.top_logprobs for token in answer.tokens] == [top, top, None]
 
 
 @pytest.fixture(scope="module")

@@ -192,10 +192,10 @@ class OnCuda:
 
 def test_on_cuda_steps_use_graphs_by_default(monkeypatch):
     class Captured:
-        num_late = num_device_bound = 0
+        num_timed_out = num_device_bound = 0
 
-        def __init__(self, *parts, max_model_len, is_selective, **_):
-            self.max_model_len, self.is_selective = max_model_len, is_selective
+        def __init__(self, *parts, max_model_len, skips_device_bound, **_):
+            self.max_model_len, self.skips_device_bound = max_model_len, skips_device_bound
             self.sizes = parts[-1]
             max_rows = max(size.num_decodes for size in self.sizes)
             if max_rows > 9:
@@ -211,10 +211,10 @@ def test_on_cuda_steps_use_graphs_by_default(monkeypatch):
         return parts.capture_graphs(OnCuda, None, backend, Options(**options), sizes)
 
     found, notes = graphs()
-    assert (found.max_model_len, found.is_selective, notes) == (64, True, ())
+    assert (found.max_model_len, found.skips_device_bound, notes) == (64, True, ())
     assert found.sizes == graph_sizes(8, 512, (64, 128, 256, 512))
     found, _ = graphs(cuda_graph_sizes="16,32")
-    assert (found.sizes, found.is_selective) == (graph_sizes(8, 512, (16, 32)), False)
+    assert (found.sizes, found.skips_device_bound) == (graph_sizes(8, 512, (16, 32)), False)
     found, _ = graphs(cuda_graph_sizes="0")
     assert not any(size.num_prompts for size in found.sizes)
     assert graphs(enforce_eager=True) == (None, ())
@@ -223,7 +223,7 @@ def test_on_cuda_steps_use_graphs_by_default(monkeypatch):
     assert graphs(max_sequences=9) == (None, (failed,))
     with pytest.raises(InsufficientMemoryError, match=r"lower option\.gpu_memory_utilization"):
         graphs(max_sequences=10)
-    Captured.num_late, Captured.num_device_bound = 3, 4
+    Captured.num_timed_out, Captured.num_device_bound = 3, 4
     _, (late, bound) = graphs()
     assert late.startswith("3 sizes of steps with prompts have no CUDA graph: capturing stopped")
     assert bound.startswith("4 sizes of steps with prompts have no CUDA graph, which")

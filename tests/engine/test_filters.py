@@ -157,7 +157,7 @@ def test_every_code_path_draws_the_same_token(monkeypatch, logits, short_k, at_o
     """Selection or sorting, all rows at once or in parts."""
     expected = sample(logits, mixed_rows()).token_ids
     monkeypatch.setattr(filters, "MAX_SHORT_K", short_k)
-    monkeypatch.setattr(draw, "MAX_NUMBERS", at_once)
+    monkeypatch.setattr(draw, "MAX_SCORES", at_once)
     assert torch.equal(sample(logits, mixed_rows()).token_ids, expected)
 
 

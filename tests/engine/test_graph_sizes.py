@@ -110,11 +110,11 @@ def mixed_sizes(graphs):
 
 def test_only_mixed_steps_bound_by_launches_are_captured(tiny_model):
     """The largest is measured first. A step may be padded to a larger size than otherwise."""
-    graphs = graphs_with(tiny_model, Imitation([False, True, False, True]), is_selective=True)
+    graphs = graphs_with(tiny_model, Imitation([False, True, False, True]), skips_device_bound=True)
     assert mixed_sizes(graphs) == [(4, 0), (8, 0)]
-    assert (graphs.num_device_bound, graphs.num_late, len(graphs)) == (2, 0, 4)
+    assert (graphs.num_device_bound, graphs.num_timed_out, len(graphs)) == (2, 0, 4)
     assert graphs.graph_for(mixed_plan(1, [3])) is None
-    graphs = graphs_with(tiny_model, Imitation([True, True, False, False]), is_selective=True)
+    graphs = graphs_with(tiny_model, Imitation([True, True, False, False]), skips_device_bound=True)
     assert graphs.graph_for(mixed_plan(1, [3])).size == StepSize(1, 2, 8)
     unselective = graphs_with(tiny_model, Imitation([False] * 4))
     assert mixed_sizes(unselective) == [(4, 0), (4, 1), (8, 0), (8, 1)]
@@ -129,7 +129,7 @@ def test_capturing_mixed_steps_ends_when_time_is_up(tiny_model):
 
     graphs = graphs_with(tiny_model, recorder, clock=clock)
     assert mixed_sizes(graphs) == [(8, 0), (8, 1)]
-    assert (graphs.num_late, len(graphs)) == (2, 4)
+    assert (graphs.num_timed_out, len(graphs)) == (2, 4)
     assert graphs.graph_for(mixed_plan(0, [3])).size == StepSize(0, 2, 8)
     assert graphs.graph_for(mixed_plan(2, [])).size == StepSize(2)
 

@@ -100,7 +100,7 @@ def test_a_handler_may_sleep_and_metrics_are_written_for_cloudwatch(tmp_path, sh
         assert process.wait(START_S) == 0
     assert message.body == b"awake"
     assert max(beat.step_age_s for beat in beats) > 1
-    assert {beat.still_s for beat in beats} == {0.0}
+    assert {beat.stalled_s for beat in beats} == {0.0}
 
 
 def test_the_exit_code_is_that_of_the_rank_that_is_lost(tmp_path, short_dir):

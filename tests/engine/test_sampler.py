@@ -193,9 +193,9 @@ def test_top_logprobs_have_the_requested_number_per_row():
     ]
     expected = logits.log_softmax(-1)
     results = sample(logits, sequences).to_host().wait()
-    assert results[0].top == ()
+    assert results[0].top_logprobs == ()
     for place, count in ((1, 3), (2, 0), (3, 12)):
-        [top], [token_id] = results[place].top, results[place].token_ids
+        [top], [token_id] = results[place].top_logprobs, results[place].token_ids
         ranked = expected[place].argsort(descending=True).tolist()
         assert top.token_ids == tuple(ranked[:count])
         assert top.logprobs == pytest.approx(expected[place][ranked[:count]].tolist())

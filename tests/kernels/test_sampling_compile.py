@@ -62,10 +62,10 @@ def compiled(arch, vocab_size, dtype, num_rows=3):
     logits = torch.empty(num_rows, vocab_size, dtype=dtype)
     token_ids = torch.zeros(num_rows, dtype=torch.int64)
     ones = torch.ones(num_rows)
-    drawn = DrawnRows(token_ids, ones, ones, token_ids, ones.double(), ones.double())
+    drawn_rows = DrawnRows(token_ids, ones, ones, token_ids, ones.double(), ones.double())
     with dry_run.target(arch) as launches:
         best_tokens(logits)
-        limits = filter_limits(collect_candidates(logits, token_ids, drawn), drawn)
-        draw_tokens(logits, token_ids, drawn, limits, ones.double())
+        limits = filter_limits(collect_candidates(logits, token_ids, drawn_rows), drawn_rows)
+        draw_tokens(logits, token_ids, drawn_rows, limits, ones.double())
     assert len(launches) == 6
     return launches

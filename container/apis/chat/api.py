@@ -31,7 +31,7 @@ class ChatApi:
         request = context.checked(lambda: read_chat_request(body))
         context.warn(request.warnings)
         started = self._assistant.start(context, request.turn)
-        id = f"chatcmpl-{request.shown.request_id or context.id}"
+        id = f"chatcmpl-{request.response_options.request_id or context.id}"
         response = ChatResponse(
             started.generation,
             request,

@@ -38,7 +38,7 @@ class ChatResponse:
         self._request = request
         self._envelope = envelope
         self._tokenizer = tokenizer
-        self._name = request.shown.namer(tokenizer)
+        self._name = request.response_options.token_namer(tokenizer)
         self._messages = messages
 
     def full(self) -> object:
@@ -57,7 +57,7 @@ class ChatResponse:
             choices,
             usage=self._usage(),
             prompt_logprobs=self._prompt_logprobs(),
-            **self._request.shown.prompt(self._generation),
+            **self._request.response_options.prompt_fields(self._generation),
         )
 
     def chunks(self) -> Iterator[list[Record]]:
@@ -83,7 +83,7 @@ class ChatResponse:
 
     def _start(self, index: int) -> list[Record]:
         """Return the first chunks of a choice: its role, and the echo of the last message."""
-        prompt = self._request.shown.prompt(self._generation)
+        prompt = self._request.response_options.prompt_fields(self._generation)
         first = {**self._chunk(index, _ROLE), **prompt}
         echo = self._request.echo
         return [first, self._chunk(index, {"content": echo})] if echo else [first]
@@ -98,7 +98,7 @@ class ChatResponse:
         """Return the chunks with a delta's text and tool calls. The last chunk has the logprobs."""
         message = self._messages[delta.index]
         parts = message.deltas(delta.tokens, is_last=delta.finish is not None)
-        if (self._request.logprobs or self._request.shown.token_ids) and not parts:
+        if (self._request.logprobs or self._request.response_options.shows_token_ids) and not parts:
             parts.append({})  # the tokens have logprobs even if they have no text yet
         chunks = [self._chunk(delta.index, part) for part in parts[:-1]]
         return chunks + [self._chunk(delta.index, part, delta.tokens) for part in parts[-1:]]
@@ -135,11 +135,15 @@ class ChatResponse:
     def _choice(self, index: int, tokens: Sequence[TokenText]) -> Record:
         shows = self._request.logprobs and tokens
         logprobs = {"content": chat_logprobs(tokens, self._name)} if shows else None
-        return {"index": index, "logprobs": logprobs, **self._request.shown.answer(tokens)}
+        return {
+            "index": index,
+            "logprobs": logprobs,
+            **self._request.response_options.answer_fields(tokens),
+        }
 
     def _prompt_logprobs(self) -> object:
         """Return vLLM's `prompt_logprobs`; None if the request does not want them."""
         if self._request.turn.decoding.params.prompt_logprobs is None:
             return None
-        token_ids, scores = self._generation.prompt_token_ids, self._generation.prompt_scores
+        token_ids, scores = self._generation.prompt_token_ids, self._generation.prompt_logprobs
         return prompt_logprobs(token_ids, scores, self._tokenizer)

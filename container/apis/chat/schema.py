@@ -24,11 +24,11 @@ from container.apis.generation.conversation import (
 from container.apis.generation.sampling import Dialect
 from container.apis.openai import (
     OPENAI_FIELDS,
-    Shown,
+    ResponseOptions,
     StreamUsage,
     read_adapter,
     read_openai_decoding,
-    read_shown,
+    read_response_options,
     read_stream_usage,
 )
 from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
@@ -81,7 +81,7 @@ class ChatRequest:
     """Whether `tool_choice` names the function to call."""
     stream: bool
     stream_usage: StreamUsage
-    shown: Shown
+    response_options: ResponseOptions
     shows_reasoning: bool
     echo: str
     """The text to put before each answer: the last message's, if the assistant wrote it."""
@@ -113,7 +113,7 @@ def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
         names_function=isinstance(values.given.get("tool_choice"), dict),
         stream=values.get("stream", False),
         stream_usage=stream_usage,
-        shown=read_shown(values),
+        response_options=read_response_options(values),
         shows_reasoning=values.get("include_reasoning", True),
         echo=_last_text(conversation) if values.get("echo", False) else "",
         logprobs=logprobs,

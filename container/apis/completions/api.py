@@ -38,7 +38,7 @@ class CompletionsApi:
             generations,
             request,
             Envelope(
-                f"cmpl-{request.shown.request_id or context.id}",
+                f"cmpl-{request.response_options.request_id or context.id}",
                 int(time.time()),
                 adapter or service.model_name,
             ),

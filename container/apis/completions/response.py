@@ -42,7 +42,7 @@ class CompletionsResponse:
         self._envelope = envelope
         self._echoes = echoes
         self._tokenizer = tokenizer
-        self._name = request.shown.namer(tokenizer)
+        self._name = request.response_options.token_namer(tokenizer)
 
     def full(self) -> object:
         """Run the generations and return the `text_completion` object."""
@@ -84,7 +84,12 @@ class CompletionsResponse:
             text = "".join(token.text for token in tokens)
             offsets[delta.index] = offset + len(text)
             records: list[Record] = []
-            if prefix or text or self._request.logprobs or self._request.shown.token_ids:
+            if (
+                prefix
+                or text
+                or self._request.logprobs
+                or self._request.response_options.shows_token_ids
+            ):
                 logprobs = self._logprobs(echoed, tokens, offset)
                 ids = self._ids(prompt if is_first else None, tokens)
                 choice = _choice(index, prefix + text, logprobs)
@@ -105,14 +110,14 @@ class CompletionsResponse:
         choice |= {**self._end(answer), **self._ids(prompt, tokens)}
         if self._request.decoding.params.prompt_logprobs is None or self._request.echoes_logprobs:
             return {**choice, "prompt_logprobs": None}
-        token_ids, scores = generation.prompt_token_ids, generation.prompt_scores
+        token_ids, scores = generation.prompt_token_ids, generation.prompt_logprobs
         return {**choice, "prompt_logprobs": prompt_logprobs(token_ids, scores, self._tokenizer)}
 
     def _ids(self, prompt: int | None, tokens: Sequence[TokenText]) -> Record:
         """Return the fields with the token ids of the prompt, if it is given, and of the answer."""
-        shown = self._request.shown
-        of_prompt = {} if prompt is None else shown.prompt(self._generations[prompt])
-        return {**of_prompt, **shown.answer(tokens)}
+        options = self._request.response_options
+        of_prompt = {} if prompt is None else options.prompt_fields(self._generations[prompt])
+        return {**of_prompt, **options.answer_fields(tokens)}
 
     def _returned(self, tokens: Sequence[TokenText]) -> Sequence[TokenText]:
         """Return the answer's tokens; none if the request wants only the prompt."""
@@ -145,7 +150,7 @@ class CompletionsResponse:
         if not self._request.echoes_logprobs:
             return []
         generation, echo = self._generations[prompt], self._echoes[prompt]
-        token_ids, scores = generation.prompt_token_ids, generation.prompt_scores
+        token_ids, scores = generation.prompt_token_ids, generation.prompt_logprobs
         return in_thread_if_long(
             lambda: scored_prompt_tokens(token_ids, scores, echo, self._tokenizer),
             size=len(token_ids),

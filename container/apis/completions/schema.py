@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from container.apis.generation.sampling import Decoding, Dialect
 from container.apis.openai import (
     OPENAI_FIELDS,
-    Shown,
+    ResponseOptions,
     StreamUsage,
     read_adapter,
     read_openai_decoding,
-    read_shown,
+    read_response_options,
     read_stream_usage,
 )
 from container.schema.fields import Field, Fields, Values, read_fields, unsupported
@@ -63,7 +63,7 @@ class CompletionRequest:
     """The adapter that `adapters` names. It takes precedence over `model`."""
     stream: bool
     stream_usage: StreamUsage
-    shown: Shown
+    response_options: ResponseOptions
     echo: bool
     only_echo: bool
     """Whether to return the prompt without an answer (`max_tokens=0`)."""
@@ -93,7 +93,7 @@ def read_completion_request(body: Mapping[str, object]) -> CompletionRequest:
         adapter=read_adapter(values),
         stream=values.get("stream", False),
         stream_usage=stream_usage,
-        shown=read_shown(values),
+        response_options=read_response_options(values),
         echo=values.get("echo", False),
         only_echo=values.get("max_tokens", DEFAULT_MAX_TOKENS) == 0,
         logprobs="logprobs" in values,
@@ -122,7 +122,7 @@ def _decoding(values: Values) -> Decoding:
         if "prompt_logprobs" in values:
             raise RequestError("prompt_logprobs", "cannot be combined with logprobs and echo")
         logprobs["prompt_logprobs"] = num_top
-        dialect = dialect.naming("prompt_logprobs", "logprobs")
+        dialect = dialect.with_name("prompt_logprobs", "logprobs")
     max_tokens = values.get("max_tokens", DEFAULT_MAX_TOKENS)
     if max_tokens == 0 and values.get("echo", False):
         max_tokens = 1  # the engine samples a token for every request; the response drops it

@@ -59,9 +59,9 @@ class Generation:
         return self._answers.num_tokens
 
     @property
-    def prompt_scores(self) -> Sequence[TopLogprobs]:
+    def prompt_logprobs(self) -> Sequence[TopLogprobs]:
         """Logprobs of the prompt's tokens from the second on, if `prompt_logprobs` is set."""
-        return self._answers.prompt_scores
+        return self._answers.prompt_logprobs
 
     def deltas(self) -> Iterator[Delta]:
         """Yield new tokens as they arrive. One delta may hold several tokens.

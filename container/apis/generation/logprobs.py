@@ -22,7 +22,7 @@ class ScoredToken:
     """Number of characters before the token."""
     logprob: float | None
     """None for the first token of a prompt, which no token precedes."""
-    top: TopLogprobs | None = None
+    top_logprobs: TopLogprobs | None = None
 
 
 def scored_prompt_tokens(
@@ -45,7 +45,7 @@ def scored_prompt_tokens(
 def scored_answer_tokens(tokens: Sequence[TokenText], offset: int) -> Iterator[ScoredToken]:
     """Yield the tokens of an answer, or of a part of it that starts at `offset`."""
     for token in tokens:
-        yield ScoredToken(token.id, offset, token.logprob, token.top)
+        yield ScoredToken(token.id, offset, token.logprob, token.top_logprobs)
         offset += len(token.text)
 
 
@@ -78,7 +78,8 @@ def chat_logprobs(tokens: Sequence[TokenText], name: Callable[[int], str]) -> li
         {
             **_chat_logprob(name(token.id), token.logprob),
             "top_logprobs": [
-                _chat_logprob(name(token_id), logprob) for token_id, logprob in _likely(token.top)
+                _chat_logprob(name(token_id), logprob)
+                for token_id, logprob in _likely(token.top_logprobs)
             ],
         }
         for token in tokens
@@ -116,7 +117,7 @@ def _by_name(token: ScoredToken, num_top: int, name: Callable[[int], str]) -> Re
     if token.logprob is None:
         return None
     logprobs: Record = {name(token.token_id): token.logprob}
-    for token_id, logprob in list(_likely(token.top))[:num_top]:
+    for token_id, logprob in list(_likely(token.top_logprobs))[:num_top]:
         logprobs.setdefault(name(token_id), logprob)
     return logprobs
 

@@ -129,7 +129,7 @@ class Dialect:
     operation: Operation = "text_completion"
     """The name of the operation in traces."""
 
-    def naming(self, field: str, name: str) -> Dialect:
+    def with_name(self, field: str, name: str) -> Dialect:
         """Return a copy with another name for a field of SamplingParams."""
         return replace(self, names={**self.names, field: name})
 
@@ -163,7 +163,7 @@ class Decoding:
         """
         if self.params.structured_outputs is not None:
             raise RequestError(field, "cannot be combined with structured outputs")
-        dialect = self.dialect.naming("structured_outputs", field)
+        dialect = self.dialect.with_name("structured_outputs", field)
         try:
             combined = msgspec.structs.replace(self.params, structured_outputs=params)
         except RequestError as error:
@@ -188,7 +188,7 @@ def read_decoding(
     _check_stop_strings(stop, dialect.name("stop"))
     structured = read_structured_outputs(values, dialect.prefix)
     if structured is not None:
-        dialect = dialect.naming("structured_outputs", structured.field)
+        dialect = dialect.with_name("structured_outputs", structured.field)
         own["structured_outputs"] = structured.params
     named = {name: values.given[name] for name in _PARAMS if name in values}
     if named.get("seed") == NO_SEED:

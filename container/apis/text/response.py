@@ -138,7 +138,7 @@ class TextResponse:
 
     def _token_record(self, token: TokenText) -> Record:
         record: Record = {"token": self._token(token)}
-        return {**record, "top_tokens": self._top(token)} if token.top else record
+        return {**record, "top_tokens": self._top(token)} if token.top_logprobs else record
 
     def _end(self, finish: Finish) -> Record:
         end = self._text(self._generation.answers[0])
@@ -176,20 +176,20 @@ class TextResponse:
 
     def _top(self, token: TokenText) -> list[Record]:
         """Return the most likely tokens at the token's position."""
-        assert token.top is not None
-        ranked = zip(token.top.token_ids, token.top.logprobs, strict=True)
+        assert token.top_logprobs is not None
+        ranked = zip(token.top_logprobs.token_ids, token.top_logprobs.logprobs, strict=True)
         return [self._style.token(id, self._piece(id), logprob) for id, logprob in ranked]
 
     def _prefill(self) -> list[Record]:
         """Return the prompt's tokens. The first has no logprob, since no token precedes it."""
-        logprobs = [None, *(score.logprob for score in self._generation.prompt_scores)]
+        logprobs = [None, *(score.logprob for score in self._generation.prompt_logprobs)]
         return [
             self._style.token(id, self._piece(id), logprob)
             for id, logprob in zip(self._generation.prompt_token_ids, logprobs, strict=True)
         ]
 
     def _prompt_logprobs(self) -> object:
-        prompt, scores = self._generation.prompt_token_ids, self._generation.prompt_scores
+        prompt, scores = self._generation.prompt_token_ids, self._generation.prompt_logprobs
         return prompt_logprobs(prompt, scores, self._style.tokenizer)
 
     def _piece(self, token_id: int) -> str:

@@ -164,15 +164,15 @@ def read_text_request(body: Mapping[str, object], *, always_details: bool = Fals
 
     Raises RequestError, naming the first bad field.
     """
-    top = read_fields({**body, "inputs": None}, TEXT_FIELDS)
+    top_level = read_fields({**body, "inputs": None}, TEXT_FIELDS)
     inputs, is_batch = _inputs(body.get("inputs"))
-    parameter_body: Mapping[str, object] = top.get("parameters", {})
-    if "max_new_tokens" in top:
+    parameter_body: Mapping[str, object] = top_level.get("parameters", {})
+    if "max_new_tokens" in top_level:
         if parameter_body.get("max_new_tokens") is not None:
             raise RequestError("max_new_tokens", "is given twice; send it in parameters")
-        parameter_body = {**parameter_body, "max_new_tokens": top.given["max_new_tokens"]}
+        parameter_body = {**parameter_body, "max_new_tokens": top_level.given["max_new_tokens"]}
     parameters = read_fields(parameter_body, PARAMETERS, "parameters.")
-    stream = top.get("stream", parameters.get("stream", False))
+    stream = top_level.get("stream", parameters.get("stream", False))
     details = always_details or parameters.get("details", False)
     prompt_details = details and parameters.get("decoder_input_details", False)
     decoding = _decoding(
@@ -182,7 +182,7 @@ def read_text_request(body: Mapping[str, object], *, always_details: bool = Fals
     return TextRequest(
         inputs=inputs,
         is_batch=is_batch,
-        adapters=_adapters(top.get("adapters", None), len(inputs), is_batch=is_batch),
+        adapters=_adapters(top_level.get("adapters", None), len(inputs), is_batch=is_batch),
         decoding=decoding,
         stream=stream,
         details=details,
@@ -191,7 +191,7 @@ def read_text_request(body: Mapping[str, object], *, always_details: bool = Fals
         return_full_text=parameters.get("return_full_text", False),
         max_prompt_tokens=parameters.get("truncate", None),
         shows_prompt_logprobs="prompt_logprobs" in parameters,
-        warnings=(*top.warnings, *parameters.warnings, *decoding.warnings),
+        warnings=(*top_level.warnings, *parameters.warnings, *decoding.warnings),
     )
 
 
@@ -269,7 +269,7 @@ def _decoding(parameters: Values, *, returns_all: bool, prompt_details: bool) ->
     optional, dialect = _n_and_best_of(parameters, returns_all=returns_all), _DIALECT
     if prompt_details and "prompt_logprobs" not in parameters:
         optional["prompt_logprobs"] = 0
-        dialect = dialect.naming("prompt_logprobs", "decoder_input_details")
+        dialect = dialect.with_name("prompt_logprobs", "decoder_input_details")
     decoding = read_decoding(
         parameters,
         dialect,

@@ -63,8 +63,8 @@ class ThreadFollowers:
     def _run(self, path, options, group, orders):
         try:
             parts = build_parts(path, options, CPU, Phases(), group)
-            kv = parts.kv
-            follower = Follower(parts.model, kv.cache, kv.backend, kv.graphs, group)
+            packed = parts.packed
+            follower = Follower(parts.model, packed.kv_cache, packed.backend, packed.graphs, group)
             while (message := orders.get()) is not None:
                 follower.run(msgspec.msgpack.decode(message, type=AnyOrder))
         except Exception as error:

@@ -19,7 +19,7 @@ from core.messages import (
     Watched,
 )
 from core.sampling import Finish, SamplingParams
-from engine.serve.stillness import Stillness
+from engine.serve.stall_timer import StallTimer
 from tests.engine.serve.serving import (
     greedy,
     until,
@@ -38,13 +38,13 @@ def test_heartbeats_show_a_stuck_step_loop(client, gate):
 @pytest.fixture
 def sleeping(monkeypatch):
     """As if no thread of the process ever ran."""
-    monkeypatch.setattr("engine.serve.connection.Stillness", lambda: Stillness(lambda: False))
+    monkeypatch.setattr("engine.serve.connection.StallTimer", lambda: StallTimer(lambda: False))
 
 
 def test_heartbeats_show_a_step_that_stands_still(sleeping, client, gate):
     gate.open.clear()
     client.send(Submit("a", [1], greedy()))
-    until(lambda: client.receive(Heartbeat).still_s > 0)
+    until(lambda: client.receive(Heartbeat).stalled_s > 0)
     gate.open.set()
 
 

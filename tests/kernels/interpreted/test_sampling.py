@@ -118,7 +118,7 @@ def check_sampling(logits, batch):
     torch.testing.assert_close(got.logprobs, expected.logprobs, equal_nan=True)
 
 
-def drawn_rows(batch):
+def drawn_rows_of(batch):
     parcel = Parcel(Staging(CPU))
     names = {"temperature": np.float32, "min_p": np.float32, "top_p": None, "typical_p": None}
     columns = {
@@ -146,21 +146,21 @@ def kept_by_torch(logits, batch):
     return weights > 0
 
 
-def limits_of(logits, token_ids, drawn):
-    found = candidates.collect_candidates(logits, token_ids, drawn)
-    return filter_limits.filter_limits(found, drawn)
+def limits_of(logits, token_ids, drawn_rows):
+    found = candidates.collect_candidates(logits, token_ids, drawn_rows)
+    return filter_limits.filter_limits(found, drawn_rows)
 
 
 def kept_by_triton(logits, batch):
     """Apply the limits that the kernel found, and min-p."""
-    drawn = drawn_rows(batch)
-    limits = limits_of(logits, logits.argmax(1), drawn)
-    scores = (logits - logits.amax(1, keepdim=True)) / drawn.temperature[:, None]
+    drawn_rows = drawn_rows_of(batch)
+    limits = limits_of(logits, logits.argmax(1), drawn_rows)
+    scores = (logits - logits.amax(1, keepdim=True)) / drawn_rows.temperature[:, None]
     distances = scores - limits.mean_score[:, None]
     kept = filters.weigh(scores) > 0
-    kept &= scores.exp() >= drawn.min_p[:, None]
-    kept &= (scores.view(torch.int32) & 0x7FFFFFFF) <= limits.score_key[:, None]
-    return kept & ((distances.view(torch.int32) & 0x7FFFFFFF) <= limits.distance_key[:, None])
+    kept &= scores.exp() >= drawn_rows.min_p[:, None]
+    kept &= (scores.view(torch.int32) & 0x7FFFFFFF) <= limits.max_score_key[:, None]
+    return kept & ((distances.view(torch.int32) & 0x7FFFFFFF) <= limits.max_distance_key[:, None])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -282,7 +282,7 @@ def test_few_tokens_are_candidates(kind, params, max_share, monkeypatch):
     monkeypatch.setattr(candidates, "CHUNK", 4096)
     batch = sequences([params])
     logits = KINDS[kind](len(batch), 2 * 4096)
-    found = candidates.collect_candidates(logits, logits.argmax(1), drawn_rows(batch))
+    found = candidates.collect_candidates(logits, logits.argmax(1), drawn_rows_of(batch))
     assert found.counts.max() <= max_share * logits.shape[1]
     assert max_share == 0 or found.counts.min() > 0
 
@@ -295,7 +295,7 @@ def test_the_lowest_token_of_top_k_is_a_candidate():
 
 
 def test_no_rows():
-    logits, none = torch.zeros(2, 9), drawn_rows([])
+    logits, none = torch.zeros(2, 9), drawn_rows_of([])
     token_ids = logits.argmax(1)
     limits = limits_of(logits, token_ids, none)
     draw_tokens.draw_tokens(logits, token_ids, none, limits, torch.zeros(0, dtype=torch.float64))
@@ -321,14 +321,14 @@ LOGITS, TOKENS = torch.zeros(3, 9), torch.zeros(3, dtype=torch.int64)
     ],
 )
 def test_invalid_inputs(logits, token_ids, changes, message):
-    drawn = replace(drawn_rows(sequences([{}] * 3)), **changes)
+    drawn_rows = replace(drawn_rows_of(sequences([{}] * 3)), **changes)
     with pytest.raises(ValueError, match=message):
-        candidates.collect_candidates(logits, token_ids, drawn)
+        candidates.collect_candidates(logits, token_ids, drawn_rows)
 
 
 def test_limits_and_numbers_of_other_rows_are_refused():
-    three = drawn_rows(sequences([{"top_k": 3}] * 3))
-    none = drawn_rows([])
+    three = drawn_rows_of(sequences([{"top_k": 3}] * 3))
+    none = drawn_rows_of([])
     found = candidates.collect_candidates(LOGITS, TOKENS, three)
     with pytest.raises(ValueError, match="counts is"):
         filter_limits.filter_limits(found, none)

@@ -17,7 +17,7 @@ _ACTIVE_STATES = "RD"
 """Thread states of proc(5): running or ready to run, and waiting for a disk."""
 
 
-class Stillness:
+class StallTimer:
     """Measures how long no other thread of this process has run within a step.
 
     Used by the thread that sends heartbeats, once for each heartbeat.
@@ -25,16 +25,16 @@ class Stillness:
 
     def __init__(self, is_active: Callable[[], bool] | None = None) -> None:
         self._is_active = is_active or Activity()
-        self._since: float | None = None
+        self._stalled_since: float | None = None
 
     def seconds(self, step_age_s: float, now: float) -> float:
         """Return for how long the current step, of this age, has stood still."""
         if step_age_s < MIN_STEP_AGE_S or self._is_active():
-            self._since = None
+            self._stalled_since = None
             return 0.0
-        if self._since is None:
-            self._since = now
-        return now - self._since
+        if self._stalled_since is None:
+            self._stalled_since = now
+        return now - self._stalled_since
 
 
 class Activity:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 
-from engine.serve.stillness import Activity, Stillness
+from engine.serve.stall_timer import Activity, StallTimer
 
 
-def test_stillness_is_counted_while_nothing_runs() -> None:
+def test_a_stall_is_timed_while_nothing_runs() -> None:
     active = iter([True, False, False, False, True, False])
-    stillness = Stillness(lambda: next(active))
-    found = [stillness.seconds(2.0 + now, now) for now in range(6)]
+    timer = StallTimer(lambda: next(active))
+    found = [timer.seconds(2.0 + now, now) for now in range(6)]
     assert found == [0, 0, 1, 2, 0, 0]
 
 
@@ -19,7 +19,7 @@ def test_a_step_that_has_just_begun_is_not_looked_at() -> None:
     def fail() -> bool:
         raise AssertionError("/proc was read")
 
-    assert Stillness(fail).seconds(0.5, 7.0) == 0
+    assert StallTimer(fail).seconds(0.5, 7.0) == 0
 
 
 def test_threads_that_wait_are_not_active() -> None:
