@@ -12,8 +12,6 @@ import torch
 
 REPLAYS_MS = 40.0
 """Approximate total time of the replays of one measurement."""
-EAGER_CALLS = 10
-"""Calls in a row, so that the time before the first and after the last hardly counts."""
 LONG_CALL_MS = 1.0
 """Call duration above which the overhead of a graph replay is negligible."""
 
@@ -147,23 +145,6 @@ class Bench:
         num_replays = max(5, min(50, int(REPLAYS_MS / first_ms)))
         times = [_elapsed_ms(graph.replay) for _ in range(num_replays)]
         return statistics.median(times) / len(calls) * 1000
-
-    def time_eager_us(self, call: Callable[[], Any]) -> float | None:
-        """Return microseconds per call of calls that a CUDA graph cannot capture.
-
-        They are launched one after another, and end when all streams have. Returns None in a dry
-        run.
-        """
-        call()
-        if self.is_dry:
-            return None
-
-        def run() -> None:
-            for _ in range(EAGER_CALLS):
-                call()
-            torch.cuda.synchronize()
-
-        return statistics.median(_elapsed_ms(run) for _ in range(5)) / EAGER_CALLS * 1000
 
 
 def _graph_calls(calls: Sequence[Callable[[], Any]], call_ms: float) -> list[Callable[[], Any]]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from benchmarks import peers
 from benchmarks.bench import Bench
@@ -48,16 +47,11 @@ def run(bench: Bench) -> None:
 
 
 def decode_calls(
-    bench: Bench,
-    inputs: PagedInputs,
-    shape: Shape,
-    work: WorkList | None = None,
-    attend: Callable[..., Tensor] = paged_decode,
+    bench: Bench, inputs: PagedInputs, shape: Shape, work: WorkList | None = None
 ) -> peers.Calls:
     """Return a call of our kernel for each input set, with outputs and scratch preallocated.
 
     work: by default the engine's list. Building it is not timed, since all layers share it.
-    attend: called with the arguments of `paged_decode`.
     """
     work = work or make_work_list(inputs.context_lens, wanted_by_rule(bench, inputs))
     scratch = torch.empty(
@@ -65,7 +59,7 @@ def decode_calls(
     )
     out = torch.empty_like(inputs.query)
     return [
-        lambda table=table: attend(
+        lambda table=table: paged_decode(
             inputs.query,
             inputs.key_cache,
             inputs.value_cache,

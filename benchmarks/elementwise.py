@@ -37,7 +37,6 @@ def run(bench: Bench) -> None:
             (f"norm of {hidden}", partial(_norm, bench, (hidden,))),
             (f"add and norm of {hidden}", partial(_add_norm, bench, hidden)),
             (f"norm of {shape.heads} heads", partial(_norm, bench, (shape.heads, shape.head_dim))),
-            (f"norms of the queries and keys of {shape}", partial(_query_key_norm, bench, shape)),
             (f"silu and product of {width}", partial(_activation, bench, width)),
             (f"rotary of {shape}", partial(_rotary, bench, shape)),
             (f"rotary and cache write of {shape}", partial(_rotary_write, bench, shape)),
@@ -72,34 +71,6 @@ def _add_norm(bench: Bench, hidden: int, num_tokens: int, name: str) -> None:
         lambda rows: torch_elementwise.add_rms_norm(rows, output, weight, EPS)[1],
         {"two launches": lambda rows: rms_norm(rows + output, weight, EPS)},
     )  # fmt: skip
-
-
-def _query_key_norm(bench: Bench, shape: Shape, num_tokens: int, name: str) -> None:
-    """Norm q and k inside the fused QKV projection's output, each with its own weight."""
-    heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
-    weights = [torch.rand(dim, device=bench.device, dtype=bench.dtype) for _ in "qk"]
-    of_heads = weights[0].expand(heads, dim), weights[1].expand(kv_heads, dim)
-    weight_per_head = torch.cat(of_heads)
-    sets = _sets(bench, num_tokens, (heads + 2 * kv_heads, dim))
-
-    def together(norm: Callable[..., Tensor], rows: Tensor) -> Tensor:
-        return norm(rows[:, : heads + kv_heads], weight_per_head, EPS)
-
-    def apart(rows: Tensor) -> list[Tensor]:
-        parts = rows[:, :heads], rows[:, heads : heads + kv_heads]
-        return [rms_norm(part, weight, EPS) for part, weight in zip(parts, weights, strict=True)]
-
-    num_bytes = 2 * num_tokens * (heads + kv_heads) * dim * bench.dtype.itemsize
-    reference = partial(together, torch_elementwise.rms_norm)
-    _row(
-        bench,
-        name,
-        num_bytes,
-        sets,
-        partial(together, rms_norm),
-        reference,
-        {"two launches": apart},
-    )
 
 
 def _llama_norm(rows: Tensor, weight: Tensor) -> Tensor:

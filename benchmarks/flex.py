@@ -24,7 +24,7 @@ PAGE_SIZE = 128
 def run(bench: Bench) -> None:
     shapes = (DRY_SHAPES[1],) if bench.is_dry else tuple(reversed(SHAPES))
     length = PAGE_SIZE if bench.is_dry else 4096
-    for batch, num_queries in ((2, 1),) if bench.is_dry else ((64, 1), (1, length), (16, 1)):
+    for batch, num_queries in ((2, 1),) if bench.is_dry else ((64, 1), (16, 1), (1, length)):
         for shape in shapes:
             case = f"{shape} {batch} x {num_queries} new of {length}"
             if bench.has_no_time_for(f"{case} and the remaining cases"):

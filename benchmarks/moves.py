@@ -1,25 +1,14 @@
-"""Kernels that only move K/V, against torch operations that move the same bytes.
-
-Then steps that swap blocks out, with copies to the host beside the kernels and in line with them.
-"""
+"""Kernels that only move K/V, against torch operations that move the same bytes."""
 
 from __future__ import annotations
 
 from functools import partial
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from benchmarks.bench import Bench
-from benchmarks.decode import MODEL_LENGTH
 from benchmarks.inputs import DRY_SHAPES, SHAPES, Shape, random_cache
-from core.plan import BlockMoves
-from core.sizing import LayerShape
-from engine.attention.kv_cache import KVCache
-from engine.attention.triton_backend import TritonBackend
-from engine.step import block_mover
-from engine.step.block_mover import BlockMover, CopyStream
 from kernels.block_copy import copy_blocks
 from kernels.cache_table import cache_table
 from kernels.cache_write import write_kv
@@ -40,8 +29,6 @@ def run(bench: Bench) -> None:
         if bench.has_no_time_for("block moves"):
             return
         bench.attempt(f"moves of {num_blocks}", partial(_block_moves, bench, shape, num_blocks))
-    if not bench.has_no_time_for("swapping out"):
-        bench.attempt("swapping out", partial(_swap_out, bench, shape))
 
 
 def _cache_write(
@@ -106,33 +93,3 @@ def _block_moves(bench: Bench, shape: Shape, num_blocks: int) -> None:
 def _torch_copy_blocks(caches: list[Tensor], sources: Tensor, targets: Tensor) -> None:
     for cache in caches:
         cache.index_copy_(0, targets, cache.index_select(0, sources))
-
-
-def movers(cache: KVCache, num_processors: int) -> dict[str, BlockMover]:
-    """Return the engine's BlockMover and its predecessor, which copied on the kernels' stream."""
-    backend = TritonBackend(num_processors, MODEL_LENGTH)
-    ours = BlockMover(cache, backend)
-    # A CopyStream for a CPU leaves the copies in line.
-    with patch.object(block_mover, "CopyStream", lambda _: CopyStream(torch.device("cpu"))):
-        return {"ours": ours, "in line": BlockMover(cache, backend)}
-
-
-def _swap_out(bench: Bench, shape: Shape) -> None:
-    """Time steps that swap blocks out and then multiply matrices."""
-    num_layers, num_blocks, width = (2, 3, 64) if bench.is_dry else (NUM_LAYERS, 16, 8192)
-    layers = [LayerShape(shape.kv_heads, shape.head_dim, shape.head_dim)] * num_layers
-    cache = KVCache(layers, num_blocks, 16, bench.dtype, bench.device, num_host_blocks=num_blocks)
-    moves = BlockMoves(swap_outs=tuple((block, block) for block in range(num_blocks)))
-    rows = torch.randn(width, width, device=bench.device, dtype=bench.dtype)
-    out = torch.empty_like(rows)
-
-    def step(mover: BlockMover) -> None:
-        mover.launch(moves)
-        torch.matmul(rows, rows, out=out)
-
-    us = {
-        name: bench.time_eager_us(partial(step, mover))
-        for name, mover in movers(cache, bench.num_processors).items()
-    }
-    name = f"step that swaps out {num_blocks} blocks of {num_layers} layers"
-    bench.row(what=name, bytes=cache.host.nbytes, us=us)

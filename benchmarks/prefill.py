@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from benchmarks import peers
@@ -50,16 +49,11 @@ def run(bench: Bench) -> None:
 
 
 def prefill_calls(
-    inputs: PagedInputs,
-    work: PrefillWork | None = None,
-    *,
-    by_tma: bool = False,
-    attend: Callable[..., Tensor] = paged_prefill,
+    inputs: PagedInputs, work: PrefillWork | None = None, *, by_tma: bool = False
 ) -> peers.Calls:
     """Return a call of our kernel for each input set, with output and scratch preallocated.
 
     work: None for a list without splits. Building the list is not timed: all layers share it.
-    attend: called with the arguments of `paged_prefill`.
     """
     work = work or _work(inputs, 0)
     descriptors = describe_caches(inputs.key_cache, inputs.value_cache) if by_tma else None
@@ -67,7 +61,7 @@ def prefill_calls(
     _, num_heads, head_dim = out.shape
     scratch = torch.empty(scratch_numel(work.num_slots, num_heads, head_dim), device=out.device)
     return [
-        lambda table=table: attend(
+        lambda table=table: paged_prefill(
             inputs.query,
             inputs.key_cache,
             inputs.value_cache,
