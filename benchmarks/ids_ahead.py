@@ -87,14 +87,14 @@ def run(bench: Bench) -> None:
     shape = DRY_SHAPES[1] if bench.is_dry else SHAPES[1]
     for kernel, name, lengths in DRY_CASES if bench.is_dry else CASES:
         case = f"{kernel} {name}"
-        if bench.is_over(f"{case} and the remaining cases"):
+        if bench.has_no_time_for(f"{case} and the remaining cases"):
             return
         bench.attempt(case, partial(_measure, bench, kernel, name, lengths, shape))
 
 
 def _measure(bench: Bench, kernel: str, name: str, lengths: Lengths, shape: Shape) -> None:
     kv_bytes = lengths.kv_bytes(shape, bench.dtype.itemsize)
-    num_sets = bench.num_sets(kv_bytes, most=4)
+    num_sets = bench.num_sets(kv_bytes, max_sets=4)
     inputs = make_inputs(shape, lengths, device=bench.device, dtype=bench.dtype, num_sets=num_sets)
     calls = _calls(bench, kernel, inputs, shape)
     ahead, us = _result(calls), {"ahead": bench.time_us(calls)}
