@@ -47,8 +47,9 @@ def end_of_top_k(scores, CHUNK: tl.constexpr, LANES: tl.constexpr):
 @triton.jit
 def end_of_top_p(width, top_p):
     """Return a key that top-p never keeps: tokens from this key on have less mass than 1 - p."""
-    # The mass of all tokens is at least the mass of the most likely token, whose score is 0.
-    score = tl.log(((1.0 - top_p) / width).to(tl.float32)) - MARGIN
+    # The mass of all tokens is at least the mass of the most likely token, whose score is 0. The
+    # division is in fp32, as one in fp64 would call a function, which needs a stack.
+    score = tl.log((1.0 - top_p).to(tl.float32) / width) - MARGIN
     return tl.minimum(key_of(score), END_KEY)
 
 

@@ -125,10 +125,10 @@ def _plan(rows: Tensor, weights: Tensor, ends: Tensor) -> Plan:
     # A tile has about as many rows as an expert, so that few weights are read twice.
     block_m = min(max(16, triton.next_power_of_2(-(-num_rows // num_experts))), 128)
     block_n = 64
-    if any(size % 16 for size in (num_inputs, *strides)):
-        block_m = min(block_m, 32)  # loads of single numbers need many registers
-    elif rows.dtype == torch.float32:
-        block_m = min(block_m, 64)
+    is_even = not any(size % 16 for size in (num_inputs, *strides))
+    if rows.dtype == torch.float32 or not is_even:
+        # Products in fp32, and loads of single numbers, need many registers.
+        block_m = min(block_m, 32)
     elif block_m >= 64:
         block_n = 128
     block_k = 128 // rows.dtype.itemsize  # a cache line
