@@ -221,7 +221,7 @@ class _EngineMetrics:
                 stats.inference,
                 "Time from scheduling to the end.",
             ),
-            ("vllm:e2e_request_latency_seconds", stats.whole, "Time from arrival to the end."),
+            ("vllm:e2e_request_latency_seconds", stats.end_to_end, "Time from arrival to the end."),
             (
                 "vllm:request_time_per_output_token_seconds",
                 stats.per_output_token,

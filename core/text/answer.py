@@ -54,7 +54,7 @@ class Answer:
             spaces_between_special_tokens=spaces_between_special_tokens,
             keep=keep,
         )
-        self._stop = StopStrings(stop, include=include_stop)
+        self._stop = StopStrings(stop, includes_stop=include_stop)
         self._num_exempt = min_tokens
         self.tokens: list[TokenText] = []
         self.finish: Finish | None = None
@@ -122,10 +122,10 @@ class Answer:
             is_exempt = len(self.tokens) + position <= self._num_exempt
             text = self._text_of(token_id, is_last, is_exempt)
             new.append(TokenText(token_id, text, logprob, best))
-            if self._stop.reached:
+            if self._stop.is_reached:
                 break
         self.tokens += new
-        self.finish = Finish.STOP if self._stop.reached else finish
+        self.finish = Finish.STOP if self._stop.is_reached else finish
         return new
 
     def _text_of(self, token_id: int, is_last: bool, is_exempt: bool) -> str:
@@ -134,5 +134,5 @@ class Answer:
         text = self._detokenizer.push(token_id)
         if is_last:
             text += self._detokenizer.flush()
-        released = self._stop.push(text, exempt=is_exempt)
+        released = self._stop.push(text, is_exempt=is_exempt)
         return released + self._stop.flush() if is_last else released

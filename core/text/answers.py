@@ -80,7 +80,7 @@ class Answers:
         deltas, self._held = self._held, []
         return deltas
 
-    def stopped_by_string(self, output: Output) -> bool:
+    def is_stopped_by_string(self, output: Output) -> bool:
         """Whether a stop string ended the answer, so the caller must abort it in the engine."""
         return output.finish is None and self._sampled[output.index].finish is not None
 
