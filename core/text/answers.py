@@ -35,12 +35,15 @@ class Answers:
         tokenizer: Tokenizer | None,
         prompt_token_ids: Sequence[int] = (),
         *,
-        keep: Collection[int] = (),
+        kept_special_ids: Collection[int] = (),
     ) -> None:
-        """Without a tokenizer, answers have no text. keep: special tokens that are not skipped."""
+        """Without a tokenizer, answers have no text.
+
+        kept_special_ids: special tokens that are not skipped.
+        """
         self._params = params
         self._sampled = [
-            Answer.of(params, tokenizer, prompt_token_ids, keep=keep)
+            Answer.of(params, tokenizer, prompt_token_ids, kept_special_ids=kept_special_ids)
             for _ in range(params.num_answers)
         ]
         self.prompt_logprobs: list[TopLogprobs] = []

@@ -63,7 +63,7 @@ class Pulse:
     The loop replaces the whole object, so readers need no lock.
     """
 
-    at: float = field(default_factory=time.monotonic)
+    alive_at: float = field(default_factory=time.monotonic)
     stats: Stats = field(default_factory=Stats)
 
 
@@ -198,6 +198,6 @@ class Connection:
 
     def _heartbeat(self) -> Heartbeat:
         pulse, now = self.pulse, time.monotonic()
-        age_s = now - pulse.at
+        age_s = now - pulse.alive_at
         stalled_s = self._stall_timer.seconds(age_s, now) if self._stall_timer else 0.0
         return Heartbeat(age_s, pulse.stats, stalled_s)

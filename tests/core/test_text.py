@@ -79,9 +79,9 @@ def test_truncation_keeps_the_end_and_the_special_tokens(tmp_path):
 
 def test_single_special_tokens_may_be_kept(byte_level):
     ids = [*byte_level.encode("to"), 0]
-    assert byte_level.decode(ids, keep={0}) == "to<|end|>"
-    assert byte_level.decode(ids, keep={1}) == "to"
-    assert "".join(texts(Detokenizer(byte_level, keep={0}), ids)) == "to<|end|>"
+    assert byte_level.decode(ids, kept_special_ids={0}) == "to<|end|>"
+    assert byte_level.decode(ids, kept_special_ids={1}) == "to"
+    assert "".join(texts(Detokenizer(byte_level, kept_special_ids={0}), ids)) == "to<|end|>"
 
 
 def test_a_missing_tokenizer_error_says_how_to_make_one(tmp_path):

@@ -91,7 +91,7 @@ class Assistant:
             [prompt.token_ids],
             decoding,
             adapter=adapter,
-            keep={*marks.values(), *tags.values()},
+            kept_special_ids={*marks.values(), *tags.values()},
             images=prompt.images,
         )
         parsers = [AnswerParser(*pair) for pair in zip(reasoning, tools, strict=True)]

@@ -190,7 +190,7 @@ def test_aborts_and_heartbeats_work_during_a_long_run(client, engine, gate, conn
         while plan.chunks[0].sequence.finish is None:
             between_tokens()
             assert time.monotonic() < started + 60, "messages are not read"
-        received.append(connection.pulse.at > started)
+        received.append(connection.pulse.alive_at > started)
         return gate.executor.submit(plan, between_tokens)
 
     gate.submit = submit
