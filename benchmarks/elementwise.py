@@ -34,9 +34,9 @@ def run(bench: Bench) -> None:
     hidden, width = (64, 96) if bench.is_dry else (4096, 14336)
     for num_tokens in (3,) if bench.is_dry else (1, 50, 256, 8192):
         for operation, measure in (
-            (f"norm of {hidden}", partial(_norm, bench, (hidden,))),
+            (f"norm of {hidden}", partial(_norm, bench, hidden)),
             (f"add and norm of {hidden}", partial(_add_norm, bench, hidden)),
-            (f"norm of {shape.heads} heads", partial(_norm, bench, (shape.heads, shape.head_dim))),
+            (f"norms of queries and keys of {shape}", partial(_head_norms, bench, shape)),
             (f"silu and product of {width}", partial(_activation, bench, width)),
             (f"rotary of {shape}", partial(_rotary, bench, shape)),
             (f"rotary and cache write of {shape}", partial(_rotary_write, bench, shape)),
@@ -47,16 +47,45 @@ def run(bench: Bench) -> None:
             bench.attempt(name, partial(measure, num_tokens, name))
 
 
-def _norm(bench: Bench, inner: tuple[int, ...], num_tokens: int, name: str) -> None:
-    weight = torch.rand(inner[-1], device=bench.device, dtype=bench.dtype)
-    sets = _sets(bench, num_tokens, inner)
+def _norm(bench: Bench, hidden: int, num_tokens: int, name: str) -> None:
+    weight = torch.rand(hidden, device=bench.device, dtype=bench.dtype)
+    sets = _sets(bench, num_tokens, (hidden,))
     _row(
         bench, name, 2 * sets[0].nbytes, sets,
         lambda rows: rms_norm(rows, weight, EPS),
         lambda rows: torch_elementwise.rms_norm(rows, weight, EPS),
         {
             "torch": lambda rows: _llama_norm(rows, weight),
-            "F.rms_norm": lambda rows: F.rms_norm(rows, (len(weight),), weight, EPS),
+            "F.rms_norm": lambda rows: F.rms_norm(rows, (hidden,), weight, EPS),
+        },
+    )  # fmt: skip
+
+
+def _head_norms(bench: Bench, shape: Shape, num_tokens: int, name: str) -> None:
+    """Norm each head of q and k inside the fused QKV projection's output."""
+    heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
+    sets = _sets(bench, num_tokens, (heads + 2 * kv_heads, dim))
+    weights = torch.rand(2, dim, device=bench.device, dtype=bench.dtype)
+    weight_by_head = torch.cat([weights[:1].expand(heads, -1), weights[1:].expand(kv_heads, -1)])
+
+    def together(norm: Callable[..., Tensor], rows: Tensor) -> Tensor:
+        return norm(rows[:, : heads + kv_heads], weight_by_head, EPS)
+
+    def apart(norm: Callable[[Tensor, Tensor], Tensor], rows: Tensor) -> list[Tensor]:
+        parts = rows.split((heads, kv_heads, kv_heads), 1)[:2]
+        return [norm(part, weight) for part, weight in zip(parts, weights, strict=True)]
+
+    def torch_norm(rows: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(rows, (dim,), weight, EPS)
+
+    num_bytes = 2 * num_tokens * (heads + kv_heads) * dim * bench.dtype.itemsize
+    _row(
+        bench, name, num_bytes, sets,
+        partial(together, rms_norm), partial(together, torch_elementwise.rms_norm),
+        {
+            "torch": partial(apart, _llama_norm),
+            "F.rms_norm": partial(apart, torch_norm),
+            "two launches": partial(apart, partial(rms_norm, eps=EPS)),
         },
     )  # fmt: skip
 

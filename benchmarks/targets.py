@@ -78,6 +78,31 @@ TARGETS = (
         is_limit=True,
     ),
     Target(
+        "`elementwise`: norms of queries and keys, 1 and 50 tokens",
+        "≤ 0.7 of the time of two launches",
+        "elementwise",
+        lambda rows: _relative_to(
+            "two launches",
+            (
+                row
+                for row in rows
+                if row["what"].startswith("norms of queries and keys")
+                and row["what"].endswith((", 1 tokens", ", 50 tokens"))
+            ),
+            ours="ours",
+        ),
+        "{:.2f}",
+        is_limit=True,
+    ),
+    Target(
+        "`swap-out`: products while 16 blocks are swapped out",
+        "≤ 0.75 of the time on one stream",
+        "swap-out",
+        lambda rows: _relative_to("one stream", rows, ours="own stream"),
+        "{:.2f}",
+        is_limit=True,
+    ),
+    Target(
         "`splits`: one context of 128k among 255 of 500",
         "≤ 0.5 of the time by the old rule",
         "splits",
@@ -120,6 +145,14 @@ TARGETS = (
             "old rule", (row for row in rows if row["tokens"].endswith("60 prompts of 500"))
         ),
         "{:.2f}",
+        is_limit=True,
+    ),
+    Target(
+        "`ids-ahead`: decode and prefill",
+        "no slower than with ids loaded late",
+        "ids-ahead",
+        lambda rows: _relative_to("late", rows, ours="ahead"),
+        "{:.2f} of the time",
         is_limit=True,
     ),
     Target(
@@ -219,12 +252,10 @@ def measured(target: Target, report: Report) -> str:
     return target.form.format(worst) + count
 
 
-def _relative_to(other: str, rows: Iterable[dict[str, Any]]) -> list[float]:
+def _relative_to(other: str, rows: Iterable[dict[str, Any]], ours: str = "rule") -> list[float]:
     """Return the time of the product's choice as a fraction of another's, for each row."""
     return [
-        row["us"]["rule"] / row["us"][other]
-        for row in rows
-        if row["us"]["rule"] and row["us"][other]
+        row["us"][ours] / row["us"][other] for row in rows if row["us"][ours] and row["us"][other]
     ]
 
 

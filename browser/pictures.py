@@ -61,7 +61,7 @@ class Made:
     """With the commit, asked before any picture is written."""
     created: str
     load: float
-    """The load average of the last minute, before any picture is made."""
+    """The machine's load average over the minute before the first picture is made."""
 
 
 def main() -> None:
@@ -156,9 +156,9 @@ def _caption(command: str, machine: Mapping[str, str], created: str, load: str =
 
 
 def _screenshot_caption(flags: Sequence[str], made: Made) -> str:
-    """Return a caption with the machine's load, which the figures in a screenshot depend on."""
+    """Return a caption with the load average, since other load slows what a screenshot shows."""
     command = f"`longshore serve models/demo {' '.join(flags)}`"
-    load = f"; load average {made.load:.1f} before"
+    load = f"; the machine's load average in the minute before was {made.load:.1f}"
     return _caption(command, made.machine, made.created, load)
 
 

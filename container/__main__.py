@@ -37,7 +37,7 @@ EXAMPLES = {
         " DIR --port 8081                    # with the serving.properties in it",
         " org/name --batching continuous     # from the Hugging Face hub",
         " --properties FILE                  # the model is FILE's option.model_id",
-        " DIR --strategies all               # each strategy beside the others, on one page",
+        " DIR --strategies all               # all strategies side by side on one page",
     ),
     "join": (
         " --properties FILE                  # FILE sets option.nodes and option.rank_address",
@@ -109,8 +109,10 @@ def _parser(prog: str) -> argparse.ArgumentParser:
             command.add_argument(
                 "--strategies",
                 metavar="LIST",
-                help="all, or some such as none,paged: serve the model with each of these batching "
-                "strategies at the same time, side by side at / and below /models/STRATEGY/",
+                help="all, or a list such as none,paged: serve the model with each of "
+                "these batching "
+                "strategies at the same time; the page at / shows them side by side, and each has "
+                "its API below /models/STRATEGY/",
             )
         if name == "plan":
             _add_plan_options(command)
@@ -125,8 +127,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="directory or archive, id on the Hugging Face hub, or s3:// address; overrides the "
-        "environment and serving.properties, as all flags do",
+        help="the model's directory or archive, its id on the Hugging Face hub, or its "
+        "s3:// address; "
+        "like all flags, it overrides the environment and serving.properties",
     )
     parser.add_argument(
         "--properties",
@@ -148,28 +151,41 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
         "--instance-type", required=True, metavar="TYPE", help="such as ml.g5.2xlarge"
     )
     parser.add_argument(
-        "--prompt-tokens", type=int, default=512, help="prompt length of a typical request"
+        "--prompt-tokens",
+        type=int,
+        default=512,
+        help="tokens in the prompt of a typical request (default: 512)",
     )
-    parser.add_argument("--new-tokens", type=int, default=256, help="tokens that it generates")
+    parser.add_argument(
+        "--new-tokens",
+        type=int,
+        default=256,
+        help="tokens that such a request generates (default: 256)",
+    )
 
 
 def _add_batch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--input", type=Path, required=True, metavar="FILE", help="requests, a JSON object a line"
+        "--input",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="file with the requests, one JSON object per line",
     )
     parser.add_argument(
         "--output",
         type=Path,
         required=True,
         metavar="FILE",
-        help="outcomes are appended to it; requests whose outcomes it has are skipped",
+        help="file to which the outcomes are appended; requests whose outcomes are already in this "
+        "file are skipped",
     )
     parser.add_argument(
         "--concurrency",
         type=int,
         default=256,
         metavar="N",
-        help="requests that are sent at a time (default: 256)",
+        help="maximum requests that run at the same time (default: 256)",
     )
 
 

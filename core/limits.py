@@ -44,129 +44,159 @@ class OptionLimit:
 
 
 REQUEST_LINE = Limit(
-    "Bytes of the request line", 8190, "bytes", "gunicorn's own; it reads no further.", 414
+    "Length of the request line", 8190, "bytes", "gunicorn accepts no longer line.", 414
 )
-HEADERS = Limit("Headers of a request", 100, "headers", "gunicorn's own.", 431)
-HEADER_BYTES = Limit("Bytes of a header", 8190, "bytes", "gunicorn's own.", 431)
+HEADERS = Limit("Headers of a request", 100, "headers", "This is gunicorn's default.", 431)
+HEADER_BYTES = Limit("Size of a header", 8190, "bytes", "This is gunicorn's default.", 431)
 JSON_VALUES = Limit(
-    "Values of a JSON body", 2**19, "JSON values", "Decoding takes 0.1 µs for each."
+    "Values in a JSON body", 2**19, "JSON values", "It takes 0.1 µs to decode a value."
 )
 JSON_OBJECTS = Limit(
-    "Lists and objects of a JSON body, and keys",
+    "Lists and objects in a JSON body. The same limit applies to the keys",
     2**16,
     "JSON lists, objects and keys",
-    "Decoding takes up to 1 µs for each.",
+    "It takes up to 1 µs to decode one of them.",
 )
 JSON_DEPTH = Limit(
-    "Depth of a JSON body", 128, "levels", "Recursive code must not overflow the stack."
+    "Nesting of a JSON body", 128, "levels", "Recursive code must not overflow the stack."
 )
 CSV_BYTES = Limit(
-    "Bytes of a text/csv body, except for handlers",
+    "Size of a text/csv body. A handler's bodies are not limited",
     2**20,
     "bytes",
-    "Python's CSV reader takes 40 ms for them.",
+    "Python's CSV reader takes 40 ms for a body of this size.",
     413,
 )
 CSV_FIELD = Limit(
-    "Characters of a field of text/csv", 2**17, "characters", "The limit of Python's CSV reader."
+    "Length of a field of text/csv",
+    2**17,
+    "characters",
+    "Python's CSV reader accepts no longer field.",
 )
-FORM_PARTS = Limit("Parts of a form", 64, "parts", "They are parsed in Python.")
-FORM_TEXT = Limit("Bytes of a text in a form", 2**18, "bytes", "It is copied as it is decoded.")
-CHUNKS = Limit("Chunks of a chunked body", 2**14, "chunks", "Each takes 6 µs, however small it is.")
+FORM_PARTS = Limit("Parts of a form", 64, "parts", "Python code parses the parts, which is slow.")
+FORM_TEXT = Limit(
+    "Size of a text in a form", 2**18, "bytes", "The text is copied while it is decoded."
+)
+CHUNKS = Limit(
+    "Chunks of a chunked body", 2**14, "chunks", "Even the smallest chunk takes 6 µs to read."
+)
 TEXT_CHARACTERS = Limit(
-    "Characters of a text, or the longest token times `option.max_model_len` if that is less",
+    "Length of a text. The limit is lower if `option.max_model_len` tokens cannot have so many "
+    "characters",
     2**22,
     "characters",
-    "Longer text has too many tokens. It is refused before it is tokenized, which takes 1 µs for "
-    "each character.",
+    "A text is refused before it is tokenized, as tokenizing takes 1 µs for each character.",
 )
 INPUTS = Limit(
-    "Inputs or prompts of a request", 1024, "inputs", "Each one becomes a request to the engine."
+    "Inputs or prompts of a request", 1024, "inputs", "Each input becomes a request to the engine."
 )
-EMBEDDINGS = Limit("Inputs of an embedding request", 2048, "inputs", "OpenAI's limit.")
+EMBEDDINGS = Limit(
+    "Inputs of an embedding request", 2048, "inputs", "OpenAI's API has the same limit."
+)
 IMAGES = Limit(
-    "Images of an input or a conversation", 32, "images", "Each one is decoded in memory."
+    "Images of an input or a conversation", 32, "images", "Each image is decoded in memory."
 )
 IMAGE_BYTES = Limit(
-    "Bytes of an image in a conversation",
+    "Size of an image in a conversation",
     20 * 2**20,
     "bytes",
-    "It is held in memory. OpenAI's limit.",
+    "The image is held in memory. OpenAI's API has the same limit.",
 )
 IMAGE_PIXELS = Limit(
     "Pixels of an image in a conversation",
     2**25,
     "pixels",
-    "A file of a few kilobytes may unpack to many; this is 134 MB in memory.",
+    "A file of a few kilobytes may decode to many pixels. So many pixels take 134 MB of memory.",
 )
 IMAGES_IN_USE = Limit(
-    "Bytes of the images of all conversations that wait or run",
+    "Size of the images of all conversations that wait or run",
     2**32,
     "bytes of images",
-    "The engine holds them as the encoder takes them, in fp32: 3 MB for each tile of 512 × 512.",
+    "The engine holds each image as the encoder's input in fp32, which takes 3 MB for each tile "
+    "of 512 × 512 pixels.",
     503,
 )
-MESSAGES = Limit("Messages of a conversation", 4096, "messages", "The chat template reads each.")
-TOOLS = Limit("Tools of a conversation", 1024, "tools", "The chat template reads each.")
-TOKEN_IDS = Limit("`tokens` of /detokenize", 2**18, "token ids", "Decoding takes 0.5 µs for each.")
+MESSAGES = Limit(
+    "Messages of a conversation", 4096, "messages", "The chat template reads every message."
+)
+TOOLS = Limit("Tools of a conversation", 1024, "tools", "The chat template reads every tool.")
+TOKEN_IDS = Limit(
+    "Token ids in `tokens` of /detokenize", 2**18, "token ids", "It takes 0.5 µs to decode a token."
+)
 BAD_WORDS = Limit(
-    "`bad_words`", 256, "words", "Each one is tokenized, and compared in every step of the engine."
+    "Words in `bad_words`",
+    256,
+    "words",
+    "Each word is tokenized, and is compared with the answer in every step of the engine.",
 )
 BAD_WORDS_CHARACTERS = Limit(
-    "Characters of all `bad_words`", 2**16, "characters", "They are tokenized, 1 µs for each."
+    "Total length of the words in `bad_words`",
+    2**16,
+    "characters",
+    "Tokenizing takes 1 µs for each character.",
 )
 LOGIT_BIAS = Limit(
-    "`logit_bias`", 1024, "tokens", "They are sent to the device in every step of the engine."
+    "Tokens in `logit_bias`", 1024, "tokens", "They are sent to the device in every step."
 )
 ALLOWED_TOKEN_IDS = Limit(
-    "`allowed_token_ids`", 4096, "token ids", "They are sent to the device in every step."
+    "Token ids in `allowed_token_ids`",
+    4096,
+    "token ids",
+    "They are sent to the device in every step.",
 )
-STOP_TOKEN_IDS = Limit("`stop_token_ids`", 1024, "token ids", "They are kept for each answer.")
+STOP_TOKEN_IDS = Limit(
+    "Token ids in `stop_token_ids`", 1024, "token ids", "Each answer keeps a copy of them."
+)
 STOP_STRINGS = Limit(
-    "Stop strings", 16, "stop strings", "Each one is searched for after every token."
+    "Stop strings", 16, "stop strings", "Each stop string is searched for after every token."
 )
 STOP_CHARACTERS = Limit(
-    "Characters of a stop string", 1000, "characters", "Text that may start it is held back."
+    "Length of a stop string",
+    1000,
+    "characters",
+    "Text that may be the start of a stop string is held back.",
 )
 GRAMMAR = Limit(
-    "Characters of a grammar, given or made from a schema, a regex or choices",
+    "Length of a grammar. Schemas, regexes and choices are converted to grammars first",
     2**17,
     "characters",
-    "llguidance takes quadratic time for some: 0.1 s here, 19 s for eight times that.",
+    "For some grammars, llguidance takes time that grows with the square of the length: 0.1 s for "
+    "this length, 19 s for eight times this length.",
 )
 GRAMMARS_IN_USE = Limit(
-    "Characters of the grammars of all requests that wait or run",
+    "Total length of the grammars of all requests that wait or run",
     32 * GRAMMAR.maximum,
     "characters",
-    "The engine holds them compiled: up to 0.5 KB for each character.",
+    "The engine holds the compiled grammars, which take up to 0.5 KB for each character.",
     503,
 )
 PROMPT_LOGPROBS = Limit(
-    "Tokens of a prompt times `prompt_logprobs` + 1",
+    "Tokens of a prompt, multiplied by `prompt_logprobs` + 1",
     2**17,
     "logprobs of the prompt",
-    "They are one JSON document in memory.",
+    "All logprobs of the prompt are one JSON document in memory.",
 )
 SOCKET_MESSAGES = Limit(
-    "Messages of a WebSocket that wait while another one is answered",
+    "Messages of a WebSocket that wait while another message is answered",
     8,
     "messages",
-    "They are held in memory. The socket is not read until one of them is taken.",
+    "The messages are held in memory. When so many wait, the server stops reading from the "
+    "WebSocket until it takes one of them.",
     101,
 )
 SOCKET_IDLE = Limit(
-    "Time for which a WebSocket may be idle: no message, no ping, no answer",
+    "Time for which a WebSocket may be idle, without a message, a ping or an answer",
     300,
     "s",
-    "SageMaker pings every 60 s, and gives up after five pings itself.",
+    "SageMaker sends a ping every 60 s, and itself gives up after five pings without an answer.",
     101,
 )
 UNREAD_BYTES = Limit(
-    "Bytes of a response that its client has not read",
+    "Bytes of a response that the client has not read yet",
     2**18,
     "bytes",
-    "The socket's buffer. When it is full and stays full for `option.write_timeout`, the "
-    "connection is closed and the request aborted.",
+    "This is the size of the socket's buffer. If the buffer stays full for "
+    "`option.write_timeout`, the connection is closed and the request is aborted.",
     200,
 )
 
@@ -175,33 +205,34 @@ LIMITS: tuple[Limit | OptionLimit, ...] = (
         "Open connections of a front-end process",
         "max_connections",
         "connections",
-        "The connection that is idle for longest is closed for a new one. If none is idle, the new "
-        "one gets 503, unless it requests a health path.",
+        "To accept one more connection, the process closes the one that has been idle longest. If "
+        "no connection is idle, the new one gets 503, except for a request to a health path.",
         503,
     ),
     REQUEST_LINE,
     HEADERS,
     HEADER_BYTES,
     OptionLimit(
-        "Time for the head of a request to arrive, from its first byte",
+        "Time within which the head of a request must arrive, counted from its first byte",
         "header_timeout",
         "s",
         "A slow client must not hold a connection.",
         408,
     ),
     OptionLimit(
-        "Time for a body to arrive",
+        "Time within which a body must arrive",
         "body_timeout",
         "s",
         "A slow client must not hold memory.",
         408,
     ),
-    OptionLimit("Bytes of a body", "max_request_size", "bytes", "It is held in memory.", 413),
+    OptionLimit("Size of a body", "max_request_size", "bytes", "The body is held in memory.", 413),
     OptionLimit(
-        "Bytes of the bodies of all requests that a front-end process holds",
+        "Total size of the bodies that a front-end process holds",
         "max_body_memory",
         "bytes",
-        "Many bodies at once must not fill the memory. A body is accepted if it is the only one.",
+        "Many bodies at once must not fill the memory. A body that is the only one is always "
+        "accepted.",
         503,
     ),
     CSV_BYTES,
@@ -235,28 +266,33 @@ LIMITS: tuple[Limit | OptionLimit, ...] = (
     GRAMMARS_IN_USE,
     IMAGES_IN_USE,
     OptionLimit(
-        "Waiting requests", "job_queue_size", "requests", "They are held in the engine.", 503
+        "Waiting requests",
+        "job_queue_size",
+        "requests",
+        "Waiting requests take memory of the engine.",
+        503,
     ),
     OptionLimit(
         "Prompt tokens of all waiting requests, each counted once per answer",
         "job_queue_tokens",
         "tokens",
-        "They are held in the engine. A request is accepted whatever its size if none waits.",
+        "Waiting requests take memory of the engine. If no request waits, a request of any size "
+        "is accepted.",
         503,
     ),
     OptionLimit(
-        "Time from the start of a request to its last token, in the queue too",
+        "Time from the start of a request to its last token, including its time in the queue",
         "predict_timeout",
         "s",
-        "Its client has given up by then.",
+        "By then, the client has usually given up.",
         424,
     ),
     UNREAD_BYTES,
     OptionLimit(
-        "Time in which a client that reads nothing must read again",
+        "Time for which a client may leave the socket's buffer full",
         "write_timeout",
         "s",
-        "Its request holds memory of the engine.",
+        "The unfinished request holds memory of the engine.",
         200,
     ),
 )
@@ -268,19 +304,21 @@ def markdown_lines() -> list[str]:
     return [
         "# Limits",
         "",
-        "The bounds on one request, so that none harms the others. "
-        "Generated from `core/limits.py` by `make docs`.",
+        "This table lists the limits on one request. They keep one request from harming the "
+        "others. A request beyond a limit gets the status in the table. The table is generated "
+        "from `core/limits.py` by `make docs`.",
         "",
-        "| what | default | option | status | why |",
+        "| what is limited | limit or its default | option that sets it | status | why |",
         "| --- | --- | --- | --- | --- |",
         *map(_row, LIMITS),
         "",
-        "Status 200: the response has begun, so it is cut off. With `option.overload_status=429` a "
-        "full queue answers 429 instead of 503; both have `Retry-After`.",
+        "Status 200 means that the response has already begun, so the server cuts it off. With "
+        "`option.overload_status=429`, a full queue gives status 429 instead of 503. Both statuses "
+        "come with a `Retry-After` header.",
         "",
-        "Status 101: a bound of [WebSockets](requests.md#bidirectional-streams). A WebSocket that "
-        "is idle for too long is closed with 1008, as is one whose message does not arrive in "
-        "time. A message that is too large closes it with 1009.",
+        "Status 101 marks a limit of [WebSockets](requests.md#bidirectional-streams). The server "
+        "closes a WebSocket with code 1008 if it is idle for too long, or if a message does not "
+        "arrive in time. It closes a WebSocket with code 1009 if a message is too large.",
     ]
 
 

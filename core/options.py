@@ -92,11 +92,11 @@ class Options:
     )
     load_format: LoadFormat = _option(
         "auto",
-        "auto: the weights beside config.json. dummy: random weights, created on the device, "
+        "auto: load the weights beside config.json. dummy: create random weights on the device, "
         "to measure speed without a checkpoint.",
     )
     engine: Literal["Python", "MPI"] = _option(
-        "Python", "LMI's engine name. Both run Longshore's own engine.", key="engine"
+        "Python", "LMI's name of the engine. Both values run Longshore's own engine.", key="engine"
     )
     task: str | None = _option(
         None,
@@ -106,89 +106,102 @@ class Options:
     )
     pooling: Pooling | None = _option(
         None,
-        "text-embedding: how to pool the vectors of tokens, with sentence-transformers' names. "
-        "Default: as in the model's modules.json, else mean.",
+        "text-embedding: how to pool the vectors of the tokens. The values have their names from "
+        "sentence-transformers. Default: as in the model's modules.json, else mean.",
     )
     normalize: bool | None = _option(
         None,
-        "text-embedding: scale every vector to length 1. Default: as in the model's modules.json; "
-        "true without that file.",
+        "text-embedding: scale every vector to length 1. Default: as in the model's modules.json, "
+        "or true if the model has no such file.",
     )
     entryPoint: str | None = _option(
         None,
-        "File with the user's own handler: a path relative to serving.properties, or absolute. "
-        "LMI's built-in handlers (djl_python.*) select Longshore's own engine. Default: model.py, "
-        "if it exists.",
+        "File with the user's own handler. The path is relative to serving.properties, or "
+        "absolute. LMI's built-in handlers (djl_python.*) select Longshore's own engine. Default: "
+        "model.py, if it exists.",
     )
     install_requirements: bool = _option(
         True,
-        "Install missing packages from the requirements.txt beside a handler, under TMPDIR.",
+        "Install the missing packages of the requirements.txt that is beside a handler. They are "
+        "installed under TMPDIR.",
     )
     executor: Literal["auto", "packed", "library"] = _option(
         "auto",
-        "packed: decoders, with Longshore's KV cache and attention. library: transformers' "
-        "generate on padded batches (none and dynamic only). auto: packed if the architecture "
-        "allows it.",
+        "packed: run a decoder with Longshore's KV cache and attention. library: call "
+        "transformers' generate on padded batches (only with the strategies none and dynamic). "
+        "auto: packed if the architecture allows it, else library.",
     )
     decoder: DecoderChoice = _option(
         "auto",
-        "packed: which code computes the layers. own: Longshore's, for the families in "
-        "docs/models.md. transformers: transformers' code, with attention replaced. auto: own if "
-        "it supports the model and computes the same logits.",
+        "packed: which code computes the layers. own: Longshore's code, for the families in "
+        "docs/models.md. transformers: transformers' code, with attention replaced by Longshore's. "
+        "auto: own if it supports the model and computes the same logits as transformers, else "
+        "transformers.",
     )
 
     # Batching strategy and limits
     batching: Batching | None = _option(
         None,
-        "The batching strategy. Default: the one that LMI's keys below imply, else paged for a "
-        "decoder.",
+        "The batching strategy. Default: the strategy that LMI's keys below select, if they are "
+        "set. Otherwise paged for a decoder on the packed executor, none for a handler, and "
+        "dynamic for all other models.",
     )
     rolling_batch: RollingBatch | None = _option(
-        None, "LMI's key: scheduler selects continuous, disable none, and other values paged."
+        None,
+        "LMI's key. scheduler selects continuous, disable selects none, and the other values "
+        "select paged.",
     )
     paged_attention: bool | None = _option(
-        None, "LMI's key: if false, a rolling_batch that selects paged selects continuous instead."
+        None,
+        "LMI's key. false: continuous where option.rolling_batch selects paged or is not set. "
+        "true: paged if option.rolling_batch is not set.",
     )
     batch_size: int | None = _option(
-        None, "dynamic: maximum requests per batch. Above 1 it selects dynamic. Default: 32.",
+        None, "dynamic: maximum requests per batch. A value above 1 selects dynamic. Default: 32.",
         key="batch_size", minimum=1,
     )  # fmt: skip
     max_batch_delay: int = _option(
-        100, "dynamic: maximum wait, in ms, to fill a batch.", key="max_batch_delay", minimum=0
+        100,
+        "dynamic: maximum time, in ms, to wait for a full batch.",
+        key="max_batch_delay",
+        minimum=0,
     )
     max_rolling_batch_size: int = _option(
         256, "continuous, paged: maximum sequences that run at once.", minimum=1
     )
     max_rolling_batch_prefill_tokens: int | None = _option(
         None,
-        "Token budget of one step. Longer prompts are computed in chunks. "
+        "Maximum tokens in one step. Longer prompts are computed in chunks. "
         "Default: 8192 on CUDA, 512 on the CPU.",
         minimum=1,
     )
     kv_reservation: KVReservation = _option(
         "max",
-        "continuous: tokens reserved per sequence at admission. max: max_model_len; pow2: the "
-        "prompt plus max_new_tokens rounded up to a power of two; oracle: the prompt plus "
-        "max_new_tokens.",
+        "continuous: how many tokens to reserve for a sequence when it is admitted. max: "
+        "max_model_len. pow2: the prompt, plus max_new_tokens rounded up to a power of two. "
+        "oracle: the prompt plus max_new_tokens.",
     )
 
     # LoRA adapters
     enable_lora: bool = _option(
         False,
-        "Serve LoRA adapters beside the model. A request names the adapter to use. Needs the "
+        "Serve LoRA adapters beside the model. A request names the adapter to use. This needs the "
         "packed executor.",
     )
     max_loras: int = _option(
-        4, "enable_lora: maximum adapters loaded at once. All are in device memory.", minimum=1
+        4,
+        "enable_lora: maximum adapters loaded at once. All of them stay in device memory.",
+        minimum=1,
     )
     max_lora_rank: int = _option(
         16, "enable_lora: maximum rank of an adapter. Memory is reserved for it.", minimum=1
     )
     adapters: str | None = _option(
         None,
-        "enable_lora: directory of the adapters to load at start, relative to the model's "
-        "directory or absolute. Each adapter is a directory in PEFT's format, and requests use the "
-        "directory's name. Default: the subdirectory adapters of the model's, if it exists.",
+        "enable_lora: directory of the adapters to load at start. The path is relative to the "
+        "model's directory, or absolute. Each adapter is a subdirectory in PEFT's format, and "
+        "requests use the subdirectory's name. Default: adapters in the model's directory, if it "
+        "exists.",
     )
 
     # Memory, precision, device
@@ -198,89 +211,96 @@ class Options:
     )  # fmt: skip
     block_size: int = _option(
         16,
-        "Tokens in one KV block. CUDA: the kernels take 16, 32 and 64; with others, attention runs "
-        "on torch's SDPA, slowly.",
+        "Tokens in one KV block. On CUDA, the kernels need 16, 32 or 64. With another size, "
+        "attention runs on torch's SDPA, which is slow.",
         minimum=1,
     )
     num_kv_blocks: int | None = _option(
-        None, "Number of KV blocks, regardless of the memory budget.", minimum=1
+        None, "Number of KV blocks. It replaces the number that the memory budget gives.", minimum=1
     )
     enable_prefix_caching: bool = _option(
-        True, "paged: keep K and V of full blocks, so that prompts reuse cached prefixes."
+        True, "paged: keep K and V of full blocks, so that later prompts reuse cached prefixes."
     )
     preemption_mode: PreemptionMode = _option(
         "auto",
-        "paged, when blocks run out: recompute the K and V of the newest requests later, or swap "
-        "them to the host. auto: swap if recomputing takes more than one step, or if several "
-        "answers share blocks; else recompute.",
+        "paged: what to do with the K and V of the newest requests when blocks run out. recompute: "
+        "drop them, and compute them again later. swap: move them to host memory. auto: swap if "
+        "recomputing takes more than one step, or if several answers share blocks; else recompute.",
     )
     swap_space_gib: float | None = _option(
         None,
-        "paged: host memory for swapped blocks, divided among the ranks on a machine. Default: 4, "
-        "but at most a quarter of the available memory. 0: always recompute.",
+        "paged: host memory in GiB for the swapped blocks of a copy, divided among the copy's "
+        "ranks on a machine. Default: 4, but at most a quarter of the copy's equal part of the "
+        "available memory. 0: always recompute.",
         minimum=0,
     )
     kv_cache_memory_bytes: int | None = _option(
         None,
-        "Memory for KV blocks: on each GPU, or on a CPU for all ranks of a machine together. "
-        "Default on CUDA: what the weights and the largest step leave of "
-        "option.gpu_memory_utilization. Default on a CPU: the smallest of 4 GiB, a quarter of the "
-        "available memory, and 16 times the size of the weights (counted as at least 128 MiB, and "
-        "at least one sequence of the maximum length).",
+        "Bytes of memory for KV blocks. On CUDA, each GPU gets this many. On a CPU, each copy gets "
+        "this many, which its ranks on a machine divide equally. Default on CUDA: the part of "
+        "option.gpu_memory_utilization that the weights and the largest step leave free. Default "
+        "on a CPU: for each copy, 4 GiB, but at most a quarter of its equal part of the available "
+        "memory. A rank takes at most 16 times the size of its weights, or 128 MiB or the memory "
+        "of one sequence of the maximum length if that is more.",
         minimum=1,
     )
     kv_cache_dtype: KVCacheDType = _option(
-        "auto", "Type of K and V in memory. auto: as the weights; fp8: e4m3, half the size of bf16."
+        "auto",
+        "Type of K and V in memory. auto: the type of the weights. fp8, fp8_e4m3: e4m3, which "
+        "takes half the memory of bf16.",
     )
     gpu_memory_utilization: float = _option(
         0.9, "CUDA: fraction of the device's memory to use.", minimum=0.05, maximum=1.0
     )
     dtype: DType = _option(
         "auto",
-        "Type of the weights. auto: on CUDA fp16 for an fp16 checkpoint, else bf16; on the CPU "
+        "Type of the weights. auto on CUDA: fp16 for an fp16 checkpoint, else bf16. auto on a CPU: "
         "bf16 if the hardware has it, else fp32.",
     )
     quantize: Quantize | None = _option(
         None,
-        "packed: quantize linear layers and experts while they are loaded; embeddings, router "
-        "and norms keep option.dtype. fp8, int8: a scale for each output; int4: groups of 128 "
-        "inputs. The head is int8 with int8 and int4, and keeps option.dtype with fp8. awq, gptq, "
-        "compressed-tensors: not needed, but accepted as in LMI, if the checkpoint's config.json "
-        "names the same format.",
+        "packed: quantize linear layers and experts while they are loaded. Embeddings, router and "
+        "norms keep option.dtype. fp8, int8: one scale for each output. int4: one scale for each "
+        "group of 128 inputs. With int8 and int4 the head is int8; with fp8 it keeps option.dtype. "
+        "awq, gptq, compressed-tensors: not needed, but accepted, as in LMI, if the checkpoint's "
+        "config.json names the same format.",
     )
-    device: Literal["auto", "cpu", "cuda"] = _option("auto", "auto: CUDA if available.")
+    device: Literal["auto", "cpu", "cuda"] = _option(
+        "auto", "auto: CUDA if it is available, else the CPU."
+    )
     enforce_eager: bool = _option(False, "packed, CUDA: run all steps without CUDA graphs.")
     cuda_graph_sizes: str | None = _option(
         None,
-        "packed, CUDA: sizes of the CUDA graphs for steps with prompts, in prompt tokens, "
-        "ascending, such as 64,128,256. A step is padded to the next size; beyond the largest, it "
-        "runs without a graph. 0: no graphs for steps with prompts. Default: "
+        "packed, CUDA: sizes of the CUDA graphs for steps with prompts, in prompt tokens and in "
+        "ascending order, such as 64,128,256. A step is padded to the next size. A step that is "
+        "larger than all sizes runs without a graph. 0: no graphs for steps with prompts. Default: "
         f"{','.join(map(str, DEFAULT_PROMPT_SIZES))}, but a size is left out if a measurement at "
         "start shows that a graph would not make its steps faster.",
     )
     async_scheduling: bool | None = _option(
         None,
-        "packed: schedule a step while the device still computes the previous one. Default: true "
-        "on CUDA, where this hides the host's work; false on the CPU.",
+        "packed: schedule a step while the device still computes the previous step. Default: true "
+        "on CUDA, where this hides the host's work, and false on a CPU.",
     )
     tensor_parallel_degree: str | None = _option(
         None,
-        "Ranks that share one copy of the model. Each is a process with a GPU of its own or, on a "
-        "CPU, with a share of the cores. max: all GPUs, divided among the copies; one rank on a "
-        "CPU. Default: 1. Only text generation with Longshore's own decoders can use several "
-        "ranks.",
+        "Ranks that share one copy of the model. Each rank is a process with a GPU of its own or, "
+        "on a CPU, with a share of the cores. max: one rank for each GPU, with the GPUs divided "
+        "among the copies; one rank for a copy on a CPU. Default: 1. Only text generation with "
+        "Longshore's own decoders can use several ranks.",
     )
     nodes: int = _option(
         1,
-        "Machines that share one copy of the model, each with an equal part of its ranks. Above 1, "
-        "run `longshore join` on the other machines. A fleet starts their ranks itself, and uses "
-        "several nodes if a single one has fewer GPUs than option.tensor_parallel_degree.",
+        "Machines that share one copy of the model. Each machine has an equal part of the ranks. "
+        "With more than one machine, run `longshore join` on the others. A fleet starts the ranks "
+        "itself, and uses several machines if one has fewer GPUs than "
+        "option.tensor_parallel_degree.",
         minimum=1,
     )
     rank_address: str | None = _option(
         None,
-        "nodes: HOST:PORT of the machine with rank 0, which the ranks of the other machines "
-        "connect to. All machines need the same secret in the environment variable "
+        "nodes: HOST:PORT of the machine that has rank 0. The ranks on the other machines connect "
+        "to this address. All machines need the same secret in the environment variable "
         "LONGSHORE_RANK_KEY.",
     )
     copies: int = _option(
@@ -294,89 +314,101 @@ class Options:
     # The service around it
     output_formatter: Literal["json", "jsonlines", "sse"] = _option(
         "jsonlines",
-        "Format of a streamed answer if the request's Accept header names none. "
-        "json means jsonlines for a streaming request.",
+        "Format of a streamed answer if the request's Accept header names no format. json has the "
+        "same effect as jsonlines on a streamed answer.",
     )
     async_mode: bool | None = _option(
         None,
-        "LMI's key for the format of answers to inputs. true: as in LMI's asynchronous mode, with "
-        "the field logprob, and index in streams. false: as in its rolling batch, with log_prob. "
-        "Default: false if option.rolling_batch is set and not auto, else true.",
+        "LMI's key for the format of the answers to `inputs`. true: the format of LMI's "
+        "asynchronous mode, whose tokens have the field logprob, and whose streams have the field "
+        "index. false: the format of LMI's rolling batch, whose tokens have the field log_prob. "
+        "Default: false if option.rolling_batch has another value than auto, else true.",
     )
     tgi_compat: bool = _option(
         False,
-        "Answer in the format of text-generation-inference: a list with one answer, logprob "
-        "instead of log_prob, always with details, streams as server-sent events.",
+        "Answer in the format of text-generation-inference: the response is a list with one "
+        "answer, it has logprob instead of log_prob and always has details, and streams are "
+        "server-sent events.",
     )
     chat_template: str | None = _option(
         None,
-        "File with the chat template, relative to the model's directory or absolute. Default: the "
-        "model's own template.",
+        "File with the chat template. The path is relative to the model's directory, or absolute. "
+        "Default: the model's own template.",
     )
     tool_call_parser: ToolCallParser | None = _option(
         None,
-        "Format of the model's tool calls, with the names of vLLM's parsers. hermes: Hermes, Qwen; "
-        "llama3_json: Llama 3; pythonic: Llama 3.2 and 4; openai: gpt-oss. If not set, requests "
-        "with tools are rejected, unless tool_choice is none or forces a call.",
+        "Format of the model's tool calls. The values are the names of vLLM's parsers. hermes: "
+        "Hermes and Qwen. llama3_json: Llama 3. pythonic: Llama 3.2 and 4. openai: gpt-oss. If "
+        "this option is not set, a request with tools is rejected, unless its tool_choice is none "
+        "or forces a call.",
     )
     reasoning_parser: ReasoningParserChoice = _option(
         "auto",
         "Format of the model's reasoning, which chats return apart from the content. auto: detect "
-        "the format from the chat template. none: leave the reasoning in the content. Other values "
-        "are the names of vLLM's parsers.",
+        "the format from the chat template. none: leave the reasoning in the content. The other "
+        "values are the names of vLLM's parsers.",
     )
     job_queue_size: int = _option(
         1000,
-        "Requests that may wait. More get the status of option.overload_status.",
+        "Maximum waiting requests. A further request gets the status of option.overload_status.",
         key="job_queue_size",
         minimum=1,
     )
     job_queue_tokens: int = _option(
         2**22,
-        "Prompt tokens that may wait; a request's count once for each of its answers. More get the "
-        "status of option.overload_status, unless no other request waits.",
+        "Maximum prompt tokens of all waiting requests. A request's prompt counts once for each of "
+        "its answers. A request that would exceed the maximum gets the status of "
+        "option.overload_status, unless no other request waits.",
         minimum=1,
     )
     overload_status: OverloadStatus = _option(
-        "503", "Status of a request that the full queue refuses."
+        "503", "Status of a request that is refused because the queue is full."
     )
     max_request_size: int = _option(
-        16 * 2**20, "Maximum bytes of a request's body. Larger ones get status 413.",
-        key="max_request_size", minimum=1,
-    )  # fmt: skip
+        16 * 2**20,
+        "Maximum bytes of a request's body. A request with a larger body gets status 413.",
+        key="max_request_size",
+        minimum=1,
+    )
     max_body_memory: int = _option(
         2**30,
-        "Bytes that the bodies of all requests may take in a front-end process. A request beyond "
-        "that gets status 503, unless no other request has a body.",
+        "Maximum bytes of the bodies that a front-end process holds for all its requests "
+        "together. A request that would exceed the maximum gets status 503, unless the process "
+        "holds no other body.",
         minimum=1,
     )
     max_connections: int = _option(
         4096,
-        "Maximum open connections of a front-end process. To accept one more, the process closes "
-        "the connection that has been idle longest; if none is idle, the request gets status 503.",
+        "Maximum open connections of a front-end process. To accept one more connection, the "
+        "process closes the one that has been idle longest. If no connection is idle, the new one "
+        "gets status 503.",
         minimum=1,
     )
     header_timeout: int = _option(
-        10, "Seconds for the head of a request to arrive, from its first byte.", minimum=1
+        10,
+        "Seconds within which the head of a request must arrive, counted from its first byte.",
+        minimum=1,
     )
-    body_timeout: int = _option(60, "Seconds for the body of a request to arrive.", minimum=1)
+    body_timeout: int = _option(
+        60, "Seconds within which the body of a request must arrive.", minimum=1
+    )
     write_timeout: int = _option(
         5,
-        "Seconds for which a client may leave a full send buffer (256 KiB) unread. After that its "
-        "connection is closed and its request aborted.",
+        "Seconds for which a client may leave a full send buffer (256 KiB) unread. After that, the "
+        "connection is closed and the request is aborted.",
         minimum=1,
     )
     cors_allowed_origin: str | None = _option(
         None,
-        "Origin whose pages may call this server from a browser, such as https://example.com; * "
-        "for all. Default: none.",
+        "Origin whose pages may call this server from a browser, such as https://example.com. *: "
+        "all origins. Default: none.",
         key="cors_allowed_origin",
     )
     predict_timeout: int = _option(
-        240, "Seconds until an unfinished request fails with an error.", minimum=1
+        240, "Seconds after which an unfinished request fails with an error.", minimum=1
     )
     model_loading_timeout: int = _option(
-        1800, "Seconds until a model that is not ready yet counts as failed.", minimum=1
+        1800, "Seconds after which a model that is not ready counts as failed.", minimum=1
     )
     heartbeat_timeout: int = _option(
         60,
@@ -391,28 +423,32 @@ class Options:
         False, "Support SageMaker's stateful sessions, for sticky routing."
     )
     sessions_path: str = _option(
-        "/dev/shm/longshore-sessions", "Directory of open sessions, shared by the workers."
+        "/dev/shm/longshore-sessions",
+        "Directory of the open sessions. All front-end processes use it.",
     )
-    sessions_expiration: int = _option(1200, "Seconds until an unused session expires.", minimum=1)
+    sessions_expiration: int = _option(
+        1200, "Seconds after which an unused session expires.", minimum=1
+    )
     ping_hook: str | None = _option(
         None,
-        "FILE.py:FUNCTION that answers /ping while the engine is healthy. The file is beside "
-        "serving.properties or in the model directory (docs/handlers.md).",
+        "FILE.py:FUNCTION, the function that answers /ping while the engine is healthy. The file "
+        "is beside serving.properties or in the model directory (docs/handlers.md).",
     )
     throttle_hook: str | None = _option(
         None,
-        "FILE.py:FUNCTION, async (request, call_next), that answers a request or passes it on. It "
-        "runs around the other hooks.",
+        "FILE.py:FUNCTION, an async function of (request, call_next) that answers a request or "
+        "passes it on. It runs around the other hooks.",
     )
     pre_post_process_hook: str | None = _option(
         None,
-        "FILE.py:FUNCTION, async (request, call_next), that changes every request and response.",
+        "FILE.py:FUNCTION, an async function of (request, call_next) that may change every request "
+        "and response.",
     )
     pre_process_hook: str | None = _option(
-        None, "FILE.py:FUNCTION that gets every request, and may replace its body."
+        None, "FILE.py:FUNCTION, a function that gets every request and may replace its body."
     )
     post_process_hook: str | None = _option(
-        None, "FILE.py:FUNCTION that gets every response, and may change it."
+        None, "FILE.py:FUNCTION, a function that gets every response and may change it."
     )
     local_runtime_api: bool = _option(
         False,
@@ -421,10 +457,10 @@ class Options:
     )
     api_keys_file: str | None = _option(
         None,
-        "File with API keys, one a line: KEY [name=NAME] [requests_per_minute=N] "
+        "File with one API key per line: KEY [name=NAME] [requests_per_minute=N] "
         "[tokens_per_minute=N]. Requests without a valid key get status 401, except for health "
-        "checks, OPTIONS and the files of the live page. A relative path starts at the working "
-        "directory.",
+        "checks, OPTIONS requests and the files of the live page. The path is relative to the "
+        "working directory, or absolute.",
     )
     ssl_certfile: str | None = _option(
         None,
@@ -434,40 +470,48 @@ class Options:
     ssl_keyfile: str | None = _option(None, "PEM file with the certificate's private key.")
     cloudwatch_metrics_period: int | None = _option(
         None,
-        "Seconds between two lines of metrics on stdout in CloudWatch's embedded metric format. "
-        "Default: no such lines.",
+        "Write a line of metrics to stdout every so many seconds, in CloudWatch's embedded metric "
+        "format. Default: no such lines.",
         minimum=1,
     )
     source_roots: str | None = _option(
         None,
         "Directories, separated by colons, from which POST /adapters and POST /models may load. "
-        "The model's directory and option.adapters are always allowed. Default: /opt/ml.",
+        "The model's directory and the directory in option.adapters are always allowed. Default: "
+        "/opt/ml.",
     )
     ui: Literal["auto", "true", "false"] = _option(
         "auto",
-        "Serve a live page of the batch and the KV blocks at / (text generation). auto: only to "
-        "clients on the same machine, under the name localhost or a loopback address.",
+        "Serve a live page at /, which shows the batch and the KV blocks (text generation only). "
+        "auto: only to clients on the same machine that use the name localhost or a loopback "
+        "address.",
     )
     http_workers: int | None = _option(
-        None, "Front-end processes. Default: one per four cores, at least one.", minimum=1
+        None,
+        "Number of front-end processes. Default: one for every four cores, but at least one.",
+        minimum=1,
     )
     log_format: LogFormat = _option(
-        "text", "Format of the log lines. json: one object a line, during the start too."
+        "text",
+        "Format of the log lines. json: every line is one JSON object, also while the container "
+        "starts.",
     )
     log_level: LogLevel = _option(
-        "info", "Lowest level of messages to log. The lines of requests have the level info."
+        "info",
+        "Lowest level of the messages that are logged. The lines of option.log_requests have the "
+        "level info.",
     )
     log_requests: Literal["false", "true", "bodies"] = _option(
         "false",
-        "Log a line for each request: id, status, tokens, and seconds in the queue, until the "
-        "first token and in total. bodies: also the first 2,000 characters of its body, with the "
-        "prompt.",
+        "Log a line for each request, with its id, its status, its numbers of tokens, and its "
+        "seconds in the queue, until the first token and in total. bodies: also log the first "
+        "2,000 characters of the body, which has the prompt.",
     )
     otlp_traces_endpoint: str | None = _option(
         None,
         "URL of a collector that takes OpenTelemetry's traces over HTTP, such as "
-        "http://localhost:4318/v1/traces. Each request is then sent as spans. Needs the extra "
-        "otel. Default: no traces.",
+        "http://localhost:4318/v1/traces. The collector then gets spans for each request. This "
+        "needs the extra otel. Default: no traces.",
     )
 
     def __post_init__(self) -> None:

@@ -33,9 +33,11 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     _add_name(add("status", help="print the status of an endpoint"))
     logs = add("logs", help="print the last log lines of an endpoint's containers")
     _add_name(logs)
-    logs.add_argument("--lines", type=int, default=100, metavar="N")
+    logs.add_argument(
+        "--lines", type=int, default=100, metavar="N", help="number of lines (default: 100)"
+    )
     _add_compare(
-        add("compare", help="load-test one endpoint per strategy, removing each one afterwards")
+        add("compare", help="load-test one endpoint per strategy, and remove each one afterwards")
     )
     down = add("down", help="remove everything that `up` created")
     _add_name(down)
@@ -44,8 +46,8 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         "image", help="create the ECR repository and print the commands that push the image"
     )
     _add_common(image)
-    image.add_argument("--repository", default="longshore")
-    image.add_argument("--tag", default="latest")
+    image.add_argument("--repository", default="longshore", help="default: %(default)s")
+    image.add_argument("--tag", default="latest", help="default: %(default)s")
     image.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     image.add_argument(
         "--dry-run", action="store_true", help="print the AWS calls without making them"
@@ -63,13 +65,15 @@ def _add_name(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_changes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bucket", help="default: longshore-ACCOUNT-REGION, created if missing")
+    parser.add_argument(
+        "--bucket", help="default: longshore-ACCOUNT-REGION, which is created if it does not exist"
+    )
     parser.add_argument(
         "--timeout",
         type=float,
         default=3600,
         metavar="SECONDS",
-        help="how long to wait for SageMaker",
+        help="how long to wait for SageMaker (default: 3600)",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the AWS calls without changing anything"
@@ -80,7 +84,9 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     _add_name(parser)
     _add_changes(parser)
     _add_deployment(parser)
-    parser.add_argument("--strategy", choices=STRATEGIES, help="sets option.batching")
+    parser.add_argument(
+        "--strategy", choices=STRATEGIES, help="batching strategy, which sets option.batching"
+    )
 
 
 def _add_deployment(parser: argparse.ArgumentParser) -> None:
@@ -90,22 +96,27 @@ def _add_deployment(parser: argparse.ArgumentParser) -> None:
         "--image",
         required=True,
         metavar="URI",
-        help="image in ECR; the image command prints how to push it",
+        help="the image in ECR; `image` prints the commands that push one",
     )
     add("--role", required=True, metavar="ARN", help="IAM role of the containers")
     add("--instance-type", required=True, metavar="TYPE", help="for example ml.g5.2xlarge")
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument(
-        "--model-dir", type=Path, metavar="DIR", help="model to upload, without hidden files"
+        "--model-dir",
+        type=Path,
+        metavar="DIR",
+        help="directory of the model; it is uploaded without its hidden files",
     )
     model.add_argument(
-        "--model-id", metavar="ID", help="Hugging Face id; the container downloads it"
+        "--model-id",
+        metavar="ID",
+        help="the model's Hugging Face id; the container downloads the model",
     )
     add(
         "--properties",
         type=Path,
         metavar="FILE",
-        help="serving.properties to use (default: the one in DIR)",
+        help="serving.properties to use (default: the one in the model's directory)",
     )
     add("--archive", action="store_true", help="upload one model.tar.gz instead of separate files")
     add(
@@ -119,14 +130,16 @@ def _add_deployment(parser: argparse.ArgumentParser) -> None:
         "--max-instances",
         type=int,
         metavar="N",
-        help="scale up to N instances (default: no scaling)",
+        help="maximum number of instances; more than --instances turns on scaling "
+        "(default: no scaling)",
     )
     add(
         "--target-concurrency",
         type=int,
         default=default["target_concurrency"],
         metavar="N",
-        help="concurrent requests per instance to scale for (default: %(default)s)",
+        help="scale so that every instance has this many concurrent requests (default: "
+        "%(default)s)",
     )
     add("--startup-timeout", type=int, default=default["startup_timeout_s"], metavar="SECONDS")
     add("--download-timeout", type=int, default=default["download_timeout_s"], metavar="SECONDS")
@@ -139,12 +152,17 @@ def _add_deployment(parser: argparse.ArgumentParser) -> None:
         help="environment variable for the container",
     )
     add("--component", action="store_true", help="deploy as an inference component")
-    add("--accelerators", type=int, default=default["accelerators"], help="GPUs per component copy")
+    add(
+        "--accelerators",
+        type=int,
+        default=default["accelerators"],
+        help="GPUs of each copy of the component",
+    )
     add(
         "--memory-mib",
         type=int,
         default=default["memory_mib"],
-        help="host memory per component copy",
+        help="host memory of each copy of the component, in MiB",
     )
 
 
@@ -170,5 +188,5 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
         nargs=argparse.REMAINDER,
         default=[],
         metavar="ARGUMENT",
-        help="all following arguments go to `longshore compare`",
+        help="must come last: all following arguments are passed to `longshore compare`",
     )

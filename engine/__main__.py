@@ -62,9 +62,19 @@ def _make_parser() -> argparse.ArgumentParser:
         "container starts it; this is not a command for users, who run `longshore serve MODEL`.",
     )
     parser.add_argument("parent", metavar="PARENT", type=int, help="process id of the supervisor")
-    parser.add_argument("launch", metavar="LAUNCH.json", type=Path, help="what to serve, and where")
     parser.add_argument(
-        "copy", metavar="COPY", type=int, nargs="?", default=0, help="copy of the model, from 0"
+        "launch",
+        metavar="LAUNCH.json",
+        type=Path,
+        help="file that says what to serve, and on which sockets",
+    )
+    parser.add_argument(
+        "copy",
+        metavar="COPY",
+        type=int,
+        nargs="?",
+        default=0,
+        help="number of this copy of the model, counted from 0",
     )
     return parser
 

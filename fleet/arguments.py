@@ -22,26 +22,30 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser. prog: the program's name in its help."""
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Serves a model by containers on many machines, behind one port.",
+        description="Serves a model with containers on many machines, behind one port.",
         epilog="\n".join(["examples:", *(f"  {prog} {line}" for line in EXAMPLES)]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    serve = commands.add_parser("serve", help="start a fleet, or update the one that runs")
+    serve = commands.add_parser("serve", help="start a fleet, or update the fleet that is running")
     place = serve.add_mutually_exclusive_group()
     _add_address(place)
     place.add_argument(
         "--local-nodes",
         type=_positive_int,
         metavar="K",
-        help="start a Ray cluster of K nodes on this machine, which ends with this command",
+        help="start a Ray cluster of K nodes on this machine; the cluster ends with this command",
     )
     port = f"TCP port of every node (default: {DEFAULT_PORT})"
     serve.add_argument("--port", type=_port, help=port)
     _add_scale(serve)
     _add_limits(serve)
-    _add_address(commands.add_parser("stop", help="end the fleet; running requests may finish"))
+    _add_address(
+        commands.add_parser(
+            "stop", help="end the fleet, after giving running requests time to finish"
+        )
+    )
     return parser
 
 
@@ -75,26 +79,31 @@ def _add_scale(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help="the serving.properties of all replicas, at the same place on every node",
+        help="the serving.properties of all replicas; the file has the same path on every node",
     )
     scale = parser.add_mutually_exclusive_group()
     scale.add_argument(
-        "--replicas", type=_positive_int, default=1, metavar="N", help="containers (default: 1)"
+        "--replicas",
+        type=_positive_int,
+        default=1,
+        metavar="N",
+        help="number of containers (default: 1)",
     )
     scale.add_argument(
         "--autoscale",
         type=parse_range,
         metavar="MIN:MAX",
-        help="as many containers as the unfinished requests need: one for every "
-        "option.copies × option.max_rolling_batch_size of them",
+        help="run from MIN to MAX containers, as many as the unfinished requests need: "
+        "one container "
+        "for every option.copies × option.max_rolling_batch_size requests",
     )
     parser.add_argument(
         "--cpus",
         type=_positive_float,
         default=1.0,
         metavar="N",
-        help="CPU cores of a replica (default: 1), on each of its nodes if it takes several; its "
-        "GPUs follow from option.tensor_parallel_degree and option.copies",
+        help="CPU cores of a replica, on each of its nodes if it has several (default: 1); "
+        "option.tensor_parallel_degree and option.copies determine its GPUs",
     )
 
 
@@ -104,7 +113,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=_positive_float,
         default=30.0,
         metavar="S",
-        help="seconds for requests to finish on a replica that stops (default: 30)",
+        help="seconds that requests have to finish on a replica that is stopped (default: 30)",
     )
     parser.add_argument(
         "--surge",
@@ -112,15 +121,17 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         choices=range(101),
         default=25,
         metavar="PERCENT",
-        help="additional replicas that an update starts, rounded up (default: 25); they need free "
-        "cores and GPUs. With 0, old replicas stop first",
+        help="additional replicas that an update starts, in percent, rounded up (default: "
+        "25); they "
+        "need free cores and GPUs. With 0, old replicas stop before new ones start",
     )
     parser.add_argument(
         "--router",
         choices=ROUTERS,
         default="prefix-aware",
-        help="how requests are spread: by session, prompt prefix and load, by load alone, or in "
-        "turn (default: %(default)s)",
+        help="how to choose a replica for a request: prefix-aware by session, prompt "
+        "prefix and load; "
+        "least-loaded by load alone; round-robin in turn (default: %(default)s)",
     )
 
 

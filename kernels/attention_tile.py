@@ -51,6 +51,22 @@ def row_offsets(
 
 
 @triton.jit
+def rows_and_next_blocks(
+    blocks, table_ptr, tile, context_len, block_stride, token_stride,
+    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return `row_offsets` of key tile `tile`, and the block ids of the tile after it.
+
+    blocks: the ids of tile `tile`, loaded in the iteration before. If K and V addresses depended on
+    a load of the same iteration, Triton's pipeliner would give K and V fewer buffers than
+    num_stages. The ids keep the type of `blocks`.
+    """
+    rows = row_offsets(blocks, tile, block_stride, token_stride, BLOCK_SIZE, BLOCK_N, PRECISION)
+    next_blocks = block_ids(table_ptr, tile + 1, context_len, BLOCK_SIZE, BLOCK_N)
+    return rows, next_blocks.to(blocks.dtype)
+
+
+@triton.jit
 def load_rows(
     base_ptr, rows, is_read, dtype: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,

@@ -18,7 +18,7 @@ from kernels import work_list
 from kernels.attention_tile import (
     block_ids,
     load_rows,
-    row_offsets,
+    rows_and_next_blocks,
     softmax_step,
     to_fp16,
     unknown_zero,
@@ -85,15 +85,15 @@ def paged_decode_kernel(
     key_head_ptr = key_ptr + kv_head * kv_head_stride
     value_head_ptr = value_ptr + kv_head * kv_head_stride
     table_row_ptr = table_ptr + row * table_stride
-    # The ids of a tile are loaded one iteration ahead. If K and V addresses depended on a load of
-    # the same iteration, Triton's pipeliner would give K and V fewer buffers than num_stages.
     first_tile = first_key // BLOCK_N
     blocks = block_ids(table_row_ptr, first_tile, end_key, BLOCK_SIZE, BLOCK_N)
     for tile in range(first_tile, tl.cdiv(end_key, BLOCK_N)):
         position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         is_seen = (position >= first_key) & (position < end_key)
-        rows = row_offsets(blocks, tile, block_stride, token_stride, BLOCK_SIZE, BLOCK_N, PRECISION)
-        blocks = block_ids(table_row_ptr, tile + 1, end_key, BLOCK_SIZE, BLOCK_N)
+        rows, blocks = rows_and_next_blocks(
+            blocks, table_row_ptr, tile, end_key, block_stride, token_stride,
+            BLOCK_SIZE, BLOCK_N, PRECISION,
+        )  # fmt: skip
         keys = load_rows(key_head_ptr, rows, is_seen, query.dtype, HEAD_DIM, BLOCK_D, True)
         products = tl.dot(query, keys.T, input_precision=PRECISION)
         if row_scale is not None:

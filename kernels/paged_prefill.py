@@ -20,7 +20,7 @@ from torch import Tensor
 from kernels.attention_tile import (
     block_ids,
     load_rows,
-    row_offsets,
+    rows_and_next_blocks,
     softmax_step,
     to_fp16,
     unknown_zero,
@@ -79,11 +79,10 @@ def attend_tiles(
 ):  # fmt: skip
     """Return the running sums after key tiles [begin, end), and the block ids of tile `end`.
 
-    blocks: the ids of tile `begin`. The ids of a tile are loaded one iteration ahead: if K and V
-    addresses depended on a load of the same iteration, Triton's pipeliner would give K and V fewer
-    buffers than num_stages. The ids are carried in 32 bits, even those of an int64 table. In 64
-    bits, heads of 64 would need more than 128 registers. MASKED: some row may not see all keys of
-    a tile. Unless the descriptors are None, a tile is a block and is loaded through them.
+    blocks: the ids of tile `begin`. Ids are loaded one iteration ahead (`rows_and_next_blocks`) and
+    carried in 32 bits, even those of an int64 table. In 64 bits, heads of 64 would need more than
+    128 registers. MASKED: some row may not see all keys of a tile. Unless the descriptors are None,
+    a tile is a block and is loaded through them.
     """
     for tile in range(begin, end):
         key_position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -93,15 +92,14 @@ def attend_tiles(
             is_stored = is_stored & (key_position >= first_key)
             is_seen = is_seen & (key_position[None, :] > position[:, None] - window)
         if key_descriptor is None:
-            rows = row_offsets(
-                blocks, tile, block_stride, token_stride, BLOCK_SIZE, BLOCK_N, PRECISION
-            )
-        else:
-            block = tl.sum(blocks, 0)
-        blocks = block_ids(table_ptr, tile + 1, context_len, BLOCK_SIZE, BLOCK_N).to(tl.int32)
-        if key_descriptor is None:
+            rows, blocks = rows_and_next_blocks(
+                blocks, table_ptr, tile, context_len, block_stride, token_stride,
+                BLOCK_SIZE, BLOCK_N, PRECISION,
+            )  # fmt: skip
             keys = load_rows(key_ptr, rows, is_stored, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
         else:
+            block = tl.sum(blocks, 0)
+            blocks = block_ids(table_ptr, tile + 1, context_len, BLOCK_SIZE, BLOCK_N).to(tl.int32)
             keys = load_block(key_descriptor, block, kv_head, BLOCK_N, BLOCK_D)
         products = tl.dot(query, keys.T, input_precision=PRECISION)
         if row_scale is not None:

@@ -190,6 +190,11 @@ def _plan(
     kind: str,
     group_size: int,
 ) -> Plan:
+    if (rows.ndim, codes.ndim) != (2, 2):
+        raise ValueError(
+            f"rows {list(rows.shape)} and codes {list(codes.shape)}; they must be [M, K] and "
+            "[N, columns]"
+        )
     (num_rows, num_inputs), num_outputs = rows.shape, codes.shape[0]
     options = tile_options(num_rows, num_inputs, kind, group_size)
     check_codes(rows, codes, scales, zeros, kind, group_size)

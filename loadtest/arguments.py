@@ -13,13 +13,14 @@ EXAMPLES = {
         "--users 8 --requests 40 --rounds 1 --no-tuning    # a quick look, with the demo model",
         "--model-dir DIR --workload chat,shared-prefix",
         "--target http://host:8000 --schema openai         # a running server",
-        "--subject vllm=openai+http://host:8000            # one beside our strategies",
+        "--subject vllm=openai+http://host:8000            # a server beside our strategies",
     ),
     "sweep": ("--strategies continuous,paged --slo ttft_p99=2s,itl_p99=200ms",),
 }
 """Arguments to show in the help of commands that send workloads."""
 _DEFAULT_PROPERTIES = (
-    "(default: serving.properties in this folder, or none: the model of `longshore serve`)"
+    "(default: serving.properties in the working directory, if it exists; otherwise the model of "
+    "`longshore serve`)"
 )
 
 
@@ -42,21 +43,24 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     compare.add_argument(
         "--seconds",
         type=_positive,
-        help="stop sending after this many seconds, even if fewer requests than --requests were "
-        "sent, so a slow server gets fewer (default: send all)",
+        help="stop sending after this many seconds, even if fewer requests than "
+        "--requests have been "
+        "sent; a slow server then gets fewer requests (default: send all)",
     )
     compare.add_argument(
         "--rounds",
         type=_count,
         default=3,
-        help="runs of each workload on each server, in turns; fewer than 3 prove nothing "
-        "(default: 3)",
+        help="runs of each workload on each server, which take turns; fewer than 3 rounds prove "
+        "nothing (default: 3)",
     )
     compare.add_argument(
         "--fresh",
         action="store_true",
-        help="start a server for every run; otherwise servers stay up on a machine without a GPU "
-        "if the properties set option.num_kv_blocks or option.kv_cache_memory_bytes",
+        help="start a new server for every run; by default, servers keep running between "
+        "runs if the "
+        "machine has no GPU and the properties set option.num_kv_blocks or "
+        "option.kv_cache_memory_bytes",
     )
     compare.add_argument(
         "--workload",
@@ -69,8 +73,8 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         "--no-tuning",
         dest="tunes",
         action="store_false",
-        help="measure dynamic batching only as the properties set it; otherwise short runs before "
-        "the rounds look for a better batch size and delay",
+        help="measure dynamic batching only with the batch size and delay of the properties; by "
+        "default, short runs before the rounds also look for better ones",
     )
     sweep = _command(
         commands, "sweep", "find the highest request rate that meets a service level objective"
@@ -88,15 +92,15 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         "--seconds",
         type=_positive,
         default=30.0,
-        help="seconds of requests per rate; should be much longer than a response and the bounds "
-        "(default: 30)",
+        help="seconds for which each rate is measured; they should be much longer than a response "
+        "takes and than the bounds of --slo (default: 30)",
     )
     sweep.add_argument(
         "--rates",
         type=_rates,
         default=[],
         metavar="R,...",
-        help="requests/s to try, instead of searching",
+        help="measure these rates, in requests/s, instead of searching",
     )
     sweep.add_argument(
         "--first-rate",
@@ -111,14 +115,16 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         help="bisection steps after the first rate that fails (default: 3)",
     )
     kills = _command(
-        commands, "kills", "kill a container's processes under load; count how requests end"
+        commands, "kills", "kill a container's processes under load, and count how the requests end"
     )
     kills.add_argument("--times", type=_count, default=12, help="kills in total (default: 12)")
-    _add_properties(kills, "properties of the container (default: none)")
+    _add_properties(kills, "serving.properties of the container (default: none)")
     kills.add_argument(
         "--model-dir", type=Path, metavar="DIR", help="passed to the container as --model-dir"
     )
-    kills.add_argument("--seed", type=int, default=0, help="seed of the kills' times (default: 0)")
+    kills.add_argument(
+        "--seed", type=int, default=0, help="seed for the times of the kills (default: 0)"
+    )
     kills.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="folder for the containers' logs"
     )
@@ -162,7 +168,9 @@ def _add_harm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--max-row", type=_positive, default=120.0, metavar="S",
         help="longest time until the server must have ended a row, in s (default: 120)",
     )  # fmt: skip
-    harm.add_argument("--streams", type=_count, default=4, help="ordinary streams (default: 4)")
+    harm.add_argument(
+        "--streams", type=_count, default=4, help="number of ordinary streams (default: 4)"
+    )
     harm.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes as JSON")
     soak = commands.add_parser(
         "soak",
@@ -170,20 +178,24 @@ def _add_harm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         description="Start a server. For --seconds, mix well-behaved clients with some that leave, "
         "stall or send garbage, and kill the server's processes at random. Then check that every "
         "request ended exactly once, and that KV memory, processes, memory, threads and open files "
-        "are as before. The exit code is 1 if they are not.",
+        "are as they were before. The exit code is 1 if one of these checks fails.",
         epilog="examples:\n"
         "  %(prog)s --seconds 600\n"
         "  %(prog)s --seconds 60 --seed 7 --json soak.json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_own_server(soak)
-    soak.add_argument("--seconds", type=_positive, default=600.0, help="(default: 600)")
-    soak.add_argument("--seed", type=int, default=0, help="seed of all choices (default: 0)")
+    soak.add_argument(
+        "--seconds", type=_positive, default=600.0, help="duration in seconds (default: 600)"
+    )
+    soak.add_argument("--seed", type=int, default=0, help="seed for everything random (default: 0)")
     soak.add_argument("--json", type=Path, metavar="FILE", help="write the findings as JSON")
 
 
 def _add_own_server(parser: argparse.ArgumentParser) -> None:
-    _add_properties(parser, f"properties of the server that is started {_DEFAULT_PROPERTIES}")
+    _add_properties(
+        parser, f"serving.properties of the server that is started {_DEFAULT_PROPERTIES}"
+    )
     parser.add_argument(
         "--log",
         type=Path,
@@ -219,12 +231,12 @@ def _add_subjects(parser: argparse.ArgumentParser) -> None:
         type=_names,
         default=["none", "dynamic", "continuous", "paged"],
         metavar="NAME,...",
-        help="strategies of our container, each in a process of its own; '' for none of them "
+        help="strategies of our container, each in a process of its own; '' to run no container "
         "(default: all four)",
     )
     _add_properties(
         group,
-        f"properties of every server, apart from option.batching {_DEFAULT_PROPERTIES}",
+        f"serving.properties of every server, apart from option.batching {_DEFAULT_PROPERTIES}",
     )
     group.add_argument(
         "--model-dir", type=Path, metavar="DIR", help="passed to the container as --model-dir"
@@ -235,8 +247,8 @@ def _add_subjects(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=URL",
-        help="measure a running server too, with the same requests as the others; "
-        "NAME=openai+URL or NAME=lmi+URL for one with another schema than --schema, "
+        help="also measure this running server, with the same requests as the others; write "
+        "NAME=openai+URL or NAME=lmi+URL if it has another schema than --schema, and "
         "NAME=sagemaker:ENDPOINT for a SageMaker endpoint; may be repeated",
     )
     group.add_argument(
@@ -246,7 +258,7 @@ def _add_subjects(parser: argparse.ArgumentParser) -> None:
         "--sagemaker",
         metavar="ENDPOINT",
         help="measure a SageMaker endpoint instead of the strategies, with boto3's credentials and "
-        "region; with --target, through the SageMaker runtime at that address",
+        "region; with --target, the requests go through the SageMaker runtime at that URL",
     )
     group.add_argument(
         "--schema",
@@ -272,7 +284,8 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--rate",
         type=_positive,
-        help="requests/s; makes any workload an open loop and overrides the workload's rate",
+        help="requests/s; turns any workload into an open loop, and replaces the "
+        "workload's own rate",
     )
     group.add_argument(
         "--trace",
@@ -285,10 +298,13 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         "--time-scale",
         type=_positive,
         default=1.0,
-        help="speed-up of the arrivals of a trace or workload (default: 1)",
+        help="factor by which the requests of a trace or workload arrive faster (default: 1)",
     )
     group.add_argument(
-        "--length-scale", type=_positive, default=1.0, help="factor for all lengths (default: 1)"
+        "--length-scale",
+        type=_positive,
+        default=1.0,
+        help="factor for the lengths of all prompts and outputs (default: 1)",
     )
     group.add_argument(
         "--max-length",
@@ -302,14 +318,14 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--slo", default="ttft_p99=2s,itl_p99=200ms", metavar="BOUNDS",
         help="comma-separated bounds NAME_STATISTIC=VALUE: NAME is ttft, itl, e2e or queue, "
-        "STATISTIC is mean, p50, p90, p99 or max, VALUE is in s or ms; for goodput, "
-        "each request has to meet the values, whatever the statistic (default: %(default)s)",
+        "STATISTIC is mean, p50, p90, p99 or max, VALUE is in s or ms; goodput counts the requests "
+        "that meet every VALUE themselves, whatever the STATISTIC (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--warm-up",
         type=int,
         default=16,
-        help="warm-up requests before each run, not counted (default: 16)",
+        help="warm-up requests before each run, which are not counted (default: 16)",
     )
     group.add_argument(
         "--out", type=Path, default=Path("build/loadtest"), metavar="DIR",

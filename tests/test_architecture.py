@@ -197,6 +197,7 @@ def test_only_route_functions_use_the_globals_of_flask():
         "http/cors.py",
         "http/failures.py",
         "http/headers.py",
+        "http/health.py",
         "http/request_context.py",
         "http/request_log.py",
         "hooks/app.py",

@@ -115,7 +115,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--quantize",
         choices=("int8", "int4"),
-        help=f"precision of the weights, for ours and {', '.join(QUANTIZING)} (default: bf16)",
+        help=f"precision of the weights, in our server and {', '.join(QUANTIZING)} (default: bf16)",
     )
     parser.add_argument(
         "--users", type=int, default=50, help="concurrent users (default: %(default)s)"
@@ -132,8 +132,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--peer-python",
         type=Path,
-        help="Python interpreter with the one system of --vs that needs its own environment "
-        "(default: create a virtual environment)",
+        help="Python interpreter of an environment that has the system of --vs installed, if that "
+        "system needs its own environment (default: create a virtual environment)",
     )
     parser.add_argument(
         "--out",
@@ -148,7 +148,7 @@ def _parse() -> argparse.Namespace:
     if options.peer_python and len(set(options.vs) & PACKAGES.keys()) != 1:
         parser.error("--peer-python is for one system: use it with --vs vllm or --vs openvino")
     if options.quantize and not set(options.vs) <= set(QUANTIZING):
-        parser.error(f"--quantize is for {', '.join(QUANTIZING)} of --vs")
+        parser.error(f"--quantize can only be used with --vs {', '.join(QUANTIZING)}")
     if set(options.vs) & set(OFFLINE) and OURS_OFFLINE not in options.vs:
         options.vs.append(OURS_OFFLINE)
     if options.dry:

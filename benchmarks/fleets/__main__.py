@@ -55,8 +55,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add_requests(parser.add_argument_group("requests"))
     parser.add_argument(
         "--json", type=Path, metavar="OUT",
-        help="also write the results to this file, after each fleet; skip fleets whose results are "
-        "in it already",
+        help="also write the results to this file after each fleet, and skip the fleets whose "
+        "results are already in it",
     )  # fmt: skip
     return parser
 
@@ -69,12 +69,12 @@ def _add_fleets(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     group.add_argument(
         "--sizes", type=_sizes, default=SIZES, metavar="N,...",
-        help=f"machines of the fleets (default: {','.join(map(str, SIZES))})",
+        help=f"numbers of machines of the fleets (default: {','.join(map(str, SIZES))})",
     )  # fmt: skip
     group.add_argument(
         "--rounds", type=count, default=16, metavar="N",
-        help="simulate a fleet of M machines N / M times, but at least once, each time with other "
-        "requests (default: 16)",
+        help="simulate a fleet of M machines N / M times, but at least once; every time, the "
+        "requests are different ones (default: 16)",
     )  # fmt: skip
     group.add_argument(
         "--routings", type=_routings, default=DEFAULT_ROUTINGS, metavar="NAME,...",
@@ -85,7 +85,10 @@ def _add_fleets(group: argparse._ArgumentGroup) -> None:
         help="maximum sequences that run at once on a machine (default: 256)",
     )  # fmt: skip
     group.add_argument(
-        "--model", choices=MODELS, default="llama-3.1-8b", help="(default: %(default)s)"
+        "--model",
+        choices=MODELS,
+        default="llama-3.1-8b",
+        help="model to serve (default: %(default)s)",
     )
 
 
@@ -100,7 +103,8 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     group.add_argument(
         "--bound", type=positive, default=0.1, metavar="S",
-        help="highest mean of latency over output length, in seconds per token (default: 0.1)",
+        help="highest mean that a request's latency divided by its output length may have, in "
+        "seconds per token (default: 0.1)",
     )  # fmt: skip
     group.add_argument(
         "--max-length", type=count, default=4096, metavar="TOKENS",
@@ -108,7 +112,7 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     group.add_argument(
         "--prefixes", type=count, default=10, metavar="N",
-        help="texts per machine with which prompts begin (default: 10)",
+        help="number of texts with which prompts begin, for each machine of a fleet (default: 10)",
     )  # fmt: skip
     group.add_argument(
         "--prefix-tokens", type=count, default=512, metavar="TOKENS",

@@ -139,9 +139,10 @@ def _throughput(model_dir: Path, lengths: list[Lengths], system_prompt: int) -> 
     from benchmarks.memory.throughput import measure_gain
 
     gain = measure_gain(model_dir, lengths, system_prompt)
-    row = _row(f"requests/s with / without, {system_prompt}-token prefix", gain.ratio, "")
-    rates = f"{gain.with_cache:.3g} / {gain.without_cache:.3g} requests/s"
-    return row | {"note": f"{rates}, {gain.num_requests} requests, {model_dir.name}"}
+    row = _row("requests/s with prefix caching, % of without", gain.ratio, "")
+    rates = f"{gain.with_cache:.3g} requests/s with, {gain.without_cache:.3g} without"
+    load = f"{gain.num_requests} requests with a {system_prompt}-token prefix"
+    return row | {"note": f"{rates}; {load}; model {model_dir.name}"}
 
 
 def _requests(lengths: list[Lengths], *, system_prompt: int = 0, **params: Any) -> list[Request]:

@@ -53,15 +53,16 @@ def make_parser(description: str, prog: str) -> argparse.ArgumentParser:
     )  # fmt: skip
     machine.add_argument(
         "--calibrate", type=Path, metavar="PATH",
-        help="take efficiencies from gpu.json of `make gpu` on this GPU, or from results.json of a "
-        "load test of this model on this machine, instead of the next three options. A folder of "
-        "`longshore compare`: fit the time of a step to its runs on any machine, simulate the same "
-        "requests, and print prediction beside measurement",
+        help="take the efficiencies from a file instead of the next three options: from gpu.json "
+        "of `make gpu` on this type of GPU, or from results.json of a load test of this model on "
+        "this type of machine. If PATH is a folder of `longshore compare`, which may come from "
+        "any machine: fit the time of a step to its runs, simulate the same requests, and print "
+        "the predictions beside the measurements",
     )  # fmt: skip
     machine.add_argument(
         "--predict", type=Path, metavar="DIR",
-        help="with --calibrate FOLDER: predict the runs of this folder of `longshore compare`, "
-        "which the fit has not seen (default: those of --calibrate)",
+        help="with a folder in --calibrate: predict the runs in DIR, another folder of `longshore "
+        "compare`, which the fit does not use (default: predict the runs of --calibrate)",
     )  # fmt: skip
     machine.add_argument(
         "--bandwidth-efficiency", type=_share, default=assumed.bandwidth, metavar="SHARE",
@@ -79,15 +80,15 @@ def make_parser(description: str, prog: str) -> argparse.ArgumentParser:
     systems = parser.add_argument_group("systems")
     systems.add_argument(
         "--systems", type=_systems, default=DEFAULT_SYSTEMS, metavar="NAME,...",
-        help=f"comma-separated, out of {', '.join(SYSTEMS)} (default: all but none)",
+        help=f"systems to simulate, out of {', '.join(SYSTEMS)} (default: all but none)",
     )  # fmt: skip
     systems.add_argument(
         "--max-sequences", type=count, default=256, metavar="N",
-        help="maximum sequences running at once (default: 256)",
+        help="maximum sequences that run at once (default: 256)",
     )  # fmt: skip
     systems.add_argument(
         "--max-step-tokens", type=count, default=2048, metavar="N",
-        help="token budget of a step (default: 2048)",
+        help="maximum tokens in a step (default: 2048)",
     )  # fmt: skip
     parser.add_argument(
         "--json", type=Path, metavar="OUT", help="also write the full results to this file"
@@ -108,18 +109,18 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     group.add_argument(
         "--duration", type=positive, default=1200.0, metavar="SECONDS",
-        help="time span over which requests arrive; a longer one is closer to the steady state "
+        help="time span over which requests arrive; a longer time is closer to the steady state "
         "(default: 1200)",
     )  # fmt: skip
     group.add_argument(
         "--rate", type=_rate, metavar="R",
         help="requests/s over all machines, or `trace` for the trace's own rate "
-        "(default: search the highest sustained rate)",
+        "(default: search for the highest rate that is sustained)",
     )  # fmt: skip
     group.add_argument(
         "--bound", type=positive, default=0.5, metavar="S",
-        help="highest mean normalized latency of a sustained rate, in seconds per token "
-        "(default: 0.5)",
+        help="a rate is sustained if the mean of latency divided by output length is at most "
+        "this, in seconds per token (default: 0.5)",
     )  # fmt: skip
     group.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     group.add_argument(
@@ -132,8 +133,8 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     group.add_argument(
         "--prefix-tokens", type=int, default=0, metavar="TOKENS",
-        help="length of a prefix, added to the prompt; above 0, paged enables prefix caching "
-        "(default: 0)",
+        help="length of a prefix, which is added to the prompt; if it is above 0, paged uses "
+        "prefix caching (default: 0)",
     )  # fmt: skip
 
 

@@ -36,8 +36,10 @@ _BOOLEANS = {"true": True, "false": False}
 ADAPTER_FIELDS: Fields = {
     "name": Field(_NAME, "The name by which requests select the adapter."),
     "src": Field(_SRC, "The adapter's directory, in PEFT's format."),
-    "preload": Field(BOOLEAN, "Ignored: every adapter is loaded immediately."),
-    "pin": Field(BOOLEAN, "Ignored: every adapter stays loaded until it is unloaded."),
+    "preload": Field(BOOLEAN, "This has no effect: every adapter is loaded immediately."),
+    "pin": Field(
+        BOOLEAN, "This has no effect: an adapter stays loaded until a request unloads it."
+    ),
 }
 UPDATE_FIELDS: Fields = {
     "src": Field(_SRC, "The directory that the adapter was loaded from."),

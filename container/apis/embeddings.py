@@ -29,26 +29,24 @@ EMBEDDING_FIELDS: Fields = {
     "input": Field(PROMPT, "One input or several, as strings or as token ids."),
     "encoding_format": Field(
         with_schema(STRING, {"enum": [*_FORMATS]}),
-        "float: numbers (default); base64: little-endian fp32.",
+        "float (default): a list of numbers. base64: little-endian fp32 values.",
     ),
     "dimensions": Field(
-        INTEGER, "Keep only this many numbers of each vector; the model must be trained for that."
+        INTEGER, "Keep only this many numbers of each vector. The model must be trained for that."
     ),
     "truncate_prompt_tokens": Field(
-        INTEGER, "Truncate inputs to this many tokens; -1: to as many as the model takes."
+        INTEGER, "Truncate inputs to this many tokens. -1: truncate them to the model's limit."
     ),
     "model": MODEL_IGNORED,
     "user": ignored(),
 }
 _PARAMETERS: Fields = {
-    "truncate": Field(BOOLEAN, "Truncate inputs to as many tokens as the model takes."),
+    "truncate": Field(BOOLEAN, "Truncate inputs to the model's limit."),
 }
 INPUTS_FIELDS: Fields = {
     "inputs": Field(PROMPT, "One input or several, as strings or as token ids."),
     "truncate": Field(BOOLEAN, "The same as `parameters.truncate`."),
-    "parameters": Field(
-        OBJECT, "`truncate`: truncate inputs to as many tokens as the model takes."
-    ),
+    "parameters": Field(OBJECT, "`truncate`: truncate inputs to the model's limit."),
     "model": MODEL_IGNORED,
 }
 

@@ -36,7 +36,9 @@ _STREAM_OPTIONS: Fields = {
 
 OPENAI_FIELDS: Fields = {
     **SAMPLING_FIELDS,
-    "stop": Field(STRING_OR_STRINGS, "Stop strings: they end the answer and are not part of it."),
+    "stop": Field(
+        STRING_OR_STRINGS, "Stop strings. A stop string ends the answer and is not part of it."
+    ),
     "ignore_eos": Field(BOOLEAN, "Keep generating after the end-of-sequence token."),
     "stream": Field(BOOLEAN, "Stream the answer as server-sent events."),
     "stream_options": Field(
@@ -44,23 +46,25 @@ OPENAI_FIELDS: Fields = {
             OBJECT,
             {"properties": {name: field.kind.schema for name, field in _STREAM_OPTIONS.items()}},
         ),
-        "include_usage: send token counts in a last chunk; continuous_usage_stats: in every chunk.",
+        "include_usage: send token counts in a last chunk. continuous_usage_stats: send them in "
+        "every chunk, too.",
     ),
     "response_format": RESPONSE_FORMAT,
     "model": Field(
         ANYTHING,
-        "With option.enable_lora: the name of the model or of an adapter. Otherwise ignored, "
-        "since only one model is served.",
+        "With option.enable_lora: the name of the model or of an adapter. Without "
+        "that option, this "
+        "field is ignored, since only one model is served.",
     ),
     "adapters": Field(
-        STRING_OR_STRINGS, "LMI's field for the name of the LoRA adapter to use; '' for none."
+        STRING_OR_STRINGS, "LMI's field: the name of the LoRA adapter to use. '': no adapter."
     ),
     "truncate_prompt_tokens": Field(
-        INTEGER, "Keep only this many tokens from the end of the prompt; -1: as many as fit."
+        INTEGER, "Keep only this many tokens from the end of the prompt. -1: keep as many as fit."
     ),
     "request_id": Field(
         with_schema(STRING, {"pattern": "^[!-~]{1,128}$"}),
-        "The response's id is made from this; default: a random id.",
+        "The response's id is made from this id (default: a random id).",
     ),
     "return_token_ids": Field(BOOLEAN, "Also return the token ids of the prompt and the answer."),
     "return_tokens_as_token_ids": Field(

@@ -26,13 +26,15 @@ _MODEL: Fields = {"model": MODEL_IGNORED}
 TOKENIZE_FIELDS: Fields = {
     **_MODEL,
     **TEMPLATE_FIELDS,
-    "prompt": Field(STRING, "The text to tokenize; send either this or messages."),
+    "prompt": Field(STRING, "The text to tokenize. Send either this field or messages."),
     "add_special_tokens": Field(
         BOOLEAN,
         "Add the tokens that the model expects at the start of a prompt (default: true for a "
         "prompt, false for messages).",
     ),
-    "return_token_strs": Field(BOOLEAN, "Also return the tokens as the vocabulary spells them."),
+    "return_token_strs": Field(
+        BOOLEAN, "Also return the tokens as strings, as the vocabulary has them."
+    ),
 }
 DETOKENIZE_FIELDS: Fields = {**_MODEL, "tokens": Field(INTEGERS, "The token ids.", limit=TOKEN_IDS)}
 

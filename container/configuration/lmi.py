@@ -20,12 +20,21 @@ ALIASES: Mapping[str, str] = {
 }
 """The last three are names of older containers and of the SageMaker SDK's `DJLModel`."""
 
-_FIXED_COPIES = "the number of copies is fixed; use option.copies, which maxWorkers sets"
-_FORMAT = "the request's fields choose its schema; option.output_formatter sets the stream format"
+_FIXED_COPIES = (
+    "the number of copies does not change while the container runs; use option.copies, which "
+    "maxWorkers also sets"
+)
+_FORMAT = (
+    "the fields of a request show which format it has; option.output_formatter sets the format of "
+    "streams"
+)
 _HANDLERS = "set option.entryPoint to your handler's file"
 _RANKS = "use option.tensor_parallel_degree to split the model over GPUs"
 _SPECULATIVE = "speculative decoding is not supported; leave it out"
-_FIXED_CODES = "status codes are fixed; only that of a full queue is set by option.overload_status"
+_FIXED_CODES = (
+    "status codes cannot be changed, except that option.overload_status sets the status of a full "
+    "queue"
+)
 
 ADVICE: Mapping[str, str] = {
     **{f"option.{name}": advice for name, advice in REMOVED_OPTIONS.items()},
@@ -40,18 +49,18 @@ ADVICE: Mapping[str, str] = {
     "reserved_memory_mb": "use option.kv_cache_memory_bytes or option.gpu_memory_utilization",
     "gpu.required_memory_mb": "use option.gpu_memory_utilization",
     "gpu.reserved_memory_mb": "use option.gpu_memory_utilization",
-    "log_request_metric": "leave it out",
-    "metrics_aggregation": "leave it out",
+    "log_request_metric": "leave it out; use option.log_requests or GET /metrics",
+    "metrics_aggregation": "leave it out; GET /metrics returns the metrics",
     "chunked_read_timeout": "use option.predict_timeout",
     "bad_request_http_code": _FIXED_CODES,
     "wlm_error_http_code": _FIXED_CODES,
     "throttle_error_http_code": _FIXED_CODES,
     "timeout_http_code": _FIXED_CODES,
     "server_error_http_code": _FIXED_CODES,
-    "cors_allowed_methods": "every method of a route is allowed; leave it out",
-    "cors_allowed_headers": "every header is allowed; leave it out",
+    "cors_allowed_methods": "all methods that a route has are allowed; leave it out",
+    "cors_allowed_headers": "all headers are allowed; leave it out",
     "wait_model_loading": "/ping returns 503 until the model is ready; leave it out",
-    "option.mpi_mode": "option.tensor_parallel_degree starts the ranks; leave it out",
+    "option.mpi_mode": "Longshore itself starts the ranks; set option.tensor_parallel_degree",
     "option.pipeline_parallel_degree": _RANKS,
     "option.parallel_loading": "copies are always loaded at the same time; leave it out",
     "option.load_in_8bit": "use option.quantize=int8",
@@ -64,8 +73,8 @@ ADVICE: Mapping[str, str] = {
     "option.env": "set environment variables on the container",
     "option.pythonExecutable": "handlers run in the container's Python",
     "option.enable_venv": "handlers run in the container's Python",
-    "option.enable_chunked_prefill": "long prompts are always prefilled in chunks, see "
-    "option.max_rolling_batch_prefill_tokens",
+    "option.enable_chunked_prefill": "long prompts are always prefilled in chunks; "
+    "option.max_rolling_batch_prefill_tokens limits their size",
     "option.max_num_seqs": "use option.max_rolling_batch_size",
     "option.max_num_batched_tokens": "use option.max_rolling_batch_prefill_tokens",
     "option.tokenizer_mode": "tokenizer.json is always used; leave it out",
@@ -75,22 +84,22 @@ ADVICE: Mapping[str, str] = {
     "option.device_map": _RANKS,
     "option.device_id": "use option.device",
     "option.max_tokens": "use option.max_model_len",
-    "option.low_cpu_mem_usage": "weights are always read a tensor at a time; leave it out",
+    "option.low_cpu_mem_usage": "weights are always read one tensor at a time; leave it out",
     "option.enable_cuda_graph": "use option.enforce_eager",
     "option.triangular_masking": "attention is always causal; leave it out",
     "option.return_tuple": "leave it out",
     "option.max_sparsity": "leave it out",
     "option.max_splits": "leave it out",
     "option.max_cpu_loras": "all loaded adapters stay on the device; use option.max_loras",
-    "option.fully_sharded_loras": "how adapters are split over ranks is fixed; leave it out",
+    "option.fully_sharded_loras": "adapters are always split in the same way; leave it out",
     "option.lora_dtype": "adapters use the model's dtype; leave it out",
     "option.lora_extra_vocab_size": "adapters cannot add tokens; leave it out",
     "option.draft_model_id": _SPECULATIVE,
     "option.spec_length": _SPECULATIVE,
     "option.speculative_draft_model": _SPECULATIVE,
     "option.speculative_config": _SPECULATIVE,
-    "option.chat_template_content_format": "the format follows from the template; leave it out",
-    "option.enable_auto_tool_choice": "option.tool_call_parser is enough",
+    "option.chat_template_content_format": "the chat template shows the format; leave it out",
+    "option.enable_auto_tool_choice": "use option.tool_call_parser, which is enough",
 }
 
 VALUE_ALIASES: Mapping[tuple[str, str], str] = {
@@ -106,14 +115,14 @@ VALUE_ALIASES: Mapping[tuple[str, str], str] = {
 """Maps a key and its value in LMI or vLLM to the name of this value here."""
 
 INVOCATION_HANDLER_ADVICE = (
-    "write handle(inputs) in model.py, which replaces the model, or name a function that changes "
-    "the model's requests and responses in option.pre_post_process_hook"
+    "write handle(inputs) in model.py, which is called instead of the model; or set "
+    "option.pre_post_process_hook to a function that changes the model's requests and responses"
 )
 """AWS's invocation handlers call vLLM's engine, which Longshore does not have."""
 
 VARIABLE_ADVICE: Mapping[str, str] = {
     "CUSTOM_SCRIPT_FILENAME": "name the file with its function, as in CUSTOM_PRE_PROCESS=FILE.py:F",
-    "SAGEMAKER_MODEL_PATH": "give the model's directory to serve, or set option.model_id",
+    "SAGEMAKER_MODEL_PATH": "give the model's directory as MODEL, or set option.model_id",
     "SAGEMAKER_MODEL_SERVER_WORKERS": "use option.http_workers",
     "SAGEMAKER_PROGRAM": _HANDLERS,
     "SERVING_MIN_WORKERS": _FIXED_COPIES,

@@ -29,11 +29,12 @@ from container.hooks.load import Hooks
 from container.http.cors import register_cors
 from container.http.failures import register_failures
 from container.http.headers import register_headers
+from container.http.health import register_engine_wait
 from container.http.request_log import register_request_log
 from container.http.service import Service, json_response
 from container.isolation.helper import Helper
 from container.security.authentication import Gate
-from container.ui.routes import KEYLESS_ENDPOINTS, PageRoutes
+from container.ui.routes import EVENTS_ENDPOINT, KEYLESS_ENDPOINTS, PageRoutes
 from container.wire.engine_client import EngineClient
 from core.options import Options
 from core.task import Kind, Task
@@ -135,6 +136,7 @@ def _create(
         register_cors(app, options.cors_allowed_origin)
     if gate is not None:
         gate.add_to(app, KEYLESS_ENDPOINTS)
+    register_engine_wait(app, service.client, (*KEYLESS_ENDPOINTS, EVENTS_ENDPOINT))
     register_failures(
         app,
         overload_status=int(options.overload_status),

@@ -42,89 +42,108 @@ _OWNERS = (
 )
 """Path prefixes, and the servers whose clients call them. The first match counts."""
 _HEADERS = (
-    ("Authorization: Bearer KEY", "OpenAI", "the API key, with option.api_keys_file"),
-    ("x-api-key", "Anthropic", "the same"),
+    ("Authorization: Bearer KEY", "OpenAI", "the API key, if option.api_keys_file is set"),
+    ("x-api-key", "Anthropic", "the API key, as in `Authorization`"),
     ("anthropic-version, anthropic-beta", "Anthropic", "no effect"),
-    ("Accept", "HTTP", "on /invocations: lines or server-sent events"),
+    ("Accept", "HTTP", "on /invocations: whether a stream has lines or server-sent events"),
     ("X-Amzn-SageMaker-Custom-Attributes", "SageMaker",
-     "`route=PATH` on /invocations reaches any other POST route; returned with the response"),
+     "on /invocations, `route=PATH` sends the request to any other POST route; the header is "
+     "returned with the response"),
     ("X-Amzn-SageMaker-Inference-Id", "SageMaker", "the request's id in logs and responses"),
-    ("X-Amzn-SageMaker-Target-Model", "SageMaker", "the model, with several on one port"),
-    ("X-Amzn-SageMaker-Adapter-Identifier", "SageMaker", "the LoRA adapter"),
+    ("X-Amzn-SageMaker-Target-Model", "SageMaker",
+     "the name of the model, if several models share one port"),
+    ("X-Amzn-SageMaker-Adapter-Identifier", "SageMaker", "the name of the LoRA adapter"),
     ("X-Amzn-SageMaker-Adapter-Alias", "SageMaker",
      "the adapter's name in the answers of `/adapters`; no effect on other routes"),
-    ("X-Amzn-SageMaker-Session-Id", "SageMaker", "the session, with enable_stateful_sessions"),
-    ("X-Amzn-SageMaker-New-Session-Id, -Closed-Session-Id", "SageMaker", "in responses"),
+    ("X-Amzn-SageMaker-Session-Id", "SageMaker",
+     "the id of the session, if option.enable_stateful_sessions is set"),
+    ("X-Amzn-SageMaker-New-Session-Id, -Closed-Session-Id", "SageMaker",
+     "in responses: the id of the session that the request has opened or closed"),
     ("X-Request-Id", "Longshore", "in responses: the request's id"),
-    ("X-Longshore-Warning", "Longshore", "in responses: fields of the request without effect"),
-    ("Retry-After", "HTTP", "in responses 429 and 503"),
+    ("X-Longshore-Warning", "Longshore",
+     "in responses: the fields of the request that have no effect"),
+    ("Retry-After", "HTTP",
+     "in responses with status 429 or 503: the seconds after which to try again"),
 )  # fmt: skip
 _STANDARDS = (
-    ("`POST /adapters`, `DELETE /adapters/{name}`, headers and query parameters", "as there"),
+    ("`POST /adapters`, `DELETE /adapters/{name}`, headers and query parameters", "the same"),
     ("`requestType` `NEW_SESSION` and `CLOSE`, `X-Amzn-SageMaker-Session-Id`, expiry",
-     "as there, but each use of a session extends its lifetime, and its directory holds no data"),
+     "the same, but each use of a session extends its lifetime, and the directory of a session "
+     "holds no data"),
     ("`SAGEMAKER_ENABLE_STATEFUL_SESSIONS`, `SAGEMAKER_SESSIONS_EXPIRATION`, "
-     "`SAGEMAKER_SESSIONS_PATH`", "options of the same names"),
+     "`SAGEMAKER_SESSIONS_PATH`",
+     "they set `option.enable_stateful_sessions`, `option.sessions_expiration` and "
+     "`option.sessions_path`"),
     ("`CUSTOM_FASTAPI_PING_HANDLER`",
-     "`option.ping_hook`; called only while the engine is healthy, else `/ping` is 503"),
-    ("`CUSTOM_FASTAPI_MIDDLEWARE_THROTTLE`", "`option.throttle_hook`; a function, not a class"),
+     "it sets `option.ping_hook`; the function is called only while the engine is healthy; "
+     "otherwise `/ping` returns 503"),
+    ("`CUSTOM_FASTAPI_MIDDLEWARE_THROTTLE`",
+     "it sets `option.throttle_hook`, which must be a function, not a class"),
     ("`CUSTOM_FASTAPI_MIDDLEWARE_PRE_POST_PROCESS`",
-     "`option.pre_post_process_hook`; a function, not a class"),
+     "it sets `option.pre_post_process_hook`, which must be a function, not a class"),
     ("`CUSTOM_PRE_PROCESS`, `CUSTOM_POST_PROCESS`",
-     "`option.pre_process_hook`, `option.post_process_hook`"),
+     "they set `option.pre_process_hook` and `option.post_process_hook`"),
     ("`CUSTOM_FASTAPI_INVOCATION_HANDLER`, `@custom_invocation_handler`",
-     "refused at the start: they call vLLM's engine; write `handle(inputs)`, or a "
-     "`pre_post_process_hook`, in which `call_next` calls the model"),
+     "the container refuses to start, since such a handler calls vLLM's engine; write "
+     "`handle(inputs)` instead, or a `pre_post_process_hook`, whose `call_next` calls the model"),
     ("`@custom_ping_handler`, `@custom_middleware`, its `@input_formatter` and "
      "`@output_formatter`, functions found by their names",
-     "refused at the start: name the function in an option"),
+     "the container refuses to start; name the function in an option instead"),
     ("`CUSTOM_SCRIPT_FILENAME`, `SAGEMAKER_MODEL_PATH`",
-     "a warning: options name files, which are beside serving.properties or the model"),
+     "they have no effect and cause a warning; an option names the file, which is beside "
+     "serving.properties or in the model's directory"),
     ("handlers of the engine's own sessions and adapters (`register_...`)",
-     "not here: they are for authors of inference engines"),
+     "not supported; they are for authors of inference engines"),
     ("`standard-supervisor`, `PROCESS_AUTO_RECOVERY`, `PROCESS_MAX_START_RETRIES`",
-     "not here: `retry_threshold` restarts a dead engine"),
+     "not supported; `retry_threshold` restarts a dead engine"),
 )  # fmt: skip
 """The features of AWS's package model-hosting-container-standards, and their equivalents here."""
 _ANSWERS = (
-    ("`usage.prompt_tokens`", "the prompt's tokens, with special tokens, once for all `n`", "same"),
+    ("`usage.prompt_tokens`",
+     "the tokens of the prompt, including special tokens, counted once for all `n` choices",
+     "same"),
     ("`usage.completion_tokens`",
-     "all tokens of all choices, with the end of sequence and those of the stop string", "same"),
+     "all tokens of all choices, including the end-of-sequence token and the tokens of the stop "
+     "string", "same"),
     ("`usage.completion_tokens` with `echo` and `max_tokens` 0",
-     "1, which is sampled and dropped", "0"),
+     "1, as one token is sampled and dropped", "0"),
     ("`finish_reason` at the end of sequence, a stop string or a stop token", "`stop`", "same"),
     ("`finish_reason` at `max_tokens` or the end of the context", "`length`", "same"),
-    ("`finish_reason` of calls with `tool_choice` auto or required", "`tool_calls`", "same"),
-    ("`finish_reason` of a function that `tool_choice` names", "`stop`, as at OpenAI", "same"),
-    ("`finish_reason` of calls that `max_tokens` cuts off",
-     "`length`; `tool_calls` with `tool_choice` auto", "`length`"),
+    ("`finish_reason` of tool calls with `tool_choice` auto or required", "`tool_calls`", "same"),
+    ("`finish_reason` of a call of the function that `tool_choice` names",
+     "`stop`, as in OpenAI's API", "same"),
+    ("`finish_reason` of tool calls that `max_tokens` cuts off",
+     "`length`, but `tool_calls` with `tool_choice` auto", "`length`"),
     ("`stop_reason`", "the stop string, the id of a token of `stop_token_ids`, or null",
      "same, but null for every end-of-sequence token of the model; vLLM returns the ids of all but "
      "the first"),
-    ("an error's body", "`error` with `message`, `type`, `param` and `code`, the status", "same"),
-    ("`type` of a 4xx", "`BadRequestError`, `NotFoundError`", "`invalid_request_error`, OpenAI's"),
-    ("`type` of a 5xx", "`InternalServerError`", "`server_error`, OpenAI's"),
-    ("a prompt that is too long", "400", "same, in OpenAI's words"),
+    ("an error's body", "`error`, with `message`, `type`, `param`, and the status as `code`",
+     "same"),
+    ("`type` of a 4xx", "`BadRequestError`, `NotFoundError`",
+     "`invalid_request_error`, as in OpenAI's API"),
+    ("`type` of a 5xx", "`InternalServerError`", "`server_error`, as in OpenAI's API"),
+    ("a prompt that is too long", "400", "same, with the message of OpenAI's API"),
     ("unknown fields", "ignored, with a line in the log", "400, unless they are null"),
-    ("an engine that fails during a request", "500", "424, as LMI"),
+    ("an engine that fails during a request", "500", "424, as in LMI"),
     ("a full queue", "there is none: the queue has no limit",
      "503 with `Retry-After` (`option.overload_status`)"),
 )  # fmt: skip
 """The answers of chat completions and completions, in vLLM and here."""
 _LMI_ANSWERS = (
     ("`details.finish_reason` at the end of sequence", "`eos_token`", "same"),
-    ("`details.finish_reason` at a stop string", "`eos_token`; documented: `stop_sequence`",
+    ("`details.finish_reason` at a stop string", "`eos_token`, although LMI's documentation says "
+     "`stop_sequence`",
      "`stop_sequence`"),
     ("`details.finish_reason` at `max_new_tokens`", "`length`", "same"),
     ("a failure before the first byte", "424 with `error` and `code`",
-     "same for failures; an invalid request is a 400 that adds its `field`"),
+     "same for failures; an invalid request gets 400, and the body also has the `field`"),
     ("a failure in a stream", "a last line with `details.finish_reason` `error`", "same"),
-    ("chat completions", "`eos_token`, `length` or `tool_calls`", "vLLM's, above"),
+    ("chat completions", "`eos_token`, `length` or `tool_calls`", "the reasons in the table above"),
 )  # fmt: skip
 """The answers to `inputs`, in LMI and here."""
 _BODIES: Mapping[str, Fields] = {
     "`/invocations` with `inputs`, `/generate`": TEXT_FIELDS,
-    "Its `parameters`": PARAMETERS,
+    "The `parameters` of `/invocations` and `/generate`": PARAMETERS,
     "`/v1/chat/completions`": CHAT_FIELDS,
     "`/v1/completions`": COMPLETION_FIELDS,
     "`/v1/responses`": RESPONSES_FIELDS,
@@ -145,33 +164,39 @@ def markdown_lines() -> list[str]:
     return [
         "# The contract",
         "",
-        "Every route, header and field that clients of other servers send, and what it does here. "
-        "Generated by `make docs` from the tables that requests are checked against. "
-        "[requests.md](requests.md) explains them.",
+        "This page lists every route, header and field that clients of other servers send, and "
+        "what it does here. It is generated by `make docs` from the tables that requests are "
+        "checked against. [requests.md](requests.md) explains the fields.",
         "",
-        "Fields that are not listed are refused, except if they are null. A field without effect "
-        "gives a warning in the log and in `X-Longshore-Warning`.",
-        *("", "## Routes", "", "| route | whose | models of | what |", "| --- | --- | --- | --- |"),
+        "A field that is not listed is refused, unless it is null. A field that has no effect "
+        "causes a warning in the log and in the header `X-Longshore-Warning`.",
+        *(
+            "",
+            "## Routes",
+            "",
+            "| route | defined by | kinds of models | what it does |",
+            "| --- | --- | --- | --- |",
+        ),
         *_routes(),
         "",
         "Each route below `/v1/` is also below `/openai/v1/`.",
-        *("", "## Headers", "", "| header | whose | what |", "| --- | --- | --- |"),
+        *("", "## Headers", "", "| header | defined by | what it is |", "| --- | --- | --- |"),
         *(f"| `{name}` | {owner} | {what} |" for name, owner, what in _HEADERS),
         "",
         "## AWS's container standards",
         "",
-        "The features that the package model-hosting-container-standards 0.1.16 gives AWS's "
+        "The package model-hosting-container-standards 0.1.16 gives these features to AWS's "
         "containers. [handlers.md](handlers.md#hooks) explains the hooks.",
-        *("", "| there | here |", "| --- | --- |"),
+        *("", "| in AWS's containers | here |", "| --- | --- |"),
         *(f"| {there} | {here} |" for there, here in _STANDARDS),
         "",
         "## Answers",
         "",
-        "Chat completions and completions:",
+        "The answers of chat completions and completions:",
         *("", "| what | vLLM | here |", "| --- | --- | --- |"),
         *(f"| {what} | {there} | {here} |" for what, there, here in _ANSWERS),
         "",
-        "`/invocations` with `inputs`:",
+        "The answers of `/invocations` to `inputs`:",
         *("", "| what | LMI | here |", "| --- | --- | --- |"),
         *(f"| {what} | {there} | {here} |" for what, there, here in _LMI_ANSWERS),
         *(line for title, fields in _BODIES.items() for line in _table(title, fields)),
@@ -199,7 +224,7 @@ def _owner(path: str) -> str:
 
 
 def _table(title: str, fields: Fields) -> Iterator[str]:
-    yield from ("", f"## {title}", "", "| field | here | what |", "| --- | --- | --- |")
+    yield from ("", f"## {title}", "", "| field | supported | meaning |", "| --- | --- | --- |")
     for name in sorted(fields):
         yield f"| `{name}` | {_EFFECTS[fields[name].effect]} | {_description(fields[name])} |"
 

@@ -184,7 +184,7 @@ def _adapter_paths(prefix: str, *path_names: str) -> Json:
         f"{prefix}/adapters": {
             **_get("List the loaded LoRA adapters.", *path_names),
             **_post(
-                "Load an adapter; the response comes when it can be used.",
+                "Load an adapter. The response is sent once the adapter can be used.",
                 _body("Adapter"),
                 *path_names,
                 **_NO_SLOT,
@@ -195,7 +195,7 @@ def _adapter_paths(prefix: str, *path_names: str) -> Json:
             **_delete("Unload an adapter.", *path_names, "name"),
         },
         f"{prefix}/adapters/{{name}}/update": _post(
-            "Accept settings of a loaded adapter, which change nothing.",
+            "Accept settings of a loaded adapter, and change nothing.",
             _body("AdapterUpdate"),
             *path_names,
             "name",
@@ -204,14 +204,16 @@ def _adapter_paths(prefix: str, *path_names: str) -> Json:
 
 
 _NO_SLOT: dict[str, Json] = {
-    "507": {"description": "option.max_loras adapters are loaded; unload one first."}
+    "507": {
+        "description": "As many adapters as option.max_loras allows are loaded. Unload one first."
+    }
 }
-_UPGRADE: dict[str, Json] = {"101": {"description": "The connection is a WebSocket now."}}
+_UPGRADE: dict[str, Json] = {"101": {"description": "The connection is now a WebSocket."}}
 _PARAMETERS = {"anyOf": [_ref("Parameters"), {"type": "null"}]}
 _RESPONSES = {
     "200": {"description": "The response."},
-    "4XX": {"description": "The error in the request, and the field that has it."},
-    "503": {"description": "Not ready or too busy; try again later."},
+    "4XX": {"description": "What is wrong with the request, and the field that is wrong."},
+    "503": {"description": "The server is not ready or is too busy. Try again later."},
 }
 _ANYTHING: Json = {"content": {"*/*": {"schema": {}}}}
 _BODIES: Mapping[Kind, Json] = {
@@ -235,14 +237,14 @@ _OWN_PATHS: Mapping[Kind, Json] = {
         },
         "/v1/chat/completions": _post("OpenAI's chat completions.", _body("Chat")),
         "/v1/completions": _post("OpenAI's completions.", _body("Completion")),
-        "/v1/responses": _post("OpenAI's responses; nothing is stored.", _body("Response")),
+        "/v1/responses": _post("OpenAI's responses. Nothing is stored.", _body("Response")),
         "/v1/messages": _post("Anthropic's messages.", _body("Messages")),
         "/v1/messages/count_tokens": _post(
             "Count the tokens of Anthropic's messages.", _body("CountTokens")
         ),
         "/": _post("text-generation-inference's answer, in a list or as a stream.", _body("Text")),
         "/generate": _post("text-generation-inference's answer.", _body("Text")),
-        "/generate_stream": _post("The same as a stream.", _body("Text")),
+        "/generate_stream": _post("text-generation-inference's answer as a stream.", _body("Text")),
         "/info": _get("Describe the model and the limits, as text-generation-inference does."),
         "/tokenize": _post("Tokenize a text or a conversation.", _body("Tokenize")),
         "/detokenize": _post("Return the text of token ids.", _body("Detokenize")),
@@ -270,36 +272,38 @@ _MODEL_PATHS: Json = {
     "/models/{name}": _get("Describe the model, in DJL Serving's format.", "name"),
     "/v1/models": _get("List the model and its adapters, in OpenAI's format."),
     "/v1/models/{name}": _get("Describe the model or an adapter, in OpenAI's format.", "name"),
-    "/version": _get("The version of this server."),
-    "/load": _get("The number of sequences that run or wait."),
-    "/metrics": _get("The engine's metrics in Prometheus' text format."),
-    "/openapi.json": _get("This document."),
+    "/version": _get("Return the version of this server."),
+    "/load": _get("Return the number of sequences that run or wait."),
+    "/metrics": _get("Return the engine's metrics in Prometheus' text format."),
+    "/openapi.json": _get("Return the OpenAPI document."),
 }
 _FRONT_PATHS: Json = {
     **{path: _get("Return 200 once all models of the store are loaded.") for path in HEALTH_PATHS},
     "/models": {
-        **_get("List the models by name, in pages (limit, next_page_token)."),
+        **_get("List the models by name, page by page (limit, next_page_token)."),
         **_post(
-            "Load a model; the response comes when it is ready.",
+            "Load a model. The response is sent once the model is ready.",
             _body("Load"),
-            **{"507": {"description": "Not enough memory; unload another model first."}},
+            **{"507": {"description": "There is not enough memory. Unload another model first."}},
         ),
     },
     "/models/{name}": {
         **_get("Describe a model.", "name"),
-        **_delete("Unload a model; the response comes when its memory is free.", "name"),
+        **_delete("Unload a model. The response is sent once its memory is free.", "name"),
     },
-    "/models/{name}/invoke": _post("The model's /invocations.", _ANYTHING, "name"),
-    "/models/{name}/openapi.json": _get(
-        "The model's own document, whose paths are below /models/NAME.", "name"
+    "/models/{name}/invoke": _post(
+        "Send a request to the model's /invocations.", _ANYTHING, "name"
     ),
-    "/predictions/{name}": _post("The model's /invocations.", _ANYTHING, "name"),
+    "/models/{name}/openapi.json": _get(
+        "Return the model's own document. Its paths are below /models/NAME.", "name"
+    ),
+    "/predictions/{name}": _post("Send a request to the model's /invocations.", _ANYTHING, "name"),
     "/invocations": _post(
-        "The /invocations of the model in X-Amzn-SageMaker-Target-Model, or of the only model.",
+        "Send a request to the model that X-Amzn-SageMaker-Target-Model names, or to the only one.",
         _ANYTHING,
     ),
-    "/metrics": _get("The metrics of all engines in Prometheus' text format."),
-    "/openapi.json": _get("This document."),
+    "/metrics": _get("Return the metrics of all engines in Prometheus' text format."),
+    "/openapi.json": _get("Return the OpenAPI document."),
 }
 
 
@@ -308,10 +312,10 @@ def _invocations_paths(body: Json) -> Json:
         **{path: _get("Return 200 if the engine is healthy.") for path in HEALTH_PATHS},
         "/invocations": _post("Answer one request or a batch.", body),
         "/predictions/{model}": _post(
-            "The same as /invocations, with the model's name.", body, "model"
+            "The same as /invocations, with the model's name in the path.", body, "model"
         ),
         "/models/{model}/invoke": _post(
-            "The same as /invocations, with the model's name.", body, "model"
+            "The same as /invocations, with the model's name in the path.", body, "model"
         ),
     }
 

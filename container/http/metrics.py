@@ -50,7 +50,7 @@ def metrics_text(client: EngineClient, model_name: str, options: Options) -> byt
     if has_several:
         serving = Gauge(
             "longshore:copies_serving",
-            "Copies of the model that serve.",
+            "Copies of the model that are serving requests.",
             tuple(labels),
             registry=registry,
         )
@@ -79,16 +79,24 @@ class _EngineMetrics:
         facts, stats = self._facts, self._stats
         used = stats.num_held_blocks / max(1, facts.num_kv_blocks)
         for name, value, doc in (
-            ("vllm:num_requests_running", stats.num_running, "Sequences in the batch."),
-            ("vllm:num_requests_waiting", stats.num_waiting, "Sequences waiting to be scheduled."),
-            ("vllm:kv_cache_usage_perc", used, "Fraction of the KV blocks in use, from 0 to 1."),
-            ("longshore:kv_blocks", facts.num_kv_blocks, "Total KV blocks."),
+            ("vllm:num_requests_running", stats.num_running, "Sequences that are running."),
+            (
+                "vllm:num_requests_waiting",
+                stats.num_waiting,
+                "Sequences that wait to be scheduled.",
+            ),
+            (
+                "vllm:kv_cache_usage_perc",
+                used,
+                "Fraction of the KV blocks that is in use, from 0 to 1.",
+            ),
+            ("longshore:kv_blocks", facts.num_kv_blocks, "All KV blocks, in use or free."),
             ("longshore:kv_block_tokens", facts.block_size, "Tokens per KV block."),
             ("longshore:kv_blocks_held", stats.num_held_blocks, "KV blocks in use."),
             (
                 "longshore:kv_tokens_filled",
                 stats.num_filled_tokens,
-                "Token slots written in the KV blocks in use; the rest are reserved or empty.",
+                "Token slots that have been written, in the KV blocks that are in use.",
             ),
         ):
             if "kv_" in name and not facts.num_kv_blocks:
@@ -101,7 +109,7 @@ class _EngineMetrics:
         if facts.num_kv_blocks:
             yield self._gauge(
                 "vllm:cache_config_info",
-                "The KV cache, in the labels.",
+                "The labels describe the KV cache.",
                 1.0,
                 block_size=facts.block_size,
                 num_gpu_blocks=facts.num_kv_blocks,
@@ -113,7 +121,7 @@ class _EngineMetrics:
         if options.enable_lora:
             yield self._gauge(
                 "vllm:lora_requests_info",
-                "The adapters of running and waiting requests, in the labels; the time as value.",
+                "Adapters of running and waiting requests, as labels. The value is the time.",
                 time.time(),
                 max_lora=options.max_loras,
                 running_lora_adapters=",".join(stats.running_adapters),
@@ -129,34 +137,42 @@ class _EngineMetrics:
         stats = self._stats
         preemptions = {"swap": stats.num_swaps, "recompute": stats.num_recomputes}
         sums: tuple[tuple[str, float, str], ...] = (
-            ("vllm:prompt_tokens", stats.num_prompt_tokens, "Prompt tokens."),
-            ("vllm:generation_tokens", stats.num_generated_tokens, "Generated tokens."),
+            (
+                "vllm:prompt_tokens",
+                stats.num_prompt_tokens,
+                "Prompt tokens of requests that got their first token.",
+            ),
+            (
+                "vllm:generation_tokens",
+                stats.num_generated_tokens,
+                "Generated tokens of all requests.",
+            ),
             (
                 "vllm:prefix_cache_queries",
                 stats.num_prefix_queries,
-                "Tokens looked up in the prefix cache.",
+                "Tokens that were looked up in the prefix cache.",
             ),
             (
                 "vllm:prefix_cache_hits",
                 stats.num_prefix_hits,
-                "Tokens found in the prefix cache.",
+                "Tokens that were found in the prefix cache.",
             ),
-            ("vllm:num_preemptions", sum(preemptions.values()), "Preemptions."),
+            ("vllm:num_preemptions", sum(preemptions.values()), "Preemptions of all modes."),
             ("longshore:steps", stats.num_steps, "Forward passes."),
             (
                 "longshore:step_sequences",
                 stats.num_step_sequences,
-                "Sequences computed, summed over all steps.",
+                "Sequences in a step, summed over all steps.",
             ),
             (
                 "longshore:step_tokens",
                 int(stats.iteration_tokens.sum),
-                "Tokens computed, summed over all steps.",
+                "Tokens computed in a step, summed over all steps.",
             ),
             (
                 "longshore:host_seconds",
                 stats.host_s,
-                "Time of the engine's loop outside the model's forward and outside of waiting.",
+                "Time of the engine's loop, without the model's forward pass and without waiting.",
             ),
         )
         for name, value, doc in sums:
@@ -164,25 +180,25 @@ class _EngineMetrics:
         for name, doc, values, label in (
             (
                 "vllm:request_success",
-                "Ended sequences: stop, length, abort, error.",
+                "Sequences that ended, by reason: stop, length, abort or error.",
                 stats.finished,
                 "finished_reason",
             ),
             (
                 "longshore:requests_aborted",
-                "Requests aborted while they ran or waited: disconnect, timeout, ...",
+                "Requests that were aborted while they ran or waited, by reason.",
                 stats.aborted,
                 "reason",
             ),
             (
                 "longshore:requests_refused",
-                "HTTP requests refused with a 4xx, 503 or 507: invalid, overloaded, ...",
+                "HTTP requests that were refused with a 4xx, 503 or 507, by reason.",
                 stats.refused,
                 "reason",
             ),
             (
                 "longshore:preemptions",
-                "Preemptions, by mode: KV cache swapped out or recomputed.",
+                "Preemptions, by what happens to the KV blocks: swap or recompute.",
                 preemptions,
                 "mode",
             ),
@@ -202,33 +218,49 @@ class _EngineMetrics:
             (
                 "vllm:time_to_first_token_seconds",
                 stats.first_token,
-                "Time from arrival to the first token.",
+                "Time from a request's arrival to its first token.",
             ),
-            ("vllm:inter_token_latency_seconds", stats.inter_token, "Time between two tokens."),
-            ("vllm:request_queue_time_seconds", stats.queue, "Time from arrival to scheduling."),
+            (
+                "vllm:inter_token_latency_seconds",
+                stats.inter_token,
+                "Time between two tokens of a sequence.",
+            ),
+            (
+                "vllm:request_queue_time_seconds",
+                stats.queue,
+                "Time from a request's arrival to its scheduling.",
+            ),
             (
                 "vllm:request_prefill_time_seconds",
                 stats.prefill,
-                "Time from scheduling to the first token.",
+                "Time from a request's scheduling to its first token.",
             ),
             (
                 "vllm:request_decode_time_seconds",
                 stats.decode,
-                "Time from the first token to the end.",
+                "Time from a request's first token to its end.",
             ),
             (
                 "vllm:request_inference_time_seconds",
                 stats.inference,
-                "Time from scheduling to the end.",
+                "Time from a request's scheduling to its end.",
             ),
-            ("vllm:e2e_request_latency_seconds", stats.end_to_end, "Time from arrival to the end."),
+            (
+                "vllm:e2e_request_latency_seconds",
+                stats.end_to_end,
+                "Time from a request's arrival to its end.",
+            ),
             (
                 "vllm:request_time_per_output_token_seconds",
                 stats.per_output_token,
                 "Mean time between the tokens of a sequence.",
             ),
-            ("vllm:request_prompt_tokens", stats.prompt_tokens, "Prompt tokens."),
-            ("vllm:request_generation_tokens", stats.generation_tokens, "Generated tokens."),
+            ("vllm:request_prompt_tokens", stats.prompt_tokens, "Prompt tokens of a sequence."),
+            (
+                "vllm:request_generation_tokens",
+                stats.generation_tokens,
+                "Generated tokens of a sequence.",
+            ),
             (
                 "vllm:request_max_num_generation_tokens",
                 stats.max_generation_tokens,

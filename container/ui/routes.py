@@ -21,6 +21,8 @@ EVENTS_PATH = "/ui/events"
 """The page and its files hold no data. The events do: numbers about requests, but no text."""
 KEYLESS_ENDPOINTS = ("page", "page's file")
 """Flask's names of the routes that need no API key: the page asks its user for one."""
+EVENTS_ENDPOINT = "events"
+"""Flask's name of the route that tells the page what the engines do, and whether any is ready."""
 
 _STATIC = Path(__file__).parent / "static"
 _MIMETYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
@@ -86,7 +88,7 @@ class PageRoutes:
         """Add the routes to the app, unless option.ui turns them off."""
         if self._service.options.ui != "false":
             self._page.add_to(app)
-            app.add_url_rule(EVENTS_PATH, "events", self.events)
+            app.add_url_rule(EVENTS_PATH, EVENTS_ENDPOINT, self.events)
 
     def events(self) -> Response:
         """Stream the events of the first engine, or of the copy that `?copy=` names."""

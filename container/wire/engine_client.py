@@ -6,6 +6,8 @@ import hashlib
 import time
 from collections.abc import Sequence
 
+import gevent
+
 from container.wire.engine_connection import Clock, EngineConnection, Health
 from container.wire.task_reply import TaskReply
 from core.adapter import Adapter
@@ -59,6 +61,10 @@ class EngineClient:
         """Return the health of the first engine that is healthy, or else of the first one."""
         found = [copy.health() for copy in self.copies]
         return next((health for health in found if health.healthy), found[0])
+
+    def wait_until_ready(self, within_s: float) -> None:
+        """Wait until an engine is ready, but no longer than `within_s` seconds."""
+        gevent.wait([copy.ready for copy in self.copies], within_s, count=1)
 
     def num_serving(self) -> int:
         """Return how many engines are healthy."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import gevent
+import gevent.event
 import msgspec
 import zmq.green as zmq
 
@@ -101,6 +102,8 @@ class EngineConnection:
         self.snapshots = SnapshotFeed(self._watch, clock)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder[FromEngine](FromEngine)
+        self.ready = gevent.event.Event()
+        """Set while the engine accepts requests."""
         self._context = zmq.Context()
         self._connect()
         self._down_reason = "the engine is starting"
@@ -228,6 +231,7 @@ class EngineConnection:
 
     def _connect(self) -> None:
         self._facts: Facts | None = None
+        self.ready.clear()
         self._adapters: tuple[Adapter, ...] = ()
         self._step_age_s = 0.0
         self._stalled_s = 0.0
@@ -316,6 +320,7 @@ class EngineConnection:
             case Ready(facts, adapters):
                 self._facts = facts
                 self._adapters = adapters
+                self.ready.set()
             case Adapters(loaded):
                 self._adapters = loaded
             case Watched(snapshot):

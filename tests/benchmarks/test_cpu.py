@@ -103,7 +103,10 @@ def test_a_server_that_does_not_start_is_reported_with_its_last_output(tmp_path)
     [
         (["--vs", "vlm"], "unknown system vlm; choose from vllm, openvino, transformers, offline"),
         (["--vs", "transformers", "--peer-python", "x"], "--peer-python is for one system"),
-        (["--vs", "transformers", "--quantize", "int8"], "--quantize is for openvino, offline"),
+        (
+            ["--vs", "transformers", "--quantize", "int8"],
+            "--quantize can only be used with --vs openvino, offline",
+        ),
     ],
 )
 def test_invalid_arguments_are_rejected(arguments, message):

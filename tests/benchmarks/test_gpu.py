@@ -25,6 +25,7 @@ from benchmarks.targets import TARGETS, targets_text
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "kernels" / "configurations.json"
 TIMED = ("requests/s", "tokens/s", "seconds", "step us", "GPU us", "us/step", "share")
+ALONE = ("copies alone us", "products alone us")
 SPREADS = ("TTFT ms", "ITL ms", "set-up s", "GPU idle")
 
 
@@ -43,13 +44,13 @@ def test_the_dry_run_runs_every_section_and_reports_no_times(tmp_path):
         assert not any("failed" in note for note in section["notes"]), section["notes"]
         for row in section["rows"]:
             assert set(row.get("us", {}).values()) <= {None}
-            assert {row.get(figure) for figure in TIMED} == {None}
+            assert {row.get(figure) for figure in (*TIMED, *ALONE)} == {None}
             assert all(
                 value is None
                 for figure in SPREADS
                 for value in row.get(figure, {None: None}).values()
             )
-    for name in ("correctness", "elementwise", "sampling", "quantized", "experts"):
+    for name in ("correctness", "elementwise", "sampling", "quantized", "experts", "ids-ahead"):
         assert {row["verdict"] for row in found["sections"][name]["rows"]} == {"ok"}
     for name, section in SECTIONS.items():
         assert section.title in run.stdout
@@ -172,6 +173,16 @@ def test_the_targets_table_has_the_worst_figure_of_each_target():
         decode | {"us": {"ours": 1.1, "flashinfer": 1.0}},
         decode | {"batch": 1, "us": {"ours": 9.0}},
     )
+    norms = {"us": {"ours": 1.0, "torch": 9.0, "two launches": 2.0}}
+    take(
+        report,
+        "elementwise",
+        {"what": "norms of queries and keys of 32/8/128, 1 tokens"} | norms,
+        {"what": "norms of queries and keys of 32/8/128, 8192 tokens"} | norms,
+        {"what": "rotary of 32/8/128, 1 tokens", "us": {"ours": 1.0, "torch": 2.0}},
+    )
+    take(report, "swap-out", {"us": {"own stream": 2.1, "one stream": 3.0}})
+    take(report, "ids-ahead", *({"us": {"ahead": us, "late": 2.0}} for us in (1.0, 1.5)))
     flops = {"tokens": "8 x 8192", "flop": 560_000_000}
     slow, fast = {"tma 64": 1.25, "threads 16": 1.0}, {"tma 64": 1.0, "threads 16": 1.1}
     take(
@@ -188,6 +199,9 @@ def test_the_targets_table_has_the_worst_figure_of_each_target():
     assert [measured for _, _, measured in cells if measured != "not measured"] == [
         "80% (worst of 2)",
         "0.91× its speed (worst of 2)",
+        "0.50",
+        "0.70",
+        "0.75 of the time (worst of 2)",
         "560 TFLOP/s",
         "2.0%",
         "4.0% (worst of 2)",
@@ -215,6 +229,8 @@ def test_a_run_that_timed_nothing_fills_no_target():
     take(report, "mixed", {"us": {"graph": None}, "GPU idle": {"graph": None, "eager": None}})
     take(report, "decode", {"batch": 64, "context": 4096, "us": {"ours": None, "sdpa": None}})
     take(report, "roofline", {"batch": 50, "step us": None, "GPU us": None, "bytes": 1})
+    take(report, "swap-out", {"us": {"own stream": None, "one stream": None}})
+    take(report, "ids-ahead", {"us": {"ahead": None, "late": None}})
     lines = targets_text(report).splitlines()[3:]
     assert len(lines) == len(TARGETS)
     assert all(line.endswith("| not measured |") for line in lines)

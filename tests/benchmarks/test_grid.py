@@ -43,7 +43,7 @@ class PretendBench(Bench):
     ("section", "num_rows"),
     [
         ("fp8", 6),
-        ("decode", 114),
+        ("decode", 98),
         ("prefill", 30),
         ("splits", 7),
         ("prefill_splits", 16),
@@ -86,7 +86,9 @@ def numbers_of_meta_tensors():
         ("ceilings", 4),
         ("correctness", 34),
         ("moves", 27),
+        ("swap_out", 1),
         ("elementwise", 24),
+        ("ids_ahead", 2),
         ("sampling", 14),
         ("quantized", 24),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from io import BytesIO
 from typing import Any
 
+import gevent
 import pytest
 from flask.testing import FlaskClient
 
@@ -15,7 +16,7 @@ from core.messages import Abort
 from core.options import Options
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import eventually
-from tests.container.fake_engine import FakeEngine, fails, stalls
+from tests.container.fake_engine import FakeEngine, fails, says, stalls
 from tests.container.invocations import invoke, records, stream
 
 
@@ -101,6 +102,22 @@ def test_an_unread_stream_is_aborted(http: FlaskClient, engine: FakeEngine) -> N
     response.close()
     eventually(lambda: engine.of_type(Abort))
     assert [abort.reason for abort in engine.of_type(Abort)] == ["disconnect"]
+
+
+def test_a_request_waits_for_an_engine_that_is_about_to_be_ready(
+    endpoint: str, tokenizer: Tokenizer
+) -> None:
+    """Its worker connects late, while another worker has already answered /ping with 200."""
+    client = EngineClient(endpoint, heartbeat_timeout_s=60)
+    http = create_app(client, tokenizer, Options(), "demo").test_client()
+    assert http.get("/ping").status_code == 503
+    asking = gevent.spawn(invoke, http)
+    gevent.sleep(0.05)
+    assert not asking.ready()
+    engine = FakeEngine(endpoint, says([65]))
+    assert asking.get(timeout=60).status_code == 200
+    client.close()
+    engine.close()
 
 
 def test_engine_not_ready(endpoint: str, tokenizer: Tokenizer) -> None:

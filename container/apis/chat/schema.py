@@ -48,7 +48,8 @@ CHAT_FIELDS: Fields = {
     ),
     "logprobs": Field(BOOLEAN, "Return the logprob of each token."),
     "top_logprobs": Field(
-        INTEGER, "With logprobs: return this many most likely tokens at each position (default 1)."
+        INTEGER,
+        "With logprobs: return this many of the most likely tokens at each position (default 1).",
     ),
     "tool_choice": Field(TOOL_CHOICE, "none, auto, required, or the function to call."),
     "parallel_tool_calls": Field(

@@ -34,7 +34,7 @@ COMPLETION_FIELDS: Fields = {
     "max_tokens": Field(
         INTEGER,
         f"Maximum number of generated tokens (default {DEFAULT_MAX_TOKENS}). "
-        "0 with echo: only score the prompt.",
+        "0 together with echo: only score the prompt.",
     ),
     "max_completion_tokens": Field(
         INTEGER, "The same as `max_tokens`.", canonical_name="max_tokens"
@@ -42,8 +42,8 @@ COMPLETION_FIELDS: Fields = {
     "echo": Field(BOOLEAN, "Return the prompt followed by the answer."),
     "logprobs": Field(
         INTEGER,
-        "Return the logprob of each token, and this many most likely tokens at each position. "
-        "With echo, the prompt's tokens are included.",
+        "Return the logprob of each token, and this many of the most likely tokens at each "
+        "position. With echo, this includes the prompt's tokens.",
     ),
     "add_special_tokens": Field(
         BOOLEAN, "Add the tokens that the model expects at the start of a prompt (default true)."

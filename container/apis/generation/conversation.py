@@ -79,17 +79,19 @@ _MESSAGES = with_schema(OBJECTS, {"minItems": 1, "items": _MESSAGE})
 
 TEMPLATE_FIELDS: Fields = {
     "messages": Field(
-        _MESSAGES, "The conversation, oldest message first; images as data: URLs.", limit=MESSAGES
+        _MESSAGES,
+        "The conversation, with the oldest message first. Images are data: URLs.",
+        limit=MESSAGES,
     ),
     "tools": Field(OBJECTS, "Functions that the model may call.", limit=TOOLS),
     "add_generation_prompt": Field(
-        BOOLEAN, "End the prompt where an answer starts (default true)."
+        BOOLEAN, "End the prompt with the beginning of the assistant's message (default true)."
     ),
     "continue_final_message": Field(BOOLEAN, "Continue the last message instead of answering it."),
     "reasoning_effort": Field(
         EFFORT,
-        "How much the model reasons, for chat templates that take it; none also sets their "
-        "`enable_thinking` to false.",
+        "How much the model reasons, if the chat template has such a setting. none also sets the "
+        "template's `enable_thinking` to false.",
     ),
     "chat_template_kwargs": Field(OBJECT, "Further variables for the chat template."),
     "chat_template": unsupported(ANYTHING, instead="use option.chat_template"),

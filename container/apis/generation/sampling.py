@@ -40,39 +40,45 @@ _EARLY_STOPPING = Kind(
 )
 
 SAMPLING_FIELDS: Fields = {
-    "temperature": Field(NUMBER, "0 is greedy; above 0, tokens are sampled."),
+    "temperature": Field(NUMBER, "0: decoding is greedy. Above 0: tokens are sampled."),
     "top_p": Field(
-        NUMBER, "Sample from the most likely tokens whose probabilities add up to this."
+        NUMBER, "Sample from the most likely tokens whose probabilities add up to this number."
     ),
-    "top_k": Field(INTEGER, "Sample from this many most likely tokens; 0 or -1 for all."),
+    "top_k": Field(
+        INTEGER, "Sample from this many of the most likely tokens. 0 or -1: from all tokens."
+    ),
     "repetition_penalty": Field(
-        NUMBER, "Above 1, tokens of the prompt and the answer become less likely."
+        NUMBER, "A value above 1 makes tokens of the prompt and the answer less likely."
     ),
-    "seed": Field(INTEGER, "The same seed gives the same answer; -1 means none."),
+    "seed": Field(INTEGER, "The same seed gives the same answer. -1: a random seed."),
     "stop_token_ids": Field(INTEGERS, "Tokens that end the answer.", limit=limits.STOP_TOKEN_IDS),
     "skip_special_tokens": Field(BOOLEAN, "Remove special tokens from the text (default true)."),
     "include_stop_str_in_output": Field(BOOLEAN, "Keep the stop string at the end of the answer."),
-    "min_p": Field(NUMBER, "Drop tokens less likely than this fraction of the most likely one."),
+    "min_p": Field(
+        NUMBER,
+        "Drop tokens that have less than this fraction of the most likely token's probability.",
+    ),
     "typical_p": Field(
-        NUMBER, "Sample from the most typical tokens whose probabilities add up to this."
+        NUMBER, "Sample from the most typical tokens whose probabilities add up to this number."
     ),
     "presence_penalty": Field(
-        NUMBER, "Subtracted from the logits of tokens that the answer already has."
+        NUMBER, "This number is subtracted from the logits of tokens that the answer already has."
     ),
     "frequency_penalty": Field(
-        NUMBER, "Subtracted from the logit of a token once for each time the answer has it."
+        NUMBER,
+        "For each time that the answer has a token, this number is subtracted from its logit.",
     ),
-    "min_tokens": Field(INTEGER, "Number of tokens before which the answer cannot end."),
+    "min_tokens": Field(INTEGER, "The answer cannot end before it has this many tokens."),
     "logit_bias": Field(
-        BIASES, "Token ids, with the number to add to the logit of each.", limit=limits.LOGIT_BIAS
+        BIASES,
+        "Maps token ids to numbers, which are added to the tokens' logits.",
+        limit=limits.LOGIT_BIAS,
     ),
     "bad_words": Field(STRINGS, "Strings that are not generated.", limit=limits.BAD_WORDS),
     "spaces_between_special_tokens": Field(
         BOOLEAN, "Put spaces between special tokens (default true)."
     ),
-    "detokenize": Field(
-        BOOLEAN, "false: return token ids without text, which is then empty (default true)."
-    ),
+    "detokenize": Field(BOOLEAN, "false: return token ids, and an empty text (default true)."),
     "priority": Field(
         INTEGER, "Requests with lower values are admitted first and preempted last (default 0)."
     ),
@@ -82,26 +88,30 @@ SAMPLING_FIELDS: Fields = {
     "n": Field(INTEGER, "Number of answers to a prompt (default 1)."),
     "num_return_sequences": Field(INTEGER, "The same as `n`.", canonical_name="n"),
     "best_of": Field(
-        INTEGER, "Number of answers to sample, of which the n most likely are returned."
+        INTEGER, "Number of answers to sample. The n most likely of them are returned."
     ),
     "num_beams": Field(
-        INTEGER, "Above 1: beam search with this many beams, of which n are returned."
+        INTEGER, "Above 1: use beam search with this many beams, and return n of them."
     ),
-    "use_beam_search": Field(BOOLEAN, "Beam search with best_of beams, or n without best_of."),
+    "use_beam_search": Field(
+        BOOLEAN, "Use beam search with best_of beams or, without best_of, with n beams."
+    ),
     "length_penalty": Field(
-        NUMBER, "Beam search: above 0, longer answers are favoured (default 1)."
+        NUMBER, "Beam search: a value above 0 favours longer answers (default 1)."
     ),
     "early_stopping": Field(
         _EARLY_STOPPING, "Beam search: stop as soon as num_beams answers are complete."
     ),
     "prompt_logprobs": Field(
-        INTEGER, "Return this many most likely tokens at each position of the prompt."
+        INTEGER, "Return this many of the most likely tokens at each position of the prompt."
     ),
     "cache_salt": Field(
-        STRING, "Only requests with the same salt share cached prefixes, such as those of a tenant."
+        STRING,
+        "Requests share cached prefixes only if they have the same salt, such as a tenant's name.",
     ),
     "no_repeat_ngram_size": Field(
-        INTEGER, "No sequence of this many tokens occurs twice in prompt and answer together."
+        INTEGER,
+        "No sequence of this many tokens occurs twice in the prompt and the answer together.",
     ),
     **STRUCTURED_OUTPUT_FIELDS,
 }

@@ -82,11 +82,13 @@ STRUCTURED_OUTPUT_FIELDS: Fields = {
 }
 RESPONSE_FORMAT = Field(
     _RESPONSE_FORMAT,
-    "text; json_object: the answer is a JSON object, or JSON of its `schema`; json_schema: it is "
-    "JSON of this schema. Also json and regex with a `value`, as in `grammar`.",
+    "text: any text. json_object: a JSON object or, if there is a `schema`, JSON of this schema. "
+    "json_schema: JSON of the given schema. json and regex with a `value` are accepted as in "
+    "`grammar`.",
 )
 TGI_GRAMMAR = Field(
-    _TGI_GRAMMAR, "json or regex: the answer is JSON of the schema in value, or matches its regex."
+    _TGI_GRAMMAR,
+    "json: the answer is JSON of the schema in `value`. regex: it matches the regex in `value`.",
 )
 
 

@@ -88,8 +88,9 @@ COUNT_FIELDS: Fields = {
     "model": OPENAI_FIELDS["model"],
     "messages": Field(
         with_schema(OBJECTS, {"minItems": 1, "items": _MESSAGE}),
-        "The conversation, oldest message first; images in base64. If the last message is the "
-        "assistant's, the answer continues it.",
+        "The conversation, with the oldest message first. Images are in base64. If "
+        "the last message "
+        "is the assistant's, the answer continues it.",
         limit=MESSAGES,
     ),
     "system": Field(_SYSTEM, "The system message."),
@@ -104,14 +105,15 @@ COUNT_FIELDS: Fields = {
     ),
     "thinking": Field(
         with_schema(OBJECT, {"properties": {"type": {"enum": list(_THINKING_KINDS)}}}),
-        "enabled, adaptive or disabled: whether the model reasons, if its chat template can say.",
+        "Whether the model reasons: enabled, adaptive or disabled. This has an effect only if the "
+        "chat template has such a setting.",
     ),
     "output_config": Field(
         with_schema(OBJECT, {"properties": {"effort": EFFORT.schema, "format": {"type": "null"}}}),
-        "effort: how much the model reasons; format: a JSON Schema for the answer.",
+        "effort: how much the model reasons. format: a JSON Schema for the answer.",
     ),
     "chat_template_kwargs": TEMPLATE_FIELDS["chat_template_kwargs"],
-    "cache_control": ignored("Equal prefixes always share their cache."),
+    "cache_control": ignored("Prompts with equal prefixes always share cached blocks."),
     "metadata": ignored(),
     "service_tier": ignored(),
     "inference_geo": ignored(),
@@ -134,7 +136,9 @@ MESSAGES_FIELDS: Fields = {
     "max_tokens": Field(
         INTEGER, "Maximum number of generated tokens (default: the rest of the context)."
     ),
-    "stop_sequences": Field(STRINGS, "Stop strings: they end the answer and are not part of it."),
+    "stop_sequences": Field(
+        STRINGS, "Stop strings. A stop string ends the answer and is not part of it."
+    ),
     "stream": Field(BOOLEAN, "Stream the message as named server-sent events."),
 }
 

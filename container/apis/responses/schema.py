@@ -96,7 +96,7 @@ RESPONSES_FIELDS: Fields = {
     "chat_template_kwargs": TEMPLATE_FIELDS["chat_template_kwargs"],
     "input": Field(
         INPUT,
-        "The prompt, or the items of the conversation; images as data: URLs.",
+        "The prompt, or the items of the conversation. Images are data: URLs.",
         limit=MESSAGES,
     ),
     "instructions": Field(STRING, "The system message."),
@@ -120,15 +120,17 @@ RESPONSES_FIELDS: Fields = {
     ),
     "include": Field(
         with_schema(STRINGS, {"items": {"enum": [_LOGPROBS, "reasoning.encrypted_content"]}}),
-        f"`{_LOGPROBS}`: return the logprob of each token of the text. Others have no effect here.",
+        f"`{_LOGPROBS}`: return the logprob of each token of the text. Other "
+        "values have no effect here.",
     ),
     "top_logprobs": Field(
         INTEGER,
-        f"With `{_LOGPROBS}` in `include`: return this many most likely tokens at each position.",
+        f"With `{_LOGPROBS}` in `include`: return this many of the most likely tokens at each "
+        "position.",
     ),
-    "metadata": Field(OBJECT, "Returned with the response."),
+    "metadata": Field(OBJECT, "An object that is returned with the response."),
     "truncation": unsupported(STRING, "disabled", instead="use truncate_prompt_tokens"),
-    "store": Field(BOOLEAN, "No effect: nothing is stored, and the response says false."),
+    "store": Field(BOOLEAN, "This has no effect: nothing is stored, and the response says false."),
     "background": unsupported(BOOLEAN, False),
     "previous_response_id": unsupported(STRING, instead=_NOT_STORED),
     "conversation": unsupported(ANYTHING, instead=_NOT_STORED),

@@ -43,8 +43,8 @@ _INPUTS = Kind(
 )
 PIPELINE_FIELDS: Fields = {
     "inputs": Field(
-        _INPUTS, "A string, an object such as a question with its context, or a list of them; "
-        "images, audio and video are in base64."
+        _INPUTS, "A string, an object such as a question with its context, or a list of them. "
+        "Images, audio and video are in base64."
     ),
     "parameters": Field(OBJECT, "The parameters of transformers' pipeline for the task."),
     "options": ignored("Options of Hugging Face's hosted API."),

@@ -50,7 +50,7 @@ RERANK_FIELDS: Fields = {
     **_COMMON,
     "query": Field(STRING, "The text to which the documents are compared."),
     "documents": Field(_DOCUMENTS, "The texts to rank."),
-    "top_n": Field(INTEGER, "Return this many results, the best; 0 for all (default)."),
+    "top_n": Field(INTEGER, "Return only this many of the best results. 0 (default): return all."),
     "return_documents": Field(BOOLEAN, "Return the texts too (default true)."),
 }
 TEXTS_FIELDS: Fields = {
@@ -62,7 +62,9 @@ TEXTS_FIELDS: Fields = {
 }
 SCORE_FIELDS: Fields = {
     **_COMMON,
-    "text_1": Field(STRING_OR_STRINGS, "A text, which is paired with each of text_2; or a list."),
+    "text_1": Field(
+        STRING_OR_STRINGS, "A text to pair with every text of text_2, or one text for each of them."
+    ),
     "text_2": Field(STRING_OR_STRINGS, "The text or texts to pair with text_1."),
 }
 

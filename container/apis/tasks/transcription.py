@@ -33,11 +33,14 @@ _FILE = Kind(
 )
 _ONE_SPEAKER = unsupported(ANYTHING, instead="speakers are not distinguished")
 TRANSCRIPTION_FIELDS: Fields = {
-    "file": Field(_FILE, "The sound: a WAV file of PCM samples, of up to 10 minutes."),
+    "file": Field(_FILE, "A WAV file of PCM samples, at most 10 minutes long."),
     "model": MODEL_IGNORED,
-    "language": Field(STRING, "Whisper: the spoken language, as an ISO-639-1 code or in English."),
+    "language": Field(
+        STRING, "Whisper: the spoken language, as an ISO-639-1 code or its English name."
+    ),
     "prompt": Field(
-        STRING, "Whisper: text whose style the answer follows. Only the end of a long one counts."
+        STRING,
+        "Whisper: a text whose style the answer follows. Only the end of a long text counts.",
     ),
     "response_format": Field(
         with_schema(STRING, {"enum": list(FORMATS)}),
@@ -45,11 +48,12 @@ TRANSCRIPTION_FIELDS: Fields = {
     ),
     "temperature": Field(
         with_schema(NUMBER, {"minimum": 0, "maximum": 1}),
-        "Whisper: 0 (default) is deterministic; above 0, tokens are sampled.",
+        "Whisper: 0 (default) makes the answer deterministic. Above 0, tokens are sampled.",
     ),
     "timestamp_granularities": Field(
         with_schema(STRINGS, {"items": {"enum": list(GRANULARITIES)}}),
-        "verbose_json: segment (default), word or both. With both, the model runs twice.",
+        "With verbose_json: return the times of each segment (default), each word, or both. With "
+        "both, the model runs twice.",
     ),
     "stream": unsupported(BOOLEAN, False),
     "include": unsupported(STRINGS, []),

@@ -61,7 +61,8 @@ _LMI_PARAMETERS: Fields = {
         INTEGER, f"Maximum number of generated tokens (default {DEFAULT_MAX_NEW_TOKENS})."
     ),
     "stop_sequences": Field(
-        STRING_OR_STRINGS, "One or more stop strings: they end the answer and are not part of it."
+        STRING_OR_STRINGS,
+        "One or more stop strings. A stop string ends the answer and is not part of it.",
     ),
     "ignore_eos_token": Field(BOOLEAN, "Keep generating after the end-of-sequence token."),
     "details": Field(BOOLEAN, "Return the finish reason and the tokens."),
@@ -74,7 +75,7 @@ _LMI_PARAMETERS: Fields = {
         "ended.",
     ),
     "top_n_tokens": Field(
-        INTEGER, "With details: return this many most likely tokens at each position."
+        INTEGER, "With details: return this many of the most likely tokens at each position."
     ),
     "return_full_text": Field(BOOLEAN, "Return the prompt followed by the answer."),
     "truncate": Field(INTEGER, "Keep only this many tokens from the end of the prompt."),
@@ -118,7 +119,7 @@ TEXT_FIELDS: Fields = {
     "max_new_tokens": Field(INTEGER, "The same as `parameters.max_new_tokens`."),
     "adapters": Field(
         STRING_OR_STRINGS,
-        "The LoRA adapter to use, or one for each of a batch's inputs; '' for none.",
+        "The LoRA adapter to use, or a list with one adapter for each input of a batch. '': none.",
     ),
     "options": ignored("Options of Hugging Face's hosted API."),
     "model": MODEL_IGNORED,

@@ -73,6 +73,10 @@ def test_block_sizes():
         pack_pairs(torch.zeros(4, 32, dtype=torch.uint8), 16)
 
 
+EXPERTS = {"codes": torch.zeros(3, 8, 64).byte(), "scales": torch.ones(3, 1, 8), "zeros": None}
+"""Codes and scales for `grouped_quantized_linear`."""
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -88,6 +92,8 @@ def test_block_sizes():
         ({"bias": torch.zeros(8, dtype=torch.int32)}, r"bias is \[8\] torch.int32"),
         ({"bias": torch.zeros(16)[::2]}, "bias must be contiguous"),
         ({"group_size": 16}, "no kernel for int8 with 64 inputs in groups of 16"),
+        ({"rows": torch.zeros(64).half()}, "they must be"),
+        (EXPERTS | {"kind": "fp8"}, "they must be"),
     ],
 )
 def test_invalid_inputs(change, message):
