@@ -214,7 +214,7 @@ def _inputs(num_decodes: int, num_prompt_tokens: int) -> StepInputs:
         start = length - 1 if id < num_decodes else 0
         end_block = num_blocks + -(-length // BLOCK_SIZE)
         blocks = tuple(range(num_blocks, end_block))
-        chunks.append(Chunk(sequence, start, length - start, blocks, samples=True))
+        chunks.append(Chunk(sequence, start, length - start, blocks, samples_token=True))
         num_blocks = end_block
     return InputBuilder(BLOCK_SIZE, Staging(CPU)).build(StepPlan(tuple(chunks)))
 

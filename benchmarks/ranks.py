@@ -37,7 +37,7 @@ from engine.build import build_rank_0
 from engine.engine import Engine
 from engine.phases import Phases
 from engine.ranks.followers import Followers
-from engine.ranks.group import Alone, ProcessGroup
+from engine.ranks.group import ProcessGroup, SingleRank
 from engine.ranks.messages import Order
 from engine.ranks.shard import Shard
 from engine.step.leader import Leader
@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tcp", action="store_true", help="let the other ranks join over TCP")
     given = parser.parse_args(arguments)
     options = make_options({"device": "cpu", "batching": "paged"})
-    alone = build_rank_0(given.model, options, CPU, Phases(), Alone(CPU), None)
+    alone = build_rank_0(given.model, options, CPU, Phases(), SingleRank(CPU), None)
     one_rank_s = median(run(alone, given.sequences, given.steps, lambda: None))
     totals = {kind: Traffic() for kind in KINDS}
     with ExitStack() as closing:
@@ -155,7 +155,7 @@ def ranked(model_dir: Path, options: Options, size: int, totals: Totals) -> Gene
             with traffic.count():
                 traffic.num_bytes += followers.send(order)
 
-        leader = Leader(send, followers.explaining, group)
+        leader = Leader(send, followers.raising_cause, group)
         yield build_rank_0(model_dir, options, CPU, Phases(), group, leader)
 
 

@@ -20,7 +20,7 @@ from core.sequence import Sequence
 from engine.sampling import draw
 from engine.sampling.kernels import SamplingKernels, make_sampling_kernels
 from engine.sampling.sampler import Row
-from engine.staging import Parcel, Staging
+from engine.staging import Staging, Upload
 from kernels import torch_logits
 
 VOCAB_SIZE, DRY_VOCAB_SIZE = 128256, 300
@@ -96,9 +96,9 @@ def _sampling(bench: Bench, case: Case, kernels: SamplingKernels) -> Callable[[T
         Row(Sequence(id, [1], SamplingParams(seed=id, **FILTERS[case.filters])), 1)
         for id in range(case.num_rows)
     ]
-    parcel = Parcel(Staging(bench.device))
-    draws = kernels.plan_draws(rows, _vocab_size(bench), parcel)
-    parcel.send()
+    upload = Upload(Staging(bench.device))
+    draws = kernels.plan_draws(rows, _vocab_size(bench), upload)
+    upload.send()
 
     def sample(logits: Tensor) -> Tensor:
         token_ids, _ = kernels.best_tokens(logits)

@@ -64,13 +64,16 @@ class Layout:
 
     def lines(self) -> Iterator[str]:
         """Yield the lines that show the layout: a line for each copy."""
-        copies, ranks = counted(self.num_copies, "copy", "copies"), counted(self.num_ranks, "rank")
+        copies, ranks = (
+            quantity(self.num_copies, "copy", "copies"),
+            quantity(self.num_ranks, "rank"),
+        )
         machines = f" on {self.num_nodes} machines" if self.num_nodes > 1 else ""
         yield f"  layout: {copies} x {ranks}{machines}"
         for copy in range(self.num_copies):
             places = [f"rank {rank} on GPU {gpu}" for rank, gpu in enumerate(self.gpus_of(copy))]
             if not self.gpus:
-                local, threads = range(self.num_local_ranks), counted(self.num_threads, "thread")
+                local, threads = range(self.num_local_ranks), quantity(self.num_threads, "thread")
                 places = [f"rank {rank} on the CPU, {threads}" for rank in local]
             if self.num_nodes > 1:
                 places.append("the others join from other machines")
@@ -97,9 +100,9 @@ def lay_out(
     ranks = num_ranks(degree, num_gpus, place, nodes)
     num_devices = len(gpus) or num_cores
     if copies > 1 and copies * ranks > num_devices:
-        devices = counted(num_devices, "GPU" if gpus else "core")
+        devices = quantity(num_devices, "GPU" if gpus else "core")
         raise ConfigurationError(
-            f"option.copies={copies} with {counted(ranks, 'rank')} each needs {copies * ranks} "
+            f"option.copies={copies} with {quantity(ranks, 'rank')} each needs {copies * ranks} "
             f"{'GPUs' if gpus else 'cores'}, but {place} has {devices}; set option.copies to at "
             f"most {max(1, num_devices // ranks)}"
         )
@@ -155,6 +158,6 @@ def visible_gpus(variables: Mapping[str, str], devices: Path = Path("/dev")) -> 
     return tuple(name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1"))
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
+def quantity(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun."""
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"

@@ -16,10 +16,10 @@ from core.options import option_table
 class Limit:
     """A fixed bound."""
 
-    what: str
+    quantity: str
     maximum: int
     unit: str
-    why: str
+    reason: str
     status: int = 400
     """HTTP status of a request beyond the bound."""
 
@@ -35,11 +35,11 @@ class Limit:
 class OptionLimit:
     """A bound that an option sets."""
 
-    what: str
+    quantity: str
     option: str
     """The name of the field of `Options`."""
     unit: str
-    why: str
+    reason: str
     status: int
 
 
@@ -328,4 +328,4 @@ def _row(limit: Limit | OptionLimit) -> str:
     else:
         option = option_table()[limit.option]
         size, key = f"{option.default:,} {limit.unit}", f"`{option.key}`"
-    return f"| {limit.what} | {size} | {key} | {limit.status} | {limit.why} |"
+    return f"| {limit.quantity} | {size} | {key} | {limit.status} | {limit.reason} |"

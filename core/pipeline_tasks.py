@@ -33,7 +33,7 @@ class PipelineTask(msgspec.Struct, frozen=True):
     files or code, are left out."""
     optional: tuple[str, ...] = ()
     """Fields of the object that may be left out."""
-    together: bool = False
+    can_batch: bool = False
     """Whether inputs may be batched: each gets the same result as alone."""
     writes_maps: bool = False
     """Whether an answer has numbers for each pixel, so its memory grows with the image."""
@@ -57,20 +57,20 @@ _CHAT = PipelineTask(
 
 PIPELINE_TASKS: Mapping[str, PipelineTask] = {
     "text-classification": PipelineTask(
-        parameters=(*_TOP, "truncation", "max_length"), together=True
+        parameters=(*_TOP, "truncation", "max_length"), can_batch=True
     ),
     "token-classification": PipelineTask(
         parameters=("aggregation_strategy", "ignore_labels", "stride", "is_split_into_words",
                     "delimiter"),
-        together=True,
+        can_batch=True,
     ),
-    "fill-mask": PipelineTask(parameters=("top_k", "targets", "tokenizer_kwargs"), together=True),
+    "fill-mask": PipelineTask(parameters=("top_k", "targets", "tokenizer_kwargs"), can_batch=True),
     "feature-extraction": PipelineTask(parameters=("truncation", "tokenize_kwargs")),
-    "zero-shot-classification": PipelineTask(parameters=(*_LABELS, "multi_label"), together=True),
+    "zero-shot-classification": PipelineTask(parameters=(*_LABELS, "multi_label"), can_batch=True),
     QUESTION_ANSWERING: PipelineTask(
         parameters=("top_k", "doc_stride", "max_answer_len", "max_seq_len",
                     "handle_impossible_answer"),
-        together=True,
+        can_batch=True,
     ),
     "table-question-answering": PipelineTask(
         {"table": "table", "query": "text"}, ("sequential", "padding", "truncation")
@@ -81,12 +81,12 @@ PIPELINE_TASKS: Mapping[str, PipelineTask] = {
          "handle_impossible_answer"),
         optional=("word_boxes",),
     ),
-    "image-classification": PipelineTask("image", _TOP, together=True),
-    "image-feature-extraction": PipelineTask("image", ("pool",), together=True),
-    "object-detection": PipelineTask("image", ("threshold",), together=True),
-    "zero-shot-image-classification": PipelineTask("image", _LABELS, together=True),
+    "image-classification": PipelineTask("image", _TOP, can_batch=True),
+    "image-feature-extraction": PipelineTask("image", ("pool",), can_batch=True),
+    "object-detection": PipelineTask("image", ("threshold",), can_batch=True),
+    "zero-shot-image-classification": PipelineTask("image", _LABELS, can_batch=True),
     "zero-shot-object-detection": PipelineTask(
-        "image", ("candidate_labels", "threshold", "top_k"), together=True
+        "image", ("candidate_labels", "threshold", "top_k"), can_batch=True
     ),
     "image-segmentation": PipelineTask(
         "image",
@@ -105,7 +105,7 @@ PIPELINE_TASKS: Mapping[str, PipelineTask] = {
     "keypoint-matching": PipelineTask({"images": "images"}, ("threshold",)),
     **dict.fromkeys(CHAT_TASKS, _CHAT),
     VIDEO_CLASSIFICATION: PipelineTask(
-        "video", (*_TOP, "num_frames", "frame_sampling_rate"), together=True
+        "video", (*_TOP, "num_frames", "frame_sampling_rate"), can_batch=True
     ),
     "audio-classification": PipelineTask("audio", _TOP),
     SPEECH_RECOGNITION: PipelineTask(

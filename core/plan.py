@@ -32,9 +32,9 @@ class Chunk(msgspec.Struct, frozen=True):
     start: int
     length: int
     blocks: tuple[int, ...]
-    samples: bool
+    samples_token: bool
     """Whether the chunk ends at the newest token, so that the next one is sampled."""
-    scored: range = range(0)
+    scored_positions: range = range(0)
     """Positions whose logits score the next prompt token (`prompt_logprobs`)."""
 
     @property
@@ -92,6 +92,6 @@ class StepPlan:
 
 
 StepResult = Mapping[int, Sampled | Candidates | Hypotheses | Failure]
-"""Maps sequence ids to results, for each chunk with `samples` or `scored`: sampled tokens and
-prompt logprobs; for a beam its candidates, or the hypotheses if the executor runs the whole search;
-or the reason of a failure."""
+"""Maps sequence ids to results, for each chunk with `samples_token` or `scored_positions`: sampled
+tokens and prompt logprobs; for a beam its candidates, or the hypotheses if the executor runs the
+whole search; or the reason of a failure."""

@@ -80,7 +80,7 @@ class Sampled:
     """One per token, if the request has `logprobs`."""
     prompt_logprobs: tuple[TopLogprobs, ...] = ()
     """The next tokens of the prompt, from its second on, if the request has `prompt_logprobs`."""
-    ends: bool = False
+    completes_grammar: bool = False
     """Whether the last token completes the grammar, so that nothing can follow it."""
 
 

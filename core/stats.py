@@ -97,7 +97,7 @@ class Stats(msgspec.Struct, kw_only=True):
     """Time from the first token to the end."""
     inference: Durations = msgspec.field(default_factory=Durations)
     """Time from admission to the end."""
-    whole: Durations = msgspec.field(default_factory=Durations)
+    end_to_end: Durations = msgspec.field(default_factory=Durations)
     """Time from arrival to the end."""
     per_output_token: Durations = msgspec.field(default_factory=Durations)
     """Mean time between two tokens of an answer, one value for each answer."""

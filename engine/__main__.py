@@ -147,9 +147,9 @@ def _reporter(launch: Launch) -> EmfReporter | None:
 
 def _on_lost(connection: Connection, error: LongshoreError) -> None:
     """End this process because a rank is lost. Called in another thread."""
-    from engine.serve.connection import EVERYONE, Broken
+    from engine.serve.connection import EVERYONE, ConnectionBroken
 
-    connection.inbox.put((EVERYONE, Broken(error)))
+    connection.inbox.put((EVERYONE, ConnectionBroken(error)))
     # The loop may be waiting for a device, which in turn waits for the lost rank.
     timer = threading.Timer(LOST_EXIT_S, os._exit, (error.exit_code,))
     timer.daemon = True

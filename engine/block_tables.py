@@ -14,7 +14,7 @@ from torch import Tensor
 
 from core.plan import Chunk
 from core.step_size import MAX_PROMPTS
-from engine.staging import Parcel
+from engine.staging import Upload
 
 
 class BlockTables:
@@ -36,11 +36,11 @@ class BlockTables:
         """Blocks by sequence id."""
 
     def put(
-        self, chunks: Sequence[Chunk], parcel: Parcel
+        self, chunks: Sequence[Chunk], upload: Upload
     ) -> tuple[list[int], Callable[[Tensor, int], Tensor]]:
-        """Add the entries that changed to the parcel.
+        """Add the entries that changed to the upload.
 
-        Return the row of each chunk's sequence, and a function to call after the parcel's `send`.
+        Return the row of each chunk's sequence, and a function to call after the upload's `send`.
         The function takes row numbers [N] and a width, and returns the first entries of these rows,
         [N, width].
         """
@@ -63,8 +63,8 @@ class BlockTables:
         if not targets:  # the same blocks as before, in a new tuple
             self._note_sent(changed)
             return rows, self._gather
-        sent_targets = parcel.put(np.array(targets, np.int64))
-        sent_entries = parcel.put(np.array(entries, np.int32))
+        sent_targets = upload.put(np.array(targets, np.int64))
+        sent_entries = upload.put(np.array(entries, np.int32))
 
         def write_and_gather(rows: Tensor, width: int) -> Tensor:
             self._table.view(-1).index_copy_(0, sent_targets(), sent_entries())

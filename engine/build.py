@@ -25,7 +25,7 @@ from engine.memory.sizing import Sizes
 from engine.parts import Parts, build_parts
 from engine.phases import Phases
 from engine.ranks.followers import Followers, threads_for_ranks
-from engine.ranks.group import Alone, Group, ProcessGroup
+from engine.ranks.group import Group, ProcessGroup, SingleRank
 from engine.ranks.shard import Shard
 from engine.sampling.grammars import Grammars
 from engine.step.leader import Leader
@@ -53,7 +53,7 @@ def build_engine(
     device = choose_device(options)
     degree = tensor_parallel_degree(options, device)
     if degree == 1:
-        return build_rank_0(model_dir, options, device, phases, Alone(device), None)
+        return build_rank_0(model_dir, options, device, phases, SingleRank(device), None)
     closing = ExitStack()
     try:
         closing.enter_context(threads_for_ranks(degree // options.nodes, device))
@@ -63,8 +63,8 @@ def build_engine(
         group = ProcessGroup(Shard(0, degree), device, followers.address)
         closing.callback(group.close)
         phases.end(f"{degree} ranks")
-        leader = Leader(followers.send, followers.explaining, group)
-        with followers.explaining():
+        leader = Leader(followers.send, followers.raising_cause, group)
+        with followers.raising_cause():
             engine = build_rank_0(model_dir, options, device, phases, group, leader)
     except BaseException:
         closing.close()
@@ -183,12 +183,12 @@ def _check_forward(executor: Executor, block_size: int, sizes: Sizes) -> None:
     params = SamplingParams(temperature=0.5, top_p=0.9, max_tokens=1, seed=0)
     sequence = Sequence(0, [0, 0], params)
     blocks = tuple(range(-(-2 // block_size)))
-    plans = [StepPlan((Chunk(sequence, 0, 2, blocks, samples=True),))]
+    plans = [StepPlan((Chunk(sequence, 0, 2, blocks, samples_token=True),))]
     if isinstance(executor, PackedExecutor):
         swaps = ((0, 0),) if sizes.num_swap_blocks else ()
         copies = ((0, 1),) if sizes.num_blocks > 1 else ()
         moves = BlockMoves(swaps, swaps, copies)
-        plans.append(StepPlan((Chunk(sequence, 1, 1, blocks, samples=True),), moves))
+        plans.append(StepPlan((Chunk(sequence, 1, 1, blocks, samples_token=True),), moves))
     try:
         for plan in plans:
             executor.submit(plan, lambda: None).wait()

@@ -30,7 +30,7 @@ from core.meeting_point import meeting_point
 from core.options import Options
 from core.processes import die_with_parent
 from engine.ranks.digest import digest_model
-from engine.ranks.messages import AnyOrder, LastWords, RankLaunch
+from engine.ranks.messages import AnyOrder, FailureReport, RankLaunch
 from engine.ranks.tcp import join, local_interface
 from engine.ranks.watch import OnLost, Watch
 
@@ -49,7 +49,7 @@ def main() -> int:
         die_with_parent(int(parent))
         return _follow_from_afar(address, Path(model_dir))
     orders, beats = (Connection(int(fd)) for fd in sys.argv[1:3])
-    return _follow(orders, beats, lambda launch: launch, lambda rank, words: os._exit(0))
+    return _follow(orders, beats, lambda launch: launch, lambda rank, report: os._exit(0))
 
 
 def _follow_from_afar(address: str, model_dir: Path) -> int:
@@ -78,7 +78,7 @@ def _follow_from_afar(address: str, model_dir: Path) -> int:
         )
         return msgspec.structs.replace(launch, model_dir=str(own_dir), address=own_address)
 
-    def on_lost(rank: int, words: bytes) -> None:
+    def on_lost(rank: int, report: bytes) -> None:
         logger.info("rank 0 at %s has ended, or does not answer", place)
         os._exit(0)
 
@@ -104,7 +104,7 @@ def _follow(
     except Exception as error:
         watch.stop()
         try:
-            beats.send_bytes(msgspec.msgpack.encode(LastWords.of(error)))
+            beats.send_bytes(msgspec.msgpack.encode(FailureReport.of(error)))
         except OSError:  # rank 0 has ended, which made this rank fail
             return 0
         return 1

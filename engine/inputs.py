@@ -15,7 +15,7 @@ from core.images import PromptImage
 from core.plan import Chunk, StepPlan
 from core.step_size import StepSize
 from engine.block_tables import BlockTables
-from engine.staging import Parcel, Sent, Staging
+from engine.staging import DeviceTensor, Staging, Upload
 from kernels.batch import ImageSpan, PagedBatch, Span
 
 PADDING_SLOT = -1
@@ -27,7 +27,7 @@ Fill = Callable[[Tensor, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredRows:
     """The R prompt tokens whose logits score the token that follows each (`prompt_logprobs`)."""
 
     rows: Tensor
@@ -35,7 +35,7 @@ class Scored:
     next_tokens: Tensor
     """[R] int64: the token that follows each of them."""
     chunks: tuple[Chunk, ...]
-    """The chunks of these rows in order; each has `len(chunk.scored)` rows."""
+    """The chunks of these rows in order; each has `len(chunk.scored_positions)` rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class StepInputs:
     """[3, T] int64: token ids, positions and the slot mapping."""
     sampled_rows: Tensor
     """[S] int64: indices of the tokens whose logits are sampled from. A padded step has a row for
-    each of its sequences; rows past `sampled` are 0."""
+    each of its sequences; rows past `sampled_chunks` are 0."""
     batch: PagedBatch
-    sampled: tuple[Chunk, ...]
+    sampled_chunks: tuple[Chunk, ...]
     """The chunk of each row."""
-    scored: Scored | None = None
+    scored_rows: ScoredRows | None = None
     adapter_slots: Tensor | None = None
     """[T] int64: each token's adapter slot or NO_ADAPTER. None if no token has an adapter."""
     images: ImageTokens | None = None
@@ -72,9 +72,9 @@ class StepInputs:
     @property
     def logit_rows(self) -> Tensor:
         """[S + R] int64: indices of the tokens that need logits."""
-        if self.scored is None:
+        if self.scored_rows is None:
             return self.sampled_rows
-        return torch.cat([self.sampled_rows, self.scored.rows])
+        return torch.cat([self.sampled_rows, self.scored_rows.rows])
 
     @property
     def input_ids(self) -> Tensor:
@@ -88,7 +88,7 @@ class StepInputs:
 
     def newest(self) -> Tensor:
         """Return [S] int64: the input token of each sampled row."""
-        return self.tokens[0].index_select(0, self.sampled_rows[: len(self.sampled)])
+        return self.tokens[0].index_select(0, self.sampled_rows[: len(self.sampled_chunks)])
 
 
 class InputBuilder:
@@ -122,19 +122,19 @@ class InputBuilder:
         chunks = sorted(plan.chunks, key=lambda chunk: chunk.length > 1)  # decodes first; stable
         places = _Places(chunks, size)
         ends = places.ends
-        parcel = Parcel(self._staging)
+        upload = Upload(self._staging)
         columns = self._tokens(chunks, places)
         axes = _axes(chunks, ends, columns[1])
         if axes is not None:
             columns[1] = axes[0]
-        tokens = parcel.put(columns)
-        sampled_rows = parcel.put(places.of_samples(chunks))
-        scored = parcel.put(_scored_rows(chunks, ends))
-        batch = self._put_batch(chunks, places, parcel)
-        adapter_slots = _adapter_slots(chunks, places, parcel)
-        fill = _plan_fill(chunks, ends, newest_rows, parcel)
-        images = _image_tokens(chunks, ends, embeddings, axes, parcel)
-        parcel.send()
+        tokens = upload.put(columns)
+        sampled_rows = upload.put(places.of_samples(chunks))
+        scored = upload.put(_scored_rows(chunks, ends))
+        batch = self._put_batch(chunks, places, upload)
+        adapter_slots = _adapter_slots(chunks, places, upload)
+        fill = _plan_fill(chunks, ends, newest_rows, upload)
+        images = _image_tokens(chunks, ends, embeddings, axes, upload)
+        upload.send()
         if fill is not None:
             assert newest is not None
             fill(tokens()[0], newest)
@@ -142,24 +142,24 @@ class InputBuilder:
             tokens(),
             sampled_rows(),
             batch(tokens()[2]),
-            tuple(chunk for chunk in chunks if chunk.samples),
+            tuple(chunk for chunk in chunks if chunk.samples_token),
             _scored(chunks, scored()),
             adapter_slots() if adapter_slots is not None else None,
             images() if images is not None else None,
         )
 
     def _put_batch(
-        self, chunks: Sequence[Chunk], places: _Places, parcel: Parcel
+        self, chunks: Sequence[Chunk], places: _Places, upload: Upload
     ) -> Callable[[Tensor], PagedBatch]:
-        """Add the tensors of attention to the parcel.
+        """Add the tensors of attention to the upload.
 
-        Return a function that takes the slot mapping; call it after the parcel's `send`.
+        Return a function that takes the slot mapping; call it after the upload's `send`.
         """
         lens = [chunk.end for chunk in chunks]
-        context_lens = parcel.put(places.by_sequence(lens).astype(np.int32))
-        starts = parcel.put(places.query_starts())
-        row_numbers, tables = self._tables.put(chunks, parcel)
-        rows = parcel.put(places.by_sequence(row_numbers))
+        context_lens = upload.put(places.by_sequence(lens).astype(np.int32))
+        starts = upload.put(places.query_starts())
+        row_numbers, tables = self._tables.put(chunks, upload)
+        rows = upload.put(places.by_sequence(row_numbers))
         num_blocks = -(-max(lens) // self._block_size)
         image_spans = _image_spans(chunks, places.ends)
         return lambda slot_mapping: PagedBatch(
@@ -222,7 +222,9 @@ class _Places:
 
     def of_samples(self, chunks: Sequence[Chunk]) -> NDArray[np.int64]:
         """Return the rows to sample from, followed by zeros if the step is padded."""
-        rows = [end - 1 for chunk, end in zip(chunks, self.ends, strict=True) if chunk.samples]
+        rows = [
+            end - 1 for chunk, end in zip(chunks, self.ends, strict=True) if chunk.samples_token
+        ]
         padding = self.size.num_sequences - len(rows) if self._is_padded else 0
         return np.array(rows + [0] * padding, np.int64)
 
@@ -248,7 +250,7 @@ class _Places:
 
 
 def _plan_fill(
-    chunks: Sequence[Chunk], ends: Sequence[int], newest_rows: Mapping[int, int], parcel: Parcel
+    chunks: Sequence[Chunk], ends: Sequence[int], newest_rows: Mapping[int, int], upload: Upload
 ) -> Fill | None:
     """Plan how to fill in the tokens in flight. Return None if there are none."""
     in_flight = [
@@ -258,7 +260,7 @@ def _plan_fill(
     ]
     if not in_flight:
         return None
-    targets, rows = (parcel.put(np.array(column, int)) for column in zip(*in_flight, strict=True))
+    targets, rows = (upload.put(np.array(column, int)) for column in zip(*in_flight, strict=True))
 
     def fill(ids: Tensor, newest: Tensor) -> None:
         ids.index_copy_(0, targets(), newest.index_select(0, rows()))
@@ -266,7 +268,7 @@ def _plan_fill(
     return fill
 
 
-def _adapter_slots(chunks: Sequence[Chunk], places: _Places, parcel: Parcel) -> Sent | None:
+def _adapter_slots(chunks: Sequence[Chunk], places: _Places, upload: Upload) -> DeviceTensor | None:
     """Return [T] int64 slots, or None if no sequence has an adapter."""
     if not any(chunk.sequence.adapter for chunk in chunks):
         return None
@@ -274,7 +276,7 @@ def _adapter_slots(chunks: Sequence[Chunk], places: _Places, parcel: Parcel) -> 
     for chunk, end in zip(chunks, places.ends, strict=True):
         if chunk.sequence.adapter is not None:
             slots[end - chunk.length : end] = chunk.sequence.adapter.slot
-    return parcel.put(slots)
+    return upload.put(slots)
 
 
 def _image_tokens(
@@ -282,9 +284,9 @@ def _image_tokens(
     ends: Sequence[int],
     embeddings: Mapping[bytes, Tensor],
     axes: NDArray[np.int64] | None,
-    parcel: Parcel,
+    upload: Upload,
 ) -> Callable[[], ImageTokens] | None:
-    """Return a function to call after the parcel's `send`; None if no image has embeddings."""
+    """Return a function to call after the upload's `send`; None if no image has embeddings."""
     rows: list[int] = []
     parts: list[Tensor] = []
     for chunk, end in zip(chunks, ends, strict=True) if embeddings else ():
@@ -296,8 +298,8 @@ def _image_tokens(
                 parts.append(whole[first - image.start : last - image.start])
     if not parts:
         return None
-    sent = parcel.put(np.array(rows, np.int64))
-    positions = None if axes is None else parcel.put(axes)
+    sent = upload.put(np.array(rows, np.int64))
+    positions = None if axes is None else upload.put(axes)
     return lambda: ImageTokens(
         sent(), torch.cat(parts), positions() if positions is not None else None
     )
@@ -369,11 +371,11 @@ def _scored_rows(chunks: Sequence[Chunk], ends: Sequence[int]) -> NDArray[np.int
     pairs = [
         (end - chunk.end + position, chunk.sequence.token_ids[position + 1])
         for chunk, end in zip(chunks, ends, strict=True)
-        for position in chunk.scored
+        for position in chunk.scored_positions
     ]
     return np.array(pairs, int).reshape(-1, 2).T
 
 
-def _scored(chunks: Sequence[Chunk], rows: Tensor) -> Scored | None:
-    scoring = tuple(chunk for chunk in chunks if chunk.scored)
-    return Scored(rows[0], rows[1], scoring) if scoring else None
+def _scored(chunks: Sequence[Chunk], rows: Tensor) -> ScoredRows | None:
+    scoring = tuple(chunk for chunk in chunks if chunk.scored_positions)
+    return ScoredRows(rows[0], rows[1], scoring) if scoring else None

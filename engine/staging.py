@@ -48,11 +48,11 @@ class Staging:
         ]
 
 
-Sent = Callable[[], Tensor]
-"""Returns an array's tensor on the device. Call it after the parcel's `send`."""
+DeviceTensor = Callable[[], Tensor]
+"""Returns an array's tensor on the device. Call it after the upload's `send`."""
 
 
-class Parcel:
+class Upload:
     """Collects arrays and sends them to the device in one copy."""
 
     def __init__(self, staging: Staging) -> None:
@@ -60,8 +60,8 @@ class Parcel:
         self._arrays: list[NDArray[np.generic]] = []
         self._tensors: list[Tensor] = []
 
-    def put(self, array: NDArray[np.generic]) -> Sent:
-        """Add an array. Return a function that gives its tensor once the parcel is sent."""
+    def put(self, array: NDArray[np.generic]) -> DeviceTensor:
+        """Add an array. Return a function that gives its tensor once the upload is sent."""
         index = len(self._arrays)
         self._arrays.append(array)
         return lambda: self._tensors[index]

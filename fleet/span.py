@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from core.errors import ConfigurationError
-from core.layout import counted, lay_out
+from core.layout import lay_out, quantity
 from core.options import Options
 
 _ANY_CORES = 2**31
@@ -35,9 +35,9 @@ class Span:
         return sum(min(room, 1) if self.is_strict else room for room in rooms) >= self.bundles
 
     def __str__(self) -> str:
-        gpus = f" with {counted(self.gpus, 'GPU')} each" if self.gpus else ""
+        gpus = f" with {quantity(self.gpus, 'GPU')} each" if self.gpus else ""
         if self.bundles == 1 or self.is_strict:
-            return f"{counted(self.bundles, 'node')}{gpus}"
+            return f"{quantity(self.bundles, 'node')}{gpus}"
         return f"{self.bundles} parts{gpus}, on as few nodes as have room"
 
 
@@ -52,7 +52,7 @@ def span_of(options: Options, gpus_of_nodes: Sequence[int]) -> Span:
     if options.nodes > len(gpus_of_nodes):
         raise ConfigurationError(
             f"option.nodes={options.nodes}, but the cluster has "
-            f"{counted(len(gpus_of_nodes), 'node')}; add nodes or lower it"
+            f"{quantity(len(gpus_of_nodes), 'node')}; add nodes or lower it"
         )
     if options.device == "cpu" or not any(gpus_of_nodes):
         layout = lay_out(options, (), _ANY_CORES)
@@ -103,5 +103,5 @@ def _no_room(options: Options, gpus_of_nodes: Sequence[int]) -> ConfigurationErr
         reason = ", on too few nodes for equal parts"
     return ConfigurationError(
         f"option.tensor_parallel_degree={options.tensor_parallel_degree}{nodes}, but the cluster "
-        f"has {counted(sum(gpus_of_nodes), 'GPU')}{reason}; add nodes or lower it"
+        f"has {quantity(sum(gpus_of_nodes), 'GPU')}{reason}; add nodes or lower it"
     )

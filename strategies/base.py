@@ -146,9 +146,9 @@ class Strategy(ABC):
         chunks = self._next_chunks(now)
         for chunk in chunks:
             chunk.sequence.num_computed_tokens = chunk.end
-            chunk.sequence.num_in_flight += chunk.samples
-            if chunk.scored:
-                chunk.sequence.num_scored_rows = chunk.scored.stop
+            chunk.sequence.num_in_flight += chunk.samples_token
+            if chunk.scored_positions:
+                chunk.sequence.num_scored_rows = chunk.scored_positions.stop
         moves, swapped_out = self.memory.take_moves(), tuple(self._swapped_out)
         self._swapped_out.clear()
         return StepPlan(tuple(chunks), moves, swapped_out) if chunks or moves else None
@@ -172,7 +172,7 @@ class Strategy(ABC):
             if chunk.sequence.finish is not None:
                 continue  # failed, or aborted while the step ran
             self.memory.commit(chunk)
-            if chunk.samples or chunk.scored:
+            if chunk.samples_token or chunk.scored_positions:
                 touched[self._group_of[chunk.sequence.id]] = None
         for group in touched:
             outputs += group.commit(result, self.memory)
@@ -201,9 +201,9 @@ class Strategy(ABC):
         for chunk in alive:
             sequence = chunk.sequence
             sequence.num_computed_tokens = chunk.start
-            sequence.num_in_flight -= chunk.samples
-            if chunk.scored:
-                sequence.num_scored_rows = chunk.scored.start
+            sequence.num_in_flight -= chunk.samples_token
+            if chunk.scored_positions:
+                sequence.num_scored_rows = chunk.scored_positions.start
         largest = max(alive, key=lambda chunk: (chunk.length, chunk.end))
         return self._fail_requests({self._group_of[largest.sequence.id].request.id: reason})
 

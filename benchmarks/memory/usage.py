@@ -107,7 +107,7 @@ def _add(usage: Usage, strategy: Strategy) -> None:
 
 
 def _result(plan: StepPlan, rng: random.Random) -> StepResult:
-    return {chunk.sequence.id: _sampled(chunk, rng) for chunk in plan.chunks if chunk.samples}
+    return {chunk.sequence.id: _sampled(chunk, rng) for chunk in plan.chunks if chunk.samples_token}
 
 
 def _sampled(chunk: Chunk, rng: random.Random) -> Sampled | Candidates:

@@ -33,7 +33,7 @@ class PackedExecutor:
             sum(chunk.end for chunk in chunks),
         )
         return seconds, {
-            chunk.sequence.id: tokens(chunk.sequence, 1) for chunk in chunks if chunk.samples
+            chunk.sequence.id: tokens(chunk.sequence, 1) for chunk in chunks if chunk.samples_token
         }
 
 
@@ -49,7 +49,9 @@ class PaddedExecutor:
 
     def run(self, plan: StepPlan) -> tuple[float, StepResult]:
         chunks = plan.chunks
-        assert all(chunk.samples and chunk.start == 0 for chunk in chunks), "not whole prompts"
+        assert all(chunk.samples_token and chunk.start == 0 for chunk in chunks), (
+            "not whole prompts"
+        )
         count = len(chunks)
         prompt = max(chunk.length for chunk in chunks)
         output = max(chunk.sequence.params.max_tokens for chunk in chunks)

@@ -37,7 +37,7 @@ def is_quiet(strategy: Strategy, plan: StepPlan, num_running: int, num_ended: in
     if len(plan.chunks) != num_running:
         return False
     if not strategy.waiting:
-        return all(chunk.samples for chunk in plan.chunks)
+        return all(chunk.samples_token for chunk in plan.chunks)
     return not num_ended and not plan.moves and all(map(_decodes, plan.chunks))
 
 
@@ -93,4 +93,4 @@ def _decode(memory: KVMemory, sequence: Sequence, steps: int) -> None:
     sequence.token_ids += sampled.token_ids
     sequence.logprobs += sampled.logprobs
     sequence.num_computed_tokens = end
-    memory.commit(Chunk(sequence, start, steps, memory.table(sequence.id), samples=True))
+    memory.commit(Chunk(sequence, start, steps, memory.table(sequence.id), samples_token=True))

@@ -93,7 +93,9 @@ class Replay:
 
 
 def _result(plan: StepPlan) -> StepResult:
-    return {chunk.sequence.id: tokens(chunk.sequence, 1) for chunk in plan.chunks if chunk.samples}
+    return {
+        chunk.sequence.id: tokens(chunk.sequence, 1) for chunk in plan.chunks if chunk.samples_token
+    }
 
 
 def _strategy(run: MeasuredRun) -> Strategy:

@@ -60,15 +60,15 @@ class ModelStatus:
     url: str
     status: Status
 
-    def in_list(self) -> dict[str, object]:
+    def list_entry(self) -> dict[str, object]:
         """Return the model's entry in a list."""
         return {"modelName": self.name, "modelUrl": self.url, "status": self.status}
 
-    def whole(self) -> list[dict[str, object]]:
+    def description(self) -> list[dict[str, object]]:
         """Return SageMaker's full description, wrapped in DJL Serving's list of one workflow."""
         worker = {"id": 1, "status": self.status}
-        model = {**self.in_list(), "workerGroups": [{"workers": [worker]}]}
-        return [{"workflowName": self.name, **self.in_list(), "models": [model]}]
+        model = {**self.list_entry(), "workerGroups": [{"workers": [worker]}]}
+        return [{"workflowName": self.name, **self.list_entry(), "models": [model]}]
 
 
 def read_load_request(body: Mapping[str, object]) -> LoadRequest:
@@ -104,7 +104,9 @@ def list_models(models: Sequence[ModelStatus], page: PageRequest) -> dict[str, o
     between two requests.
     """
     remaining = [model for model in models if model.name > page.after]
-    listed: dict[str, object] = {"models": [model.in_list() for model in remaining[: page.limit]]}
+    listed: dict[str, object] = {
+        "models": [model.list_entry() for model in remaining[: page.limit]]
+    }
     if len(remaining) > page.limit:
         listed["nextPageToken"] = remaining[page.limit - 1].name
     return listed
@@ -145,7 +147,7 @@ class ModelRoutes:
     def describe(self, name: str) -> Response:
         """Describe the model in DJL Serving's format."""
         self._service.require_model(name)
-        return json_response(self._status().whole())
+        return json_response(self._status().description())
 
     def refuse(self, name: str = "") -> NoReturn:
         """Refuse to load or unload models, which only a multi-model container does."""

@@ -164,26 +164,26 @@ def read_request_id(values: Values) -> str | None:
 class StreamUsage:
     """Which chunks of a stream have token counts."""
 
-    last: bool
+    is_included: bool
     """A chunk without choices ends the stream, with the counts of the whole response."""
-    every: bool
+    is_continuous: bool
     """Each chunk has the counts so far of its prompt and that prompt's choices."""
     warnings: tuple[str, ...]
 
     def field(self, counts: Callable[[], Record]) -> Record:
         """Return the field `usage` of a chunk with choices, or no field."""
-        if not self.last:
+        if not self.is_included:
             return {}
-        return {"usage": counts() if self.every else None}
+        return {"usage": counts() if self.is_continuous else None}
 
 
 def read_stream_usage(values: Values) -> StreamUsage:
     """Read `stream_options`. Raises RequestError, naming the first bad field."""
     options: Mapping[str, object] = values.get("stream_options", {})
     fields = read_fields(options, _STREAM_OPTIONS, "stream_options.")
-    last: bool = fields.get("include_usage", False)
-    every = last and fields.get("continuous_usage_stats", False)
-    return StreamUsage(last, every, fields.warnings)
+    is_included: bool = fields.get("include_usage", False)
+    is_continuous = is_included and fields.get("continuous_usage_stats", False)
+    return StreamUsage(is_included, is_continuous, fields.warnings)
 
 
 @dataclass(frozen=True, slots=True)

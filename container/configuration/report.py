@@ -10,7 +10,7 @@ from container.configuration.lmi import ADVICE
 from container.configuration.resolve import Configuration
 from core.batching import Choice
 from core.errors import ConfigurationError
-from core.layout import counted, layout_here
+from core.layout import layout_here, quantity
 from core.messages import Facts, Launch
 from core.options import Option, Options, Value, option_table
 from core.strategy_table import STRATEGIES
@@ -55,7 +55,7 @@ def facts_lines(facts: Facts, num_copies: int = 1) -> Iterator[str]:
     num_copies: copies of the model, each with such an engine.
     """
     yield f"ready: {facts.model} ({facts.architecture}) loaded in {facts.load_seconds:.1f} s"
-    size = f"{counted(num_copies, 'copy', 'copies')} x {counted(facts.num_ranks, 'rank')}"
+    size = f"{quantity(num_copies, 'copy', 'copies')} x {quantity(facts.num_ranks, 'rank')}"
     yield f"  layout: {size} on {facts.device}{facts.dtype and ', '}{facts.dtype}"
     yield f"  batching: {facts.batching} ({facts.batching_reason})"
     if facts.executor == "task":

@@ -140,10 +140,10 @@ def _ref(name: str) -> Json:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _body(*names: str, plain: bool = False, files: Sequence[str] = ()) -> Json:
+def _body(*names: str, allows_text: bool = False, files: Sequence[str] = ()) -> Json:
     content: dict[str, object] = {"application/json": {"schema": {"anyOf": list(map(_ref, names))}}}
     content |= {f"{kind}/*": {"schema": {"type": "string", "format": "binary"}} for kind in files}
-    if plain:
+    if allows_text:
         for kind in ("text/plain", "text/csv"):
             content[kind] = {"schema": {"type": "string"}}
     return {"required": True, "content": content}
@@ -217,9 +217,9 @@ _RESPONSES = {
 }
 _ANYTHING: Json = {"content": {"*/*": {"schema": {}}}}
 _BODIES: Mapping[Kind, Json] = {
-    "generation": _body("Text", "Chat", "Completion", plain=True),
-    "embedding": _body("Inputs", "Embedding", plain=True),
-    "pipeline": _body("Pipeline", "Rerank", "Texts", plain=True, files=tuple(FILES.values())),
+    "generation": _body("Text", "Chat", "Completion", allows_text=True),
+    "embedding": _body("Inputs", "Embedding", allows_text=True),
+    "pipeline": _body("Pipeline", "Rerank", "Texts", allows_text=True, files=tuple(FILES.values())),
     "handler": _ANYTHING,
 }
 _SPEECH: Json = {

@@ -7,7 +7,7 @@ import uuid
 
 from flask import Flask, Response, g, request
 
-from container.http.request_context import WARNED, Warned
+from container.http.request_context import WARNED, LoggedWarnings
 from container.http.request_record import RequestRecord
 
 CUSTOM_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
@@ -15,7 +15,7 @@ CUSTOM_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 
 def register_headers(app: Flask) -> None:
     """Give each request an id, and add the common headers to each response."""
-    app.extensions[WARNED] = Warned()
+    app.extensions[WARNED] = LoggedWarnings()
     app.before_request(_begin)
     app.after_request(_add)
 

@@ -247,7 +247,7 @@ class _EngineMetrics:
             ),
             (
                 "vllm:e2e_request_latency_seconds",
-                stats.whole,
+                stats.end_to_end,
                 "Time from a request's arrival to its end.",
             ),
             (

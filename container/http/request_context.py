@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
 WARNED = "longshore-warned"
-"""The key of an app's `Warned` in `Flask.extensions`."""
+"""The key of an app's `LoggedWarnings` in `Flask.extensions`."""
 MAX_WARNINGS = 1000
 
 
@@ -154,7 +154,7 @@ def client_body() -> bytes:
     return body
 
 
-class Warned:
+class LoggedWarnings:
     """The warnings that a worker has logged, so that a repeated one is not logged again.
 
     Once there are MAX_WARNINGS, no warning is new: clients choose the fields' names.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from container.launch.children import Child
 from core.errors import ConfigurationError
-from core.layout import counted, layout_here
+from core.layout import layout_here, quantity
 from core.logs import configure_logs
 from core.meeting_point import meeting_point
 from core.names import python_command
@@ -46,7 +46,7 @@ def join(
     place = meeting_point(options, variables)
     configure_logs(options.log_format, options.log_level, "")
     stop_signals = note_stop_signals()
-    count = counted(layout.num_local_ranks, "rank")
+    count = quantity(layout.num_local_ranks, "rank")
     print(f"{count} of {layout.num_ranks} on this machine; rank 0 is at {place}", flush=True)
 
     def start(index: int) -> Child:

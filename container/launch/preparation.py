@@ -46,7 +46,7 @@ def prepare(configuration: Configuration, model_dir: Path) -> PreparedModel:
     """
     options = configuration.options
     tls_context(options)
-    open_gate(options, counts=False)
+    open_gate(options, has_limits=False)
     check_traces_endpoint(options, configuration.sources.get("otlp_traces_endpoint", ""))
     return _with_hooks(configuration, model_dir, _prepare_model(configuration, model_dir))
 

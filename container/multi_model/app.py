@@ -143,7 +143,7 @@ class Routes:
 
     def describe(self, name: str) -> Response:
         """Describe one model."""
-        return json_response(self._models.describe(name).whole())
+        return json_response(self._models.describe(name).description())
 
     def unload(self, name: str) -> Response:
         """Unload a model and respond when all its processes have ended."""

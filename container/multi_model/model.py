@@ -41,7 +41,7 @@ class Model:
     gpu_share: float = 0.0
     """Fraction of the GPU's memory that this model may use."""
     container: ModelContainer | None = None
-    gone: Event = field(default_factory=Event)
+    removed: Event = field(default_factory=Event)
     """Set when the model has been unloaded or could not be loaded."""
 
     @property

@@ -85,7 +85,7 @@ class Models:
             if model.container is not None:
                 model.container.kill()
             del self._models[name]
-            model.gone.set()
+            model.removed.set()
             raise
 
     def unload(self, name: str) -> None:
@@ -98,11 +98,11 @@ class Models:
         if previous == "READY" and model.container is not None:
             model.container.stop(STOP_S)
             del self._models[name]
-            model.gone.set()
+            model.removed.set()
             logger.info("model=%s event=unloaded", name)
         elif previous == "LOADING" and model.container is not None:
             model.container.kill()
-        model.gone.wait()
+        model.removed.wait()
 
     def ready(self, name: str) -> ModelContainer:
         """Return the container that answers requests for a model.
@@ -216,19 +216,19 @@ class Models:
                     f"but {available / 2**20:,.0f} MiB are free; unload another model",
                 )
             return 0.0
-        model.gpu = min(self._gpus, key=self._share_taken)
-        taken = self._share_taken(model.gpu)
-        if taken + needs.gpu_share > 1 + _ROUNDING_ERROR:
+        model.gpu = min(self._gpus, key=self._used_share)
+        used_share = self._used_share(model.gpu)
+        if used_share + needs.gpu_share > 1 + _ROUNDING_ERROR:
             raise RefusedError(
                 507,
                 f"model '{model.name}' needs {needs.gpu_share:g} of a GPU's memory "
-                f"(option.gpu_memory_utilization), but other models have {taken:g}; unload one of "
-                "them, or set shares whose sum is at most 1",
+                f"(option.gpu_memory_utilization), but other models have {used_share:g}; "
+                "unload one of them, or set shares whose sum is at most 1",
             )
         model.gpu_share = needs.gpu_share
-        return taken
+        return used_share
 
-    def _share_taken(self, gpu: str) -> float:
+    def _used_share(self, gpu: str) -> float:
         return sum(
             model.gpu_share
             for model in self._models.values()

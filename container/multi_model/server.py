@@ -53,7 +53,7 @@ def serve_models(
     allow_many_connections()
     options = comparison.options if comparison else load_configuration(None, variables).options
     page = Page(options, "compare.html") if comparison and options.ui != "false" else None
-    gate, tls = open_gate(options, counts=False), tls_context(options)
+    gate, tls = open_gate(options, has_limits=False), tls_context(options)
     sources = source_roots(options, {path.parent for path in entries.values()})
     configure_logs(options.log_format, options.log_level)
     with run_directory() as run_dir:

@@ -67,15 +67,15 @@ class Gate:
 
 
 def open_gate(
-    options: Options, *, open_paths: Sequence[str] = HEALTH_PATHS, counts: bool = True
+    options: Options, *, open_paths: Sequence[str] = HEALTH_PATHS, has_limits: bool = True
 ) -> Gate | None:
     """Return the gate of `option.api_keys_file`, or None without that option.
 
-    `counts`: whether it enforces the limits of the keys.
+    `has_limits`: whether it enforces the limits of the keys.
 
     Raises ConfigurationError as `read_api_keys` does.
     """
     if options.api_keys_file is None:
         return None
     keys = read_api_keys(Path(options.api_keys_file))
-    return Gate(keys, open_paths=open_paths, limits=RateLimits(keys) if counts else None)
+    return Gate(keys, open_paths=open_paths, limits=RateLimits(keys) if has_limits else None)

@@ -22,7 +22,7 @@ FLUSH_S = 1.0
 REPEAT_S = 60.0
 
 
-class Repeats(logging.Filter):
+class RepeatFilter(logging.Filter):
     """Passes each message once per `REPEAT_S`. A dead collector causes several for each batch."""
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ class Tracing:
         self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         self._provider.add_span_processor(sender.SpanSender(exporter))
         self._tracer = self._provider.get_tracer("longshore")
-        self._repeats = sender.Repeats()
+        self._repeats = sender.RepeatFilter()
         for logger in _loggers():
             logger.addFilter(self._repeats)
 

@@ -106,9 +106,9 @@ class EngineClient:
         while no engine is ready.
         """
         ready = self._ready()
-        lacking = self._without(name, ready)
-        having = [copy for copy in ready if copy not in lacking]
-        return [copy.unload_adapter(name) for copy in having or ready[:1]]
+        copies_without = self._without(name, ready)
+        copies_with = [copy for copy in ready if copy not in copies_without]
+        return [copy.unload_adapter(name) for copy in copies_with or ready[:1]]
 
     def count_refusal(self, reason: str) -> None:
         """Count a refused HTTP request; a ready engine gets the counts with its next heartbeat."""
@@ -138,8 +138,8 @@ class EngineClient:
         healthy = [copy for copy in ready if copy.health().healthy] or ready
         if not adapter:
             return healthy
-        lacking = self._without(adapter, healthy)
-        return [copy for copy in healthy if copy not in lacking] or healthy
+        copies_without = self._without(adapter, healthy)
+        return [copy for copy in healthy if copy not in copies_without] or healthy
 
     def _ready(self) -> list[EngineConnection]:
         """Return the engines that are ready. If none is, return the first, whose methods raise."""

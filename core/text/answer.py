@@ -37,24 +37,24 @@ class Answer:
         stop: Sequence[str] = (),
         *,
         skip_special_tokens: bool = True,
-        keep: Collection[int] = (),
+        kept_special_ids: Collection[int] = (),
         spaces_between_special_tokens: bool = True,
         include_stop: bool = False,
         min_tokens: int = 0,
     ) -> None:
         """Without a tokenizer, the answer has no text.
 
-        keep: special tokens that are not skipped; include_stop: keep the stop string in the text;
-        min_tokens: ignore stop strings that end within this many first tokens.
+        kept_special_ids: special tokens that are not skipped; include_stop: keep the stop string in
+        the text; min_tokens: ignore stop strings that end within this many first tokens.
         """
         self._detokenizer = tokenizer and Detokenizer(
             tokenizer,
             prompt_token_ids,
             skip_special_tokens=skip_special_tokens,
             spaces_between_special_tokens=spaces_between_special_tokens,
-            keep=keep,
+            kept_special_ids=kept_special_ids,
         )
-        self._stop = StopStrings(stop, include=include_stop)
+        self._stop = StopStrings(stop, includes_stop=include_stop)
         self._num_exempt = min_tokens
         self.tokens: list[TokenText] = []
         self.finish: Finish | None = None
@@ -66,14 +66,14 @@ class Answer:
         tokenizer: Tokenizer | None,
         prompt_token_ids: Sequence[int] = (),
         *,
-        keep: Collection[int] = (),
+        kept_special_ids: Collection[int] = (),
     ) -> Answer:
         """Create an answer with the text settings of the sampling parameters."""
         return cls(
             tokenizer if params.detokenize else None,
             prompt_token_ids,
             params.stop_strings,
-            keep=keep,
+            kept_special_ids=kept_special_ids,
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
             include_stop=params.include_stop_str_in_output,
@@ -122,10 +122,10 @@ class Answer:
             is_exempt = len(self.tokens) + position <= self._num_exempt
             text = self._text_of(token_id, is_last, is_exempt)
             new.append(TokenText(token_id, text, logprob, best))
-            if self._stop.reached:
+            if self._stop.is_reached:
                 break
         self.tokens += new
-        self.finish = Finish.STOP if self._stop.reached else finish
+        self.finish = Finish.STOP if self._stop.is_reached else finish
         return new
 
     def _text_of(self, token_id: int, is_last: bool, is_exempt: bool) -> str:
@@ -134,5 +134,5 @@ class Answer:
         text = self._detokenizer.push(token_id)
         if is_last:
             text += self._detokenizer.flush()
-        released = self._stop.push(text, exempt=is_exempt)
+        released = self._stop.push(text, is_exempt=is_exempt)
         return released + self._stop.flush() if is_last else released

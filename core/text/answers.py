@@ -35,12 +35,15 @@ class Answers:
         tokenizer: Tokenizer | None,
         prompt_token_ids: Sequence[int] = (),
         *,
-        keep: Collection[int] = (),
+        kept_special_ids: Collection[int] = (),
     ) -> None:
-        """Without a tokenizer, answers have no text. keep: special tokens that are not skipped."""
+        """Without a tokenizer, answers have no text.
+
+        kept_special_ids: special tokens that are not skipped.
+        """
         self._params = params
         self._sampled = [
-            Answer.of(params, tokenizer, prompt_token_ids, keep=keep)
+            Answer.of(params, tokenizer, prompt_token_ids, kept_special_ids=kept_special_ids)
             for _ in range(params.num_answers)
         ]
         self.prompt_logprobs: list[TopLogprobs] = []
@@ -80,7 +83,7 @@ class Answers:
         deltas, self._held = self._held, []
         return deltas
 
-    def stopped_by_string(self, output: Output) -> bool:
+    def is_stopped_by_string(self, output: Output) -> bool:
         """Whether a stop string ended the answer, so the caller must abort it in the engine."""
         return output.finish is None and self._sampled[output.index].finish is not None
 

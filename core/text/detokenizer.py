@@ -35,17 +35,17 @@ class Detokenizer:
         *,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
-        keep: Collection[int] = (),
+        kept_special_ids: Collection[int] = (),
     ) -> None:
         """Decode after the given prompt.
 
         spaces_between_special_tokens: if False, adjacent added tokens are joined without the space
-        that the tokenizer's decoder would put between them; keep: special tokens that are not
-        skipped.
+        that the tokenizer's decoder would put between them; kept_special_ids: special tokens that
+        are not skipped.
         """
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._keep = keep
+        self._kept_special_ids = kept_special_ids
         self._joins_added_tokens = not (skip_special_tokens or spaces_between_special_tokens)
         self._follows_added_token = False
         self._token_ids = list(prompt_token_ids[-NUM_CONTEXT_TOKENS:])
@@ -87,5 +87,5 @@ class Detokenizer:
         return self._tokenizer.decode(
             self._token_ids[start:end],
             skip_special_tokens=self._skip_special_tokens,
-            keep=self._keep,
+            kept_special_ids=self._kept_special_ids,
         )

@@ -11,10 +11,10 @@ class StopStrings:
     It holds back text that may be the start of a stop string until later text decides.
     """
 
-    def __init__(self, texts: Sequence[str], *, include: bool = False) -> None:
-        """include: keep the stop string itself, at the end of the text."""
+    def __init__(self, texts: Sequence[str], *, includes_stop: bool = False) -> None:
+        """includes_stop: keep the stop string itself, at the end of the text."""
         self._texts = tuple(texts)
-        self._include = include
+        self._includes_stop = includes_stop
         self._held = ""
         self._num_exempt = 0
         """Ignore stop strings that end within this many characters from the start of `_held`."""
@@ -22,25 +22,25 @@ class StopStrings:
         """The stop string that has ended the text."""
 
     @property
-    def reached(self) -> bool:
+    def is_reached(self) -> bool:
         """Whether a stop string has ended the text."""
         return self.found is not None
 
-    def push(self, text: str, *, exempt: bool = False) -> str:
+    def push(self, text: str, *, is_exempt: bool = False) -> str:
         """Add text and return the text that can be released. Sets `found` at a stop string.
 
-        exempt: ignore a stop string that ends in this text.
+        is_exempt: ignore a stop string that ends in this text.
         """
-        if self.reached:
+        if self.is_reached:
             return ""
         self._held += text
-        if exempt:
+        if is_exempt:
             self._num_exempt = len(self._held)
         spans = [span for stop in self._texts if (span := self._find(stop)) is not None]
         if spans:
             start, end = min(spans)
             self.found = self._held[start:end]
-            released, self._held = self._held[: end if self._include else start], ""
+            released, self._held = self._held[: end if self._includes_stop else start], ""
             return released
         cut = len(self._held) - partial_match_length(self._held, self._texts)
         released, self._held = self._held[:cut], self._held[cut:]

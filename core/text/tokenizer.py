@@ -59,14 +59,16 @@ class Tokenizer:
         token_ids: Sequence[int],
         *,
         skip_special_tokens: bool = True,
-        keep: Collection[int] = (),
+        kept_special_ids: Collection[int] = (),
     ) -> str:
         """Return the text of tokens. Bytes that form no complete character become U+FFFD.
 
-        keep: special tokens that are not skipped.
+        kept_special_ids: special tokens that are not skipped.
         """
-        if skip_special_tokens and keep:
-            token_ids = [id for id in token_ids if id in keep or not self.is_special(id)]
+        if skip_special_tokens and kept_special_ids:
+            token_ids = [
+                id for id in token_ids if id in kept_special_ids or not self.is_special(id)
+            ]
             skip_special_tokens = False
         if len(token_ids) <= _MAX_DECODED_AT_ONCE:
             return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)

@@ -34,7 +34,7 @@ def load_dequantized(source: ModelSource, spec: DecoderSpec) -> Any:
     def is_needed(name: str) -> bool:
         found = layer.search(name)
         is_first = found is None or int(found[1]) < config.num_hidden_layers
-        return is_first and not name.endswith(scheme.unused)
+        return is_first and not name.endswith(scheme.unused_suffixes)
 
     checkpoint.keep(is_needed)
     state = _dequantized(checkpoint, scheme, getattr(config, "num_local_experts", 1))
@@ -77,7 +77,7 @@ def round_weights(model: Any, names: ExpertNames | None, precision: str) -> None
         head.weight = nn.Parameter(rounded, requires_grad=False)
     for parameter in model.parameters():
         if parameter.dim() == 3:
-            is_transposed = names is not None and names.interleaved
+            is_transposed = names is not None and names.is_interleaved
             weight = parameter.transpose(1, 2) if is_transposed else parameter
             weight.copy_(_rounded(weight.flatten(0, 1), precision).view(weight.shape))
 

@@ -29,7 +29,7 @@ from engine.model.native import NativeLayers
 from engine.model.quantization.schemes import quantization_method, read_scheme
 from engine.model.spec import DecoderSpec, read_spec
 from engine.phases import Phases
-from engine.ranks.group import Alone, Group
+from engine.ranks.group import Group, SingleRank
 from kernels.cpu.prepared import NoKernelError
 
 
@@ -50,7 +50,7 @@ def load_own_decoder(
             f"option.load_format=dummy: random weights cannot be of quant_method={method}; take a "
             "config.json without quantization_config, and option.quantize"
         )
-    group = group or Alone(source.device)
+    group = group or SingleRank(source.device)
     try:
         _check(source, spec, group)
     finally:
@@ -148,7 +148,7 @@ def _decoder(
 ) -> Decoder:
     scheme = read_scheme(source.config)
     if scheme is not None:
-        unused = scheme.unused
+        unused = scheme.unused_suffixes
         checkpoint.keep(lambda name: not name.endswith(unused))
     loader = Loader(
         checkpoint,

@@ -32,7 +32,7 @@ from engine.block_tables import table_bytes
 from engine.device import choose_kv_dtype
 from engine.loading.packed_model import PackedModel
 from engine.memory.largest_step import ScratchBytes, peak_bytes, run_forward, run_step
-from engine.ranks.group import Alone, Group
+from engine.ranks.group import Group, SingleRank
 from engine.step.library_executor import LibraryModel
 
 GIB = 2**30
@@ -72,7 +72,7 @@ def choose_sizes(
 
     Raises InsufficientMemoryError if the largest step does not fit beside the weights.
     """
-    group = group or Alone(model.device)
+    group = group or SingleRank(model.device)
     num_local_ranks = group.size // options.nodes
     is_packed = isinstance(model, PackedModel)
     max_len = max_model_len(options, model.config)

@@ -60,7 +60,7 @@ class Experts:
         its share of every expert's width."""
         self._gate_up_bias, self._down_bias = weights.gate_up_bias, weights.down_bias
         self.activate = make_gated(spec.activation, loader)
-        if names.interleaved:
+        if names.is_interleaved:
             self._alpha, self._limit = config.swiglu_alpha, config.swiglu_limit
             self.activate = self._clamped_swiglu
 
@@ -124,7 +124,7 @@ class _Weights:
         self.gate_up_bias: Tensor | None = None
         self.down_bias: Tensor | None = None
         gate_up, down = (f"{block}.{name}" for name in names.merged)
-        if names.interleaved:
+        if names.is_interleaved:
             rows = torch.arange(share.start, share.stop)
             gates_first = torch.cat([2 * rows, 2 * rows + 1])  # gates and ups alternate
             gate_up_parts = _transposed(loader, gate_up, (count, hidden, 2 * width), gates_first)

@@ -46,7 +46,7 @@ class ExpertNames:
     """all: take the softmax over all experts, then the top k. top k: softmax of the top k."""
     always_normalizes: bool = False
     """Always normalize the top k scores to sum to 1, even without config.norm_topk_prob."""
-    interleaved: bool = False
+    is_interleaved: bool = False
     """gpt-oss: merged tensors are [experts, in, out], gate and up alternate and are clamped."""
 
 
@@ -199,7 +199,7 @@ FAMILIES: dict[str, Family] = {
     "gpt_oss": replace(
         BY_LAYER,
         norm=RMS_ROUNDED_LAST,
-        experts=ExpertNames(router="router", softmax_over="top k", interleaved=True),
+        experts=ExpertNames(router="router", softmax_over="top k", is_interleaved=True),
     ),
 }  # fmt: skip
 """Keyed by `model_type` in config.json. Other families run on transformers' own code."""

@@ -17,7 +17,7 @@ from engine.model.quantization.at_load import HEAD_PRECISIONS, quantize_weight
 from engine.model.quantization.formats import make_format
 from engine.model.quantization.schemes import Scheme, is_quantized
 from engine.model.quantization.weights import Stored, select_rows, slice_columns
-from engine.ranks.group import Alone, Group
+from engine.ranks.group import Group, SingleRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Loader:
         """
         self.checkpoint = checkpoint
         self.device, self.dtype = device, dtype
-        self.group = group or Alone(device)
+        self.group = group or SingleRank(device)
         self.elementwise: Elementwise = make_elementwise(device)
         self.linears: list[Linear] = []
         """Linear layers that see each token once and so can take adapters."""

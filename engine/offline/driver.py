@@ -124,7 +124,7 @@ class Driver:
         if output.finish == Finish.ERROR:
             return [GenerationError(output.failure)]
         deltas = request.answers.push(output)
-        if request.answers.stopped_by_string(output):
+        if request.answers.is_stopped_by_string(output):
             self.engine.abort(output.request_id, output.index)
         return deltas
 

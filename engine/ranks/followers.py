@@ -22,7 +22,7 @@ from core.options import Options
 from engine.ranks.digest import digest_model
 from engine.ranks.group import StoreServer
 from engine.ranks.joining import wait_for_ranks
-from engine.ranks.messages import GroupAddress, LastWords, Order, RankLaunch
+from engine.ranks.messages import FailureReport, GroupAddress, Order, RankLaunch
 from engine.ranks.peers import JoinedRank, LocalRank, Peer
 from engine.ranks.tcp import interface_at, listen
 from engine.ranks.watch import CULPRIT_S, Watch
@@ -33,8 +33,8 @@ COMMAND = python_command("engine.follow")
 POLL_S = 0.1
 JOIN_SHARE = 0.5
 """The part of option.model_loading_timeout in which the ranks of other machines must join."""
-EXPLANATION_S = CULPRIT_S + 1.0
-"""How long a failed collective waits for the last words of a rank, which may explain it."""
+MAX_REPORT_WAIT_S = CULPRIT_S + 1.0
+"""How long a failed collective waits for the failure report of a rank, which may explain it."""
 
 
 class Followers:
@@ -98,22 +98,22 @@ class Followers:
         Raises the error of a rank that fails earlier, because the group would wait for that rank.
         """
         for peer in self._peers:
-            with self.explaining():
+            with self.raising_cause():
                 while not peer.orders.poll(POLL_S):
                     if self._failure is not None:
                         raise self._failure
                 peer.orders.recv_bytes()
 
     @contextmanager
-    def explaining(self) -> Generator[None]:
-        """Raise `explained(error)` for an error within the context."""
+    def raising_cause(self) -> Generator[None]:
+        """Raise `cause_of(error)` for an error within the context."""
         try:
             yield
         except Exception as error:
-            explained = self.explained(error)
-            if explained is error:
+            cause = self.cause_of(error)
+            if cause is error:
                 raise
-            raise explained from error
+            raise cause from error
 
     def send(self, order: Order) -> int:
         """Send an order to all ranks, and return its size in bytes.
@@ -123,16 +123,16 @@ class Followers:
         message = self._encode(order)
         if self._failure is not None:
             raise self._failure
-        with self.explaining():
+        with self.raising_cause():
             for peer in self._peers:
                 peer.orders.send_bytes(message)
         return len(message)
 
-    def explained(self, error: Exception) -> Exception:
+    def cause_of(self, error: Exception) -> Exception:
         """Return the error to raise in place of rank 0's, which another rank may have caused."""
         if isinstance(error, LongshoreError):
             return error
-        self._has_failed.wait(EXPLANATION_S)
+        self._has_failed.wait(MAX_REPORT_WAIT_S)
         if self._failure is not None:
             return self._failure
         # The other ranks wait for rank 0 in a collective.
@@ -174,14 +174,14 @@ class Followers:
         self.address = GroupAddress(self._server.port, place.host, interface_at(place), timeout_s)
         return joined
 
-    def _lose(self, rank: int, words: bytes) -> None:
+    def _lose(self, rank: int, report: bytes) -> None:
         """Kill all ranks, so that rank 0 does not wait for them in a collective.
 
         gloo's collectives then fail, unless a machine vanished. NCCL's go on waiting, so `on_lost`
         has to end the process.
         """
-        if words:
-            error = LastWords.decode_error(words, rank)
+        if report:
+            error = FailureReport.decode_error(report, rank)
         else:
             how = self._peers[rank - 1].describe_loss()
             error = EngineUnavailableError(f"rank {rank} {how}")

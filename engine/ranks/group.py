@@ -71,7 +71,7 @@ class Group(ABC):
         return tensor.item()
 
 
-class Alone(Group):
+class SingleRank(Group):
     """A group of one rank, which communicates with nobody."""
 
     def __init__(self, device: torch.device) -> None:

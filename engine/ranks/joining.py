@@ -9,7 +9,7 @@ import time
 from multiprocessing.connection import Connection, wait
 
 from core.errors import ConfigurationError
-from core.layout import counted
+from core.layout import quantity
 from core.meeting_point import KEY_VARIABLE, MeetingPoint
 from engine.ranks.peers import JoinedRank
 from engine.ranks.tcp import Candidate, Channel, WrongKeyError, accept, listen
@@ -141,7 +141,7 @@ class _Meeting:
         return len(self.ranks), self._count, self._place
 
     def _missing(self, timeout_s: float) -> str:
-        missing = counted(self._count - len(self.ranks), "rank")
+        missing = quantity(self._count - len(self.ranks), "rank")
         return (
             f"{missing} of other machines did not join at {self._place} within {timeout_s:g} s; "
             "run `longshore join` on each of them, with this model, the same properties and the "

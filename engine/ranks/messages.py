@@ -106,14 +106,14 @@ class Install(Order, frozen=True):
 AnyOrder = Move | Forward | Install
 
 
-class LastWords(msgspec.Struct, frozen=True):
+class FailureReport(msgspec.Struct, frozen=True):
     """The reason why a rank ends, sent to rank 0."""
 
     kind: Literal["configuration", "memory", "failed"]
     reason: str
 
     @classmethod
-    def of(cls, error: Exception) -> LastWords:
+    def of(cls, error: Exception) -> FailureReport:
         match error:
             case InsufficientMemoryError():
                 return cls("memory", str(error))
@@ -126,10 +126,10 @@ class LastWords(msgspec.Struct, frozen=True):
         return _ERRORS[self.kind](f"rank {rank}: {self.reason}")
 
     @staticmethod
-    def decode_error(words: bytes, rank: int) -> LongshoreError:
-        """Return the error that encoded last words stand for."""
+    def decode_error(report: bytes, rank: int) -> LongshoreError:
+        """Return the error that an encoded report stands for."""
         try:
-            return msgspec.msgpack.decode(words, type=LastWords).error(rank)
+            return msgspec.msgpack.decode(report, type=FailureReport).error(rank)
         except msgspec.MsgspecError as error:
             return ConfigurationError(
                 f"rank {rank} runs another version of Longshore ({error}); install the same on "
@@ -142,4 +142,4 @@ _ERRORS: Mapping[str, type[LongshoreError]] = {
     "memory": InsufficientMemoryError,
     "failed": EngineUnavailableError,
 }
-"""By `LastWords.kind`."""
+"""By `FailureReport.kind`."""

@@ -16,12 +16,12 @@ MAX_SILENT_TICKS = 7
 """How long a rank may be silent. Counted in ticks of this process, so that the time in which the
 whole machine is suspended does not count."""
 CULPRIT_S = 0.5
-"""After ranks with last words are lost: how long to wait for a rank that ends without any, which is
-then the one at fault."""
+"""After ranks with a failure report are lost: how long to wait for a rank that ends without one,
+which is then the one at fault."""
 BEAT = b"."
 
 OnLost = Callable[[int, bytes], None]
-"""Called once, in the watch's thread, with the lost rank and its last words, if any."""
+"""Called once, in the watch's thread, with the lost rank and its encoded FailureReport, if any."""
 
 
 class Watch:
@@ -54,9 +54,9 @@ class Watch:
                     return None
                 assert isinstance(connection, Connection)
                 rank = by_connection[connection]
-                words = _received(connection)
-                if words != BEAT:
-                    lost[rank] = words
+                message = _received(connection)
+                if message != BEAT:
+                    lost[rank] = message
                 silent_ticks[rank] = 0
             if lost:
                 rank = self._culprit(lost)
@@ -73,8 +73,8 @@ class Watch:
     def _culprit(self, lost: dict[int, bytes]) -> int:
         """Return which of the lost ranks is at fault. Adds ranks that are lost while it waits.
 
-        A rank that ends without a word makes the others' collectives fail, and their last words may
-        arrive before its end is noticed.
+        A rank that ends without a report makes the others' collectives fail, and their failure
+        reports may arrive before its end is noticed.
         """
         deadline = time.monotonic() + CULPRIT_S
         while all(lost.values()) and time.monotonic() < deadline:
@@ -83,10 +83,10 @@ class Watch:
                 break
             for connection in wait([*others], deadline - time.monotonic()):
                 assert isinstance(connection, Connection)
-                words = _received(connection)
-                if words != BEAT:
-                    lost[others[connection]] = words
-        return next((rank for rank, words in lost.items() if not words), next(iter(lost)))
+                message = _received(connection)
+                if message != BEAT:
+                    lost[others[connection]] = message
+        return next((rank for rank, message in lost.items() if not message), next(iter(lost)))
 
 
 def _received(connection: Connection) -> bytes:

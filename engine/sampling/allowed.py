@@ -12,7 +12,7 @@ from torch import Tensor
 
 from core.sequence import Sequence as TokenSequence
 from engine.sampling.rows import Change, Row, concatenated, integers
-from engine.staging import Parcel
+from engine.staging import Upload
 
 
 class Allowed:
@@ -21,14 +21,14 @@ class Allowed:
     def __init__(self) -> None:
         self._token_ids: WeakKeyDictionary[TokenSequence, NDArray[np.int64]] = WeakKeyDictionary()
 
-    def plan(self, rows: Sequence[Row], vocab_size: int, parcel: Parcel) -> Change | None:
+    def plan(self, rows: Sequence[Row], vocab_size: int, upload: Upload) -> Change | None:
         indices = [index for index, row in enumerate(rows) if row.params.allowed_token_ids]
         if not indices:
             return None
         token_ids = [self._token_ids_of(rows[index].sequence) for index in indices]
         owner = np.arange(len(indices)).repeat(integers([len(ids) for ids in token_ids]))
-        row_index = parcel.put(integers(indices))
-        flat_index = parcel.put(owner * vocab_size + concatenated(token_ids))
+        row_index = upload.put(integers(indices))
+        flat_index = upload.put(owner * vocab_size + concatenated(token_ids))
 
         def change(scores: Tensor, newest: Tensor) -> None:
             row_scores = scores[row_index()]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.sampling.filters import plan_filters, weigh
 from engine.sampling.rows import Row, integers
-from engine.staging import Parcel
+from engine.staging import Upload
 
 MAX_SCORES = 2**24
 """Most scores to process at once, which bounds the memory for large batches."""
@@ -20,22 +20,22 @@ Draw = Callable[[Tensor, Tensor], None]
 """Takes scores [N, vocabulary] and writes the drawn tokens into token ids [N] int64."""
 
 
-def plan_draws(rows: Sequence[Row], vocab_size: int, parcel: Parcel) -> list[Draw]:
+def plan_draws(rows: Sequence[Row], vocab_size: int, upload: Upload) -> list[Draw]:
     """Plan the draws of the rows that are not greedy. Greedy rows keep their token ids."""
     indices = [index for index, row in enumerate(rows) if not row.params.is_greedy]
     at_once = max(1, MAX_SCORES // vocab_size)
     return [
-        _plan_draw(rows, indices[start : start + at_once], vocab_size, parcel)
+        _plan_draw(rows, indices[start : start + at_once], vocab_size, upload)
         for start in range(0, len(indices), at_once)
     ]
 
 
-def _plan_draw(rows: Sequence[Row], indices: list[int], vocab_size: int, parcel: Parcel) -> Draw:
+def _plan_draw(rows: Sequence[Row], indices: list[int], vocab_size: int, upload: Upload) -> Draw:
     random = [rows[index] for index in indices]
-    row_index = parcel.put(integers(indices))
-    temperature = parcel.put(np.array([[row.params.temperature] for row in random], np.float32))
-    uniform = parcel.put(uniforms(random)[:, None])
-    filters = plan_filters(random, vocab_size, parcel)
+    row_index = upload.put(integers(indices))
+    temperature = upload.put(np.array([[row.params.temperature] for row in random], np.float32))
+    uniform = upload.put(uniforms(random)[:, None])
+    filters = plan_filters(random, vocab_size, upload)
 
     def draw(scores: Tensor, token_ids: Tensor) -> None:
         row_scores = scores[row_index()].float()

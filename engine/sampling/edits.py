@@ -13,7 +13,7 @@ from torch import Tensor
 from core.sequence import Sequence as TokenSequence
 from engine.sampling.ngrams import Ngrams
 from engine.sampling.rows import Change, Row, concatenated, integers
-from engine.staging import Parcel
+from engine.staging import Upload
 
 BAN = float("-inf")
 ANY = -1
@@ -28,7 +28,7 @@ class Edits:
         self._ngrams = ngrams
         self._biases: WeakKeyDictionary[TokenSequence, Biases] = WeakKeyDictionary()
 
-    def plan(self, rows: Sequence[Row], vocab_size: int, parcel: Parcel) -> Change | None:
+    def plan(self, rows: Sequence[Row], vocab_size: int, upload: Upload) -> Change | None:
         # NOTE: the newest token may be in flight. So the host matches bad words only up to the
         # token before it, and the device compares the newest one.
         bans = [
@@ -45,12 +45,12 @@ class Edits:
         num_biases = int(counts.sum())
         ban = np.array(bans, np.int64).reshape(-1, 3)
         indices = np.concatenate([ban[:, 0], integers(biased).repeat(counts)])
-        after = parcel.put(np.concatenate([ban[:, 1], np.full(num_biases, ANY)]))
+        after = upload.put(np.concatenate([ban[:, 1], np.full(num_biases, ANY)]))
         tokens = np.concatenate([ban[:, 2], concatenated([tokens for tokens, _ in biases])])
         values = [np.full(len(bans), BAN, np.float32), *(values for _, values in biases)]
-        added = parcel.put(np.concatenate(values))
-        row_index = parcel.put(indices)
-        flat_index = parcel.put(indices * vocab_size + tokens)
+        added = upload.put(np.concatenate(values))
+        row_index = upload.put(indices)
+        flat_index = upload.put(indices * vocab_size + tokens)
 
         def change(scores: Tensor, newest: Tensor) -> None:
             applies = (after() == ANY) | (after() == newest[row_index()])

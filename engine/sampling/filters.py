@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.sampling.rows import Row, integers
-from engine.staging import Parcel
+from engine.staging import Upload
 
 WEIGHT_OF_ONE = 2.0**44
 """The weight of a row's most likely token: 2^18 such tokens still sum to less than 2^63."""
@@ -35,7 +35,7 @@ def weigh(scores: Tensor) -> Tensor:
     return weights.nan_to_num_(0.0).to(torch.int64)
 
 
-def plan_filters(rows: Sequence[Row], vocab_size: int, parcel: Parcel) -> list[Filter]:
+def plan_filters(rows: Sequence[Row], vocab_size: int, upload: Upload) -> list[Filter]:
     """Return the filters in the order in which they apply."""
     all_params = [row.params for row in rows]
     min_p = [index for index, params in enumerate(all_params) if params.min_p > 0]
@@ -48,21 +48,21 @@ def plan_filters(rows: Sequence[Row], vocab_size: int, parcel: Parcel) -> list[F
     typical = [index for index, params in enumerate(all_params) if params.typical_p < 1]
     filters: list[Filter] = []
     if min_p:
-        filters.append(_min_p(rows, min_p, parcel))
+        filters.append(_min_p(rows, min_p, upload))
     if short:
         width = min(vocab_size, max(all_params[index].top_k for index in short))
-        filters.append(_top(rows, short, width, parcel))
+        filters.append(_top(rows, short, width, upload))
     if long:
-        filters.append(_top(rows, long, vocab_size, parcel))
+        filters.append(_top(rows, long, vocab_size, upload))
     if typical:
-        filters.append(_typical(rows, typical, parcel))
+        filters.append(_typical(rows, typical, upload))
     return filters
 
 
-def _min_p(rows: Sequence[Row], indices: list[int], parcel: Parcel) -> Filter:
+def _min_p(rows: Sequence[Row], indices: list[int], upload: Upload) -> Filter:
     """min-p (arXiv:2407.01082)."""
-    row_index = parcel.put(integers(indices))
-    share = parcel.put(np.array([[rows[index].params.min_p] for index in indices], np.float32))
+    row_index = upload.put(integers(indices))
+    share = upload.put(np.array([[rows[index].params.min_p] for index in indices], np.float32))
 
     def keep(scores: Tensor, weights: Tensor) -> None:
         _drop(weights, row_index(), scores[row_index()].exp() < share())
@@ -70,13 +70,13 @@ def _min_p(rows: Sequence[Row], indices: list[int], parcel: Parcel) -> Filter:
     return keep
 
 
-def _top(rows: Sequence[Row], indices: list[int], width: int, parcel: Parcel) -> Filter:
+def _top(rows: Sequence[Row], indices: list[int], width: int, upload: Upload) -> Filter:
     """top-k, then top-p of the tokens left. Only the highest `width` scores of a row are ranked."""
     all_params = [rows[index].params for index in indices]
-    row_index = parcel.put(integers(indices))
+    row_index = upload.put(integers(indices))
     counts = [min(params.top_k, width) if params.top_k > 0 else width for params in all_params]
-    last = parcel.put(integers(counts)[:, None] - 1)
-    mass = parcel.put(np.array([[params.top_p] for params in all_params]))
+    last = upload.put(integers(counts)[:, None] - 1)
+    mass = upload.put(np.array([[params.top_p] for params in all_params]))
 
     def keep(scores: Tensor, weights: Tensor) -> None:
         row_scores, row_weights = scores[row_index()], weights[row_index()]
@@ -94,13 +94,13 @@ def _top(rows: Sequence[Row], indices: list[int], width: int, parcel: Parcel) ->
     return keep
 
 
-def _typical(rows: Sequence[Row], indices: list[int], parcel: Parcel) -> Filter:
+def _typical(rows: Sequence[Row], indices: list[int], upload: Upload) -> Filter:
     """typical-p (arXiv:2202.00666).
 
     A token's surprise minus the expected surprise equals the mean score minus the token's score.
     """
-    row_index = parcel.put(integers(indices))
-    mass = parcel.put(np.array([[rows[index].params.typical_p] for index in indices]))
+    row_index = upload.put(integers(indices))
+    mass = upload.put(np.array([[rows[index].params.typical_p] for index in indices]))
 
     def keep(scores: Tensor, weights: Tensor) -> None:
         row_scores, row_weights = scores[row_index()], weights[row_index()]

@@ -14,7 +14,7 @@ from core.sampling import Failure, Sampled
 from core.text.grammar import grammar_error
 from engine.sampling.grammars import MAX_OVERRUN_S, Constraint, Grammars
 from engine.sampling.rows import Row, integers
-from engine.staging import Parcel, Sent
+from engine.staging import DeviceTensor, Upload
 
 TOO_AMBIGUOUS = (
     "the grammar is too ambiguous: its masks take too long; write left-recursive rules, "
@@ -34,7 +34,7 @@ class Grammar:
         """grammars: None if no answer is constrained."""
         self._grammars = grammars
 
-    def plan(self, rows: Sequence[Row], vocab_size: int, parcel: Parcel) -> GrammarMask | None:
+    def plan(self, rows: Sequence[Row], vocab_size: int, upload: Upload) -> GrammarMask | None:
         indices = [index for index, row in enumerate(rows) if _is_constrained(row)]
         if not indices:
             return None
@@ -47,7 +47,7 @@ class Grammar:
             if rows[index].params.ignore_eos:
                 _mask_end_tokens(mask, self._grammars.end_token_ids)
         by_row = dict(zip(indices, constraints, strict=True))
-        return GrammarMask(by_row, parcel.put(integers(indices)), parcel.put(masks))
+        return GrammarMask(by_row, upload.put(integers(indices)), upload.put(masks))
 
 
 class GrammarMask:
@@ -57,7 +57,9 @@ class GrammarMask:
     become equally likely.
     """
 
-    def __init__(self, constraints: Mapping[int, Constraint], row_index: Sent, masks: Sent) -> None:
+    def __init__(
+        self, constraints: Mapping[int, Constraint], row_index: DeviceTensor, masks: DeviceTensor
+    ) -> None:
         """constraints: by row; row_index: [P] int64, these rows; masks: [P, bytes] uint8."""
         self._constraints = constraints
         self._row_index = row_index
@@ -76,8 +78,8 @@ class GrammarMask:
     def settle(self, sampled: list[Sampled | Failure]) -> None:
         """Advance the matchers by the sampled tokens of all rows of the step.
 
-        Changes `sampled`: a row whose answer is complete gets `ends=True`, and one with a
-        grammar error, or whose masks take too long before it is complete, becomes a Failure.
+        Changes `sampled`: a row whose answer is complete gets `completes_grammar=True`, and one
+        with a grammar error, or whose masks take too long before it is complete, becomes a Failure.
         """
         for row, constraint in self._constraints.items():
             sample, matcher = sampled[row], constraint.matcher
@@ -85,7 +87,7 @@ class GrammarMask:
             if not matcher.consume_token(sample.token_ids[0]):
                 sampled[row] = Failure(str(grammar_error(matcher.get_error())))
             elif matcher.is_stopped():
-                sampled[row] = replace(sample, ends=True)
+                sampled[row] = replace(sample, completes_grammar=True)
             elif constraint.overrun_s > MAX_OVERRUN_S:
                 sampled[row] = Failure(str(grammar_error(TOO_AMBIGUOUS)))
 

@@ -61,7 +61,8 @@ class Constraint:
 class Grammars:
     """A cache of compiled grammars for one model.
 
-    Any thread may call `knows` and `matcher`. Only the loop's thread calls the rest or a matcher.
+    Any thread may call `is_compiled` and `matcher`. Only the loop's thread calls the rest
+    or a matcher.
     """
 
     def __init__(self, model_dir: Path, eos_token_ids: Collection[int]) -> None:
@@ -76,7 +77,7 @@ class Grammars:
         self._lock = threading.Lock()
         self._reading = threading.Lock()
 
-    def knows(self, form: StructuredOutputsParams) -> bool:
+    def is_compiled(self, form: StructuredOutputsParams) -> bool:
         """Whether the grammar is compiled. Raises RequestError if the form has no grammar."""
         compiled = self._compiled.get(grammar_text(form))
         return compiled is not None and compiled.done()

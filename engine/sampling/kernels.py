@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.sampling import draw
 from engine.sampling.draw import Draw
 from engine.sampling.rows import Row
-from engine.staging import Parcel
+from engine.staging import Upload
 from kernels import torch_logits
 from kernels.cpu import logits as cpu_logits
 from kernels.cpu.shared_library import unavailable_reason
@@ -23,7 +23,7 @@ class SamplingKernels:
 
     best_tokens: Callable[[Tensor], tuple[Tensor, Tensor]]
     """Has the contract of `kernels.torch_logits.best_tokens`."""
-    plan_draws: Callable[[Sequence[Row], int, Parcel], list[Draw]]
+    plan_draws: Callable[[Sequence[Row], int, Upload], list[Draw]]
     """Has the contract of `engine.sampling.draw.plan_draws`."""
 
 

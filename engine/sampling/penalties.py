@@ -17,7 +17,7 @@ from torch import Tensor
 from core.sampling import SamplingParams
 from core.sequence import Sequence as TokenSequence
 from engine.sampling.rows import Change, Row, integers
-from engine.staging import Parcel
+from engine.staging import Upload
 
 
 class Penalties:
@@ -26,20 +26,20 @@ class Penalties:
     def __init__(self) -> None:
         self._counts: WeakKeyDictionary[TokenSequence, _Counts] = WeakKeyDictionary()
 
-    def plan(self, rows: Sequence[Row], vocab_size: int, parcel: Parcel) -> Change | None:
+    def plan(self, rows: Sequence[Row], vocab_size: int, upload: Upload) -> Change | None:
         indices = [index for index, row in enumerate(rows) if _is_penalized(row.params)]
         if not indices:
             return None
         penalized = [rows[index] for index in indices]
         all_counts = [self._counts_of(row) for row in penalized]
         lengths = [len(counts.token_ids) for counts in all_counts]
-        row_index = parcel.put(integers(indices))
-        owner = parcel.put(np.arange(len(indices)).repeat(lengths))
-        tokens = parcel.put(np.concatenate([counts.token_ids for counts in all_counts]))
-        times = parcel.put(np.concatenate([counts.times for counts in all_counts]))
-        generated = parcel.put(np.array([row.num_generated > 0 for row in penalized], np.float32))
+        row_index = upload.put(integers(indices))
+        owner = upload.put(np.arange(len(indices)).repeat(lengths))
+        tokens = upload.put(np.concatenate([counts.token_ids for counts in all_counts]))
+        times = upload.put(np.concatenate([counts.times for counts in all_counts]))
+        generated = upload.put(np.array([row.num_generated > 0 for row in penalized], np.float32))
         repetition, frequency, presence = (
-            parcel.put(np.array(values, np.float32))
+            upload.put(np.array(values, np.float32))
             for values in zip(*(_factors(row.params) for row in penalized), strict=True)
         )
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from core.sampling import TopLogprobs
 from engine.sampling.rows import Row, integers
-from engine.staging import HostCopy, Parcel
+from engine.staging import HostCopy, Upload
 
 Rank = Callable[[Tensor, Tensor, Tensor], "Ranking"]
 """Takes logits [N, vocabulary], token ids [N] and normalizers [N]. Ranks only the rows that have
@@ -66,13 +66,13 @@ def rank(logits: Tensor, token_ids: Tensor, normalizers: Tensor, width: int) -> 
     )
 
 
-def plan_ranking(rows: Sequence[Row], parcel: Parcel) -> Rank | None:
+def plan_ranking(rows: Sequence[Row], upload: Upload) -> Rank | None:
     """Plan the ranking of the rows with `logprobs`. Return None if there are none."""
     widths = {index: row.params.logprobs for index, row in enumerate(rows)}
     wanted = {index: width for index, width in widths.items() if width is not None}
     if not wanted:
         return None
-    row_index = parcel.put(integers([*wanted]))
+    row_index = upload.put(integers([*wanted]))
     width = max(wanted.values())
 
     def apply(logits: Tensor, token_ids: Tensor, normalizers: Tensor) -> Ranking:

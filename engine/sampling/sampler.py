@@ -18,7 +18,7 @@ from engine.sampling.ngrams import Ngrams
 from engine.sampling.penalties import Penalties
 from engine.sampling.ranking import Ranking, plan_ranking
 from engine.sampling.rows import Row
-from engine.staging import HostCopy, Parcel, Staging
+from engine.staging import HostCopy, Staging, Upload
 
 __all__ = ["Choices", "HostChoices", "Row", "Sampler"]
 
@@ -97,17 +97,17 @@ class Sampler:
         logits: [N, vocabulary], not modified; newest: [N] int64, each row's last token.
         """
         vocab_size = logits.shape[1]
-        parcel = Parcel(self._staging)
-        mask = self._grammar.plan(rows, vocab_size, parcel)
+        upload = Upload(self._staging)
+        mask = self._grammar.plan(rows, vocab_size, upload)
         changes = [
-            self._allowed.plan(rows, vocab_size, parcel),
-            self._edits.plan(rows, vocab_size, parcel),
-            self._penalties.plan(rows, vocab_size, parcel),
+            self._allowed.plan(rows, vocab_size, upload),
+            self._edits.plan(rows, vocab_size, upload),
+            self._penalties.plan(rows, vocab_size, upload),
             mask,
         ]
-        draws = self._kernels.plan_draws(rows, vocab_size, parcel)
-        rank = plan_ranking(rows, parcel)
-        parcel.send()
+        draws = self._kernels.plan_draws(rows, vocab_size, upload)
+        rank = plan_ranking(rows, upload)
+        upload.send()
         if any(changes) or rank is not None:
             logits = logits.float()
         scores = logits

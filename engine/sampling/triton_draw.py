@@ -9,27 +9,27 @@ from torch import Tensor
 
 from engine.sampling.draw import Draw, uniforms
 from engine.sampling.rows import Row, integers
-from engine.staging import Parcel
+from engine.staging import Upload
 from kernels.candidates import collect_candidates
 from kernels.draw_tokens import draw_tokens
 from kernels.filter_limits import filter_limits
 from kernels.token_weights import DrawnRows
 
 
-def plan_draws(rows: Sequence[Row], vocab_size: int, parcel: Parcel) -> list[Draw]:
+def plan_draws(rows: Sequence[Row], vocab_size: int, upload: Upload) -> list[Draw]:
     """Plan the draws of the rows that are not greedy, all at once."""
     indices = [index for index, row in enumerate(rows) if not row.params.is_greedy]
     if not indices:
         return []
     random = [rows[index] for index in indices]
     all_params = [row.params for row in random]
-    row_index = parcel.put(integers(indices))
-    temperature = parcel.put(np.array([params.temperature for params in all_params], np.float32))
-    min_p = parcel.put(np.array([params.min_p for params in all_params], np.float32))
-    top_k = parcel.put(integers([min(params.top_k, vocab_size) for params in all_params]))
-    top_p = parcel.put(np.array([params.top_p for params in all_params]))
-    typical_p = parcel.put(np.array([params.typical_p for params in all_params]))
-    uniform = parcel.put(uniforms(random))
+    row_index = upload.put(integers(indices))
+    temperature = upload.put(np.array([params.temperature for params in all_params], np.float32))
+    min_p = upload.put(np.array([params.min_p for params in all_params], np.float32))
+    top_k = upload.put(integers([min(params.top_k, vocab_size) for params in all_params]))
+    top_p = upload.put(np.array([params.top_p for params in all_params]))
+    typical_p = upload.put(np.array([params.typical_p for params in all_params]))
+    uniform = upload.put(uniforms(random))
 
     def draw(scores: Tensor, token_ids: Tensor) -> None:
         drawn_rows = DrawnRows(row_index(), temperature(), min_p(), top_k(), top_p(), typical_p())

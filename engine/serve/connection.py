@@ -30,7 +30,7 @@ class ClientGone(Message, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class ConnectionBroken:
     """The socket's thread has failed, or a rank is lost. Never sent over the wire."""
 
     error: LongshoreError
@@ -63,7 +63,7 @@ class Pulse:
     The loop replaces the whole object, so readers need no lock.
     """
 
-    at: float = field(default_factory=time.monotonic)
+    alive_at: float = field(default_factory=time.monotonic)
     stats: Stats = field(default_factory=Stats)
 
 
@@ -80,7 +80,7 @@ def failed(id: str, error: BaseException) -> Failed:
     return Failed(id, kind, str(error))
 
 
-Inbound = ToEngine | ClientGone | Broken | AdapterRead | Compiled
+Inbound = ToEngine | ClientGone | ConnectionBroken | AdapterRead | Compiled
 
 
 class Connection:
@@ -133,7 +133,8 @@ class Connection:
         self.send(EVERYONE, message)
 
     def _queue(self, frames: list[bytes]) -> None:
-        # If the thread has failed, nobody receives messages, and the inbox holds a Broken.
+        # If the thread has failed, nobody receives messages, and the inbox holds a
+        # ConnectionBroken.
         with contextlib.suppress(zmq.Again):
             self._outbox.send_multipart(frames, zmq.NOBLOCK)
 
@@ -143,7 +144,7 @@ class Connection:
         except Exception as error:
             logger.exception("the engine's socket failed")
             reason = f"the engine's socket failed: {type(error).__name__}: {error}"
-            self.inbox.put((EVERYONE, Broken(EngineUnavailableError(reason))))
+            self.inbox.put((EVERYONE, ConnectionBroken(EngineUnavailableError(reason))))
         finally:
             queued.close()
             router.close()
@@ -197,6 +198,6 @@ class Connection:
 
     def _heartbeat(self) -> Heartbeat:
         pulse, now = self.pulse, time.monotonic()
-        age_s = now - pulse.at
+        age_s = now - pulse.alive_at
         stalled_s = self._stall_timer.seconds(age_s, now) if self._stall_timer else 0.0
         return Heartbeat(age_s, pulse.stats, stalled_s)

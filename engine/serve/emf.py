@@ -19,7 +19,7 @@ _TIMES = {
     "QueueTime": "queue",
     "TimeToFirstToken": "first_token",
     "InterTokenLatency": "inter_token",
-    "RequestLatency": "whole",
+    "RequestLatency": "end_to_end",
 }
 """Metrics that are means over the period, and their histograms in `Stats`."""
 

@@ -44,7 +44,7 @@ class GrammarCompiler:
         if not isinstance(message, Submit) or self._grammars is None:
             return False
         form = message.params.structured_outputs
-        if form is None or self._grammars.knows(form):
+        if form is None or self._grammars.is_compiled(form):
             return False
         self._held[client, message.id] = message
         done = self._thread.submit(self._grammars.matcher, form)

@@ -96,7 +96,7 @@ class Meter:
     def record_task(self, progress: RequestProgress, output: TaskOutput, now: float) -> None:
         """Count a job that has ended. Jobs have no tokens."""
         _count(self._sums.finished, "stop" if isinstance(output.outcome, Answer) else "error")
-        self._sums.whole.add(now - progress.arrived)
+        self._sums.end_to_end.add(now - progress.arrived)
         if output.admitted is not None:
             self._sums.queue.add(output.admitted - progress.arrived)
             self._sums.inference.add(now - output.admitted)
@@ -152,7 +152,7 @@ class Meter:
         decode = now - progress.first_token
         sums.decode.add(decode)
         sums.inference.add(now - progress.admitted)
-        sums.whole.add(now - progress.arrived)
+        sums.end_to_end.add(now - progress.arrived)
         sums.per_output_token.add(decode / (num_tokens - 1) if num_tokens > 1 else 0.0)
         sums.prompt_tokens.add(progress.num_prompt_tokens)
         sums.generation_tokens.add(num_tokens)

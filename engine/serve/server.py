@@ -36,10 +36,10 @@ from engine.serve.adapters import AdapterService
 from engine.serve.connection import (
     HEARTBEAT_INTERVAL_S,
     AdapterRead,
-    Broken,
     ClientGone,
     Compiled,
     Connection,
+    ConnectionBroken,
     Inbound,
     Pulse,
     failed,
@@ -175,7 +175,7 @@ class Server:
                 self._abort(client, id, index, reason)
             case Refused(counts):
                 self._meter.record_refusals(counts)
-            case Broken(error):
+            case ConnectionBroken(error):
                 raise error
             case Watch(seconds):
                 self._watchers.add(client, seconds)

@@ -98,7 +98,7 @@ def take_snapshot(
             SequenceSnapshot(
                 id=sequence.id,
                 request=group.request.id,
-                phase=_phase(strategy, group, sequence, runs=index < len(strategy.running)),
+                phase=_phase(strategy, group, sequence, is_running=index < len(strategy.running)),
                 num_prompt_tokens=sequence.num_prompt_tokens,
                 num_tokens=len(sequence.token_ids),
                 num_computed_tokens=sequence.num_computed_tokens,
@@ -133,8 +133,10 @@ def block_runs(blocks: Iterable[int]) -> BlockRuns:
     return [*runs, (first, end - first)] if end > first else runs
 
 
-def _phase(strategy: Strategy, group: SequenceGroup, sequence: Sequence, *, runs: bool) -> Phase:
-    if runs:
+def _phase(
+    strategy: Strategy, group: SequenceGroup, sequence: Sequence, *, is_running: bool
+) -> Phase:
+    if is_running:
         is_first = sequence.num_generated_tokens == 0
         return "prefill" if is_first or sequence.num_pending_tokens > 1 else "decode"
     if strategy.memory.is_swapped(sequence.id):

@@ -26,15 +26,15 @@ class Leader:
     def __init__(
         self,
         send: Callable[[Order], object],
-        explaining: Callable[[], AbstractContextManager[None]],
+        raising_cause: Callable[[], AbstractContextManager[None]],
         group: Group,
     ) -> None:
-        """send: sends to all other ranks. explaining: replaces an error by the guilty rank's error.
+        """send: sends to all other ranks. raising_cause: replaces an error by the guilty rank's.
 
         See `engine.ranks.followers.Followers`.
         """
         self._send = send
-        self._explaining = explaining
+        self._raising_cause = raising_cause
         self._group = group
 
     def move(self, moves: BlockMoves) -> None:
@@ -48,7 +48,7 @@ class Leader:
         size: of the CUDA graph to replay, if any.
         """
         message = forward_message(inputs, size)
-        with self._explaining():
+        with self._raising_cause():
             self._send(message)
             self._group.broadcast(pack(inputs, message))
             yield

@@ -99,10 +99,12 @@ class LibraryExecutor:
             return self._run(plan, between_tokens)
 
     def _run(self, plan: StepPlan, between_tokens: Callable[[], None]) -> FinishedStep:
-        assert all(chunk.start == 0 and chunk.samples for chunk in plan.chunks), "whole prompts"
+        assert all(chunk.start == 0 and chunk.samples_token for chunk in plan.chunks), (
+            "whole prompts"
+        )
         result: dict[int, Sampled | Candidates | Hypotheses | Failure] = {}
         answers = [
-            _Row(chunk.sequence, tuple(self._scores(chunk.sequence, chunk.scored)))
+            _Row(chunk.sequence, tuple(self._scores(chunk.sequence, chunk.scored_positions)))
             for chunk in plan.chunks
             if not chunk.sequence.params.beam_width
         ]
@@ -219,7 +221,7 @@ class _Row:
         self._logprobs: list[float] = []
         self._top_logprobs: list[TopLogprobs] = []
         self._prompt_logprobs = prompt_logprobs
-        self._ends = False
+        self._completes_grammar = False
         self.failure: Failure | None = None
 
     @property
@@ -231,7 +233,7 @@ class _Row:
             self.failure, self.copy.finish = sampled, Finish.ERROR
             return
         self.copy.append(sampled)
-        self._ends = sampled.ends
+        self._completes_grammar = sampled.completes_grammar
         self._logprobs += sampled.logprobs
         self._top_logprobs += sampled.top_logprobs
 
@@ -241,7 +243,7 @@ class _Row:
             tuple(self._logprobs),
             tuple(self._top_logprobs),
             self._prompt_logprobs,
-            self._ends,
+            self._completes_grammar,
         )
 
 

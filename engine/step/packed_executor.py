@@ -84,7 +84,7 @@ class PackedExecutor:
         with self.model_time:
             embeddings, failures = self._encode(plan)
         parts = [self._run_forward(part, embeddings) for part in split_plan(plan, MAX_SCORED_ROWS)]
-        chunks = [chunk for part in parts for chunk in part.sampled]
+        chunks = [chunk for part in parts for chunk in part.sampled_chunks]
         self._newest = torch.cat([part.token_ids for part in parts])
         self._newest_rows = {chunk.sequence.id: row for row, chunk in enumerate(chunks)}
         return _PackedStep(parts, failures, self._during_wait)
@@ -126,21 +126,25 @@ class PackedExecutor:
                     logits = self.model.forward(inputs, step)
             else:
                 logits = graph.replay(inputs)
-        num_sampled = len(inputs.sampled)
-        scores = PromptScores(logits[num_sampled:], inputs.scored) if inputs.scored else None
+        num_sampled = len(inputs.sampled_chunks)
+        scores = (
+            PromptScores(logits[num_sampled:], inputs.scored_rows) if inputs.scored_rows else None
+        )
         if not num_sampled:
             return _Part((), self._newest[:0], None, scores)
-        rows = [Row(chunk.sequence, chunk.end) for chunk in inputs.sampled]
+        rows = [Row(chunk.sequence, chunk.end) for chunk in inputs.sampled_chunks]
         choices = self._sampler.sample(logits[:num_sampled], rows, inputs.newest())
-        candidates = BeamCandidates(logits[:num_sampled], inputs.sampled, self._beam_staging)
-        return _Part(inputs.sampled, choices.token_ids, choices.to_host(), scores, candidates)
+        candidates = BeamCandidates(logits[:num_sampled], inputs.sampled_chunks, self._beam_staging)
+        return _Part(
+            inputs.sampled_chunks, choices.token_ids, choices.to_host(), scores, candidates
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
     """The results of one forward pass of a step, on their way to the host."""
 
-    sampled: tuple[Chunk, ...]
+    sampled_chunks: tuple[Chunk, ...]
     """The S chunks for which a token was sampled."""
     token_ids: Tensor
     """[S] int64, on the device."""
@@ -164,7 +168,7 @@ class _PackedStep:
         scores: list[dict[int, tuple[TopLogprobs, ...]]] = []
         for part in self.parts:
             if part.choices is not None:
-                ids = [chunk.sequence.id for chunk in part.sampled]
+                ids = [chunk.sequence.id for chunk in part.sampled_chunks]
                 result |= zip(ids, part.choices.wait(), strict=True)
             if part.candidates is not None:
                 result |= part.candidates.wait()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from core.plan import Chunk, StepPlan
 from core.sampling import TopLogprobs
-from engine.inputs import Scored
+from engine.inputs import ScoredRows
 from engine.sampling.ranking import rank
 
 MAX_SCORED_ROWS = 256
@@ -27,8 +27,8 @@ def split_plan(plan: StepPlan, max_rows: int) -> list[StepPlan]:
     room = max_rows
     for chunk in plan.chunks:
         rest = chunk
-        while len(rest.scored) > room:
-            cut = rest.sequence.chunk_end(rest.scored[room]) if room > 0 else rest.start
+        while len(rest.scored_positions) > room:
+            cut = rest.sequence.chunk_end(rest.scored_positions[room]) if room > 0 else rest.start
             if cut <= rest.start and room == max_rows:
                 break  # an image that one pass must compute whole needs more rows
             if cut > rest.start:
@@ -37,42 +37,43 @@ def split_plan(plan: StepPlan, max_rows: int) -> list[StepPlan]:
             parts.append([])
             room = max_rows
         parts[-1].append(rest)
-        room -= len(rest.scored)
+        room -= len(rest.scored_positions)
     first, *others = (tuple(chunks) for chunks in parts)
     return [replace(plan, chunks=first), *map(StepPlan, others)]
 
 
 def _until(chunk: Chunk, position: int) -> Chunk:
-    scored = range(chunk.scored.start, position)
+    scored = range(chunk.scored_positions.start, position)
     return msgspec.structs.replace(
-        chunk, length=position - chunk.start, samples=False, scored=scored
+        chunk, length=position - chunk.start, samples_token=False, scored_positions=scored
     )
 
 
 def _from(chunk: Chunk, position: int) -> Chunk:
-    scored = range(position, chunk.scored.stop)
+    scored = range(position, chunk.scored_positions.stop)
     return msgspec.structs.replace(
-        chunk, start=position, length=chunk.end - position, scored=scored
+        chunk, start=position, length=chunk.end - position, scored_positions=scored
     )
 
 
 class PromptScores:
     """The scores of one forward pass, on their way to the host."""
 
-    def __init__(self, logits: Tensor, scored: Scored) -> None:
+    def __init__(self, logits: Tensor, scored_rows: ScoredRows) -> None:
         """logits: [R, vocabulary], of the scored rows."""
-        self._chunks = scored.chunks
+        self._chunks = scored_rows.chunks
         width = max(_width(chunk) for chunk in self._chunks)
         logits = logits.float()
         normalizers = logits.logsumexp(-1)
-        self._ranking = rank(logits, scored.next_tokens, normalizers, width).to_host()
+        self._ranking = rank(logits, scored_rows.next_tokens, normalizers, width).to_host()
 
     def wait(self) -> dict[int, tuple[TopLogprobs, ...]]:
         """Return the scores of each sequence's tokens, by sequence id."""
-        widths = [_width(chunk) for chunk in self._chunks for _ in chunk.scored]
+        widths = [_width(chunk) for chunk in self._chunks for _ in chunk.scored_positions]
         scores = self._ranking.wait(widths)
         return {
-            chunk.sequence.id: tuple(next(scores) for _ in chunk.scored) for chunk in self._chunks
+            chunk.sequence.id: tuple(next(scores) for _ in chunk.scored_positions)
+            for chunk in self._chunks
         }
 
 

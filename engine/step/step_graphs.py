@@ -24,7 +24,7 @@ from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
 from engine.inputs import NO_ADAPTER, PADDING_SLOT, StepInputs
 from engine.loading.packed_model import PackedModel
-from engine.ranks.group import Alone, Group
+from engine.ranks.group import Group, SingleRank
 from engine.step.cuda_recorder import Work
 from kernels.batch import PagedBatch
 
@@ -55,7 +55,7 @@ class StepGraph:
         """
         self._buffers.fill(inputs)
         self._replay()
-        return self._buffers.logits[: len(inputs.sampled)]
+        return self._buffers.logits[: len(inputs.sampled_chunks)]
 
 
 class StepGraphs:
@@ -83,7 +83,7 @@ class StepGraphs:
         progress: wraps the list of sizes, to show a progress bar. group: the ranks that share the
         model; rank 0 decides what to leave out. None: one rank.
         """
-        group = group or Alone(model.device)
+        group = group or SingleRank(model.device)
         self._model = model
         self._cache = cache
         self._backend = backend
@@ -126,7 +126,7 @@ class StepGraphs:
         Steps that score prompt tokens need more logits than a graph computes, and a graph has no
         embeddings of images.
         """
-        if any(chunk.scored for chunk in plan.chunks):
+        if any(chunk.scored_positions for chunk in plan.chunks):
             return None
         if self._model.encoder is not None and any(chunk.images for chunk in plan.chunks):
             return None

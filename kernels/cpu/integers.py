@@ -108,13 +108,13 @@ def rounds_rows() -> bool:
 
 
 def integer_linear(
-    rows: Tensor, panels: IntegerPanels, bias: Tensor | None = None, *, rounded: bool = False
+    rows: Tensor, panels: IntegerPanels, bias: Tensor | None = None, *, is_rounded: bool = False
 ) -> Tensor:
     """Return [..., num_columns] in the dtype of rows [..., depth], fp32 or bf16, summed in fp32.
 
-    rounded: first round the rows to 8 bits, with a scale for each row and group of inputs. A group
-    has 64 inputs, or a common divisor of 64 and the weight's group. No number changes by more than
-    1/254 of the largest magnitude of its group. Needs `rounds_rows`. A row's result is bitwise
+    is_rounded: first round the rows to 8 bits, with a scale for each row and group of inputs. A
+    group has 64 inputs, or a common divisor of 64 and the weight's group. No number changes by more
+    than 1/254 of the largest magnitude of its group. Needs `rounds_rows`. A row's result is bitwise
     independent of the other rows. bias: fp32 [num_columns]. Raises ValueError for other inputs.
     """
     if (
@@ -127,7 +127,7 @@ def integer_linear(
             f"rows {list(rows.shape)} in {rows.dtype} do not match a weight "
             f"[{panels.num_columns}, {panels.depth}], or the bias does not"
         )
-    if rounded and not rounds_rows():
+    if is_rounded and not rounds_rows():
         raise ValueError("this CPU has no products of bytes (VNNI): leave the rows as they are")
     flat = rows.reshape(-1, panels.depth)
     if flat.stride(-1) != 1:
@@ -136,13 +136,13 @@ def integer_linear(
     arguments = panels.arguments(bias)
     arguments.out, arguments.rows = out.data_ptr(), flat.data_ptr()
     arguments.num_rows, arguments.row_stride = flat.shape[0], flat.stride(0)
-    run(Kernel(integer_function(rows.dtype, rounded=rounded), arguments))
+    run(Kernel(integer_function(rows.dtype, is_rounded=is_rounded), arguments))
     return out
 
 
-def integer_function(dtype: torch.dtype, *, rounded: bool) -> ctypes._NamedFuncPointer:
+def integer_function(dtype: torch.dtype, *, is_rounded: bool) -> ctypes._NamedFuncPointer:
     """Return the library's function for rows of a dtype. It takes an `IntegerLinear`."""
-    return function("rounded" if rounded else "integers", dtype)
+    return function("rounded" if is_rounded else "integers", dtype)
 
 
 def _by_panel(rows: Tensor) -> Tensor:

@@ -65,10 +65,10 @@ class PreparedLinear:
 
     @classmethod
     def of_integers(
-        cls, panels: IntegerPanels, bias: Tensor | None, dtype: torch.dtype, *, rounded: bool
+        cls, panels: IntegerPanels, bias: Tensor | None, dtype: torch.dtype, *, is_rounded: bool
     ) -> PreparedLinear:
         """bias: fp32 [num_columns], dense. dtype: of rows and outputs."""
-        kernel = integer_function(dtype, rounded=rounded)
+        kernel = integer_function(dtype, is_rounded=is_rounded)
         return cls(kernel, panels.arguments(bias), dtype, panels.depth, (panels, bias))
 
     def bind(

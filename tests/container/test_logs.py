@@ -13,7 +13,7 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from container.http.deadline import ArrivalTimeoutError
-from container.http.request_context import MAX_WARNINGS, Warned
+from container.http.request_context import MAX_WARNINGS, LoggedWarnings
 from container.http.request_log import MAX_BODY_CHARACTERS
 from core.logs import JSON_START, JsonFormatter, log_event
 from tests.container.conftest import Serve
@@ -126,7 +126,7 @@ def test_a_warning_is_logged_once_and_sent_always(
 
 
 def test_remembered_warnings_are_limited() -> None:
-    warned = Warned()
+    warned = LoggedWarnings()
     assert all(warned.add(str(number)) for number in range(MAX_WARNINGS))
     assert not warned.add("one more")
 

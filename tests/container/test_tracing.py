@@ -330,7 +330,7 @@ def test_waiting_spans_are_limited(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_messages_repeat_once_a_minute() -> None:
-    repeats = sender.Repeats()
+    repeats = sender.RepeatFilter()
 
     def passes(message: str, second: float) -> bool:
         record = logging.LogRecord("", logging.WARNING, "", 0, message, None, None)

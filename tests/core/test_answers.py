@@ -23,16 +23,16 @@ def test_each_answer_ends_by_itself(byte_level):
     stopped, other = output(byte_level, 1, "no. More"), output(byte_level, 0, "yes")
     (news,) = answers.push(stopped)
     assert (news.index, *texts([news])) == (1, ("no", Finish.STOP))
-    assert answers.stopped_by_string(stopped)
+    assert answers.is_stopped_by_string(stopped)
     (news,) = answers.push(other)
     assert (news.index, *texts([news])) == (0, ("yes", None))
-    assert not answers.stopped_by_string(other)
+    assert not answers.is_stopped_by_string(other)
     late = output(byte_level, 1, "late", finish=Finish.LENGTH)
     assert answers.push(late) == [], "generated before the engine learned of the stop string"
     assert answers.num_open == 1
     last = output(byte_level, 0, " sir", finish=Finish.EOS)
     assert texts(answers.push(last)) == [(" sir", Finish.EOS)]
-    assert not answers.stopped_by_string(last)
+    assert not answers.is_stopped_by_string(last)
     assert ([answer.text for answer in answers.returned], answers.num_open) == (
         ["yes sir", "no"],
         0,

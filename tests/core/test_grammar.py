@@ -177,11 +177,11 @@ def test_without_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forced(
-    name: ToolCallParser, marks: Sequence[str], *, is_one: bool = False
+    name: ToolCallParser, marks: Sequence[str], *, is_single: bool = False
 ) -> StructuredOutputsParams:
     notation = make_tool_parser(name).notation(marks)
     assert notation is not None
-    return notation.form(FUNCTIONS, Bytes(marks).ids, is_one=is_one)
+    return notation.form(FUNCTIONS, Bytes(marks).ids, is_single=is_single)
 
 
 def written(name: ToolCallParser, marks: Sequence[str], calls: list[ToolCall]) -> str:
@@ -189,7 +189,7 @@ def written(name: ToolCallParser, marks: Sequence[str], calls: list[ToolCall]) -
     notation = make_tool_parser(name).notation(marks)
     assert notation is not None
     calls_as_text = [f"{notation.head(call.name)}{call.arguments}{notation.tail}" for call in calls]
-    return notation.opening + notation.between.join(calls_as_text) + notation.closing
+    return notation.opening + notation.separator.join(calls_as_text) + notation.closing
 
 
 @given(data=st.data(), notation=st.sampled_from(NOTATIONS))
@@ -201,7 +201,7 @@ def test_forced_calls_can_be_parsed(
     calls = data.draw(st.lists(call | st.just(ToolCall("get", "{}")), min_size=1, max_size=3))
     text = written(*notation, calls)
     assert lets_through(forced(*notation), text, notation[1])
-    assert lets_through(forced(*notation, is_one=True), text, notation[1]) == (len(calls) == 1)
+    assert lets_through(forced(*notation, is_single=True), text, notation[1]) == (len(calls) == 1)
     parser = make_tool_parser(notation[0])
     assert [*parser.push(text), *parser.flush()] == calls
 

@@ -53,10 +53,10 @@ def test_a_completed_grammar_finishes_the_sequence():
     """The sequence ends with that token, whatever it is and whatever length is left."""
     for params in ({"ignore_eos": True}, {"max_tokens": 3}, {}):
         sequence = make_sequence(**params)
-        assert sequence.append(Sampled((9, 9, 8), (0.0,) * 3, ends=True)) == 3
+        assert sequence.append(Sampled((9, 9, 8), (0.0,) * 3, completes_grammar=True)) == 3
         assert sequence.finish == Finish.EOS
     cut = make_sequence(max_tokens=2)
-    cut.append(Sampled((9, 9, 8), (0.0,) * 3, ends=True))
+    cut.append(Sampled((9, 9, 8), (0.0,) * 3, completes_grammar=True))
     assert cut.finish == Finish.LENGTH
 
 

@@ -79,9 +79,9 @@ def test_truncation_keeps_the_end_and_the_special_tokens(tmp_path):
 
 def test_single_special_tokens_may_be_kept(byte_level):
     ids = [*byte_level.encode("to"), 0]
-    assert byte_level.decode(ids, keep={0}) == "to<|end|>"
-    assert byte_level.decode(ids, keep={1}) == "to"
-    assert "".join(texts(Detokenizer(byte_level, keep={0}), ids)) == "to<|end|>"
+    assert byte_level.decode(ids, kept_special_ids={0}) == "to<|end|>"
+    assert byte_level.decode(ids, kept_special_ids={1}) == "to"
+    assert "".join(texts(Detokenizer(byte_level, kept_special_ids={0}), ids)) == "to<|end|>"
 
 
 def test_a_missing_tokenizer_error_says_how_to_make_one(tmp_path):
@@ -111,7 +111,7 @@ def test_text_is_cut_at_the_first_stop_string(text, stops, data):
             whole = seen[: min(places)] if whole is None else whole
             break
         assert not any(stop in released for stop in stops)
-    assert checker.reached == (whole is not None)
+    assert checker.is_reached == (whole is not None)
     assert released + checker.flush() == (text if whole is None else whole)
 
 
@@ -120,7 +120,7 @@ def test_a_possible_start_of_a_stop_string_is_held_back():
     assert [checker.push(piece) for piece in ("a<", "/", "b", "</", "s>c")] == [
         "a", "", "</b", "", "",
     ]  # fmt: skip
-    assert checker.reached
+    assert checker.is_reached
 
 
 def push_all(answer, ids, finish):
@@ -166,10 +166,10 @@ def test_a_stop_string_may_be_included(byte_level):
 def test_stop_strings_in_exempt_text_are_ignored(text, stop, size):
     checker = StopStrings([stop])
     released = "".join(
-        checker.push(letter, exempt=place < size) for place, letter in enumerate(text)
+        checker.push(letter, is_exempt=place < size) for place, letter in enumerate(text)
     )
     ends = [end for end in range(len(text) + 1) if end > size and text[:end].endswith(stop)]
-    assert checker.reached == bool(ends)
+    assert checker.is_reached == bool(ends)
     assert released + checker.flush() == (text[: ends[0] - len(stop)] if ends else text)
 
 

@@ -73,7 +73,7 @@ def decode_plan(count, num_tokens=5):
                 num_tokens - 1,
                 1,
                 (1 + 2 * id, 2 + 2 * id),
-                samples=True,
+                samples_token=True,
             )
             for id in range(count)
         )
@@ -85,5 +85,5 @@ def mixed_plan(num_decodes, lengths, **changes):
     chunks = []
     for id, length in enumerate([1] * num_decodes + lengths):
         sequence, blocks = Sequence(id, [1] * length, SamplingParams()), (id,) * -(-length // 16)
-        chunks.append(Chunk(sequence, 0, length, blocks, samples=True, **changes))
+        chunks.append(Chunk(sequence, 0, length, blocks, samples_token=True, **changes))
     return StepPlan(tuple(chunks))

@@ -106,7 +106,9 @@ def test_a_step_after_failed_ones_has_the_right_tables(seed):
             num_failed += 1
             strategy.fail(plan, str(error))
         else:
-            sampled = {c.sequence.id: Sampled((7,), (-1.0,)) for c in plan.chunks if c.samples}
+            sampled = {
+                c.sequence.id: Sampled((7,), (-1.0,)) for c in plan.chunks if c.samples_token
+            }
             strategy.commit(plan, sampled)
     assert num_failed > 10
     assert num_checked > 40
@@ -117,7 +119,7 @@ def decode(id, num_blocks, first_block=0):
     length = num_blocks * BLOCK_SIZE
     sequence = Sequence(id, [1] * length, SamplingParams())
     blocks = tuple(range(first_block, first_block + num_blocks))
-    return Chunk(sequence, length - 1, 1, blocks, samples=True)
+    return Chunk(sequence, length - 1, 1, blocks, samples_token=True)
 
 
 def test_an_unchanged_step_sends_no_tables_however_long_they_are():
@@ -196,5 +198,5 @@ def test_any_change_of_a_table_reaches_the_device(new):
     )
     for blocks in ((1, 2, 3, 4), new, (1, 2, 3, 4)):
         end = len(blocks) * BLOCK_SIZE
-        plan = StepPlan((Chunk(sequence, end - 1, 1, blocks, samples=True),))
+        plan = StepPlan((Chunk(sequence, end - 1, 1, blocks, samples_token=True),))
         check_tables(builder.build(plan).batch, plan)

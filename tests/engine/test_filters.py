@@ -19,7 +19,7 @@ from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine.sampling import draw, filters
 from engine.sampling.rows import Row
-from engine.staging import Parcel, Staging
+from engine.staging import Staging, Upload
 from tests.engine.test_sampler import sample
 
 VOCABULARY = 300
@@ -33,9 +33,9 @@ def random_logits(count, seed=0, scale=3.0):
 def kept(logits, **params):
     """Return [N, vocabulary] bool: tokens with a non-zero probability."""
     rows = [Row(Sequence(0, [1], SamplingParams(**params)), 1)] * len(logits)
-    parcel = Parcel(Staging(torch.device("cpu")))
-    keeps = filters.plan_filters(rows, logits.shape[1], parcel)
-    parcel.send()
+    upload = Upload(Staging(torch.device("cpu")))
+    keeps = filters.plan_filters(rows, logits.shape[1], upload)
+    upload.send()
     scores = (logits - logits.amax(1, keepdim=True)) / rows[0].params.temperature
     weights = filters.weigh(scores)
     for keep in keeps:

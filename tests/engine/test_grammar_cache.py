@@ -54,7 +54,7 @@ def test_a_wrong_grammar_fails_every_time(grammar_model, compiled):
     for _ in range(2):
         with pytest.raises(RequestError, match="nowhere"):
             grammars.matcher(wrong)
-        assert not grammars.knows(wrong)
+        assert not grammars.is_compiled(wrong)
     assert len(compiled) == 2
 
 
@@ -113,14 +113,18 @@ def test_compiled_grammars_are_cached_up_to_a_limit(grammar_model):
     grammars = Grammars(grammar_model, [EOS])
     forms = [StructuredOutputsParams(regex=f"a{{{n}}}") for n in range(MAX_KEPT + 2)]
     for kept_form in forms:
-        assert not grammars.knows(kept_form)
+        assert not grammars.is_compiled(kept_form)
         grammars.matcher(kept_form).consume_token(64)
-    assert [grammars.knows(kept_form) for kept_form in forms] == [False, False, *[True] * MAX_KEPT]
+    assert [grammars.is_compiled(kept_form) for kept_form in forms] == [
+        False,
+        False,
+        *[True] * MAX_KEPT,
+    ]
     first = grammars.matcher(forms[2])
     assert first.consume_token(64)
     assert not first.is_stopped(), "a copy starts at the beginning"
     assert first.consume_token(64)
     assert first.is_stopped()
     grammars.matcher(forms[0])
-    assert grammars.knows(forms[2]), "most recently used"
-    assert not grammars.knows(forms[3])
+    assert grammars.is_compiled(forms[2]), "most recently used"
+    assert not grammars.is_compiled(forms[3])

@@ -17,7 +17,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from core.plan import Chunk
 from core.sampling import SamplingParams
 from core.sequence import Sequence
-from engine.inputs import Scored
+from engine.inputs import ScoredRows
 from engine.memory.largest_step import NoAttention
 from engine.model.checkpoint import checkpoint_of
 from engine.model.decoder import Decoder
@@ -156,12 +156,14 @@ def test_grammars_do_not_wait_for_the_device(tmp_path):
 def test_beams_and_scores_of_prompts_do_not_wait_for_the_device():
     logits = torch.empty(4, VOCABULARY, device=META)
     params = SamplingParams(n=2, use_beam_search=True, temperature=0.0)
-    beams = [Chunk(Sequence(id, [1, 2], params), 1, 1, (id,), samples=True) for id in range(4)]
+    beams = [
+        Chunk(Sequence(id, [1, 2], params), 1, 1, (id,), samples_token=True) for id in range(4)
+    ]
     BeamCandidates(logits, beams, Staging(META))
     scored = Sequence(0, [1] * 6, SamplingParams(prompt_logprobs=3))
-    chunk = Chunk(scored, 0, 5, (0,), samples=False, scored=range(1, 5))
+    chunk = Chunk(scored, 0, 5, (0,), samples_token=False, scored_positions=range(1, 5))
     rows = torch.empty(4, dtype=torch.int64, device=META)
-    PromptScores(logits, Scored(rows, rows, (chunk,)))
+    PromptScores(logits, ScoredRows(rows, rows, (chunk,)))
 
 
 def test_meta_tensors_find_what_waits():

@@ -16,7 +16,7 @@ from engine.sampling.ngrams import Ngrams
 from engine.sampling.penalties import Penalties
 from engine.sampling.rows import Row
 from engine.sampling.sampler import Sampler
-from engine.staging import Parcel, Staging
+from engine.staging import Staging, Upload
 
 VOCABULARY = 40
 EOS = 0
@@ -38,9 +38,9 @@ def changed(parts, logits, sequences, *, in_flight=False):
     newest = torch.tensor([sequence.token_ids[-1] for sequence in sequences])
     rows = [Row(sequence, len(sequence.token_ids)) for sequence in sequences]
     taken = [(sequence, sequence.token_ids.pop()) for sequence in sequences] if in_flight else []
-    parcel = Parcel(staging())
-    changes = [part.plan(rows, VOCABULARY, parcel) for part in parts]
-    parcel.send()
+    upload = Upload(staging())
+    changes = [part.plan(rows, VOCABULARY, upload) for part in parts]
+    upload.send()
     scores = logits.clone()
     for change in changes:
         if change is not None:

@@ -57,7 +57,7 @@ def random_plan(rng):
         token_ids = [rng.randrange(1, 60) for _ in range(start + length)]
         sequence = Sequence(id, token_ids, SamplingParams(temperature=0))
         table = tuple(blocks.pop() for _ in range(-(-(start + length) // 4)))
-        chunks.append(Chunk(sequence, start, length, table, samples=rng.random() < 0.8))
+        chunks.append(Chunk(sequence, start, length, table, samples_token=rng.random() < 0.8))
     return StepPlan(tuple(chunks))
 
 

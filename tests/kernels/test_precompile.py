@@ -44,9 +44,9 @@ def engine_launches(context_len, max_model_len):
     elementwise = make_elementwise(torch.device("cuda"))
     builder = InputBuilder(precompile.BLOCK_SIZE, Staging(cpu))
     sequences = [Sequence(id, [1] * context_len, SamplingParams()) for id in range(2)]
-    decode = Chunk(sequences[0], 19, 1, (0, 1), samples=True)
+    decode = Chunk(sequences[0], 19, 1, (0, 1), samples_token=True)
     blocks = tuple(range(-(-context_len // precompile.BLOCK_SIZE)))
-    prompt = Chunk(sequences[1], context_len - 20, 20, blocks, samples=True)
+    prompt = Chunk(sequences[1], context_len - 20, 20, blocks, samples_token=True)
     with dry_run.target(ARCH) as launches:
         for chunks in ((decode,), (prompt,), (decode, prompt)):
             inputs = builder.build(StepPlan(chunks))

@@ -63,9 +63,9 @@ class FakeExecutor:
                 self.slots[slot] = tokens[position], hash(tuple(tokens[: position + 1]))
             prefix = self._read(chunk.blocks, chunk.end)
             assert prefix == tokens[: chunk.end]
-            if chunk.samples and sequence.params.beam_width:
+            if chunk.samples_token and sequence.params.beam_width:
                 result[sequence.id] = next_candidates(sequence, prefix)
-            elif chunk.samples:
+            elif chunk.samples_token:
                 result[sequence.id] = Sampled((next_token(sequence.id, prefix),), (-0.5,))
         self._newest = {id: sampled.token_ids[0] for id, sampled in result.items()}
         return result

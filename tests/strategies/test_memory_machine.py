@@ -95,7 +95,7 @@ class PagedMemoryMachine(RuleBasedStateMachine):
                 self.device[block][position % BLOCK_SIZE] = prefix
             sequence.num_computed_tokens = end
             if commit:
-                self.memory.commit(Chunk(sequence, start, end - start, table, samples=True))
+                self.memory.commit(Chunk(sequence, start, end - start, table, samples_token=True))
 
     def _move(self):
         moves = self.memory.take_moves()

@@ -38,11 +38,11 @@ class Block:
 class BlockEvents(Protocol):
     """Formats the life of a block as records of a stream."""
 
-    def opened(self, block: Block) -> list[Record]: ...
+    def start_records(self, block: Block) -> list[Record]: ...
 
-    def grown(self, block: Block, text: str) -> list[Record]: ...
+    def delta_records(self, block: Block, text: str) -> list[Record]: ...
 
-    def closed(self, block: Block) -> list[Record]: ...
+    def stop_records(self, block: Block) -> list[Record]: ...
 
 
 class Blocks:
@@ -65,9 +65,9 @@ class Blocks:
             if block is None or isinstance(piece, ToolCall) or block.kind != _kind(piece):
                 records += self._close()
                 block = self._start(piece)
-                records += self._events.opened(block)
+                records += self._events.start_records(block)
             block.parts.append(text)
-            records += self._events.grown(block, text)
+            records += self._events.delta_records(block, text)
         return records + self._close() if is_last else records
 
     def _start(self, piece: AnswerPiece) -> Block:
@@ -78,7 +78,7 @@ class Blocks:
 
     def _close(self) -> list[Record]:
         block, self._open = self._open, None
-        return [] if block is None else self._events.closed(block)
+        return [] if block is None else self._events.stop_records(block)
 
 
 def _kind(piece: AnswerPiece) -> BlockKind:

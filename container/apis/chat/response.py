@@ -74,7 +74,7 @@ class ChatResponse:
                 end = self._end(delta.index, self._generation.answers[delta.index])
                 records.append(self._chunk(delta.index, {}, end=end))
             yield records
-        if self._request.stream_usage.last:
+        if self._request.stream_usage.is_included:
             yield [self._envelope.record("chat.completion.chunk", [], usage=self._usage())]
 
     def _message(self, index: int, tokens: Sequence[TokenText]) -> Record:

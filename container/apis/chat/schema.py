@@ -106,10 +106,12 @@ def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
         raise RequestError("top_logprobs", "needs logprobs=true")
     stream_usage = read_stream_usage(values)
     choice = read_tool_choice(values)
-    forced = choice if isinstance(choice, ForcedCalls) else None
+    forced_calls = choice if isinstance(choice, ForcedCalls) else None
     conversation = read_conversation(values, uses_tools=choice != "none")
     return ChatRequest(
-        turn=Turn(conversation, decoding, forced, values.get("model", None), read_adapter(values)),
+        turn=Turn(
+            conversation, decoding, forced_calls, values.get("model", None), read_adapter(values)
+        ),
         uses_functions=uses_functions,
         names_function=isinstance(values.given.get("tool_choice"), dict),
         stream=values.get("stream", False),
@@ -122,7 +124,7 @@ def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
             *values.warnings,
             *stream_usage.warnings,
             *decoding.warnings,
-            *parallel_warnings(forced, is_parallel=values.get("parallel_tool_calls", True)),
+            *parallel_warnings(forced_calls, is_parallel=values.get("parallel_tool_calls", True)),
         ),
     )
 

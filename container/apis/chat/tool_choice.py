@@ -137,7 +137,7 @@ class ForcedCalls:
 
     functions: tuple[Function, ...]
     """The functions that may be called."""
-    is_one: bool
+    is_single: bool
     """Whether the answer must be exactly one call, rather than one or more."""
 
 
@@ -155,9 +155,9 @@ def read_tool_choice(values: Values) -> Literal["none", "auto"] | ForcedCalls:
             raise RequestError("tool_choice", "needs tools")
         case "required":
             functions = tuple(_function(tool, index) for index, tool in enumerate(tools))
-            return ForcedCalls(functions, is_one=not values.get("parallel_tool_calls", True))
+            return ForcedCalls(functions, is_single=not values.get("parallel_tool_calls", True))
         case {"type": "function", "function": {"name": str(name)}}:
-            return ForcedCalls((_find_function(name, tools),), is_one=True)
+            return ForcedCalls((_find_function(name, tools),), is_single=True)
         case _:
             raise RequestError(
                 "tool_choice",
@@ -169,9 +169,9 @@ def read_tool_choice(values: Values) -> Literal["none", "auto"] | ForcedCalls:
 class Tools:
     """The tools of a request."""
 
-    seen: tuple[Mapping[str, object], ...]
+    visible: tuple[Mapping[str, object], ...]
     """The tools that the model sees."""
-    forced: ForcedCalls | None
+    forced_calls: ForcedCalls | None
     """The calls that the model must make; None if it is free to choose."""
     warnings: tuple[str, ...]
 
@@ -190,23 +190,23 @@ def read_tools(
     given = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": is_parallel}
     values = with_allowed_tools(Values(given, ()))
     read = read_tool_choice(values)
-    forced = read if isinstance(read, ForcedCalls) else None
-    seen: list[Mapping[str, object]] = values.get("tools", [])
+    forced_calls = read if isinstance(read, ForcedCalls) else None
+    visible: list[Mapping[str, object]] = values.get("tools", [])
     return Tools(
-        () if read == "none" else tuple(seen),
-        forced,
-        parallel_warnings(forced, is_parallel=is_parallel, field=parallel_field),
+        () if read == "none" else tuple(visible),
+        forced_calls,
+        parallel_warnings(forced_calls, is_parallel=is_parallel, field=parallel_field),
     )
 
 
 def parallel_warnings(
-    forced: ForcedCalls | None, *, is_parallel: bool, field: str = "parallel_tool_calls"
+    forced_calls: ForcedCalls | None, *, is_parallel: bool, field: str = "parallel_tool_calls"
 ) -> tuple[str, ...]:
     """Return a warning if `field` asks for one call at most, but calls are not forced.
 
     Only the grammar of forced calls can limit their number.
     """
-    if forced is not None or is_parallel:
+    if forced_calls is not None or is_parallel:
         return ()
     return (f"{field} has no effect with this tool_choice",)
 

@@ -91,7 +91,7 @@ class Assistant:
             [prompt.token_ids],
             decoding,
             adapter=adapter,
-            keep={*marks.values(), *tags.values()},
+            kept_special_ids={*marks.values(), *tags.values()},
             images=prompt.images,
         )
         parsers = [AnswerParser(*pair) for pair in zip(reasoning, tools, strict=True)]
@@ -142,7 +142,7 @@ class Assistant:
         special = {text: token_id for text, token_id in marks.items() if is_special(token_id)}
         notation = parser.notation(marks)
         assert notation is not None, "_tool_parsers chose a parser that has one"
-        form = notation.form(calls.functions, special, is_one=calls.is_one)
+        form = notation.form(calls.functions, special, is_single=calls.is_single)
         return turn.decoding.with_structured_outputs(form, "tools")
 
 

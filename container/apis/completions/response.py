@@ -62,7 +62,7 @@ class CompletionsResponse:
         """Yield the text of all choices as it arrives, then the usage."""
         prompts = range(len(self._generations))
         yield from interleave([self._chunks_of(prompt) for prompt in prompts])
-        if self._request.stream_usage.last:
+        if self._request.stream_usage.is_included:
             counts = self._usage(self._generations)
             yield [self._envelope.record("text_completion", [], usage=counts)]
 

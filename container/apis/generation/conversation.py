@@ -149,18 +149,18 @@ def read_conversation(values: Values, *, uses_tools: bool = True) -> Conversatio
 
 
 def template_variables(
-    values: Values, effort: str | None, *, reasons: bool | None = None
+    values: Values, effort: str | None, *, is_reasoning: bool | None = None
 ) -> Mapping[str, object]:
     """Return the chat template's variables. Those in `chat_template_kwargs` override the others.
 
-    reasons: whether the model is to reason. By default the effort decides, if it is given.
+    is_reasoning: whether the model is to reason. By default the effort decides, if it is given.
     Templates know this variable under several names.
     """
     variables: dict[str, object] = {} if effort is None else {"reasoning_effort": effort}
-    if reasons is None and effort is not None:
-        reasons = effort != "none"
-    if reasons is not None:
-        variables |= {"enable_thinking": reasons, "thinking": reasons}
+    if is_reasoning is None and effort is not None:
+        is_reasoning = effort != "none"
+    if is_reasoning is not None:
+        variables |= {"enable_thinking": is_reasoning, "thinking": is_reasoning}
     return variables | values.get("chat_template_kwargs", cast(dict[str, object], {}))
 
 

@@ -76,7 +76,7 @@ class Generation:
                     self._num_uncharged = 0
                     self._record.add(output)
                     deltas = self._answers.push(output)
-                    if self._answers.stopped_by_string(output):
+                    if self._answers.is_stopped_by_string(output):
                         self._stream.abort(output.index, "stop_string")
                     yield from deltas
         except GenerationError:  # the deadline; a request that failed by itself has ended

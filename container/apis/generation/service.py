@@ -123,12 +123,13 @@ class GenerationService(Service):
         decoding: Decoding,
         *,
         adapter: str,
-        keep: Collection[int] = (),
+        kept_special_ids: Collection[int] = (),
         images: tuple[PromptImage, ...] = (),
     ) -> list[Generation]:
         """Submit a request for each prompt's token ids to the engine. If one is refused, none runs.
 
-        `adapter` is a name or ''. `keep` holds special tokens that stay in the answers' text.
+        `adapter` is a name or ''. `kept_special_ids` holds special tokens that stay in the
+        answers' text.
         images: the images of the prompt, if there is only one prompt.
         Raises RequestError if a prompt is too long or has token ids that the model does not know.
         """
@@ -148,7 +149,7 @@ class GenerationService(Service):
                 generations.append(
                     Generation(
                         stream,
-                        Answers(params, tokenizer, token_ids, keep=keep),
+                        Answers(params, tokenizer, token_ids, kept_special_ids=kept_special_ids),
                         decoding.dialect,
                         token_ids,
                         Deadline(context.has_hung_up, self.options.predict_timeout),

@@ -56,12 +56,12 @@ class MessagesResponse:
     def abort(self) -> None:
         self._generation.abort()
 
-    def opened(self, block: Block) -> list[Record]:
+    def start_records(self, block: Block) -> list[Record]:
         """See `BlockEvents`."""
         start = {"content_block": self._content(block)}
         return [{"type": "content_block_start", "index": block.index, **start}]
 
-    def grown(self, block: Block, text: str) -> list[Record]:
+    def delta_records(self, block: Block, text: str) -> list[Record]:
         """See `BlockEvents`."""
         match block.kind:
             case "text":
@@ -72,7 +72,7 @@ class MessagesResponse:
                 delta = {"type": "input_json_delta", "partial_json": text}
         return [{"type": "content_block_delta", "index": block.index, "delta": delta}]
 
-    def closed(self, block: Block) -> list[Record]:
+    def stop_records(self, block: Block) -> list[Record]:
         """See `BlockEvents`."""
         return [{"type": "content_block_stop", "index": block.index}]
 

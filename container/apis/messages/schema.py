@@ -156,10 +156,12 @@ class MessagesRequest:
 def read_messages_request(body: Mapping[str, object]) -> MessagesRequest:
     """Validate a request. Raises RequestError naming the first bad field."""
     values = read_fields(body, MESSAGES_FIELDS)
-    conversation, forced, warnings = _conversation(values)
+    conversation, forced_calls, warnings = _conversation(values)
     decoding = _decoding(values)
     return MessagesRequest(
-        turn=Turn(conversation, decoding, forced, values.get("model", None), read_adapter(values)),
+        turn=Turn(
+            conversation, decoding, forced_calls, values.get("model", None), read_adapter(values)
+        ),
         stream=values.get("stream", False),
         request_id=read_request_id(values),
         warnings=(*values.warnings, *warnings, *decoding.warnings),
@@ -186,19 +188,19 @@ def _conversation(values: Values) -> tuple[Conversation, ForcedCalls | None, tup
     conversation = Conversation(
         messages=messages,
         images=images,
-        tools=tools.seen,
+        tools=tools.visible,
         add_generation_prompt=not continues,
         continue_final_message=continues,
         add_special_tokens=False,
         variables=template_variables(
-            values, output.get("effort", None), reasons=_reasons(thinking)
+            values, output.get("effort", None), is_reasoning=_is_reasoning(thinking)
         ),
     )
     warnings = (*thinking.warnings, *output.warnings, *tools.warnings)
-    return conversation, tools.forced, warnings
+    return conversation, tools.forced_calls, warnings
 
 
-def _reasons(thinking: Values) -> bool | None:
+def _is_reasoning(thinking: Values) -> bool | None:
     """Return whether the model is to reason; None if the request does not say."""
     kind: object = thinking.get("type", None)
     if kind is None:

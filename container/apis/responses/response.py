@@ -79,7 +79,7 @@ class ResponsesResponse:
     def abort(self) -> None:
         self._generation.abort()
 
-    def opened(self, block: Block) -> list[Record]:
+    def start_records(self, block: Block) -> list[Record]:
         """See `BlockEvents`."""
         item = {**self._item(block, "in_progress"), **({} if block.kind == "call" else _EMPTY)}
         added = self._event("response.output_item.added", output_index=block.index, item=item)
@@ -87,7 +87,7 @@ class ResponsesResponse:
             return [added]
         return [added, self._of_part("response.content_part.added", block, part=self._part(block))]
 
-    def grown(self, block: Block, text: str) -> list[Record]:
+    def delta_records(self, block: Block, text: str) -> list[Record]:
         """See `BlockEvents`."""
         tokens, self._unplaced = self._unplaced, []
         if block.kind == "call":
@@ -99,7 +99,7 @@ class ResponsesResponse:
         self._logprobs.setdefault(block.index, []).extend(logprobs)
         return [self._of_part(name, block, delta=text, logprobs=logprobs)]
 
-    def closed(self, block: Block) -> list[Record]:
+    def stop_records(self, block: Block) -> list[Record]:
         """See `BlockEvents`."""
         if block.kind == "call":
             arguments = {"name": block.name, "arguments": block.text}

@@ -172,7 +172,7 @@ def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
     conversation = Conversation(
         messages=messages,
         images=images,
-        tools=tools.seen,
+        tools=tools.visible,
         add_generation_prompt=True,
         continue_final_message=False,
         add_special_tokens=False,
@@ -180,7 +180,11 @@ def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
     )
     return ResponsesRequest(
         turn=Turn(
-            conversation, decoding, tools.forced, values.get("model", None), read_adapter(values)
+            conversation,
+            decoding,
+            tools.forced_calls,
+            values.get("model", None),
+            read_adapter(values),
         ),
         stream=values.get("stream", False),
         logprobs=_includes_logprobs(values),

@@ -26,7 +26,7 @@ class Notation:
     """The format in which a model writes calls, with the whitespace it was trained on.
 
     ```
-    opening  head  {...}  tail  between  head  {...}  tail  closing
+    opening  head  {...}  tail  separator  head  {...}  tail  closing
     ```
     """
 
@@ -34,24 +34,24 @@ class Notation:
     """Takes a function's name and returns the text before the arguments."""
     tail: str
     """The text after the arguments."""
-    between: str
+    separator: str
     opening: str = ""
     closing: str = ""
 
     def form(
-        self, functions: Sequence[Function], special_tokens: Mapping[str, int], *, is_one: bool
+        self, functions: Sequence[Function], special_tokens: Mapping[str, int], *, is_single: bool
     ) -> StructuredOutputsParams:
         """Return the constraint for an answer of one or more calls to these functions.
 
         special_tokens: maps text to id. Where the format has such a text, the model must generate
         the special token itself.
-        is_one: allow exactly one call.
+        is_single: allow exactly one call.
         """
 
         def lark(text: str) -> str:
             return _lark(text, special_tokens)
 
-        more = "" if is_one else f"({lark(self.between)} call)*"
+        more = "" if is_single else f"({lark(self.separator)} call)*"
         rules = [
             f"start: {lark(self.opening)} call {more} {lark(self.closing)}",
             "call: " + " | ".join(f"call_{index}" for index in range(len(functions))),

@@ -22,7 +22,7 @@ class Awq:
     scales [groups, out]."""
 
     markers: tuple[str, ...] = (".qweight",)
-    unused: tuple[str, ...] = ()
+    unused_suffixes: tuple[str, ...] = ()
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """Raises ValueError for other layouts and other bits than 4."""

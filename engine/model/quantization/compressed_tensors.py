@@ -26,7 +26,7 @@ class CompressedTensors:
     """
 
     markers: tuple[str, ...] = (".weight_scale",)
-    unused: tuple[str, ...] = (
+    unused_suffixes: tuple[str, ...] = (
         *(".input_scale", ".input_zero_point", ".output_scale", ".output_zero_point"),
         *(".q_scale", ".k_scale", ".v_scale", ".k_zero_point", ".v_zero_point"),
     )

@@ -17,7 +17,7 @@ class FineGrainedFp8:
 
     markers: tuple[str, ...] = (".weight_scale_inv", ".weight_scale")
     # Activations are scaled row by row as they come, which is more exact than a static scale.
-    unused: tuple[str, ...] = (".input_scale", ".activation_scale", ".k_scale", ".v_scale")
+    unused_suffixes: tuple[str, ...] = (".input_scale", ".activation_scale", ".k_scale", ".v_scale")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """Raises ValueError for other scales than floats and other experts than FP8."""

@@ -29,7 +29,7 @@ class Gptq:
     """
 
     markers: tuple[str, ...] = (".qweight",)
-    unused: tuple[str, ...] = ()
+    unused_suffixes: tuple[str, ...] = ()
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """Raises ValueError for other layouts, and other bits than 4 and 8."""

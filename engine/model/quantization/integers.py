@@ -45,8 +45,8 @@ class Integers:
         return cls(panels, is_rounded=rounds_rows() and not is_exact)
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        return integer_linear(rows, self.panels, bias, rounded=self.is_rounded)
+        return integer_linear(rows, self.panels, bias, is_rounded=self.is_rounded)
 
     def prepared(self, bias: Tensor | None, dtype: torch.dtype) -> PreparedLinear:
         """Return the weight for `kernels.cpu.prepared_layers`. bias: [out] fp32."""
-        return PreparedLinear.of_integers(self.panels, bias, dtype, rounded=self.is_rounded)
+        return PreparedLinear.of_integers(self.panels, bias, dtype, is_rounded=self.is_rounded)

@@ -16,7 +16,7 @@ class Mxfp4:
     in / 32], both uint8. Only experts are quantized."""
 
     markers: tuple[str, ...] = ("_blocks",)
-    unused: tuple[str, ...] = ()
+    unused_suffixes: tuple[str, ...] = ()
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         pass  # the config says nothing else that matters

@@ -26,7 +26,7 @@ class Scheme(Protocol):
     markers: tuple[str, ...]
     """A layer is quantized if the checkpoint has a tensor named after it with one of these
     suffixes. Modules that the config ignores have no such tensors."""
-    unused: tuple[str, ...]
+    unused_suffixes: tuple[str, ...]
     """Suffixes of tensors that serving does not need, such as static activation scales."""
 
     def read(self, checkpoint: Checkpoint, name: str) -> Quantized:

@@ -83,7 +83,7 @@ class PipelineModel:
         kind = choose_model_class(task, source)
         check_packages(task)
         self._task = task
-        self.can_batch = PIPELINE_TASKS[task].together
+        self.can_batch = PIPELINE_TASKS[task].can_batch
         if task in _WITHOUT_BF16 and source.dtype == torch.bfloat16:
             logger.warning("%s runs in fp32: its pipeline cannot convert bf16 to numpy", task)
             source = replace(source, dtype=torch.float32)

@@ -22,7 +22,7 @@ from engine.memory.sizing import (
     swap_budget,
     useful_kv_bytes,
 )
-from engine.ranks.group import Alone
+from engine.ranks.group import SingleRank
 from engine.ranks.shard import Shard
 
 DEMO = str(Path(__file__).parents[3] / "models" / "demo")
@@ -60,7 +60,7 @@ def test_ranks_share_the_memory_of_their_own_machine_only(llama, monkeypatch):
     """Four ranks: of one machine, or two on each of two."""
     monkeypatch.setattr("engine.memory.sizing.available_host_memory", lambda: 2**20)
     model = LLM(llama, dtype="fp32").llm_engine.executor.model
-    group = Alone(model.device)
+    group = SingleRank(model.device)
     group.shard = Shard(0, 4)
 
     def blocks(**options):

@@ -48,7 +48,7 @@ class ThreadFollowers:
             orders.put(message)
 
     @contextmanager
-    def explaining(self):
+    def raising_cause(self):
         try:
             yield
         except threading.BrokenBarrierError as error:
@@ -79,7 +79,7 @@ def ranked_engine(path, size, **options):
     first, *others = thread_groups(size)
     followers = ThreadFollowers(path, given, others)
     try:
-        leader = Leader(followers.send, followers.explaining, first) if others else None
+        leader = Leader(followers.send, followers.raising_cause, first) if others else None
         yield build_rank_0(path, given, CPU, Phases(), first, leader), followers
     finally:
         if others and followers._error is None:

@@ -29,7 +29,7 @@ from engine.ranks import joining, tcp
 from engine.ranks.followers import Followers
 from engine.ranks.group import StoreServer, interface_for, open_store
 from engine.ranks.joining import wait_for_ranks
-from engine.ranks.messages import GroupAddress, LastWords, RankLaunch
+from engine.ranks.messages import FailureReport, GroupAddress, RankLaunch
 from engine.ranks.tcp import WrongKeyError, interface_of
 from tests.container.processes import HANG_S, ROOT, descendants, free_port, is_gone, wait_until
 from tests.engine.greedy_answers import generate, prompts, tokens
@@ -389,8 +389,8 @@ def test_a_launch_of_another_version_is_explained(message, reason):
         RankLaunch.decode(msgspec.msgpack.encode(message))
 
 
-def test_last_words_of_another_version_are_explained():
-    error = LastWords.decode_error(msgspec.msgpack.encode({"kind": "new"}), 3)
+def test_a_failure_report_of_another_version_is_explained():
+    error = FailureReport.decode_error(msgspec.msgpack.encode({"kind": "new"}), 3)
     assert isinstance(error, ConfigurationError)
     assert str(error).startswith("rank 3 runs another version of Longshore")
 

@@ -23,7 +23,7 @@ from engine import LLM, SamplingParams
 from engine.ranks import watch
 from engine.ranks.followers import Followers, rank_variables, threads_for_ranks
 from engine.ranks.group import ProcessGroup
-from engine.ranks.messages import LastWords, Move
+from engine.ranks.messages import FailureReport, Move
 from engine.ranks.shard import Shard
 from engine.ranks.watch import Watch
 from tests.container.processes import HANG_S, descendants, is_gone, wait_until
@@ -48,7 +48,7 @@ beats.send_bytes(bytes.fromhex("%s"))
 time.sleep(60)
 """
 """A rank without a model: it fails at its first order."""
-WORDS = msgspec.msgpack.encode(LastWords("configuration", "the KV cache does not fit"))
+WORDS = msgspec.msgpack.encode(FailureReport("configuration", "the KV cache does not fit"))
 BROKEN = RANK % WORDS.hex()
 FULL = """
 import sys, types
@@ -102,7 +102,7 @@ def test_a_rank_that_dies_or_stops_ends_the_others(group, signum, reason, caplog
     group.wait_for_the_end()
     assert str(group.error) == reason
     assert caplog.messages == [reason]
-    error = group.followers.explained(RuntimeError("Connection closed by peer"))
+    error = group.followers.cause_of(RuntimeError("Connection closed by peer"))
     assert isinstance(error, EngineUnavailableError)
     assert str(error) == reason
     with pytest.raises(EngineUnavailableError, match=reason):
@@ -114,13 +114,13 @@ def test_a_rank_that_fails_says_why(group):
         group.followers.send(Move(BlockMoves()))
     group.wait_for_the_end()
     assert str(group.error).endswith("the KV cache does not fit")
-    error = group.followers.explained(RuntimeError("Connection closed by peer"))
+    error = group.followers.cause_of(RuntimeError("Connection closed by peer"))
     assert isinstance(error, ConfigurationError), "so that the engine is not started again"
 
 
 @pytest.mark.parametrize("culprit_ends", [True, False])
-def test_a_rank_that_ends_without_a_word_is_why_another_fails(culprit_ends, monkeypatch):
-    """Even if the other's last words arrive first."""
+def test_a_rank_that_ends_without_a_report_is_why_another_fails(culprit_ends, monkeypatch):
+    """Even if the other's failure report arrives first."""
     if culprit_ends:
         monkeypatch.setattr(watch, "CULPRIT_S", HANG_S)
     (ours_1, theirs_1), (ours_2, theirs_2) = Pipe(), Pipe()
@@ -153,7 +153,7 @@ def test_ranks_that_are_closed_end_quietly(group):
 
 
 def test_an_error_of_rank_0_alone_ends_the_group(group):
-    error = group.followers.explained(RuntimeError("out of memory"))
+    error = group.followers.cause_of(RuntimeError("out of memory"))
     assert isinstance(error, EngineUnavailableError)
     assert str(error) == "rank 0 failed: RuntimeError: out of memory"
 

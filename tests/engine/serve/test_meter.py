@@ -39,7 +39,7 @@ def test_times_of_a_request(engine):
     seen = stats(meter, engine)
     assert (seen.num_prompt_tokens, seen.num_generated_tokens) == (5, 4)
     assert (seen.queue.sum, seen.prefill.sum, seen.decode.sum) == (2, 1, 4)
-    assert (seen.first_token.sum, seen.whole.sum) == (3, 7)
+    assert (seen.first_token.sum, seen.end_to_end.sum) == (3, 7)
     assert (sum(seen.inter_token.counts), seen.inter_token.sum) == (3, 4)
     assert seen.finished == {"length": 1}
 
@@ -61,7 +61,7 @@ def test_a_job_has_no_tokens(engine, outcome, reason):
     meter.record_task(RequestProgress(1.0, 0), TaskOutput(0, outcome, admitted=3.0), 8.0)
     seen = stats(meter, engine)
     assert seen.finished == {reason: 1}
-    assert (seen.queue.sum, seen.whole.sum, sum(seen.first_token.counts)) == (2, 7, 0)
+    assert (seen.queue.sum, seen.end_to_end.sum, sum(seen.first_token.counts)) == (2, 7, 0)
 
 
 def test_failures_are_counted_but_not_timed(engine):
@@ -69,7 +69,7 @@ def test_failures_are_counted_but_not_timed(engine):
     assert meter.record(RequestProgress(1.0, 5), Output(0, (), (), Finish.ERROR), 4.0) is None
     seen = stats(meter, engine)
     assert seen.finished == {"error": 1}
-    assert sum(seen.whole.counts) == 0
+    assert sum(seen.end_to_end.counts) == 0
 
 
 def test_snapshots_do_not_change(engine):
@@ -150,7 +150,7 @@ def test_an_answer_that_a_stop_string_cuts_has_ended_well(engine):
     meter.record_abort(progress, [0], "stop_string", 8.0)
     seen = stats(meter, engine)
     assert (seen.finished, seen.aborted) == ({"stop": 1}, {})
-    assert (seen.whole.sum, seen.generation_tokens.sum, sum(seen.params_n.counts)) == (7, 3, 1)
+    assert (seen.end_to_end.sum, seen.generation_tokens.sum, sum(seen.params_n.counts)) == (7, 3, 1)
 
 
 def test_aborts_are_counted_by_reason_but_not_timed(engine):
@@ -162,7 +162,7 @@ def test_aborts_are_counted_by_reason_but_not_timed(engine):
     seen = stats(meter, engine)
     assert seen.finished == {"abort": 6}
     assert seen.aborted == {"disconnect": 2, "timeout": 1}
-    assert sum(seen.whole.counts) == sum(seen.generation_tokens.counts) == 0
+    assert sum(seen.end_to_end.counts) == sum(seen.generation_tokens.counts) == 0
 
 
 def test_refusals_and_steps(engine):

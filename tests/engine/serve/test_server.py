@@ -20,7 +20,7 @@ from core.messages import (
 )
 from core.sampling import Finish, SamplingParams
 from engine.engine import MAX_FAILED_STEPS
-from engine.serve.connection import EVERYONE, Broken
+from engine.serve.connection import EVERYONE, ConnectionBroken
 from engine.serve.server import Server
 from tests.engine.serve.serving import (
     FACTS,
@@ -190,7 +190,7 @@ def test_aborts_and_heartbeats_work_during_a_long_run(client, engine, gate, conn
         while plan.chunks[0].sequence.finish is None:
             between_tokens()
             assert time.monotonic() < started + 60, "messages are not read"
-        received.append(connection.pulse.at > started)
+        received.append(connection.pulse.alive_at > started)
         return gate.executor.submit(plan, between_tokens)
 
     gate.submit = submit
@@ -242,6 +242,6 @@ def test_a_single_answer_can_be_aborted(client, engine, gate, connection):
 
 
 def test_the_server_ends_with_the_error_of_a_lost_rank(engine, connection):
-    connection.inbox.put((EVERYONE, Broken(InsufficientMemoryError("rank 1: no room"))))
+    connection.inbox.put((EVERYONE, ConnectionBroken(InsufficientMemoryError("rank 1: no room"))))
     with pytest.raises(InsufficientMemoryError, match="rank 1: no room"):
         Server(engine, connection, max_waiting=2).serve_forever()

@@ -59,7 +59,7 @@ def test_rounded_rows_change_products_within_the_bound(target, bits, shape):
     for group in groups_of(depth):
         panels, weight = make(num_columns, depth, group, bits)
         exact = rows.double() @ weight.T
-        error = (integer_linear(rows, panels, rounded=True) - exact).abs()
+        error = (integer_linear(rows, panels, is_rounded=True) - exact).abs()
         bound = torch.zeros_like(exact)
         for part in torch.arange(depth).split(row_group(group, depth)):
             bound += (
@@ -69,7 +69,7 @@ def test_rounded_rows_change_products_within_the_bound(target, bits, shape):
             )
         assert (error <= bound * 1.001 + 1e-6 * exact.abs().max()).all()
         assert error.norm() <= 0.012 * exact.norm()
-        low = integer_linear(rows.bfloat16(), panels, rounded=True)
+        low = integer_linear(rows.bfloat16(), panels, is_rounded=True)
         assert (low - exact).norm() <= 0.016 * exact.norm()
 
 
@@ -83,14 +83,14 @@ def test_a_row_has_the_same_bits_in_any_batch_and_with_any_number_of_threads(tar
     panels, _ = make(150, 2 * BLOCK_DEPTH + 40, 64, bits)
     rows = normal(2 * BLOCK_ROWS + 3, panels.depth).to(dtype)
     num_threads = torch.get_num_threads()
-    for rounded in {False, rounds_rows()}:
-        whole = integer_linear(rows, panels, rounded=rounded)
+    for is_rounded in {False, rounds_rows()}:
+        whole = integer_linear(rows, panels, is_rounded=is_rounded)
         for start, end in ((0, 1), (3, 5), (50, 131), (90, 97)):
-            part = integer_linear(rows[start:end], panels, rounded=rounded)
+            part = integer_linear(rows[start:end], panels, is_rounded=is_rounded)
             assert torch.equal(part, whole[start:end])
         try:
             torch.set_num_threads(3)
-            assert torch.equal(integer_linear(rows, panels, rounded=rounded), whole)
+            assert torch.equal(integer_linear(rows, panels, is_rounded=is_rounded), whole)
         finally:
             torch.set_num_threads(num_threads)
 
@@ -101,13 +101,13 @@ def test_rows_that_cannot_be_rounded(target):
         pytest.skip("the target does not multiply bytes")
     panels, _ = make(40, 200, 40, 8)
     rows = normal(5, 200)
-    expected = integer_linear(rows, panels, rounded=True)
+    expected = integer_linear(rows, panels, is_rounded=True)
     rows[1, 7], rows[2, 199], rows[3] = float("nan"), -float("inf"), 0
-    got = integer_linear(rows, panels, rounded=True)
+    got = integer_linear(rows, panels, is_rounded=True)
     assert got[1:3].isnan().all()
     assert not got[3].any()
     assert torch.equal(got[[0, 4]], expected[[0, 4]])
-    tiny = integer_linear(torch.full((1, 200), 1e-42), panels, rounded=True)
+    tiny = integer_linear(torch.full((1, 200), 1e-42), panels, is_rounded=True)
     assert tiny.abs().max() < 1e-30
 
 
@@ -147,7 +147,7 @@ def test_rounding_needs_products_of_bytes(monkeypatch):
     panels, _ = make(20, 32, 16, 4)
     monkeypatch.setattr("kernels.cpu.integers.rounds_rows", lambda: False)
     with pytest.raises(ValueError, match="VNNI"):
-        integer_linear(normal(3, 32), panels, rounded=True)
+        integer_linear(normal(3, 32), panels, is_rounded=True)
 
 
 @pytest.mark.parametrize("change", ["scales", "zeros", "bits", "group", "dtype", "codes"])

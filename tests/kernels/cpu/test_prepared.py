@@ -116,12 +116,12 @@ def test_integer_weights(dtype, bits):
     codes = torch.randint(2**bits, (40, HIDDEN), dtype=torch.uint8)
     scales, zeros = torch.rand(40, 3), torch.full((40, 3), 7, dtype=torch.uint8)
     panels, bias = to_integer_panels(codes, scales, zeros, bits, 16), torch.randn(40)
-    for rounded in {False, rounds_rows()}:
-        prepared = PreparedLinear.of_integers(panels, bias, dtype, rounded=rounded)
+    for is_rounded in {False, rounds_rows()}:
+        prepared = PreparedLinear.of_integers(panels, bias, dtype, is_rounded=is_rounded)
         assert (prepared.dtype, prepared.depth, prepared.num_columns) == (dtype, HIDDEN, 40)
         for size in SIZES:
             x, out = rows(size, 3 * HIDDEN, dtype), rows(size, 40, dtype)
-            expected = integer_linear(x[:, :HIDDEN], panels, bias, rounded=rounded) + out
+            expected = integer_linear(x[:, :HIDDEN], panels, bias, is_rounded=is_rounded) + out
             prepared.bind(x.data_ptr(), size, out.data_ptr(), out.data_ptr(), stride=3 * HIDDEN)
             Calls([prepared.kernel])()
             assert torch.equal(out, expected)

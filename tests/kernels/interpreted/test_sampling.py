@@ -15,7 +15,7 @@ from engine.sampling import draw, filters, triton_draw
 from engine.sampling.kernels import make_sampling_kernels
 from engine.sampling.rows import Row, integers
 from engine.sampling.sampler import Sampler
-from engine.staging import Parcel, Staging
+from engine.staging import Staging, Upload
 from kernels import best_tokens, candidates, draw_tokens, filter_limits, torch_logits
 from kernels.token_weights import DrawnRows
 
@@ -119,25 +119,25 @@ def check_sampling(logits, batch):
 
 
 def drawn_rows_of(batch):
-    parcel = Parcel(Staging(CPU))
+    upload = Upload(Staging(CPU))
     names = {"temperature": np.float32, "min_p": np.float32, "top_p": None, "typical_p": None}
     columns = {
-        name: parcel.put(np.array([getattr(sequence.params, name) for sequence in batch], dtype))
+        name: upload.put(np.array([getattr(sequence.params, name) for sequence in batch], dtype))
         for name, dtype in names.items()
     }
-    columns["row_index"] = parcel.put(np.arange(len(batch)))
-    columns["top_k"] = parcel.put(
+    columns["row_index"] = upload.put(np.arange(len(batch)))
+    columns["top_k"] = upload.put(
         integers([min(sequence.params.top_k, 2**31) for sequence in batch])
     )
-    parcel.send()
+    upload.send()
     return DrawnRows(**{name: column() for name, column in columns.items()})
 
 
 def kept_by_torch(logits, batch):
     """Return [N, vocabulary] bool: the tokens that have a weight."""
-    parcel = Parcel(Staging(CPU))
-    keeps = filters.plan_filters(rows_of(batch), logits.shape[1], parcel)
-    parcel.send()
+    upload = Upload(Staging(CPU))
+    keeps = filters.plan_filters(rows_of(batch), logits.shape[1], upload)
+    upload.send()
     temperature = torch.tensor([[sequence.params.temperature] for sequence in batch])
     scores = (logits - logits.amax(1, keepdim=True)) / temperature
     weights = filters.weigh(scores)
