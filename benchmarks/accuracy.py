@@ -84,10 +84,14 @@ def main(arguments: list[str] | None = None) -> int:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure nats per byte for each precision.")
     parser.add_argument("model", type=Path, help="model directory")
-    parser.add_argument("--text", type=Path, required=True, help="text file; its end is scored")
-    parser.add_argument("--share", type=float, default=0.1, help="share of the text to score")
-    parser.add_argument("--window", type=int, default=512, help="tokens of a window")
-    parser.add_argument("--dtype", default="fp32", help="option.dtype")
+    parser.add_argument(
+        "--text", type=Path, required=True, help="text file, of which the end is scored"
+    )
+    parser.add_argument(
+        "--share", type=float, default=0.1, help="share of the text to score (default: 0.1)"
+    )
+    parser.add_argument("--window", type=int, default=512, help="tokens per window (default: 512)")
+    parser.add_argument("--dtype", default="fp32", help="option.dtype (default: fp32)")
     return parser.parse_args(arguments)
 
 

@@ -149,7 +149,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure errors of logits for each precision.")
-    parser.add_argument("families", nargs="*", help=f"default: all of {', '.join(FAMILIES)}")
+    parser.add_argument(
+        "families", nargs="*", help=f"families to measure (default: all of {', '.join(FAMILIES)})"
+    )
     options = parser.parse_args(arguments)
     for family in options.families:
         if family not in FAMILIES:

@@ -104,7 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=[50, 256, 1024],
         help="numbers of decoding sequences (default: 50 256 1024)",
     )
-    parser.add_argument("--steps", type=int, default=100, help="timed steps (default: 100)")
+    parser.add_argument(
+        "--steps", type=int, default=100, help="number of timed steps (default: 100)"
+    )
     options = parser.parse_args(arguments)
     print(report({size: measure(size, options.steps) for size in options.sequences}))
     return 0

@@ -251,15 +251,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--layers", type=int, default=32, help="layers of the model (default: 32)")
-    parser.add_argument("--decodes", type=int, default=8, help="decoding sequences (default: 8)")
+    parser.add_argument("--layers", type=int, default=32, help="number of layers (default: 32)")
+    parser.add_argument("--decodes", type=int, default=8, help="number of decodes (default: 8)")
     parser.add_argument(
         "--prompt-tokens",
         type=int,
         default=8,
         help="tokens of one prompt in the step; 0 for no prompt (default: 8)",
     )
-    parser.add_argument("--repeats", type=int, default=50, help="timed steps (default: 50)")
+    parser.add_argument(
+        "--repeats", type=int, default=50, help="number of timed steps (default: 50)"
+    )
     return parser.parse_args(arguments)
 
 

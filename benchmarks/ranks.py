@@ -95,9 +95,9 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", type=Path, help="directory of the model")
-    parser.add_argument("--ranks", type=int, default=2, help="ranks (default: 2)")
+    parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default: 2)")
     parser.add_argument("--sequences", type=int, default=8, help="batch size (default: 8)")
-    parser.add_argument("--steps", type=int, default=100, help="decode steps (default: 100)")
+    parser.add_argument("--steps", type=int, default=100, help="number of steps (default: 100)")
     parser.add_argument("--tcp", action="store_true", help="let the other ranks join over TCP")
     given = parser.parse_args(arguments)
     options = make_options({"device": "cpu", "batching": "paged"})

@@ -324,10 +324,12 @@ def _run_multi_model(
 ) -> int:
     """Run `serve` or `explain` for several models."""
     if parsed.command == "join":
-        raise ConfigurationError("join is for one model; name it with MODEL or --properties")
+        raise ConfigurationError(
+            "join works only for one model; name it with MODEL or --properties"
+        )
     if flags:
         raise ConfigurationError(
-            f"{flags[0].source} is for one model; with several, set {flags[0].key} in each "
+            f"{flags[0].source} works only for one model; with several, set {flags[0].key} in each "
             "model's serving.properties"
         )
     for warning in load_configuration(None, os.environ).warnings:

@@ -93,8 +93,8 @@ def lay_out(
     copies, degree, nodes = options.copies, options.tensor_parallel_degree, options.nodes
     if copies > 1 and nodes > 1:
         raise ConfigurationError(
-            f"option.copies={copies} with option.nodes={nodes}: one copy has all GPUs of its "
-            "machines; leave out one of the two"
+            f"option.copies={copies} with option.nodes={nodes}: a copy on several machines takes "
+            "all their GPUs; leave out one of the two options"
         )
     num_gpus = len(gpus) // copies if degree == "max" else len(gpus)
     ranks = num_ranks(degree, num_gpus, place, nodes)
@@ -141,7 +141,8 @@ def num_ranks(degree: str | None, num_gpus: int, place: str, nodes: int = 1) -> 
         machines = "" if nodes == 1 else f" with option.nodes={nodes}"
         raise ConfigurationError(
             f"option.tensor_parallel_degree={degree}{machines}, but {place} has {gpus}; set it to "
-            f"at most {num_gpus * nodes}, or option.nodes to the machines that share the model"
+            f"at most {num_gpus * nodes}, or set option.nodes to the number of machines that share "
+            "the model"
         )
     return int(degree)
 

@@ -44,7 +44,11 @@ class OptionLimit:
 
 
 REQUEST_LINE = Limit(
-    "Length of the request line", 8190, "bytes", "gunicorn accepts no longer line.", 414
+    "Length of the request line",
+    8190,
+    "bytes",
+    "This is the longest line that gunicorn accepts.",
+    414,
 )
 HEADERS = Limit("Headers of a request", 100, "headers", "This is gunicorn's default.", 431)
 HEADER_BYTES = Limit("Size of a header", 8190, "bytes", "This is gunicorn's default.", 431)
@@ -61,7 +65,7 @@ JSON_DEPTH = Limit(
     "Nesting of a JSON body", 128, "levels", "Recursive code must not overflow the stack."
 )
 CSV_BYTES = Limit(
-    "Size of a text/csv body. A handler's bodies are not limited",
+    "Size of a text/csv body. This limit does not apply to handlers",
     2**20,
     "bytes",
     "Python's CSV reader takes 40 ms for a body of this size.",
@@ -71,7 +75,7 @@ CSV_FIELD = Limit(
     "Length of a field of text/csv",
     2**17,
     "characters",
-    "Python's CSV reader accepts no longer field.",
+    "This is the longest field that Python's CSV reader accepts.",
 )
 FORM_PARTS = Limit("Parts of a form", 64, "parts", "Python code parses the parts, which is slow.")
 FORM_TEXT = Limit(
@@ -106,7 +110,8 @@ IMAGE_PIXELS = Limit(
     "Pixels of an image in a conversation",
     2**25,
     "pixels",
-    "A file of a few kilobytes may decode to many pixels. So many pixels take 134 MB of memory.",
+    "A file of a few kilobytes may decode to many pixels. An image of the maximum size takes 134 "
+    "MB of memory.",
 )
 IMAGES_IN_USE = Limit(
     "Size of the images of all conversations that wait or run",
@@ -145,7 +150,7 @@ ALLOWED_TOKEN_IDS = Limit(
     "They are sent to the device in every step.",
 )
 STOP_TOKEN_IDS = Limit(
-    "Token ids in `stop_token_ids`", 1024, "token ids", "Each answer keeps a copy of them."
+    "Token ids in `stop_token_ids`", 1024, "token ids", "The engine keeps them for each answer."
 )
 STOP_STRINGS = Limit(
     "Stop strings", 16, "stop strings", "Each stop string is searched for after every token."
@@ -180,8 +185,8 @@ SOCKET_MESSAGES = Limit(
     "Messages of a WebSocket that wait while another message is answered",
     8,
     "messages",
-    "The messages are held in memory. When so many wait, the server stops reading from the "
-    "WebSocket until it takes one of them.",
+    "The messages are held in memory. When the maximum is reached, the server reads no more from "
+    "the WebSocket until it has taken one of them.",
     101,
 )
 SOCKET_IDLE = Limit(
@@ -313,8 +318,9 @@ def markdown_lines() -> list[str]:
         *map(_row, LIMITS),
         "",
         "Status 200 means that the response has already begun, so the server cuts it off. With "
-        "`option.overload_status=429`, a full queue gives status 429 instead of 503. Both statuses "
-        "come with a `Retry-After` header.",
+        "`option.overload_status=429`, a request beyond a limit with status 503 gets 429 instead, "
+        "unless it is beyond the limit on connections. Both statuses come with a `Retry-After` "
+        "header.",
         "",
         "Status 101 marks a limit of [WebSockets](requests.md#bidirectional-streams). The server "
         "closes a WebSocket with code 1008 if it is idle for too long, or if a message does not "

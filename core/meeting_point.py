@@ -36,8 +36,9 @@ def meeting_point(options: Options, variables: Mapping[str, str] = os.environ) -
     host = host.removeprefix("[").removesuffix("]")  # as IPv6 addresses are written
     if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise ConfigurationError(
-            f"option.nodes={options.nodes} needs option.rank_address=HOST:PORT, an address of rank "
-            f"0's machine that the others reach; it is {options.rank_address or 'not set'}"
+            f"option.nodes={options.nodes} needs option.rank_address=HOST:PORT, the address at "
+            "which the other machines reach the machine of rank 0; it is "
+            f"{options.rank_address or 'not set'}"
         )
     key = variables.get(KEY_VARIABLE, "")
     if len(key) < MIN_KEY_LENGTH:

@@ -362,7 +362,9 @@ class Options:
         minimum=1,
     )
     overload_status: OverloadStatus = _option(
-        "503", "Status of a request that is refused because the queue is full."
+        "503",
+        "Status of a request that is refused because the server is busy, such as when its queue is "
+        "full.",
     )
     max_request_size: int = _option(
         16 * 2**20,
@@ -373,8 +375,8 @@ class Options:
     max_body_memory: int = _option(
         2**30,
         "Maximum bytes of the bodies that a front-end process holds for all its requests "
-        "together. A request that would exceed the maximum gets status 503, unless the process "
-        "holds no other body.",
+        "together. A request that would exceed the maximum gets the status of "
+        "option.overload_status, unless the process holds no other body.",
         minimum=1,
     )
     max_connections: int = _option(

@@ -91,7 +91,7 @@ def check_options(task: Task, options: Options) -> None:
     if choice.needs_packed_executor:
         raise ConfigurationError(
             f"{choice.reason} chooses {choice.name}, which works only for text generation; "
-            f"{task.name} ({task.reason}) is served by option.batching={' or '.join(LIBRARY_NAMES)}"
+            f"for {task.name} ({task.reason}), set option.batching={' or '.join(LIBRARY_NAMES)}"
         )
     if options.enable_lora:
         raise ConfigurationError(

@@ -254,7 +254,9 @@ class Engine:
         if params.truncate_prompt_tokens is not None:
             raise RequestError("truncate_prompt_tokens", "cannot cut a prompt with images")
         if images[-1].end > num_prompt:
-            raise RequestError("images", f"end at {images[-1].end}, past {num_prompt} tokens")
+            raise RequestError(
+                "images", f"the last one ends at token {images[-1].end} of {num_prompt}"
+            )
         groups = (*self.strategy.running, *self.strategy.waiting)
         held = {group.request.id: group.request.num_image_bytes for group in groups}
         if sum(held.values()) + sum(image.num_bytes for image in images) > IMAGES_IN_USE.maximum:

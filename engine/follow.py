@@ -69,7 +69,7 @@ def _follow_from_afar(address: str, model_dir: Path) -> int:
         own_dir = model_dir.resolve()
         if digest_model(own_dir) != launch.model_digest:
             raise ConfigurationError(
-                f"the model in {own_dir} on its machine is not that of rank 0 in "
+                f"the model in {own_dir} on this machine differs from rank 0's in "
                 f"{launch.model_dir}: config.json or *.safetensors differ; put the same files on "
                 "every machine, and start `longshore join` again if it downloads them"
             )

@@ -46,7 +46,9 @@ def deploy(fleet: Fleet, port: int | None) -> None:
     if not is_update:
         _start_serve(port or DEFAULT_PORT)
     elif port is not None:
-        raise ConfigurationError(f"--port {port}: a fleet runs, and its port cannot change")
+        raise ConfigurationError(
+            f"--port {port}: a fleet is running, and its port cannot be changed"
+        )
     nodes = [node for node in ray.nodes() if node["Alive"]]
     gpus = [int(node["Resources"].get("GPU", 0)) for node in nodes]
     span = span_of(fleet.options, gpus)

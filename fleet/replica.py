@@ -76,7 +76,7 @@ class Replica:
         """Raise ContainerEndedError if the container has ended, or is not ready."""
         if not await self._container.is_ready():
             self._container.require_running()
-            raise RuntimeError("the container's /ping is not 200")
+            raise RuntimeError("the container's /ping does not return 200")
 
     async def record_routing_stats(self) -> dict[str, bool]:
         """Tell the routers whether requests may be sent here."""

@@ -45,7 +45,8 @@ def combined(parts: Sequence[Results]) -> Results:
 def _require_comparable(one: Results, other: Results) -> None:
     if (one.created, one.command) == (other.created, other.command):
         raise ValueError(
-            f"the results of {one.command!r}, created {one.created}, are given twice; give one"
+            f"the results of {one.command!r}, created {one.created}, are given twice; "
+            "give them once"
         )
     _require_equal("results", "kind", _kind(one), _kind(other))
     _require_equal("results", "seed", one.seed, other.seed)

@@ -110,11 +110,13 @@ def _fleet(arguments: list[str]) -> int:
 COMMANDS = {
     "serve": Command("serve a model over HTTP", _container),
     "join": Command("run ranks of a model that another machine serves", _container),
-    "explain": Command("show the strategy and every option, with where it was set", _container),
+    "explain": Command(
+        "show the strategy, and every option with the place that sets it", _container
+    ),
     "batch": Command("answer all requests of a file", _container),
     "plan": Command("estimate how many requests fit into an instance's GPU memory", _container),
-    "compare": Command("load-test all four strategies and report", _compare, "loadtest"),
-    "load": Command("load-test any server, or its endurance and defences", _load, "loadtest"),
+    "compare": Command("load-test all four strategies, and write a report", _compare, "loadtest"),
+    "load": Command("test any server under load, kills and hostile requests", _load, "loadtest"),
     "simulate": Command("simulate the strategies on GPUs that you do not have", _simulate),
     "fleet": Command("serve a model on many machines, with Ray", _fleet, "ray"),
     "deploy": Command("deploy to SageMaker, and remove everything again", _deploy, "aws"),
@@ -125,7 +127,7 @@ def _help_lines() -> list[str]:
     return [
         f"usage: {NAME} COMMAND ...",
         "",
-        "A serving container for language models in which the batching strategy is an option.",
+        "A serving container for language models. The batching strategy is an option.",
         "",
         "commands:",
         *(f"  {name:10}{command.doc}" for name, command in COMMANDS.items()),

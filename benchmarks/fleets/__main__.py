@@ -103,8 +103,8 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     group.add_argument(
         "--bound", type=positive, default=0.1, metavar="S",
-        help="highest mean that a request's latency divided by its output length may have, in "
-        "seconds per token (default: 0.1)",
+        help="upper bound of the mean of latency divided by output length, in seconds per token "
+        "(default: 0.1)",
     )  # fmt: skip
     group.add_argument(
         "--max-length", type=count, default=4096, metavar="TOKENS",

@@ -133,7 +133,7 @@ def _decoder(
         for name_in_config in (key, *others):
             if text.get(name_in_config):
                 return int(text[name_in_config])
-        raise ConfigurationError(f"{name}: config.json has no {key}, so plan cannot size it")
+        raise ConfigurationError(f"{name}: config.json has no {key}, which plan needs")
 
     num_heads, hidden_size = size("num_attention_heads", "n_head"), size("hidden_size", "n_embd")
     sizes = {

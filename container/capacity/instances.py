@@ -67,7 +67,7 @@ def find_instance(name: str) -> Instance:
             gpu, capability = _TOO_OLD[family]
             raise ConfigurationError(
                 f"--instance-type {name}: its {gpu} has compute capability {capability}, and the "
-                f"kernels need 8.0; the families that have it are {families}"
+                f"kernels need at least 8.0; the families that have it are {families}"
             )
         raise ConfigurationError(
             f"--instance-type {name}: unknown{did_you_mean(name, known)}; the families are "

@@ -32,8 +32,8 @@ _HANDLERS = "set option.entryPoint to your handler's file"
 _RANKS = "use option.tensor_parallel_degree to split the model over GPUs"
 _SPECULATIVE = "speculative decoding is not supported; leave it out"
 _FIXED_CODES = (
-    "status codes cannot be changed, except that option.overload_status sets the status of a full "
-    "queue"
+    "status codes cannot be changed, except that option.overload_status sets the status of a "
+    "busy server"
 )
 
 ADVICE: Mapping[str, str] = {

@@ -87,7 +87,7 @@ class EngineProcess:
             self._close_readiness()
         elif time.monotonic() > self._loading_deadline:
             logger.error(
-                "%s not ready after %d s (option.model_loading_timeout)",
+                "%s is not ready after %d s (option.model_loading_timeout)",
                 self.name,
                 self._loading_timeout_s,
             )

@@ -222,7 +222,7 @@ class Models:
             raise RefusedError(
                 507,
                 f"model '{model.name}' needs {needs.gpu_share:g} of a GPU's memory "
-                f"(option.gpu_memory_utilization), but other models have {used_share:g}; "
+                f"(option.gpu_memory_utilization), but other models already take {used_share:g}; "
                 "unload one of them, or set shares whose sum is at most 1",
             )
         model.gpu_share = needs.gpu_share

@@ -34,12 +34,13 @@ def estimate_needs(url: Path, variables: Mapping[str, str], overrides: Overrides
     options, min_bytes = configuration.options, 0
     if options.copies > 1:
         raise ConfigurationError(
-            f"option.copies={options.copies}: one of several models cannot have copies; leave the "
-            "option out"
+            f"option.copies={options.copies}: a model that shares the port with other models "
+            "cannot have copies; leave the option out"
         )
     if options.nodes > 1:
         raise ConfigurationError(
-            f"option.nodes={options.nodes}: a model among several is on one machine; leave it out"
+            f"option.nodes={options.nodes}: a model that shares the port with other models runs on "
+            "one machine; leave the option out"
         )
     # If the size is unknown or config.json is invalid, leave the error to the engine.
     with suppress(ConfigurationError, OSError, ValueError, TypeError, KeyError, AttributeError):

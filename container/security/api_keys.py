@@ -52,7 +52,7 @@ def read_api_keys(path: Path) -> tuple[ApiKey, ...]:
         if (words := list(takewhile(lambda word: not word.startswith("#"), line.split())))
     ]
     if not keys:
-        raise ConfigurationError(f"{origin}: has no key; write one a line: {_FORMAT}")
+        raise ConfigurationError(f"{origin}: has no key; write one key per line: {_FORMAT}")
     for fields, what in (([key.digest for key in keys], "key"), ([k.name for k in keys], "name")):
         if len(set(fields)) < len(fields):
             raise ConfigurationError(f"{origin}: the same {what} is in two lines; remove one")

@@ -93,5 +93,5 @@ def _limit(key: ApiKey, bucket: int) -> int | None:
 def _exceeded(key: ApiKey, name: str, limit: int, wait_s: float) -> RateLimitError:
     seconds = max(1, math.ceil(wait_s))
     return RateLimitError(
-        f"the key '{key.name}' has used its {name}={limit}; try again in {seconds} s", seconds
+        f"the key '{key.name}' has used up its {name}={limit}; try again in {seconds} s", seconds
     )

@@ -35,7 +35,8 @@ def tls_context(options: Options) -> ssl.SSLContext | None:
     except (ssl.SSLError, ValueError) as error:
         raise ConfigurationError(
             f"option.ssl_certfile={certificate} and option.ssl_keyfile={key} cannot be used "
-            f"({error}): they must be PEM files, the key without a password and of this certificate"
+            f"({error}): both must be PEM files, and the key must belong to the certificate and "
+            "have no password"
         ) from None
     return context
 

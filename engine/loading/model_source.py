@@ -58,7 +58,7 @@ class ModelSource:
         if not any(self.model_dir.glob("*.bin")):
             raise ConfigurationError(
                 f"{self.model_dir} has a config.json but no weights (*.safetensors); "
-                "option.load_format=dummy uses random ones"
+                "option.load_format=dummy uses random weights"
             )
         if not self.allow_pickle:
             raise ConfigurationError(f"{self.model_dir} has no *.safetensors; {PICKLE_CURE}")

@@ -47,8 +47,8 @@ def load_own_decoder(
     method = quantization_method(source.config)
     if source.is_dummy and method is not None:
         raise ConfigurationError(
-            f"option.load_format=dummy: random weights cannot be of quant_method={method}; take a "
-            "config.json without quantization_config, and option.quantize"
+            f"option.load_format=dummy: random weights cannot have quant_method={method}; use a "
+            "config.json without quantization_config, and set option.quantize"
         )
     group = group or SingleRank(source.device)
     try:

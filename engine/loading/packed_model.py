@@ -115,12 +115,12 @@ def load_packed_model(
             return _packed(decoder, source, f"own ({model_type})")
         if choice == "own":
             raise ConfigurationError(
-                f"option.decoder=own: {model_type} has none: {reason}; use option.decoder=auto"
+                f"option.decoder=own cannot run {model_type}: {reason}; use option.decoder=auto"
             )
     source.reject_quantize(reason)
     if group is not None and group.size > 1:
         raise UnsupportedModelError(
-            f"transformers' code ({model_type}, {reason}) runs on one rank, and "
+            f"transformers' code ({model_type}, {reason}) runs on one rank, but "
             f"option.tensor_parallel_degree is {group.size}"
         )
     # Imported only here, since it imports transformers' models, which takes over a second.
@@ -143,12 +143,14 @@ def _load_with_encoder(
 
     model_type = source.config.model_type
     if choice == "transformers":
-        raise UnsupportedModelError("option.decoder=transformers gives it no embeddings of images")
+        raise UnsupportedModelError(
+            "it takes images, which option.decoder=transformers cannot embed"
+        )
     if quantization_method(source.config) is not None:
-        raise UnsupportedModelError("it takes images, and its checkpoint is quantized")
+        raise UnsupportedModelError("it takes images, but its checkpoint is quantized")
     if group is not None and group.size > 1:
         raise UnsupportedModelError(
-            f"it takes images, which runs on one rank, and option.tensor_parallel_degree is "
+            "it takes images, so it runs on one rank, but option.tensor_parallel_degree is "
             f"{group.size}"
         )
     family = VISION_FAMILIES[model_type]

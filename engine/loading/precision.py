@@ -24,7 +24,8 @@ def choose_precision(quantize: str | None, config: PreTrainedConfig) -> str | No
         )
     if quantize not in QUANTIZERS:
         raise ConfigurationError(
-            f"option.quantize={quantize}: the checkpoint is not quantized so (config.json has no "
-            f"quantization_config); {', '.join(QUANTIZERS)} quantize it while it is loaded"
+            f"option.quantize={quantize}: the checkpoint is not quantized (config.json has no "
+            "quantization_config); to quantize it while it is loaded, use one of "
+            f"{', '.join(QUANTIZERS)}"
         )
     return quantize

@@ -41,8 +41,8 @@ class Adapters:
         if name not in self._loaded:
             known = ", ".join(self._loaded) or "none"
             raise NotFoundError(
-                f"no adapter '{name}' is loaded; those that are: {known}; requests that name no "
-                "adapter, or the model itself, get the model without one"
+                f"no adapter '{name}' is loaded; the loaded adapters: {known}; to use the model "
+                "without an adapter, name none, or name the model itself"
             )
         return self._loaded[name]
 
@@ -70,8 +70,9 @@ class Adapters:
         if not free:
             num_ending = self.num_slots - len(kept)
             raise NoRoomError(
-                f"no room for adapter '{name}': {len(kept)} are loaded, {num_ending} unloaded but "
-                f"in use, and option.max_loras is {self.num_slots}; unload one, or raise it"
+                f"no room for adapter '{name}': {len(kept)} adapters are loaded, {num_ending} are "
+                f"unloaded but still in use, and option.max_loras is {self.num_slots}; unload an "
+                "adapter, or raise option.max_loras"
             )
         self._reserved[name] = min(free)
 

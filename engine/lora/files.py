@@ -91,7 +91,7 @@ def read_adapter(folder: Path, sizes: Mapping[str, LayerSize], max_rank: int) ->
         if match is None:
             raise _rejected(
                 folder,
-                f"'{key}' is not in a linear layer; adapters of embeddings are not served",
+                f"'{key}' is not in a linear layer; adapters of embeddings are not supported",
             )
         sides.setdefault(match["layer"], {})[match["side"]] = tensor
     if not sides:
@@ -154,17 +154,17 @@ def _check_layer(
             folder, f"this model has no layer '{name}' to adapt; its linear layers are {known}"
         )
     if len(pair) < 2 or any(tensor.ndim != 2 for tensor in pair.values()):
-        raise _rejected(folder, f"{name} needs lora_A and lora_B, two matrices")
+        raise _rejected(folder, f"{name} needs two matrices, lora_A and lora_B")
     (rank, in_features), (out_features, rank_of_b) = pair["A"].shape, pair["B"].shape
     if (in_features, out_features) != (size.in_features, size.out_features) or rank != rank_of_b:
         raise _rejected(
             folder,
-            f"{name} is {out_features} x {rank_of_b} times {rank} x {in_features}, but in this "
-            f"model {size.out_features} x {size.in_features}: it was made for another model",
+            f"{name} is {out_features} x {rank_of_b} times {rank} x {in_features}, but the model's "
+            f"layer is {size.out_features} x {size.in_features}: it was made for another model",
         )
     if not 1 <= rank <= max_rank:
         raise _rejected(
-            folder, f"{name} has rank {rank}, and option.max_lora_rank is {max_rank}; raise it"
+            folder, f"{name} has rank {rank}, but option.max_lora_rank is {max_rank}; raise it"
         )
 
 
@@ -176,7 +176,7 @@ def _layer(
     a, b = pair["A"].to(size.dtype), (pair["B"].float() * scale).to(size.dtype)
     # Infinity or NaN times the zeros of other adapters' tokens would be NaN.
     if not (a.isfinite().all() and b.isfinite().all()):
-        raise _rejected(folder, f"{name} holds values that are not finite")
+        raise _rejected(folder, f"{name} has values that are not finite")
     return LayerWeights(a, b)
 
 

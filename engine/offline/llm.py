@@ -208,7 +208,9 @@ class LLM:
         model, and GenerationError if a prompt fails.
         """
         if self._driver is not None:
-            raise RequestError("prompts", "the model generates text; LLM(task='text-embedding')")
+            raise RequestError(
+                "prompts", "the model generates text; to embed, set task='text-embedding'"
+            )
         if self.embedding_engine is None:
             raise EngineUnavailableError("this LLM is closed; make another")
         limit = self.facts.max_model_len if truncate_prompt_tokens == -1 else truncate_prompt_tokens

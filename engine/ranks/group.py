@@ -110,8 +110,8 @@ class ProcessGroup(Group):
         self.shard, self.device = shard, device
         if dist.is_initialized():
             raise ConfigurationError(
-                f"option.tensor_parallel_degree={shard.size}: this process runs a model on several "
-                "ranks already; close that LLM first"
+                f"option.tensor_parallel_degree={shard.size}: this process already runs a model "
+                "on several ranks; close that LLM first"
             )
         is_cuda = device.type == "cuda"
         backend = "nccl" if is_cuda else "gloo"
@@ -180,9 +180,9 @@ def open_store(address: GroupAddress, size: int) -> Store:
         store = TCPStore(address.host, address.store, is_master=False, timeout=limit)
     except RuntimeError as error:
         raise ConfigurationError(
-            f"cannot reach rank 0 at {address.host}:{address.store} within {STORE_S:g} s, besides "
-            "option.rank_address; ranks use ports of torch's choice, so open all ports between "
-            "the machines"
+            f"cannot reach rank 0 at {address.host}:{address.store} within {STORE_S:g} s, a port "
+            "that ranks use besides option.rank_address; torch chooses such ports, so open all "
+            "ports between the machines"
         ) from error
     store.set_timeout(timedelta(seconds=address.timeout_s))
     return store

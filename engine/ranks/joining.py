@@ -38,7 +38,11 @@ def wait_for_ranks(place: MeetingPoint, count: int, timeout_s: float) -> list[Jo
     with listener:
         address = listener.getsockname()[0]
         if address != place.host and ipaddress.ip_address(address).is_loopback:
-            logger.warning("%s is %s here, which no other machine can reach", place.host, address)
+            logger.warning(
+                "%s is the address %s on this machine, which no other machine can reach",
+                place.host,
+                address,
+            )
         meeting = _Meeting(listener, place, count)
         try:
             meeting.run(timeout_s)

@@ -62,8 +62,8 @@ class RankLaunch(msgspec.Struct, frozen=True):
         except msgspec.MsgspecError as error:
             their_version = f"of another build ({error})"
         raise ConfigurationError(
-            f"rank 0 runs Longshore {their_version}, this rank {own_version}; install the same on "
-            "every machine"
+            f"rank 0 runs Longshore {their_version}, but this rank runs {own_version}; install the "
+            "same version on every machine"
         )
 
 
@@ -132,8 +132,8 @@ class FailureReport(msgspec.Struct, frozen=True):
             return msgspec.msgpack.decode(report, type=FailureReport).error(rank)
         except msgspec.MsgspecError as error:
             return ConfigurationError(
-                f"rank {rank} runs another version of Longshore ({error}); install the same on "
-                "every machine"
+                f"rank {rank} runs another version of Longshore ({error}); install the "
+                "same version on every machine"
             )
 
 

@@ -142,7 +142,7 @@ def _connect(place: MeetingPoint, rank: bytes, *, is_beats: bool) -> Connection:
         _prepare(end)
         magic, theirs = _GREETING.unpack(_receive(end, _GREETING.size, deadline))
         if magic != _MAGIC:
-            raise OSError(errno.EPROTO, "another protocol is spoken there")
+            raise OSError(errno.EPROTO, "the peer speaks another protocol")
         ours = os.urandom(32)
         proof = _digest(place.key, _OTHER, ours, theirs)
         end.sendall(_PROOF.pack(_MAGIC, ours, proof, rank, is_beats))
@@ -168,7 +168,7 @@ def _digest(key: bytes, role: bytes, own_nonce: bytes, other_nonce: bytes) -> by
 
 def _require_key(digest: bytes, expected: bytes, role: bytes) -> None:
     if not hmac.compare_digest(digest, expected):
-        raise WrongKeyError(f"{role.decode()} has another key; set {KEY_VARIABLE} alike")
+        raise WrongKeyError(f"{role.decode()} has another key; set {KEY_VARIABLE} to the same key")
 
 
 def _connection(end: socket.socket) -> Connection:

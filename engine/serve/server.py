@@ -261,7 +261,7 @@ class Server:
         num_tokens = num_prompt_tokens(message)
         if waiting and waiting + num_tokens > self._max_waiting_tokens:
             raise OverloadedError(
-                f"{waiting} prompt tokens are waiting already, and {num_tokens} more are over "
+                f"{waiting} prompt tokens are waiting already, and {num_tokens} more would exceed "
                 f"{self._max_waiting_tokens} (option.job_queue_tokens)"
             )
 

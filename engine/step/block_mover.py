@@ -58,7 +58,7 @@ class BlockMover:
             self._table = cache_table([*cache.keys, *cache.values])
         except ValueError as error:
             raise ConfigurationError(
-                f"option.block_size={cache.block_size}: {error}; 16 works"
+                f"option.block_size={cache.block_size}: {error}; use 16"
             ) from error
         device = cache.keys[0].device
         self._kernels = backend.block_kernels

@@ -15,7 +15,7 @@ def test_windows_have_one_length():
 
 
 def test_every_precision_is_scored(tmp_path, capsys):
-    """The text gets likelier or less likely by little, and other tokens are the best."""
+    """Quantization changes the likelihood of the text a little, and some of the best tokens."""
     path = tmp_path / "text.txt"
     path.write_text(TEXT * 12)
     assert main([str(DEMO), "--text", str(path), "--share", "0.5", "--window", "64"]) == 0

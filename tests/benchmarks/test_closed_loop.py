@@ -147,7 +147,7 @@ def test_a_case_that_has_no_time_left_says_so():
 
 
 def test_a_client_sends_its_next_request_when_it_has_its_answer():
-    """One token per step: two answers of 2 tokens by the second step, two more by the fourth."""
+    """Every step adds a token: two answers of 2 tokens end by step 2, two more by step 4."""
     loop, engine, _ = loop_of("continuous", kv_reservation="oracle")
     journal = loop.run(requests(*[(3, 2)] * 4))
     assert [record.submitted for record in journal.records] == [0, 0, 2, 2]

@@ -176,7 +176,7 @@ def test_a_rate_is_sustained_and_a_much_higher_one_is_not():
 
 @pytest.mark.parametrize("routing", ["sessions", "prefix-aware"])
 def test_prefixes_are_cached_where_they_meet_again(routing):
-    """Behind round robin, each of eight machines computes nearly every prefix anew."""
+    """With round robin, each of eight machines has to compute nearly every prefix itself."""
     assert mean_latency(routing, 8, 16.0) < 0.8 * mean_latency("round-robin", 8, 16.0)
 
 

@@ -104,7 +104,7 @@ def options_of(tmp_path, *, dry=True):
 
 
 def test_the_next_worker_runs_the_remaining_jobs(tmp_path, monkeypatch):
-    """Each worker here dies during its first section."""
+    """Each worker in this test dies during its first section."""
     monkeypatch.setattr(gpu, "collect", lambda *_: progress.pop(0))
     progress = [gpu.Progress(0, "decode", "it died"), gpu.Progress(1, "moves", "it died")]
     report = Report(is_dry=True)

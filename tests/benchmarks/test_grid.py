@@ -94,7 +94,7 @@ def numbers_of_meta_tensors():
     ],
 )
 def test_every_check_runs_at_its_real_size(section, num_rows):
-    """Up to the launches: what is computed, the dry run checks at small sizes."""
+    """No kernel is launched here. The dry run checks at small sizes what the kernels compute."""
     events = []
     with (
         patch.object(JITFunction, "run", lambda *_, **__: None),

@@ -13,7 +13,7 @@ from tests.kernels.variants import Variant
 
 
 def test_a_deeper_pipeline_leaves_room_for_fewer_programs():
-    """Its tiles of K and V take 32 KiB for each stage but one, of 228 KiB."""
+    """Every stage except one holds tiles of K and V: 32 KiB of the processor's 228 KiB."""
     variant = Variant("decode", 128)
     with dry_run.target(90):
         row = attention_configuration("decode", 128, variant.group, *variant.formats)

@@ -1,4 +1,4 @@
-"""What `benchmarks.ranks` makes of its counts."""
+"""How `benchmarks.ranks` evaluates its counts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_calls_are_counted_with_their_bytes():
 
 
 def test_nothing_is_left_of_ranks_that_cannot_start(tmp_path, monkeypatch):
-    """Their folder is deleted last, after the processes."""
+    """The folder of the ranks is deleted last, after their processes have ended."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     options = make_options({"device": "cuda"})

@@ -141,7 +141,7 @@ def test_a_long_prompt_is_compute_bound():
 
 
 def test_gpus_sum_two_times_per_layer_and_once_for_the_embedding():
-    """In a ring of four, each sends 3/2 of the hidden states."""
+    """Each of four GPUs in a ring sends 3/2 of the hidden states."""
     gpu = Gpu(name="a", memory_gib=1, bandwidth=1e30, flops=1e30, link=1e6)
     efficiency = Efficiency(overhead_s=0.0, link=0.5, sum_s=1e-3)
     sums = 2 * TOY.num_layers + 1
@@ -164,7 +164,7 @@ def test_kv_memory_is_about_that_of_the_paper(model, gpu, count, slots):
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_leaps_change_no_result(system):
-    """All times, to the last bit, and counts are equal; with preemption, prefixes and a fleet."""
+    """Times and counts are exactly equal, also with preemption, prefixes and several machines."""
     preemptions = 0
     for seed in range(6):
         rng = random.Random(seed)
@@ -310,7 +310,7 @@ def test_the_knee_is_found_within_its_precision(limit):
 
 
 def test_saturation_is_at_the_computed_rate():
-    """With one request at a time, the highest rate is about one per service time."""
+    """If one request runs at a time, the highest rate is about one request per service time."""
     seconds = sum(step(length) for length in range(100, 120))
     requests = {
         rate: [Arrival(n, n / rate, Lengths(100, 20)) for n in range(200)]

@@ -99,7 +99,7 @@ def test_too_few_runs_are_an_error(tmp_path: Path) -> None:
 
 
 def test_one_request_after_the_other(tmp_path: Path) -> None:
-    """Each is a prefill of 4 tokens and two decodes."""
+    """Each request is a prefill of 4 tokens and two decodes."""
     expected = 2 * (3 * STEP.per_step + 3 * STEP.per_sequence + 6 * STEP.per_token)
     assert seconds(tmp_path, served("none")) == pytest.approx(expected)
 

@@ -144,7 +144,7 @@ def test_busy_time_counts_overlaps_once():
 
 
 def test_idle_time_is_split_into_gaps_between_and_within_steps():
-    """Three steps of two kernels, as in the docstring: gaps of 1 within steps, 9 between."""
+    """Three steps of two kernels each, with gaps of 1 within a step and of 9 between steps."""
     steps = intervals((0, 3), (4, 8), (17, 20), (21, 25), (34, 37), (38, 42))
     assert idle_us(steps, 3) == (18, 3)
     assert idle_us(reversed(steps), 1) == (0, 21)

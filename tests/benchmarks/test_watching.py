@@ -1,4 +1,4 @@
-"""What `benchmarks.watching` makes of its measurements."""
+"""How `benchmarks.watching` evaluates its measurements."""
 
 from __future__ import annotations
 

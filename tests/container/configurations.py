@@ -10,7 +10,7 @@ from container.configuration.resolve import Configuration
 from core.errors import ConfigurationError
 
 Load = Callable[..., Configuration]
-"""The fixture `load`: a text, and environment variables → what they configure."""
+"""The type of the fixture `load`, which configures from a file's text and variables."""
 
 
 def refusal(load: Load, text: str, variables: Mapping[str, str] | None = None) -> str:

@@ -112,7 +112,7 @@ def template() -> ChatTemplate:
 
 @pytest.fixture(scope="session")
 def helper(tokenizer: Tokenizer, template: ChatTemplate) -> Iterator[Helper]:
-    """A helper process that runs already, so that no test seems to leave it behind."""
+    """A helper process that is started early, so that no test seems to leave it behind."""
     helper = Helper(tokenizer.model_dir, template.source)
     helper.grammar(StructuredOutputsParams(regex="a"), (EOS,))
     yield helper

@@ -26,7 +26,7 @@ _RESERVED: list[socket.socket] = []
 def free_port() -> int:
     """Return a port that the kernel gives to nobody else while this process runs.
 
-    A server can listen at it all the same, as servers set SO_REUSEADDR too.
+    A server can still listen at it, because servers set SO_REUSEADDR, too.
     """
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

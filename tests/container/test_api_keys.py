@@ -133,7 +133,7 @@ def test_requests_per_minute(guarded: Guarded, clock: Clock) -> None:
     refused = http.post("/invocations", json=BODY, headers=one)
     assert refused.headers["Retry-After"] == "30"
     assert refused.get_json()["error"] == (
-        "the key 'one' has used its requests_per_minute=2; try again in 30 s"
+        "the key 'one' has used up its requests_per_minute=2; try again in 30 s"
     )
     clock.now += 30
     assert [status() for _ in range(2)] == [200, 429]
@@ -179,7 +179,7 @@ def test_a_request_that_the_engine_refuses_costs_no_tokens(
 
 
 def test_forked_workers_share_the_limits(clock: Clock) -> None:
-    """As gunicorn forks its workers, after the front end has created the limits."""
+    """The front end creates the limits, and then gunicorn forks its workers."""
     num_children, num_each = 4, 5000
     limit = num_children * num_each + 1
     limits = RateLimits([ApiKey(b"", "a", requests_per_minute=limit)], clock)

@@ -127,7 +127,7 @@ def test_a_body_that_ends_early_is_no_error_of_ours(clock: Clock) -> None:
 
 @pytest.mark.parametrize("count", [CHUNKS.maximum - 1, CHUNKS.maximum])
 def test_tiny_chunks_are_counted(clock: Clock, count: int) -> None:
-    """The chunk of no bytes that ends the body counts too."""
+    """The empty chunk that ends the body counts, too."""
     chunks = b"1\r\na\r\n" * count + b"0\r\n\r\n"
     body = body_of(arrival(clock, HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks))
     if count < CHUNKS.maximum:

@@ -1,4 +1,4 @@
-"""Token counts, finish reasons and errors of the same requests at vLLM; see docs/contract.md."""
+"""Token counts, finish reasons and errors, compared with those of vLLM (docs/contract.md)."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_logprobs(http: FlaskClient) -> None:
 
 
 def test_by_default_logprobs_include_the_likeliest_token(http: FlaskClient) -> None:
-    """As in LMI. Beam search, which scores no other tokens, still returns logprobs."""
+    """LMI does the same. Beam search scores no other tokens, but still returns logprobs."""
     (entry,) = ask(http, logprobs=True, max_tokens=1).get_json()["choices"][0]["logprobs"][
         "content"
     ]

@@ -38,7 +38,7 @@ def test_the_schema_of_hugging_faces_chat(http: FlaskClient, engine: FakeEngine,
 
 
 def test_custom_attributes_choose_the_route(serve: Serve) -> None:
-    """With boto3, as with AWS's vLLM image; also from a stream, and beside other attributes."""
+    """boto3 sends them, with and without streaming, and beside attributes of other names."""
     http = serve(local_runtime_api=True)
     prompt, chat = json.dumps({"prompt": "Q"}), json.dumps({"messages": [USER], "stream": True})
     with closing(sagemaker_runtime(http)) as client:
@@ -64,9 +64,9 @@ def test_custom_attributes_choose_the_route(serve: Serve) -> None:
 
 
 class LineIterator:
-    """AWS's own, of its examples and of LangChain's `SagemakerEndpoint`: it stops at a newline.
+    """AWS's own iterator, from its examples and LangChain's `SagemakerEndpoint`.
 
-    At the end of the stream it does not stop if characters remain.
+    It stops at a newline. At the end of the stream it does not stop while characters remain.
     """
 
     def __init__(self, stream: Iterator[dict[str, dict[str, bytes]]]) -> None:
@@ -104,7 +104,7 @@ def test_awss_line_iterator_ends(serve: Serve, stream: bool) -> None:
 def test_litellm_sees_that_a_prompt_is_too_long(
     http: FlaskClient, content: str, fields: dict[str, int]
 ) -> None:
-    """Its fallbacks to models with more context start at these words."""
+    """litellm falls back to a model with more context if the error has these words."""
     response = ask(http, {"role": "user", "content": content}, **fields)
     assert response.status_code == 400
     message = response.get_json()["error"]["message"]
@@ -112,7 +112,10 @@ def test_litellm_sees_that_a_prompt_is_too_long(
 
 
 def test_fields_that_clients_leak(http: FlaskClient, engine: FakeEngine) -> None:
-    """Null is not set, whatever its name; litellm's `sagemaker_chat` sends `aws_region_name`."""
+    """A field that is null counts as not set.
+
+    litellm's `sagemaker_chat` sends `aws_region_name`.
+    """
     response = ask(http, aws_region_name="us-east-1", extra_headers=None, thinking=None)
     assert response.status_code == 200
     assert "aws_region_name" in response.headers["X-Longshore-Warning"]
@@ -202,7 +205,7 @@ def test_what_clients_of_lmi_send(http: FlaskClient, engine: FakeEngine) -> None
 
 
 def test_token_ids_as_vllm_returns_them(http: FlaskClient, tokenizer: Tokenizer) -> None:
-    """For reinforcement learning, which must not tokenize texts again."""
+    """Reinforcement learning needs them, since it must not tokenize texts again."""
     extra = {"return_token_ids": True, "return_tokens_as_token_ids": True, "request_id": "mine"}
     answer = [*tokenizer.encode("Hi there"), EOS]
     chat = ask(http, logprobs=True, **extra).get_json()

@@ -252,7 +252,7 @@ def test_an_adapter_is_loaded_by_all_copies(
 def test_only_copies_with_the_adapter_get_its_requests(
     client: EngineClient, engines: list[FakeEngine], http: FlaskClient
 ) -> None:
-    """As after a restart, which loses the adapters loaded over HTTP."""
+    """One copy lacks the adapter, as after a restart, which loses adapters loaded over HTTP."""
     reply = client.copies[1].load_adapter("a", "/tmp/a")
     assert reply.get(60) is not None
     eventually(lambda: client.adapters)

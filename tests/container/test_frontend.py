@@ -51,7 +51,7 @@ def write_launch(
 
 
 def with_time_to_stop(seconds: float, launch: Path) -> str:
-    """Return a program that is a front end whose requests have this long to finish."""
+    """Return a program that runs a front end, and gives its requests this long to finish."""
     return (
         "import container.front_end.start as start; "
         f"start.GRACEFUL_TIMEOUT_S = {seconds:.0f}; start.main('{os.getpid()}', {str(launch)!r})"
@@ -126,7 +126,7 @@ def exchange(caller: Caller, *parts: bytes) -> bytes:
 def test_a_refusal_reaches_a_client_that_still_sends(
     front_end: subprocess.Popen[str], engine: FakeEngine, caller: Caller
 ) -> None:
-    """If data were left unread, the kernel would reset the connection behind the response."""
+    """If data were left unread, the kernel would reset the connection too early."""
     engine.script = stalls(after=[65])
     with ExitStack() as busy:
         for _ in range(16):

@@ -1,4 +1,4 @@
-"""Arbitrary and nearly valid inputs of the container's parsers end with their own errors only."""
+"""The container's parsers raise only their own errors, for arbitrary and nearly valid inputs."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_json_bodies(body: bytes) -> None:
 @fuzz
 @given(payloads=st.lists(st.binary(max_size=300), max_size=4), cut=st.integers(1, 40))
 def test_event_streams_are_read_by_boto(payloads: list[bytes], cut: int) -> None:
-    """However the network cuts them."""
+    """They are read correctly wherever the network cuts them."""
     buffer = EventStreamBuffer()
     data = b"".join(map(payload_part, payloads))
     read: list[bytes] = []

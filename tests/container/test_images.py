@@ -42,7 +42,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reader(model_dir: Path) -> Iterator[Helper]:
-    """A helper whose processes run already, so that no test seems to leave them behind."""
+    """A helper whose processes are started early, so that no test seems to leave them behind."""
     template = load_chat_template(model_dir, None)
     assert template is not None
     helper = Helper(model_dir, template.source)
@@ -174,7 +174,7 @@ def test_the_limits(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_image_token_in_a_text_is_refused(ask: Ask) -> None:
-    """It would shift the images."""
+    """The processor would take it for the place of the image."""
     status, answer = ask(text("<image>"), image(picture(1)))
     assert (status, answer["error"]["param"]) == (400, "messages")
     assert "the model's processor refuses the images" in answer["error"]["message"]

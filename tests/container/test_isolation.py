@@ -1,4 +1,6 @@
-"""The helper process: hostile grammars and conversations end alone, and what it accepts is safe."""
+"""The helper process: a hostile grammar or conversation ends only the helper, and what it accepts
+is safe.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def terminals(depth: int) -> dict[str, Any]:
 
 
 def references(depth: int) -> dict[str, Any]:
-    """Return a schema of objects in each other, by reference."""
+    """Return a schema of objects that are nested in each other by reference."""
     schemas: dict[str, Any] = {
         f"d{n}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{n + 1}"}}}
         for n in range(depth)
@@ -92,7 +94,7 @@ BOUNDED = [
 
 
 def test_hostile_grammars_end_alone(own_helper: Helper) -> None:
-    """Each crashes llguidance or runs for seconds; the next grammar finds a new process."""
+    """Each grammar crashes llguidance or runs for seconds. The next one gets a new process."""
     for number, form in enumerate(HOSTILE):
         with pytest.raises(RequestError, match=r"too complex|takes too long"):
             grammar(own_helper, **form)
@@ -123,7 +125,7 @@ call_on_stack(num_bytes, lambda: use(sys.stdin.read()))
 def test_the_deepest_grammar_that_is_accepted_is_safe(
     own_helper: Helper, tokenizer: Tokenizer, make: Callable[[int], dict[str, Any]]
 ) -> None:
-    """It compiles on a quarter of the stack that the engine has."""
+    """The grammar compiles on a quarter of the stack that the engine has."""
 
     def accepts(depth: int) -> bool:
         try:
@@ -168,7 +170,7 @@ def test_a_request_that_ends_while_it_waits_leaves_the_helper_usable(own_helper:
 
 
 def test_grammars_are_kept(own_helper: Helper) -> None:
-    """A kept one needs no process."""
+    """A grammar that is kept needs no process."""
     for number in range(MAX_KEPT + 1):
         grammar(own_helper, regex=f"a{{{number}}}")
     own_helper.close()

@@ -113,4 +113,4 @@ def test_several_models_do_not_span_machines(monkeypatch, capsys, tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
     assert main(["join", "--model-dir", str(tmp_path)]) == 2
-    assert "join is for one model" in capsys.readouterr().err
+    assert "join works only for one model" in capsys.readouterr().err

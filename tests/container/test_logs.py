@@ -99,7 +99,7 @@ def test_prompts_are_logged_only_if_asked(serve: Serve, caplog: pytest.LogCaptur
 
 
 class LateBody(io.BytesIO):
-    """The body of a client that is too slow."""
+    """The body of a client that sends too slowly."""
 
     def readinto(self, buffer: object) -> int:
         raise ArrivalTimeoutError("the body did not arrive in time")

@@ -309,7 +309,7 @@ def test_the_api_key(
     client: EngineClient, engine: FakeEngine, tokenizer: Tokenizer, template: ChatTemplate,
     tmp_path: Any,
 ) -> None:  # fmt: skip
-    """In the header of Anthropic's client."""
+    """Anthropic's client sends the key in its own header."""
     path = tmp_path / "keys"
     path.write_text("secret name=a\n")
     gate = Gate(read_api_keys(path))

@@ -164,7 +164,7 @@ def test_every_worker_reports_the_same(
     endpoint: str,
     tokenizer: Tokenizer,
 ) -> None:
-    """One worker that served the requests and one that never had any."""
+    """One worker served the requests, and the other one never had any."""
     other = EngineClient(endpoint, heartbeat_timeout_s=60)
     try:
         engine.stats = STATS

@@ -84,7 +84,7 @@ LLAMA_70B = {"num_hidden_layers": 80, "num_attention_heads": 64, "hidden_size": 
 def test_what_a_70b_needs(
     model: Path, precision: str | None, bytes_per_weight: float, head_bytes: int
 ) -> None:
-    """Embeddings stay in 16 bits. Quantized, it fits into one H100."""
+    """Embeddings stay in 16 bits. The quantized model fits into one H100."""
     (model / "config.json").write_text(json.dumps({**LLAMA_8B, **LLAMA_70B}))
     decoder = decoder_from_directory(model, Options(quantize=cast(Any, precision)))
     assert decoder.num_parameters == 70_553_706_496
@@ -129,7 +129,7 @@ def test_a_tied_head_in_int8_stands_beside_the_embedding(
 def test_quantized_checkpoints(
     model: Path, quantization: dict[str, Any], bytes_per_weight: float
 ) -> None:
-    """By the config, or by the bytes of the files."""
+    """The size of the weights comes from the config, or from the bytes of the files."""
     (model / "config.json").write_text(
         json.dumps({**LLAMA_8B, "quantization_config": quantization})
     )
@@ -170,7 +170,7 @@ def test_memory_budget(model: Path) -> None:
 
 
 def test_graphs_are_planned_without_sampling(model: Path) -> None:
-    """The largest has 255 decodes and 16 prompts of 1,024 tokens together."""
+    """The largest graph has 255 decodes and 16 prompts, which have 1,024 tokens together."""
     eager = planned(model, "paged", enforce_eager=True).activation_bytes
     layer_bytes = (255 + 1024) * (2 * 4096 + 3 * 14336) * 2
     logits_bytes = (255 + 16) * 128256 * 4

@@ -28,7 +28,7 @@ THINKING = ChatTemplate(
     "{{ messages[-1].content }}<think>"
     "{% if enable_thinking is defined and not enable_thinking %}</think>{% endif %}"
 )
-"""Begins the reasoning itself, and ends it if it is not wanted."""
+"""A template that begins the reasoning itself, and ends it if no reasoning is wanted."""
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_reasoning_may_be_left_out(http: FlaskClient) -> None:
 def test_an_answer_of_a_set_format_does_not_reason(
     client: EngineClient, engine: FakeEngine, tokenizer: Tokenizer, helper: Helper
 ) -> None:
-    """So its first token is content, even if the template has begun to reason."""
+    """Its first token is content, even if the template has begun the reasoning."""
     engine.script = says([*tokenizer.encode("yes</think>"), EOS])
     http = create_app(client, tokenizer, Options(), "demo", THINKING, helper=helper).test_client()
     assert ask(http).get_json()["choices"][0]["message"]["reasoning"] == "yes"
@@ -147,7 +147,7 @@ def with_special_tokens(tokenizer: Tokenizer, tokens: list[str], path: Path) -> 
 def test_tags_that_are_special_tokens_are_seen(
     client: EngineClient, engine: FakeEngine, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """As Mistral's are."""
+    """Mistral's tags are special tokens."""
     special = with_special_tokens(tokenizer, ["[THINK]", "[/THINK]"], tmp_path)
     options = Options(reasoning_parser="mistral")
     http = create_app(client, special, options, "demo", ChatTemplate("Q")).test_client()
@@ -162,7 +162,7 @@ HARMONY = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>"
 def test_harmony(
     client: EngineClient, engine: FakeEngine, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """Both parsers of gpt-oss, one after the other; the template shows the first."""
+    """Both parsers of gpt-oss run, one after the other. The template chooses the first."""
     special = with_special_tokens(tokenizer, HARMONY, tmp_path)
     template = ChatTemplate("{# <|start|> <|channel|>analysis <|message|> #}Q")
     app = create_app(client, special, Options(tool_call_parser="openai"), "demo", template)

@@ -194,7 +194,7 @@ class Answer(pydantic.BaseModel):
 
 
 def test_structured_output(demo: openai.OpenAI, engine: FakeEngine, tokenizer: Tokenizer) -> None:
-    """Also as the client's `parse`, with a pydantic model."""
+    """The client's `parse` sends a pydantic model's schema; `create` sends a format."""
     engine.script = says([*tokenizer.encode('{"a": 1}'), EOS])
     parsed = demo.responses.parse(model="demo", input="Q", text_format=Answer)
     assert parsed.output_parsed == Answer(a=1)
@@ -289,7 +289,7 @@ def scored(logprobs: Any) -> list[tuple[str, float]]:
 
 
 def test_logprobs(demo: openai.OpenAI, engine: FakeEngine) -> None:
-    """The end token, which is no text, has none."""
+    """The end token is not text, so it has no logprob."""
     asked: Any = {"model": "demo", "input": "Q", "include": LOGPROBS, "top_logprobs": 2}
     expected = [(letter, -0.5) for letter in "Hi there"]
     response = demo.responses.create(**asked)
@@ -316,7 +316,7 @@ def test_logprobs(demo: openai.OpenAI, engine: FakeEngine) -> None:
 
 
 def test_logprobs_are_of_the_text_alone(thinker: openai.OpenAI) -> None:
-    """Not of reasoning, tags and calls."""
+    """The tokens of reasoning, tags and calls are left out."""
     asked: Any = {"model": "demo", "input": "Q", "include": LOGPROBS, "tools": TOOLS}
     _, message, _ = thinker.responses.create(**asked).output
     assert message.type == "message"

@@ -227,7 +227,7 @@ def test_arbitrary_parameters_raise_only_request_errors(parameters: dict[str, ob
 
 
 def test_every_sampling_parameter_reaches_the_engine():
-    """Under vLLM's name, with the given value."""
+    """Every parameter keeps its name in vLLM and the value that the request gives."""
     read = {
         "top_p": 0.5, "top_k": 3, "min_p": 0.1, "typical_p": 0.9, "repetition_penalty": 1.5,
         "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 4, "min_tokens": 2,

@@ -242,7 +242,10 @@ WRITTEN = {
 def test_forced_tool_calls(
     serve: Serve, engine: FakeEngine, tokenizer: Tokenizer, parser: str | None, choice: Any
 ) -> None:
-    """In the model's own notation, or in plain JSON if that is unknown or not JSON."""
+    """The model writes calls in its own notation.
+
+    If that is unknown or not JSON, it writes plain JSON.
+    """
     http = serve(tool_call_parser=parser)
     engine.script = says([*tokenizer.encode(WRITTEN[parser]), EOS])
     fields = {"tools": TOOLS, "tool_choice": choice}

@@ -195,7 +195,7 @@ def test_an_engine_that_is_never_ready_times_out(start: Start) -> None:
     with start("never-ready", OPTION_MODEL_LOADING_TIMEOUT="1") as process:
         _, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
-    assert "engine not ready after 1 s (option.model_loading_timeout)" in errors
+    assert "engine is not ready after 1 s (option.model_loading_timeout)" in errors
 
 
 def test_children_die_with_a_killed_supervisor(start: Start, caller: Caller) -> None:

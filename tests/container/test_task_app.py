@@ -66,7 +66,7 @@ class TestPipelines:
     def test_parameters_that_requests_may_not_set(
         self, task_app: Serve, engine: FakeEngine
     ) -> None:
-        """Those that change how the model runs or make transformers load a file or code."""
+        """They change how the model runs, or make transformers load a file or code."""
         engine.script = performs(lambda job: Performed(job.id, b"[]", "application/json"))
         for task, inputs in (
             ("table-question-answering", {"table": {"a": ["1"]}, "query": "q"}),
@@ -237,7 +237,7 @@ class TestEmbeddings:
     def test_a_long_answer_is_encoded_in_a_thread(
         self, http: FlaskClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, kind: str
     ) -> None:
-        """So that the other requests of the worker do not wait for it."""
+        """Otherwise the other requests of the worker would wait for it."""
         hub, applied = gevent.get_hub(), []
         pool = hub.threadpool
 

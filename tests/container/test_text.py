@@ -95,7 +95,7 @@ def test_stream_without_details(rolling: FlaskClient) -> None:
 def test_options_choose_the_shape_of_answers(
     serve: Serve, options: dict[str, Any], names: set[str]
 ) -> None:
-    """As in LMI since version 17: asynchronous unless a rolling batch is configured."""
+    """The default shape is asynchronous, as in LMI since version 17. A rolling batch changes it."""
     last = json.loads(
         stream(serve(**options), accept="application/jsonlines").data.splitlines()[-1]
     )

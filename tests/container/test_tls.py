@@ -183,7 +183,7 @@ def test_a_client_without_tls_is_disconnected_quietly(
 def test_silent_connections_make_room_for_others(
     front_end: subprocess.Popen[str], caller: TlsCaller
 ) -> None:
-    """More than the process accepts, none of which begins the handshake."""
+    """There are more connections than the process accepts. None of them begins the handshake."""
     silent = [
         socket.create_connection(("localhost", caller.port), timeout=HANG_S)
         for _ in range(4 + EXTRA_CONNECTIONS)
@@ -216,7 +216,7 @@ front_end.main('{os.getpid()}', {str(launch)!r})
     with running(["-c", hasty]):
         wait_until(caller.is_healthy)
         with socket.create_connection(("localhost", caller.port), timeout=HANG_S) as client:
-            client.sendall(b"\x16\x03\x01")  # it begins, and goes on no more
+            client.sendall(b"\x16\x03\x01")  # the handshake begins and is never finished
             assert client.recv(1) == b"", "the connection is closed"
 
 
@@ -224,7 +224,7 @@ front_end.main('{os.getpid()}', {str(launch)!r})
 def test_a_disconnect_aborts_the_request(
     front_end: subprocess.Popen[str], caller: TlsCaller, engine: FakeEngine, says_goodbye: bool
 ) -> None:
-    """With and without TLS's close notice, which is unread data to a server that waits."""
+    """A client that sends TLS's close notice leaves unread data on a server that waits."""
     engine.script = stalls()
     connection = caller.open({"inputs": "Q"})
     wait_until(lambda: engine.of_type(Submit))
@@ -246,7 +246,7 @@ def test_the_certificate_files_are_checked(tmp_path: Path, files: tuple[str, str
         (("/no/such.crt", key), "option.ssl_certfile=/no/such.crt: cannot be read: No such file"),
         ((certificate, "/no/such.key"), "option.ssl_keyfile=/no/such.key: cannot be read"),
         ((certificate, other_key), "cannot be used"),
-        ((certificate, locked_key), "without a password"),
+        ((certificate, locked_key), "have no password"),
         ((key, certificate), "must be PEM files"),
     ):
         with pytest.raises(ConfigurationError, match=message):

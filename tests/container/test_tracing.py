@@ -299,7 +299,7 @@ def test_a_dead_collector_only_loses_spans(
 
 
 class SlowExporter(SpanExporter):
-    """Keeps the sizes of batches, and takes none until it may."""
+    """Keeps the sizes of batches, and accepts none until the test allows it."""
 
     def __init__(self) -> None:
         self.may_export = Event()

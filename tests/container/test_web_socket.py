@@ -190,7 +190,7 @@ def test_messages_may_be_binary_and_in_fragments(server: Server) -> None:
 
 
 def test_messages_are_answered_in_order_and_only_some_wait(server: Server) -> None:
-    """If the server read them all at once, there would be no memory for the last ones."""
+    """If the server read all messages at once, the last ones would find no memory."""
     num_messages = 2 * SOCKET_MESSAGES.maximum
     padding = " " * (MAX_BYTES // (SOCKET_MESSAGES.maximum + 4))
     server.engine.script = stalls()
@@ -323,7 +323,7 @@ def test_a_page_of_the_same_origin_may_connect(server: Server) -> None:
 
 
 def test_frames_behind_the_upgrade_request_are_read(server: Server) -> None:
-    """Before the response, a client should not send them, but they are not lost."""
+    """A client should not send frames before the response, but such frames are not lost."""
     head = [f"GET {PATH} HTTP/1.1", "Host: x"]
     head += [f"{name}: {value}" for name, value in {**KEY, **UPGRADE}.items()]
     with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S) as client:

@@ -40,7 +40,7 @@ def test_each_answer_ends_by_itself(byte_level):
 
 
 def test_best_of_answers_are_released_when_all_have_ended(byte_level):
-    """Without its stop string the second would be the worst."""
+    """The second answer would be the worst if its stop string did not cut it."""
     answers = Answers(SamplingParams(n=2, best_of=3, stop="."), byte_level)
     assert answers.push(output(byte_level, 0, "abcd", -1.0, Finish.EOS)) == []
     assert answers.push(output(byte_level, 1, "ef. and so on and on", -0.5, Finish.EOS)) == []

@@ -69,10 +69,10 @@ def test_too_few_devices_are_refused(copies, degree, gpus, message):
     ("degree", "copies", "message"),
     [
         ("10", 1, "option.tensor_parallel_degree=10 with option.nodes=2, but the instance has 4 "
-                  "GPUs; set it to at most 8, or option.nodes to the machines"),
+                  "GPUs; set it to at most 8, or set option.nodes to the number"),
         ("5", 1, "option.tensor_parallel_degree=5 cannot be divided by option.nodes=2"),
         (None, 1, "option.tensor_parallel_degree=1 cannot be divided by option.nodes=2"),
-        ("2", 2, "option.copies=2 with option.nodes=2: one copy has all GPUs of its machines"),
+        ("2", 2, "option.copies=2 with option.nodes=2: a copy on several machines takes all"),
     ],
 )  # fmt: skip
 def test_ranks_that_cannot_be_shared_are_refused(degree, copies, message):

@@ -12,7 +12,7 @@ import pytest
 from tests.container.processes import ROOT
 
 NOBODY = str(2**22 + 1)
-"""Above all process ids."""
+"""A number above all process ids."""
 CHILD = "import sys; from core.processes import die_with_parent; die_with_parent(int(sys.argv[1]))"
 WORKER = """
 import sys

@@ -61,7 +61,7 @@ def test_a_completed_grammar_finishes_the_sequence():
 
 
 def test_tokens_that_the_host_must_know_are_waited_for():
-    """The next token is scheduled early only if the host need not know the one in flight."""
+    """The next token is scheduled early only if the host does not need the one in flight."""
     form = StructuredOutputsParams(regex="a")
     known_by_the_host = ({"structured_outputs": form}, {"no_repeat_ngram_size": 2})
     for params, pending in (({}, 1), *((constraint, 0) for constraint in known_by_the_host)):

@@ -32,7 +32,7 @@ def test_pieces_join_to_the_text(byte_level, text):
 
 @given(data=st.data())
 def test_incremental_decoding_equals_decoding_at_once(byte_level, data):
-    """Whole characters, special tokens and invalid UTF-8 bytes in between."""
+    """The tokens are whole characters, with special tokens and invalid UTF-8 bytes between them."""
     stray = byte_level.encode("€")[1]
     pieces = [byte_level.encode(text) for text in ("🙂", "é", "€", "to")]
     runs = data.draw(st.lists(st.sampled_from([*pieces, [0], [0, 0], [stray], [stray] * 3])))

@@ -25,7 +25,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 Writer = Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]
-"""A weight [out, in] to its stored tensors by suffix, and the dequantized weight."""
+"""Takes a weight [out, in]; returns its stored tensors by suffix, and the dequantized weight."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
     [
         ({}, "holds no tensors"),
         ({"base_model.model.model.embed_tokens.lora_embedding_A": (2, 3)}, "of embeddings"),
-        ({f"{LAYER}.lora_A.weight": (2, 32)}, "needs lora_A and lora_B"),
+        ({f"{LAYER}.lora_A.weight": (2, 32)}, "needs two matrices, lora_A and lora_B"),
         (
             {f"{LAYER}.lora_A.weight": (2, 31), f"{LAYER}.lora_B.weight": (32, 2)},
             "it was made for another model",
@@ -61,7 +61,7 @@ LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
         ),
         (
             {f"{LAYER}.lora_A.weight": (17, 32), f"{LAYER}.lora_B.weight": (32, 17)},
-            "has rank 17, and option.max_lora_rank is 16; raise it",
+            "has rank 17, but option.max_lora_rank is 16; raise it",
         ),
         (
             {"base_model.model.lm_head.lora_A.weight": (2, 32),
@@ -79,14 +79,17 @@ def test_weights_that_do_not_fit(adapters, tmp_path, tensors, reason):
 
 
 def test_weights_that_are_not_finite_are_rejected(tiny_model, tmp_path):
-    """Also those that overflow in the layers' dtype. They would affect other requests."""
+    """Weights that overflow in the layers' dtype are rejected, too.
+
+    They would affect other requests.
+    """
     tensors, config = read_files(write_adapter(tiny_model("llama"), tmp_path / "a", rank=1))
     key = f"{LAYER}.lora_B.weight"
     tensors[key][0] = 7e4
     folder = write_files(tmp_path / "a", tensors, **config)
     adapted_llm(tiny_model("llama"), dtype="bf16").llm_engine.adapters.load("a", str(folder))
     llm = adapted_llm(tiny_model("llama"), dtype="fp16")
-    with pytest.raises(RequestError, match=r"layers\.0\.self_attn\.q_proj holds values that are"):
+    with pytest.raises(RequestError, match=r"layers\.0\.self_attn\.q_proj has values that are"):
         llm.llm_engine.adapters.load("a", str(folder))
 
 

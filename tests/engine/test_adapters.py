@@ -78,7 +78,7 @@ def mixtures():
 
 
 def test_adapters_matter(adapted):
-    """Otherwise the tests below could not fail."""
+    """If they changed no token, the tests below could not fail."""
     _, _, answers = adapted("llama")
     for one, other in (("a", "b"), ("a", None), ("b", None)):
         pairs = zip(answers[one], answers[other], strict=True)
@@ -119,7 +119,7 @@ def test_a_mixed_batch_equals_single_requests(adapted, batching, decoder):
     ],
 )
 def test_other_layer_layouts(adapted, architecture, targets):
-    """Merged q, k and v; transposed weights; biases; experts; permuted rows; transformers' code."""
+    """Fused q, k and v, transposed weights, biases, experts, permuted rows, transformers' code."""
     model, folders, answers = adapted(architecture, targets, is_wide=True)
     llm = adapted_llm(model)
     for names in mixtures()[:2]:
@@ -155,7 +155,7 @@ def test_steps_without_adapters_add_nothing(adapted, monkeypatch):
 
 
 def test_the_prefix_cache_distinguishes_adapters(adapted):
-    """Also from an earlier adapter with the same name and slot."""
+    """It also distinguishes an adapter from an earlier one with the same name and slot."""
     model, folders, answers = adapted("llama")
     llm = adapted_llm(model, max_loras=1)
     adapters, strategy = llm.llm_engine.adapters, llm.llm_engine.strategy
@@ -187,9 +187,11 @@ def test_an_unloaded_adapter_still_serves_running_requests(adapted):
     id = engine.add(prompts()[1], params, 0.0, "one")
     answered = [output.token_ids for output in engine.step(0.0)]
     adapters.unload("one")
-    with pytest.raises(NotFoundError, match="no adapter 'one' is loaded; those that are: none"):
+    with pytest.raises(
+        NotFoundError, match="no adapter 'one' is loaded; the loaded adapters: none"
+    ):
         engine.add(prompts()[1], params, 0.0, "one")
-    with pytest.raises(NoRoomError, match="1 unloaded but in use"):
+    with pytest.raises(NoRoomError, match="1 are unloaded but still in use"):
         adapters.load("two", str(folders["b"]), engine.adapter_slots_in_use())
     while engine.has_work():
         answered += [output.token_ids for output in engine.step(0.0) if output.request_id == id]
@@ -224,7 +226,7 @@ def test_rslora_scales_by_the_square_root_of_the_rank(tiny_model, tmp_path):
 
 
 def test_layers_may_have_different_ranks(tiny_model, tmp_path):
-    """Each is scaled by its own rank, as in PEFT with a rank_pattern."""
+    """Each layer is scaled by its own rank, as in PEFT with a rank_pattern."""
     model, ranks = tiny_model("llama"), {"q_proj": 2, "v_proj": 5}
     one_each = [
         write_adapter(model, tmp_path / name, rank=rank, targets=(name,), alpha=3)
@@ -278,7 +280,7 @@ def test_a_reused_slot_keeps_nothing(adapted, tmp_path):
 
 
 def test_offline_adapters_are_evicted_for_others(adapted):
-    """One slot, and batches with different adapters in turn, as in vLLM's examples."""
+    """There is one slot, and batches use different adapters in turn, as in vLLM's examples."""
     model, folders, answers = adapted("llama")
     llm = adapted_llm(model, max_loras=1)
     for name in ("a", "b", "a"):
@@ -309,7 +311,7 @@ def test_adapters_next_to_the_model_are_loaded_at_start(adapted, tmp_path):
         ({"executor": "library", "batching": "none"}, "needs the packed executor, but option.exec"),
         ({"enable_lora": False, "adapters": "x"}, "needs option.enable_lora=true"),
         ({"max_loras": 1}, "option.max_loras is 1"),
-        ({"max_lora_rank": 4}, "rank 5, and option.max_lora_rank is 4; raise it"),
+        ({"max_lora_rank": 4}, "rank 5, but option.max_lora_rank is 4; raise it"),
     ],
 )
 def test_errors_at_start(adapted, options, reason):
@@ -343,12 +345,12 @@ def test_names_and_slots(adapted):
     adapters.reserve("b")
     with pytest.raises(ConflictError):
         adapters.reserve("b")
-    with pytest.raises(NoRoomError, match=r"option\.max_loras is 2; unload one, or raise it"):
+    with pytest.raises(NoRoomError, match=r"option\.max_loras is 2; unload an adapter"):
         adapters.reserve("c")
     adapters.cancel("b")
     second = adapters.load("b", str(folders["b"]))
     assert first.slot != second.slot
-    with pytest.raises(NotFoundError, match="no adapter 'c' is loaded; those that are: a, b"):
+    with pytest.raises(NotFoundError, match="no adapter 'c' is loaded; the loaded adapters: a, b"):
         adapters.unload("c")
     adapters.unload("a")
     again = adapters.load("a", str(folders["a"]))

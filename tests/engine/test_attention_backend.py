@@ -96,7 +96,7 @@ def test_cpu_backends_rotate_before_they_write(make):
 
 
 def test_decodes_and_prefills_share_one_output(backend):
-    """Two decode rows, then a chunk of three: each kernel fills its part."""
+    """Two decode rows precede a chunk of three rows. Each kernel fills its own part."""
     backend._decode = lambda query, *_, out, **__: out.fill_(1)
     backend._prefill = lambda query, *_, out, **__: out.fill_(2)
     query, key = torch.zeros(5, 4, 64), torch.zeros(5, 2, 64)

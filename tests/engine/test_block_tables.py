@@ -67,7 +67,7 @@ def arrivals(seed):
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 @pytest.mark.parametrize("seed", range(4))
 def test_tables_of_every_step_are_the_plans(mode, overlaps, seed):
-    """With preemption, swapping, copy-on-write, cached prefixes, aborts and beams."""
+    """The steps have preemption, swapping, copy-on-write, cached prefixes, aborts and beams."""
     strategy = strategy_of("paged", num_blocks=14, preemption_mode=mode, num_swap_blocks=30)
     builder, num_checked = InputBuilder(BLOCK_SIZE, Staging(CPU)), 0
 
@@ -147,7 +147,7 @@ def test_a_new_block_sends_one_entry_of_one_sequence():
 
 
 def test_sequences_that_take_turns_keep_their_rows():
-    """As with overlapped steps, where a grammar's sequences run in every second step."""
+    """They run in every second step, as sequences with a grammar do when steps overlap."""
     staging = CountingStaging()
     builder = InputBuilder(BLOCK_SIZE, staging)
     plans = [
@@ -160,7 +160,7 @@ def test_sequences_that_take_turns_keep_their_rows():
 
 
 def test_a_sequence_that_lost_its_row_gets_its_whole_table_again():
-    """More sequences take turns than there are rows; their tables stay the same objects."""
+    """More sequences take turns than there are rows. Their tables stay the same objects."""
     builder = InputBuilder(BLOCK_SIZE, Staging(CPU))
     plans = [
         StepPlan(tuple(decode(id, 5, first_block=id) for id in range(first, first + 4)))

@@ -84,7 +84,7 @@ def test_a_model_without_weights_is_rejected(llama, tmp_path):
     copy = shutil.copytree(llama, tmp_path / "copy")
     (copy / "model.safetensors").unlink()
     with pytest.raises(
-        ConfigurationError, match=r"no weights .*option\.load_format=dummy uses random ones"
+        ConfigurationError, match=r"no weights .*option\.load_format=dummy uses random weights"
     ):
         LLM(copy)
     (copy / "model.safetensors").write_text("{")
@@ -105,7 +105,7 @@ def test_a_forward_pass_runs_before_ready(llama, monkeypatch):
 
 
 def test_a_rank_that_is_lost_in_the_first_steps_is_no_wrong_configuration(llama, monkeypatch):
-    """So the engine is started again."""
+    """The container therefore starts the engine again."""
 
     def fail(self, plan, between_tokens):
         raise EngineUnavailableError("rank 1 stopped answering")
@@ -124,7 +124,7 @@ def test_a_rank_that_is_lost_in_the_first_steps_is_no_wrong_configuration(llama,
     ],
 )
 def test_block_moves_run_before_ready(llama, monkeypatch, options, kinds):
-    """So that no request waits for those kernels to be compiled."""
+    """Otherwise the first request that needs them would wait until those kernels are compiled."""
     launched = []
     launch = BlockMover.launch
 

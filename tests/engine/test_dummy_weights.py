@@ -114,7 +114,7 @@ def test_builds_are_reproducible_and_leave_torchs_generator_unchanged(folder):
 
 
 def test_a_model_with_code_of_its_own(folder):
-    """Its own classes are not needed: our decoder knows the model type."""
+    """The model's own classes are not needed, because our decoder knows the model type."""
     path = folder("llama")
     (path / "modeling_own.py").write_text(
         "from transformers import LlamaForCausalLM\nclass Own(LlamaForCausalLM): pass\n"

@@ -1,4 +1,4 @@
-"""Arbitrary and nearly valid bytes from the wire and from files end with their own errors only."""
+"""Arbitrary and nearly valid bytes from the wire and from files cause only expected errors."""
 
 from __future__ import annotations
 

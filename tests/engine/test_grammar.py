@@ -85,7 +85,7 @@ def test_answers_follow_the_schema(llm):
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("batching", [*STRATEGIES, "library"])
 def test_a_mixed_batch_equals_single_requests(grammar_model, alone, batching, overlaps):
-    """In `paged` with preemption: earlier tokens are fed to the grammar only once."""
+    """`paged` preempts sequences here, and still feeds earlier tokens to the grammar only once."""
     options = {"executor": "library"} if batching == "library" else {"batching": batching}
     options |= STRATEGIES.get(batching, {})
     if batching == "paged":
@@ -97,7 +97,7 @@ def test_a_mixed_batch_equals_single_requests(grammar_model, alone, batching, ov
 
 
 def test_adapters_follow_the_grammar_too(grammar_model, tmp_path):
-    """In one batch with the base model; greedy, so answers equal those of the merged model."""
+    """They run in one batch with the base model. Greedy answers equal those of the merged model."""
     adapter = write_adapter(grammar_model, tmp_path / "adapter", seed=3)
     whole = merged(grammar_model, adapter, tmp_path / "merged")
     shutil.copy(grammar_model / "tokenizer.json", whole)
@@ -130,7 +130,7 @@ def test_preempted_samples(grammar_model, mode):
 
 
 def test_free_answers_still_overlap(grammar_model):
-    """Next to a constrained answer, steps of a free one are still submitted ahead."""
+    """Beside a constrained answer, the steps of a free answer are still submitted ahead."""
     with LLM(grammar_model, async_scheduling=True, **SMALL) as llm:
         ahead = []
         submit = llm.llm_engine.executor.submit
@@ -173,7 +173,7 @@ def test_scripts_written_for_guided_decoding(llm):
 
 
 def test_an_answer_ends_where_nothing_can_follow(llm):
-    """Without an EOS token, and also with min_tokens and ignore_eos."""
+    """This holds without an EOS token, and with min_tokens and ignore_eos."""
     for changes in ({}, {"ignore_eos": True}, {"min_tokens": 15}, {"logit_bias": {98: -1e6}}):
         reply = answer(llm, **form(regex="[ab]{3}"), **changes)
         assert (len(reply.token_ids), reply.finish_reason) == (3, "stop")
@@ -193,7 +193,7 @@ def test_an_optional_end(llm):
 
 
 def test_the_grammar_takes_precedence(llm):
-    """Over parameters that would leave no possible token."""
+    """It overrides parameters that would leave no possible token."""
     text = answer(llm, **form(choice=["ab"]), allowed_token_ids=(70, 71), bad_words=((64,),)).text
     assert text == "ab"
     greedy = answer(llm, **form(regex="[xyz]{9}"), temperature=0, repetition_penalty=1.5)

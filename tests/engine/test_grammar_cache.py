@@ -59,7 +59,7 @@ def test_a_wrong_grammar_fails_every_time(grammar_model, compiled):
 
 
 def test_no_step_compiles_a_grammar(grammar_model, compiled):
-    """More requests wait than compiled grammars are kept."""
+    """The number of requests is larger than the number of compiled grammars that are kept."""
     with LLM(grammar_model, batching="none", **SMALL) as llm:
         params = [SamplingParams(max_tokens=2, **form(regex=f"a{{{n}}}"))
                   for n in range(2, MAX_KEPT + 8)]  # fmt: skip

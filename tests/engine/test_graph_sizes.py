@@ -109,7 +109,10 @@ def mixed_sizes(graphs):
 
 
 def test_only_mixed_steps_bound_by_launches_are_captured(tiny_model):
-    """The largest is measured first. A step may be padded to a larger size than otherwise."""
+    """The largest size is measured first.
+
+    A step may be padded to a larger size if its own has no graph.
+    """
     graphs = graphs_with(tiny_model, Imitation([False, True, False, True]), skips_device_bound=True)
     assert mixed_sizes(graphs) == [(4, 0), (8, 0)]
     assert (graphs.num_device_bound, graphs.num_timed_out, len(graphs)) == (2, 0, 4)

@@ -165,7 +165,7 @@ def test_the_cpu_kernels_and_overlapping_steps(vision_model, expected, model_typ
 
 @pytest.mark.parametrize("model_type", ["gemma3", "idefics3"])
 def test_prefixes_are_shared_only_between_equal_images(vision_model, model_type):
-    """Of Gemma 3's image, only the first three tokens are in a block of the prefix cache."""
+    """Only the first three tokens of Gemma 3's image are in a block of the prefix cache."""
     path = vision_model(model_type)
     llm = LLM(path, batching="paged", num_kv_blocks=400, **SMALL)
     text = "u:<image> and a question;a:"
@@ -190,7 +190,7 @@ def test_samples_of_a_prompt_share_its_images(vision_model, expected):
 
 @pytest.mark.parametrize("batching", STRATEGIES)
 def test_a_prompt_that_ends_with_an_image(vision_model, batching):
-    """Its last token is not alone in a step: it belongs to the image."""
+    """Its last token does not run alone in a step, because it belongs to the image."""
     path = vision_model("gemma3")
     prompt = prompts(path)[2]
     ends = msgspec.structs.replace(prompt, token_ids=prompt.token_ids[: prompt.images[0].end])
@@ -300,7 +300,10 @@ def test_requests_that_the_engine_refuses(vision_model, tiny_model, monkeypatch)
     ("options", "why"),
     [
         ({"executor": "library"}, "takes images and only runs packed"),
-        ({"decoder": "transformers"}, "gives it no embeddings of images"),
+        (
+            {"decoder": "transformers"},
+            "it takes images, which option.decoder=transformers cannot embed",
+        ),
     ],
 )
 def test_options_that_images_exclude(vision_model, options, why):

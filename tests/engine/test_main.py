@@ -104,7 +104,7 @@ def test_a_handler_may_sleep_and_metrics_are_written_for_cloudwatch(tmp_path, sh
 
 
 def test_the_exit_code_is_that_of_the_rank_that_is_lost(tmp_path, short_dir):
-    """So the supervisor does not start an engine again that cannot fit."""
+    """The supervisor then does not restart an engine that cannot fit into memory."""
     launch = Launch(
         model_dir=str(tmp_path),
         endpoint=f"ipc://{short_dir}/engine.sock",

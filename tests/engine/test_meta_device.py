@@ -67,7 +67,7 @@ SIZES = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 64, "moe_interm
 @pytest.mark.parametrize("precision", QUANTIZERS)
 @pytest.mark.parametrize("family", MIXTURES)
 def test_quantized_experts_compute_without_the_device(family, precision, monkeypatch):
-    """Through the wrapper that launches their kernel on CUDA."""
+    """They run through the wrapper that launches their kernel on CUDA."""
     monkeypatch.setattr("engine.model.quantization.experts.uses_kernel", lambda *_: True)
     decoder = decoder_of(family, SIZES, precision=precision)
     with dry_run.target(90) as launches:

@@ -83,7 +83,7 @@ def test_the_progress_bar_counts_answers(llm, capsys):
 
 @pytest.mark.parametrize("best_of", [None, 4])
 def test_stream_yields_the_answers_in_pieces(llm, best_of):
-    """With `best_of` everything comes at the end, because the best is only known then."""
+    """With `best_of` everything comes at the end, because the best answers are only known then."""
     params = [
         SamplingParams(seed=3, n=2, best_of=best_of, max_tokens=9, logprobs=1, ignore_eos=True),
         SamplingParams(temperature=0, max_tokens=5, ignore_eos=True),

@@ -111,7 +111,7 @@ def test_a_single_request_ends_and_the_engine_gives_up_after_several():
 
 
 def test_any_other_error_ends_all_requests_of_the_step():
-    """Nobody knows which request caused it, or what the device holds now."""
+    """It is unknown which request caused the error, and what the device's memory holds now."""
     engine = engine_of("paged", 8, error=ValueError)
     ids = [engine.add(prompt, PARAMS, 0.0) for prompt in (SHORT, LONG, SHORT)]
     _, finish = run(engine)
@@ -131,7 +131,7 @@ class NoMoves(Limited):
 
 
 def test_a_step_that_moves_blocks_ends_all_of_its_requests():
-    """Nobody knows which of the moves have happened; here, copies for second samples."""
+    """It is unknown which moves have happened. Here, the moves are copies for second samples."""
     executor = NoMoves(FakeExecutor(4), limit=99)
     engine = Engine(strategy_of("paged"), executor, FACTS)
     params = msgspec.structs.replace(PARAMS, n=2)
@@ -150,7 +150,7 @@ def test_a_step_that_moves_blocks_ends_all_of_its_requests():
     [("dynamic", "library"), ("dynamic", "packed"), ("continuous", "packed"), ("paged", "packed")],
 )
 def test_a_real_model_answers_the_others_as_if_nothing_had_happened(batching, executor):
-    """With penalties and seeds, since sampling keeps state between steps."""
+    """The requests have penalties and seeds, since sampling keeps state between steps."""
     params = SamplingParams(
         max_tokens=12, temperature=0.8, seed=3, repetition_penalty=1.3, presence_penalty=0.5
     )

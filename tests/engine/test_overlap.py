@@ -139,7 +139,7 @@ def test_a_device_that_keeps_failing_ends_the_engine():
 
 @pytest.mark.parametrize("batching", STRATEGIES)
 def test_tokens_equal_generate(tiny_model, expected, batching):
-    """In `paged` with preemption while tokens are in flight."""
+    """`paged` preempts sequences while their tokens are in flight."""
     llm = LLM(
         tiny_model("llama"),
         batching=batching,

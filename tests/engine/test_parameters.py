@@ -71,7 +71,7 @@ def test_every_parameter_has_an_effect(tiny_model, alone):
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("batching", STRATEGIES)
 def test_a_mixed_batch_equals_single_requests(tiny_model, alone, batching, overlaps):
-    """In `paged` with preemption."""
+    """`paged` has so little memory that it preempts."""
     llm = LLM(
         tiny_model("llama"),
         batching=batching,
@@ -130,7 +130,7 @@ def check(named, expected, token_id, count):
 )
 @pytest.mark.parametrize("max_rows", [256, 3])
 def test_logprobs_equal_those_of_transformers(tiny_model, monkeypatch, settings, max_rows):
-    """Of prompt and answer, with chunked prompts and split steps, in a mixed batch."""
+    """Prompts and answers have logprobs, in a mixed batch with chunked prompts and split steps."""
     for module in ("engine.step.packed_executor", "engine.step.library_executor"):
         monkeypatch.setattr(f"{module}.MAX_SCORED_ROWS", max_rows)
     path = tiny_model("llama")
@@ -180,7 +180,7 @@ def test_encoder_decoder_models_have_no_prompt_logprobs(tiny_model):
 
 
 def test_a_step_computes_logits_of_few_rows_at_once(tiny_model, monkeypatch):
-    """Even if every row of a long chunk is scored."""
+    """This holds even if every row of a long chunk is scored."""
     llm, seen = LLM(tiny_model("llama"), dtype="fp32"), []
     rank = prompt_scores.rank
     monkeypatch.setattr("engine.step.packed_executor.MAX_SCORED_ROWS", 8)

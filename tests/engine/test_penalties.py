@@ -212,7 +212,7 @@ def test_the_last_token_of_a_bad_word_is_banned(words, answer, expected, in_flig
 
 
 def test_bad_words_only_match_the_answer():
-    """As in vLLM, unlike transformers' NoBadWordsLogitsProcessor."""
+    """vLLM does the same; transformers' NoBadWordsLogitsProcessor also matches the prompt."""
     assert banned(sequence_of([5], bad_words=[(5, 6)])) == [set()]
     assert banned(sequence_of([5], [6], bad_words=[(5, 6, 7)])) == [set()]
 
@@ -223,7 +223,7 @@ def test_a_bias_does_not_lift_a_ban():
 
 
 def test_biases_are_applied_before_penalties():
-    """If a bias makes a logit negative, the repetition penalty multiplies it."""
+    """If a bias makes a logit negative, the repetition penalty multiplies the logit."""
     sequence = sequence_of([3], logit_bias={3: -2.0}, repetition_penalty=2.0)
     logits = torch.ones(1, VOCABULARY)
     newest = torch.tensor([3])
@@ -243,7 +243,7 @@ def test_biases_are_applied_before_penalties():
 
 
 def test_only_allowed_tokens_are_possible():
-    """Next to rows that allow all tokens, and with edits and penalties."""
+    """Other rows of the batch allow all tokens, and some have edits and penalties."""
     logits = random_logits(3)
     free, few = sequence_of([1, 2]), sequence_of([3], allowed_token_ids=[5, 9, 9])
     biased = sequence_of([4], allowed_token_ids=[7, 8], logit_bias={8: 2.0, 9: 50.0})

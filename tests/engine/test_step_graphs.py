@@ -31,7 +31,10 @@ from tests.engine.greedy_answers import NUM_NEW, prompts, tokens
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2", "gpt_oss", "mixtral"])
 def test_tokens_equal_generate(tiny_model, expected, architecture, overlaps):
-    """With preemption and chunked prompts in between, in batches that fill a size or do not."""
+    """Preemption and chunked prompts occur between graphs.
+
+    Some batches fill a graph's size, others are padded.
+    """
     llm, recorder = with_graphs(
         tiny_model(architecture),
         prompt_sizes=(4, 1024),
@@ -63,10 +66,10 @@ def random_plan(rng):
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "mistral", "mixtral", "gpt_oss", "phi"])
 def test_padded_steps_have_the_logits_of_unpadded_ones(tiny_model, architecture):
-    """Bit for bit where the bits of a row do not depend on how many rows a product has.
+    """They are equal bit for bit unless a row's bits depend on the product's number of rows.
 
-    The same buffers serve all steps, so what one leaves behind must not change the next. Only the
-    blocks that a step's own sequences hold contain numbers.
+    The same buffers serve all steps, so nothing that a step leaves behind may change the next step.
+    Only the blocks of the step's own sequences contain numbers.
     """
     llm, _ = with_graphs(
         tiny_model(architecture), max_rows=6, prompt_sizes=(8, 16), num_kv_blocks=60
@@ -115,7 +118,7 @@ class OperationCount(TorchDispatchMode):
 
 
 def test_a_replayed_step_launches_few_operations_whatever_its_size(default_graphs):
-    """Besides the graph itself: its inputs are made and copied into the graph's buffers."""
+    """Besides the graph, a step makes its inputs and copies them into the graph's buffers."""
     builder = InputBuilder(16, Staging(torch.device("cpu")))
 
     def operations(plan):
@@ -131,7 +134,7 @@ def test_a_replayed_step_launches_few_operations_whatever_its_size(default_graph
 
 
 def test_padding_writes_no_block_and_affects_no_row(tiny_model):
-    """All blocks but those of the three sequences are poisoned; the bucket has four rows."""
+    """All blocks except those of the three sequences are poisoned. The graph has four rows."""
     llm, _ = with_graphs(tiny_model("llama"), num_kv_blocks=12)
     executor = llm.llm_engine.executor
     caches = [*executor.cache.keys, *executor.cache.values]
@@ -164,7 +167,7 @@ def test_a_smaller_step_is_not_affected_by_a_larger_one_before(tiny_model):
 
 
 def test_aborts_and_preemption_change_no_other_answer(tiny_model):
-    """With overlap and graphs; every third request is aborted half-way."""
+    """Steps overlap and run as graphs. Every third request is aborted half-way."""
 
     def answers(*, aborting):
         llm, _ = with_graphs(
@@ -228,7 +231,10 @@ def test_memory_does_not_grow(tiny_model):
 
 
 def test_logprobs_in_bf16_are_near_those_in_fp32(tiny_model):
-    """With overlap and graphs. A logit bias forces the same tokens and does not affect logprobs."""
+    """Steps overlap and run as graphs.
+
+    A logit bias forces the same tokens and does not affect logprobs.
+    """
     params = SamplingParams(
         temperature=0, max_tokens=NUM_NEW, ignore_eos=True, logit_bias={7: 1e5}, logprobs=0
     )

@@ -1,4 +1,4 @@
-"""Clients that stream without a pause, and what became of each of their requests."""
+"""Clients that stream without a pause, and the outcome of each of their requests."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_flags_are_checked(arguments: list[str], properties: Path):
 
 
 def test_a_local_fleet_ends_by_a_signal_at_any_line(properties: Path):
-    """In a process whose Ray is replaced: a signal's handler must not wait for the main thread."""
+    """Ray is replaced in this process. A signal's handler must not wait for the main thread."""
     flags = ["--port", str(free_port()), "--properties", str(properties)]
     command = [sys.executable, "-c", SIGNAL_AT_EVERY_LINE, *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S)

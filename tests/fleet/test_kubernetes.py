@@ -1,4 +1,4 @@
-"""The manifests of a fleet name what it has, in the fields that KubeRay has."""
+"""The manifests of a fleet use existing names, and fields that KubeRay knows."""
 
 from __future__ import annotations
 

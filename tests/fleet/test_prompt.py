@@ -1,4 +1,4 @@
-"""What routers know of requests: sessions, and prompts that begin alike."""
+"""What routers read from requests: sessions, and prompts that begin alike."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fleet.http_message import Request
 from fleet.prompt import routed_request
 
 SYSTEM = "You answer in verse. " * 100
-"""Longer than what routers compare at least."""
+"""Longer than the shortest prefix that routers compare."""
 
 
 def routed(body: object, path: bytes = b"/invocations", **headers: str) -> RoutedRequest:

@@ -68,7 +68,7 @@ def test_a_line_says_what_a_replica_takes() -> None:
         ({"tensor_parallel_degree": "3", "nodes": 2}, [4, 4], "divided by option.nodes=2"),
         ({"tensor_parallel_degree": "0"}, [4, 4], "expected a positive integer or max"),
         ({"tensor_parallel_degree": "3", "nodes": 2}, [0, 0], "divided by option.nodes=2"),
-        ({"copies": 2, "nodes": 2}, [0, 0], "leave out one of the two"),
+        ({"copies": 2, "nodes": 2}, [0, 0], "leave out one of the two options"),
     ],
 )  # fmt: skip
 def test_a_cluster_without_room_is_an_error(

@@ -129,7 +129,7 @@ def test_an_unresponsive_server_is_an_immediate_error(stub: Stub, tmp_path: Path
 
 
 def test_servers_in_turns_get_the_same_requests(stub: Stub, tmp_path: Path) -> None:
-    """One with LMI's schema and one with OpenAI's."""
+    """One server has LMI's schema, the other one OpenAI's."""
     with serving(openai) as other:
         done = loadtest(
             "compare", "--strategies", "", "--subject", f"one={stub.url}", "--subject",

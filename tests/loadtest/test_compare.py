@@ -21,7 +21,7 @@ from loadtest.workloads import WORKLOADS
 from tests.loadtest.known_runs import run
 
 ARTICLE = Setting(64, 1000)
-"""What the properties of these tests give, as AWS's article does."""
+"""The setting in the properties of these tests, which is that of AWS's article."""
 
 
 class Endpoint:
@@ -84,7 +84,7 @@ def comparison_of(servers: Servers, measurement: Measurement, said: list[str]) -
 def compared(
     servers: Servers, measurement: Measurement, rounds: int = 3
 ) -> tuple[list[Run], list[str]]:
-    """Return the runs, and what was said of runs that are measured again."""
+    """Return the runs, and the messages about runs that are measured again."""
     said: list[str] = []
     with comparison_of(servers, measurement, said) as comparison:
         runs = list(comparison.rounds(WORKLOADS["chat"], rounds, None))
@@ -109,7 +109,7 @@ def test_each_round_begins_with_another_server(keeps: bool) -> None:
 def test_a_disturbed_run_is_measured_again_and_the_quietest_counts(
     keeps: bool, num_started: int
 ) -> None:
-    """On the same server."""
+    """The run is repeated on the same server."""
     measurement = Measurement([0.9, 0.3, 0.5, 0.1, 0.7, 0.0])
     servers = Servers(("paged",), keeps)
     runs, said = compared(servers, measurement)
@@ -139,7 +139,7 @@ def test_a_machine_that_stays_busy_delays_the_comparison_once() -> None:
 def test_no_round_follows_once_every_server_was_disturbed(
     names: tuple[str, ...], other_cores: list[float], num_rounds: int
 ) -> None:
-    """The verdict is known then. A server alone has no verdict."""
+    """After such a round, the verdict is known. A single server has no verdict."""
     runs, _ = compared(Servers(names, True), Measurement(other_cores))
     assert runs[-1].round == num_rounds
     assert len(runs) == num_rounds * len(names), "rounds are whole"
@@ -192,7 +192,7 @@ def test_the_search_finds_the_fastest_setting_it_tries(fast: Setting, found: Set
 
 @pytest.mark.parametrize("given", [DEFAULT, Setting(64, 100), Setting(16, 10)])
 def test_the_given_setting_is_tried_once(given: Setting) -> None:
-    """Its rate is a measurement: a second one would only compare noise."""
+    """Its rate has been measured, and a second measurement would only compare noise."""
     tried: list[Setting] = []
 
     def rate_of(setting: Setting) -> float:

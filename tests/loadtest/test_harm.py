@@ -117,7 +117,7 @@ def test_a_server_that_does_not_answer_at_all(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_client_goes_on_after_its_connection_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when the worker that answers it is killed."""
+    """A connection is lost like this when the worker that answers it is killed."""
     monkeypatch.setattr("loadtest.harm.neighbours.RETRY_S", 0.0)
     errors: list[Exception] = [http.client.IncompleteRead(b"half"), ConnectionResetError("reset")]
     whole = threading.Event()

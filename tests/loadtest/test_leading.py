@@ -1,4 +1,4 @@
-"""Where all servers keep up with an open loop, everything in the report leads with the latency."""
+"""If all servers keep up with an open loop, everything in the report leads with the latency."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.loadtest.known_runs import in_an_open_loop, results, rounds
 
 
 def keeping_up() -> list[Run]:
-    """The answers of `paged` come first, although `none` serves a few requests/s more."""
+    """Return runs: `paged` has the lowest latency, `none` serves a few requests/s more."""
     runs = [*in_an_open_loop(0.9, 2.0, "none"), *in_an_open_loop(0.9, 1.0, "paged")]
     runs += in_an_open_loop(0.9, 1.5, "dynamic")
     for run in runs:
@@ -74,7 +74,7 @@ def test_the_pasted_report_follows_too(tmp_path: Path) -> None:
 
 
 def test_each_workload_has_its_own_leading_figure() -> None:
-    """Rows have the order of the first workload, where requests/s lead: that of strategies."""
+    """Requests/s lead in the first workload, so its rows are in the order of the strategies."""
     chat = rounds("paged", 1.0, 1.0, 1.0, workload="chat")
     chat += rounds("none", 2.0, 2.0, 2.0, workload="chat")
     both = tables.summary([*chat, *keeping_up()])

@@ -16,7 +16,7 @@ from tests.loadtest.known_runs import record, results, run, sample
 
 
 def test_rates_are_over_the_wall_clock() -> None:
-    """Four at once from 1 to 3 s and four from 3 to 5 s: eight in four seconds."""
+    """Four requests run from 1 to 3 s and four from 3 to 5 s: eight requests in four seconds."""
     records = [record(at, start) for at, start in enumerate([1.0] * 4 + [3.0] * 4)]
     found = measures_of(records, [0.1, 0.3], [], clients=4)
     assert found.seconds == 4.0
@@ -57,7 +57,7 @@ def test_an_open_loop_reports_lateness_and_no_clients() -> None:
 
 
 def test_figures_from_the_servers_counters() -> None:
-    """From the first sample to the last, which is after the end."""
+    """They cover the time from the first sample to the last one, which is after the end."""
     samples = [sample(0.0, kv_used=0.0), sample(1.0), sample(2.0), sample(4.0, kv_used=0.9)]
     inside = measures_of([record(0)], [], samples, clients=1).inside
     assert inside.batch == 2.5
@@ -135,7 +135,7 @@ def test_objectives_are_evaluated() -> None:
 
 
 def test_a_growing_backlog_is_not_sustained() -> None:
-    """One request per second, answered at that rate or at half of it."""
+    """One request arrives per second. They are answered at that rate, or at half of it."""
 
     def swept(apart_s: float):
         records = [

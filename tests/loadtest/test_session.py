@@ -165,7 +165,7 @@ def test_connection_refused() -> None:
 
 @pytest.mark.parametrize("samples", [1, 2])
 def test_connections_are_reused(stub: Stub, samples: int) -> None:
-    """After a stream, and after a document with a Content-Length."""
+    """They are reused after a stream, and after a document with a Content-Length."""
     endpoint = Endpoint(url=stub.url, timeout_s=60)
     session = Session([ask(samples=samples)] * 2, endpoint.connect, LmiSchema())
     transport = session.connect()

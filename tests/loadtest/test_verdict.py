@@ -105,7 +105,7 @@ def test_the_order_of_strategies() -> None:
 
 @pytest.mark.parametrize("seconds", [1.0, 4.0])
 def test_a_difference_is_explained_by_what_differs(seconds: float) -> None:
-    """Whether the more elaborate strategy is the faster one or not."""
+    """It does not matter whether the more elaborate strategy is the faster one."""
     reserved = {"kv_tokens_filled": 160.0, "step_sequences": 10.0, "prefix_hits": 0.0}
     few = [sample(at / 2, **reserved, preemptions=0.0) for at in range(5)]
     slow = rounds("continuous", 2.0, 2.0, 2.0, samples=few)
@@ -151,7 +151,7 @@ def test_waiting_for_memory_is_named_for_strategies_that_differ_in_it() -> None:
 
 
 def test_padding_is_named_where_a_batch_has_it() -> None:
-    """One of the batch's two requests takes half as long as the other."""
+    """One of the two requests in the batch takes half as long as the other."""
     early = Timings(arrived=100.0, admitted=100.0, first_token=100.5, finished=101.0)
     late = Timings(arrived=100.0, admitted=100.0, first_token=100.5, finished=102.0)
     batch = run("dynamic", records=[record(0, timings=early), record(1, timings=late)])

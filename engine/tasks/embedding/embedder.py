@@ -119,7 +119,9 @@ class Embedder:
                 raise RequestError(field, f"token ids must be between 0 and {vocab_size - 1}")
         if len(token_ids) > limit:
             raise RequestError(
-                field, f"has {len(token_ids)} tokens; the model takes {limit} without truncation"
+                field,
+                f"has {len(token_ids)} tokens; the model takes at most {limit}, unless the request "
+                "asks for truncation",
             )
         if not token_ids:
             raise RequestError(field, "has no tokens")

@@ -78,7 +78,7 @@ def _check_other(pipeline: Any, request: Transcription) -> None:
     if request.translates:
         raise RequestError("model", f"{model} does not translate; a multilingual Whisper does")
     if (request.segments or request.words) and pipeline.type != "ctc":
-        raise RequestError("response_format", f"{model} gives no times; use json or text")
+        raise RequestError("response_format", f"{model} returns no times; use json or text")
 
 
 def _generation(pipeline: Any, request: Transcription, language: str | None) -> dict[str, object]:
@@ -132,14 +132,14 @@ def _check_times(pipeline: Any, samples: Samples, request: Transcription) -> Non
     """Check that the model gives the times that the client wants, or that a long sound needs."""
     settings = vars(pipeline.model.generation_config)
     if request.words and not settings.get("alignment_heads"):
-        raise RequestError("timestamp_granularities", "the model gives no times of words")
+        raise RequestError("timestamp_granularities", "the model returns no times of words")
     if settings.get("no_timestamps_token_id") is not None:
         return
     if request.segments or request.words:
-        raise RequestError("response_format", "the model gives no times; use json or text")
+        raise RequestError("response_format", "the model returns no times; use json or text")
     if _is_long(pipeline, samples):
         seconds = pipeline.feature_extractor.chunk_length
-        raise RequestError("file", f"the model takes at most {seconds} s; send a shorter sound")
+        raise RequestError("file", f"the model takes at most {seconds} s; send a shorter recording")
 
 
 def _is_long(pipeline: Any, samples: Samples) -> bool:

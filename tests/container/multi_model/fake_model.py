@@ -91,7 +91,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(201, json.dumps(echo).encode(), ("X-Own", "kept"), ("X-Request-Id", "own-id"))
 
     def stream(self) -> None:
-        """Stream lines until the file `end` has a line, then this as the last one."""
+        """Stream lines until the file `end` has a line, and send that line last."""
         self.head(200, ("Content-Type", "text/event-stream"), ("Transfer-Encoding", "chunked"))
         end = self.server.url / "end"
         self.piece(b"first\n")
@@ -149,7 +149,7 @@ def main(parent: str, url: str, name: str, socket: str, share: str, *_: str) -> 
     ends = threading.Thread(target=server.shutdown)
 
     def end(*_: object) -> None:
-        """Stop like the supervisor: running requests may finish, unless asked a second time."""
+        """Stop like the supervisor: running requests may finish, unless a second signal arrives."""
         if ends.ident is not None:
             os._exit(1)
         (path / "asked").touch()

@@ -60,7 +60,7 @@ def test_requests_and_responses_are_passed_on_unchanged(
 
 
 def test_choosing_the_model(front: FlaskClient, model_dir: MakeModel) -> None:
-    """By the path, by the header, or because only one is loaded."""
+    """A request names a model by its path or a header, or gets the only one that is loaded."""
 
     def echoed(path: str, **headers: str) -> tuple[str, str]:
         answer = front.post(path, headers=headers).get_json(force=True)

@@ -48,9 +48,12 @@ def test_a_model_among_several_has_one_copy_on_one_machine(
     front: FlaskClient, model_dir: MakeModel
 ) -> None:
     error = load(front, "a", model_dir("a", copies=2), status=400)["error"]
-    assert "option.copies=2: one of several models cannot have copies" in error
+    assert "cannot have copies; leave the option out" in error
     error = load(front, "b", model_dir("b", nodes=2), status=400)["error"]
-    assert "option.nodes=2: a model among several is on one machine" in error
+    assert (
+        "option.nodes=2: a model that shares the port with other models runs on one machine"
+        in error
+    )
 
 
 def test_a_model_larger_than_memory_is_not_started(
@@ -64,8 +67,10 @@ def test_a_model_larger_than_memory_is_not_started(
 
 
 def test_gpu_memory_shares(serve_models: Front, model_dir: MakeModel) -> None:
-    """Each model goes to the GPU with most memory left; one that does not fit is rejected until
-    another is unloaded."""
+    """Each model goes to the GPU that has the most memory left.
+
+    A model that does not fit is rejected until another model is unloaded.
+    """
     http = serve_models("3", "5", CUDA_VISIBLE_DEVICES="3,5")
 
     def echoed(name: str) -> tuple[str, str]:
@@ -80,7 +85,8 @@ def test_gpu_memory_shares(serve_models: Front, model_dir: MakeModel) -> None:
     assert echoed("d") == ("3", "0.500000")
     error = load(http, "e", model_dir("e", gpu_memory_utilization=0.2), status=507)["error"]
     assert (
-        "0.2 of a GPU's memory (option.gpu_memory_utilization), but other models have 0.9" in error
+        "0.2 of a GPU's memory (option.gpu_memory_utilization), but other models already take 0.9"
+        in error
     )
     assert names(http) == ["a", "b", "c", "d"]
     load(http, "f", model_dir("f", device="cpu"))

@@ -44,7 +44,7 @@ def model(tmp_path: Path) -> Model:
 
 @pytest.fixture
 def start(caller: Caller, short_dir: Path, tmp_path: Path) -> Start:
-    """Start the server; all processes it started must have ended at the end."""
+    """Start the server, and check at the end that all processes it started have ended."""
 
     def start(*stores: Path, **options: object) -> AbstractContextManager[subprocess.Popen[str]]:
         arguments = [
@@ -149,7 +149,7 @@ def test_clients_have_the_time_limits_of_a_single_model(start: Start, caller: Ca
 
 
 def test_connections_have_a_maximum(start: Start, caller: Caller, model: Model) -> None:
-    """The idle ones make room; if none is idle, only the health is answered."""
+    """Idle connections make room. If no connection is idle, only health checks are answered."""
     with start(max_connections=3) as process:
         wait_until(caller.is_healthy)
         path = model("a")

@@ -85,7 +85,7 @@ def test_each_strategy_has_the_flags_and_overrides_the_rest() -> None:
 
 
 def test_the_first_of_two_flags_counts_as_for_one_model() -> None:
-    """MODEL stands before --model-id."""
+    """MODEL is the first of the two flags here, and --model-id the second."""
     flags = (Setting("option.model_id", "org/a", "MODEL"),
              Setting("option.model_id", "org/b", "--model-id"))  # fmt: skip
     comparison = compare("none", flags=flags)

@@ -57,7 +57,7 @@ def test_the_default_budget_is_a_quarter_of_what_is_available(monkeypatch):
 
 
 def test_ranks_share_the_memory_of_their_own_machine_only(llama, monkeypatch):
-    """Four ranks: of one machine, or two on each of two."""
+    """There are four ranks, all on one machine or two on each of two machines."""
     monkeypatch.setattr("engine.memory.sizing.available_host_memory", lambda: 2**20)
     model = LLM(llama, dtype="fp32").llm_engine.executor.model
     group = SingleRank(model.device)
@@ -126,7 +126,10 @@ def test_steps_and_graphs_are_budgeted_and_sampling_is_counted_once(
 
 
 def test_block_tables_are_budgeted():
-    """Rows for twice the sequences, one step's rows, and those of the graphs; 4 bytes a block."""
+    """There are rows for twice the sequences, for one step and for the graphs.
+
+    A block takes 4 bytes.
+    """
     assert table_bytes(max_sequences=256, max_blocks=8192) == (512 + 2 * 256 + 16) * 8192 * 4
     assert table_bytes(max_sequences=3, max_blocks=5) == (8 * 8 + (2 * 3 + 16) * 5) * 4
 

@@ -25,7 +25,7 @@ def test_a_decoder_with_different_logits_is_not_used(tiny_model, monkeypatch):
     facts = LLM(tiny_model("llama"), dtype="fp32").facts
     assert facts.executor == "packed"
     assert facts.decoder.startswith(f"transformers' code (llama): {REASON}")
-    with pytest.raises(ConfigurationError, match=f"option.decoder=own: llama has none: {REASON}"):
+    with pytest.raises(ConfigurationError, match=f"option.decoder=own cannot run llama: {REASON}"):
         LLM(tiny_model("llama"), dtype="fp32", decoder="own")
 
 
@@ -71,7 +71,7 @@ def test_the_trial_has_a_layer_of_every_kind(tiny_model, source, architecture):
 
 
 def test_only_the_trial_layers_are_loaded_twice(copied, monkeypatch):
-    """Two of six equal layers."""
+    """The gate tries two of six equal layers."""
     folder = copied("llama")
     config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 6}
     (folder / "config.json").write_text(json.dumps(config))
@@ -90,7 +90,7 @@ def test_only_the_trial_layers_are_loaded_twice(copied, monkeypatch):
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("architecture", OWN)
 def test_random_weights_pass_the_gate(tiny_model, load, architecture, is_tied):
-    """They are kept once: each tensor is freed when it is taken."""
+    """They are held in memory once: each tensor is freed when the decoder takes it."""
     folder = tiny_model(architecture, changes={"tie_word_embeddings": is_tied})
     assert load(folder, is_dummy=True).num_bytes == load(folder).num_bytes
 
@@ -113,7 +113,7 @@ def test_fp32_has_a_tight_limit_and_low_precision_a_loose_one(tiny_model, monkey
 
 @pytest.mark.parametrize("architecture", OWN)
 def test_settings_of_other_families_are_ignored(tiny_model, source, architecture):
-    """As transformers does."""
+    """transformers ignores them, too."""
     config = source(tiny_model(architecture)).config
     layers = read_spec(config, 128).layers
     foreign = {"use_sliding_window": False}

@@ -43,7 +43,7 @@ def test_shards_are_found_by_the_index(copied, load):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_tied_head_multiplies_by_the_embedding(copied, load, dtype):
-    """With and without a second copy in the file."""
+    """The file has a second copy of the embedding, or none."""
     folder = copied("llama")
     config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
     (folder / "config.json").write_text(json.dumps(config))
@@ -69,7 +69,7 @@ def test_a_tied_weight_may_have_only_the_heads_name(copied, load):
 
 
 def test_a_missing_bias_is_an_error(copied, load):
-    """Otherwise ours would be 0 and transformers' random."""
+    """Without the error, our bias would be 0 and that of transformers random."""
     name = "model.layers.0.self_attn.k_proj.bias"
     folder = edited(copied("qwen2"), lambda tensors: tensors.pop(name))
     with pytest.raises(ConfigurationError, match=f"has no tensor '{name}'"):
@@ -77,7 +77,7 @@ def test_a_missing_bias_is_an_error(copied, load):
 
 
 def test_the_published_form_of_gpt2(copied, load):
-    """Names without the prefix, and masks among the weights."""
+    """Its file has names without the prefix, and attention masks among the weights."""
     folder = copied("gpt2")
     expected = logits(load(folder))
 
@@ -101,7 +101,7 @@ def test_other_file_formats_are_loaded_by_transformers(copied, tmp_path):
 
 
 def test_code_in_a_pickle_file_never_runs(copied, tmp_path):
-    """Not even where pickle files are allowed: only tensors are unpickled."""
+    """Even if pickle files are allowed, only tensors are unpickled."""
     folder, trace = copied("llama"), tmp_path / "ran"
 
     class Code:
@@ -176,7 +176,7 @@ def test_a_truncated_file_is_an_error(copied):
 
 
 def test_no_weight_is_a_view_of_the_file(tiny_model, load):
-    """Otherwise replacing the file would change the model or crash the process."""
+    """If one were, replacing the file would change the model or crash the process."""
     decoder = load(tiny_model("gpt2"))
     before = logits(decoder)
     path = tiny_model("gpt2") / FILE

@@ -72,7 +72,7 @@ def test_native_layers_in_bf16(tiny_model, load, runs):
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_integer_weights(tiny_model, load, runs, dtype, precision):
-    """All layers in one call give the logits of layer by layer."""
+    """All layers in one call give the same logits as one call for each layer."""
     folder = tiny_model("llama", is_wide=True)
     decoder = load(folder, precision=precision, dtype=dtype, is_exact=True)
     runs.clear()

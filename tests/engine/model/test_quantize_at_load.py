@@ -34,7 +34,10 @@ def generate_with(model, num_new=14):
 
 @pytest.mark.parametrize("precision", QUANTIZERS)
 def test_tokens_equal_those_of_the_rounded_weights(tiny_model, precision):
-    """In all strategies; the head is int8 or not rounded, embeddings and norms never are."""
+    """This holds in all strategies.
+
+    The head is int8 or not rounded; embeddings and norms are never rounded.
+    """
     folder = tiny_model("llama")
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
@@ -90,7 +93,10 @@ def test_random_weights(tiny_model, load, precision):
 @pytest.mark.parametrize("precision", QUANTIZERS)
 @pytest.mark.parametrize("shape", [(3, 256), (1500, 48), (5, 7)])
 def test_rounding_errors(precision, shape):
-    """Groups that divide the inputs, smaller ones, and whole rows; more rows than at once."""
+    """Groups divide the inputs evenly, are smaller, or are whole rows.
+
+    One weight has more rows than are quantized at once.
+    """
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     weight[0] = 0.0
     restored = quantize_weight(weight, precision, CPU).dequantized()

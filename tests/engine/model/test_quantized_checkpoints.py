@@ -39,7 +39,7 @@ def written(tiny_model, tmp_path_factory):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_checkpoint_serves_with_the_tokens_of_its_dequantized_weights(written, name):
-    """In all strategies. A layer that the config ignores is stored unquantized."""
+    """This holds in all strategies. A layer that the config ignores is stored unquantized."""
     quantized, dequantized = written(name)
     expected = generate(dequantized, eos_token_id=None)
     for batching, options in STRATEGIES.items():
@@ -57,7 +57,7 @@ def test_mxfp4_experts_of_gpt_oss(written):
 @pytest.mark.parametrize("architecture", ["mixtral", "qwen2_moe"])
 @pytest.mark.parametrize("name", ["awq", "fp8 blocks", "gptq act-order"])
 def test_quantized_experts(written, load, architecture, name):
-    """Stored one by one. The router and the shared expert's gate are not quantized."""
+    """Experts are stored one by one. The router and the shared expert's gate are not quantized."""
     quantized, dequantized = written(name, architecture)
     torch.testing.assert_close(logits(load(quantized)), expected_logits(dequantized))
 
@@ -84,7 +84,7 @@ def test_gptq_groups(tmp_path, group_size, bits):
     ("name", "smaller"), [("fp8 blocks", 1.4), ("ct int8", 1.4), ("mxfp4", 1.5)]
 )
 def test_quantized_weights_are_smaller(written, load, name, smaller):
-    """fp32 beside one byte a weight, or half a byte; embeddings are unchanged."""
+    """Weights take a byte or half a byte instead of fp32's four bytes. Embeddings are unchanged."""
     architecture = "gpt_oss" if name == "mxfp4" else "llama"
     quantized, dequantized = (load(folder) for folder in written(name, architecture))
     assert quantized.num_bytes * smaller < dequantized.num_bytes
@@ -180,7 +180,7 @@ def test_fp8_tensors_without_scales_are_an_error(copied):
 
 
 def test_the_option_may_name_the_checkpoints_method(written):
-    """As LMI's users write it; another method is an error."""
+    """LMI's users write the option like this. The name of another method is an error."""
     folder, _ = written("awq")
     assert LLM(folder, dtype="fp32", quantize="awq").facts.quantization == "awq"
     for other in ("gptq", "int4"):
@@ -189,13 +189,13 @@ def test_the_option_may_name_the_checkpoints_method(written):
 
 
 def test_random_weights_cannot_be_of_a_checkpoints_format(written):
-    with pytest.raises(ConfigurationError, match="random weights cannot be of quant_method=awq"):
+    with pytest.raises(ConfigurationError, match="random weights cannot have quant_method=awq"):
         LLM(written("awq")[0], dtype="fp32", load_format="dummy")
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq act-order", "fp8 blocks"])
 def test_adapters_add_to_quantized_layers(written, tmp_path, name):
-    """As to the dequantized weights."""
+    """The tokens equal those of the adapter merged into the dequantized weights."""
     quantized, dequantized = written(name)
     adapter = write_adapter(dequantized, tmp_path / "adapter")
     expected = generate(merged(dequantized, adapter, tmp_path / "merged"))

@@ -44,7 +44,7 @@ def test_layers_of_one_kind_become_one_weight():
 
 @pytest.mark.parametrize("bias", [None, torch.arange(96.0)])
 def test_layers_of_different_kinds_stay_side_by_side(bias):
-    """One unquantized layer among others; layers with act-order, each in an order of its own."""
+    """One layer among others is unquantized, or every layer has act-order with its own order."""
     for parts in (
         [quantized(), torch.randn(32, 128), quantized("int4")],
         [permuted(0), permuted(1), permuted(2)],
@@ -104,7 +104,7 @@ def test_kernel_weights_take_a_byte_or_half_a_byte():
 
 @pytest.mark.parametrize("bias", [None, torch.ones(32, dtype=BF16)])
 def test_fp8_products_scale_each_row(bias):
-    """Rows of very different sizes, and one of zeros. torch computes this on CPUs too."""
+    """Rows have very different magnitudes, and one is all zeros. CPUs compute this, too."""
     weight = quantized("fp8")
     assert isinstance(weight, Float8Weight)
     rows = torch.randn(4, 128, generator=torch.Generator().manual_seed(2)).to(BF16)

@@ -105,7 +105,7 @@ def with_strategy(engine, batching, *, num_blocks, kv_reservation="max"):
 
 
 def answers(engine, prompts, params, adapter=""):
-    """Return what each answer of each prompt consists of: its tokens, or why it failed."""
+    """Return the tokens of each answer of each prompt, or the reason why it failed."""
     ids = [engine.add(prompt, params, time.monotonic(), adapter) for prompt in prompts]
     tokens = {}
     while engine.has_work():

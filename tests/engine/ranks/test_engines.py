@@ -68,7 +68,7 @@ def one_rank(tiny_model):
 def test_every_kind_of_request(tiny_model, one_rank, memory):
     path = tiny_model("llama")
     with ranked_engine(path, 2, **MEMORY[memory], **CHUNKS) as (engine, followers):
-        followers.orders.clear()  # the start has tried all moves
+        followers.orders.clear()  # the start-up has tried all kinds of moves
         for name, request in REQUESTS.items():
             if memory == "overlap" or name != "beams":  # beams need more memory
                 params = SamplingParams(max_tokens=NUM_NEW, **request)
@@ -140,7 +140,7 @@ def test_orders_arrive_as_they_were_sent(order):
 
 
 def test_the_rank_with_the_least_room_decides(tiny_model):
-    """Three KV heads over two ranks: the second has two of them."""
+    """Two ranks share three KV heads, and the second rank has two of them."""
     changes = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
     path = tiny_model("llama", changes=changes)
     block = 2 * 4 * 8 * 4 * 3  # K and V of 4 tokens, heads of 8 floats, 3 layers

@@ -56,7 +56,7 @@ time.sleep(3600)
 
 @pytest.fixture
 def place(monkeypatch):
-    """Where ranks meet in this test."""
+    """The address at which the ranks of this test meet."""
     monkeypatch.setenv(KEY_VARIABLE, KEY)
     return MeetingPoint("127.0.0.1", free_port(), KEY.encode())
 
@@ -96,7 +96,7 @@ def rank_processes(pid):
 
 @pytest.mark.timeout(240)
 def test_joined_ranks_answer_as_one_rank_does_and_join_the_next_engine(tiny_model, place):
-    """Four ranks, of which two are on another machine; one of those is killed."""
+    """Two of the four ranks are on another machine. One of these two is killed."""
     path = tiny_model("llama")
     options = {
         "dtype": "fp32", "block_size": 4, "num_kv_blocks": 40, "device": "cpu",
@@ -187,12 +187,14 @@ def test_a_rank_with_another_key_is_refused_and_says_so(place, caplog):
     arguments = ("-m", "engine.follow", "--join", str(place), "model", str(os.getpid()))
     with started(*arguments, key="another-key-of-the-tests") as process:
         assert process.wait(HANG_S) == ConfigurationError.exit_code
-        assert f"rank 0 has another key; set {KEY_VARIABLE} alike" in process.stderr.read()
+        assert (
+            f"rank 0 has another key; set {KEY_VARIABLE} to the same key" in process.stderr.read()
+        )
     assert waiting.is_alive()
     with started(*arguments):
         assert [rank.host for rank in waiting.ranks()] == ["127.0.0.1"]
         waiting.close()
-    reason = f"a rank has another key; set {KEY_VARIABLE} alike"
+    reason = f"a rank has another key; set {KEY_VARIABLE} to the same key"
     refused = [message for message in caplog.messages if "refused" in message]
     assert refused == [f"refused a connection from 127.0.0.1: {reason}"]
 
@@ -236,7 +238,7 @@ def proof_for(end, nonce=bytes(32), role=b"a rank"):
 
 
 def test_a_handshake_has_one_deadline_however_the_bytes_come(place, monkeypatch):
-    """Even for an end that knows the key but withholds the last byte."""
+    """The deadline also holds for a peer that knows the key but withholds the last byte."""
     monkeypatch.setattr(tcp, "HANDSHAKE_S", 0.5)
     waiting = Waiting(place, 1)
     wait_until(lambda: is_listening(place))
@@ -258,7 +260,7 @@ def trickle(end, data):
 
 
 def handshake(**changes):
-    """What rank 0 makes of a proof."""
+    """Return the result of rank 0 reading a proof. changes: those of `proof_for`."""
     with (
         tcp.listen("127.0.0.1", 0) as listener,
         socket.create_connection(listener.getsockname()) as end,
@@ -338,11 +340,12 @@ def test_rank_0_reminds_of_those_that_are_missing(place, caplog, monkeypatch):
 
 
 def test_a_name_that_stands_for_this_machine_alone_is_warned_of(place, caplog):
-    """As /etc/hosts often has it for the machine's own name."""
+    """/etc/hosts often gives such an address to the machine's own name."""
     with pytest.raises(ConfigurationError):
         wait_for_ranks(replace(place, host="localhost"), 1, 0.1)
     assert re.fullmatch(
-        r"localhost is (127\.0\.0\.1|::1) here, which no other machine can reach", *caplog.messages
+        r"localhost is the address (127\.0\.0\.1|::1) on this machine, which no other machine.*",
+        *caplog.messages,
     )
 
 
@@ -379,7 +382,7 @@ def test_the_key_is_in_no_log(place):
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        ({"version": "0.0"}, "rank 0 runs Longshore 0.0, this rank"),
+        ({"version": "0.0"}, "rank 0 runs Longshore 0.0, but this rank"),
         ({"version": version("longshore"), "rank": 1}, "rank 0 runs Longshore of another build"),
         ({"rank": 1}, "rank 0 runs Longshore of another build"),
     ],
@@ -401,7 +404,7 @@ def test_a_rank_with_another_model_is_refused(tiny_model, place):
     with started("-m", "engine.follow", *arguments):
         group = Group(place)
         try:
-            with pytest.raises(ConfigurationError, match="is not that of rank 0 in model"):
+            with pytest.raises(ConfigurationError, match="differs from rank 0's in model"):
                 group.followers.wait()
         finally:
             group.followers.close()

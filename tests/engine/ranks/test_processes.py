@@ -120,7 +120,7 @@ def test_a_rank_that_fails_says_why(group):
 
 @pytest.mark.parametrize("culprit_ends", [True, False])
 def test_a_rank_that_ends_without_a_report_is_why_another_fails(culprit_ends, monkeypatch):
-    """Even if the other's failure report arrives first."""
+    """The silent rank counts as the cause even if the other's failure report arrives first."""
     if culprit_ends:
         monkeypatch.setattr(watch, "CULPRIT_S", HANG_S)
     (ours_1, theirs_1), (ours_2, theirs_2) = Pipe(), Pipe()

@@ -85,7 +85,7 @@ def test_low_precision(tiny_model, dtype):
 
 
 def test_random_weights_are_the_same_on_every_rank(tiny_model):
-    """Each rank makes them itself; the trial of the first layers would find a difference."""
+    """Each rank makes the weights itself. The trial of the first layers would find a difference."""
     folder = tiny_model("llama")
     [(_, whole)] = split_logits(folder, 1, is_dummy=True)
     for _, split in split_logits(folder, 2, is_dummy=True):

@@ -33,7 +33,7 @@ class Slow:
                        "broken": MemoryError("none left")}  # fmt: skip
 
     def hold(self, sequences):
-        """All grammars are kept."""
+        """Do nothing, since all grammars are kept."""
 
     def knows(self, form):
         if form.regex == "no grammar":
@@ -128,7 +128,7 @@ def test_invalid_grammars(client, grammars, engine, regex, kind, message, field)
 
 
 def test_requests_in_compilation_count_as_waiting(client, grammars):
-    """Four slots and a queue of two."""
+    """The engine has four slots and a queue of two requests."""
     for number in range(7):
         client.send(Submit(f"{number}", [1], constrained()))
     failed = client.receive(Failed)

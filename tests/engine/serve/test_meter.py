@@ -89,7 +89,10 @@ def test_a_buckets_bound_is_inclusive():
 
 @pytest.mark.parametrize("batching", ["none", "dynamic", "continuous", "paged"])
 def test_held_and_filled_memory_and_steps(batching):
-    """Two requests of 5 + 4 tokens; blocks of 4, and longest sequences of 12 blocks."""
+    """Two requests have 5 + 4 tokens each.
+
+    Blocks have 4 tokens; the longest sequence has 12 blocks.
+    """
     engine = Engine(strategy_of(batching, max_model_len=48), FakeExecutor(4), FACTS)
     for first in (1, 2):
         engine.add([first, 2, 3, 4, 5], SamplingParams(max_tokens=4, ignore_eos=True), 0.0)
@@ -129,7 +132,7 @@ def answers(meter, progress, *lengths):
 
 
 def test_histograms_of_a_request(engine):
-    """One value for each answer, and one for each request when its last answer ends."""
+    """Some get a value for each answer, others one for each request when its last answer ends."""
     meter, progress = Meter(), RequestProgress(1.0, 5, num_answers=2, max_tokens=300)
     answers(meter, progress, 3, 6)
     meter.record(progress, output_of(1, finish=Finish.LENGTH, index=0), 12.0)

@@ -64,7 +64,7 @@ def test_an_invalid_request_is_rejected_with_its_field(client):
 
 
 def test_a_full_queue_rejects_requests(client, engine, gate, connection):
-    """Four slots and a queue of two: the seventh of a burst is one too many."""
+    """There are four slots and a queue of two, so the seventh request of a burst is rejected."""
     gate.open.clear()
     client.send(Submit("0", [1], greedy()))
     until(lambda: engine.strategy.running)
@@ -97,7 +97,7 @@ def test_waiting_tokens_are_limited(client, engine, gate, connection):
     refused = [client.receive(Failed) for _ in range(2)]
     assert [message.id for message in refused] == ["two samples", "one too many"]
     assert {message.kind for message in refused} == {"overloaded"}
-    assert "8 prompt tokens are waiting already, and 4 more are over 10" in refused[0].message
+    assert "8 prompt tokens are waiting already, and 4 more would exceed 10" in refused[0].message
     until(lambda: not engine.strategy.waiting)
     client.send(Submit("large", [1] * 20, greedy()))
     assert client.answer("large")[1] == Finish.LENGTH
@@ -208,7 +208,7 @@ def test_aborts_and_heartbeats_work_during_a_long_run(client, engine, gate, conn
 
 @pytest.mark.parametrize("extra", [{"n": 3}, {"best_of": 3}], ids=str)
 def test_a_request_of_several_answers_ends_with_the_last(client, engine, gate, connection, extra):
-    """With `best_of` all answers are sent, because the client ranks them."""
+    """With `best_of`, all answers are sent, because the client ranks them."""
     params = SamplingParams(max_tokens=4, ignore_eos=True, **extra)
     client.send(Submit("a", [1, 2, 3], params))
     answers = {index: [] for index in range(3)}

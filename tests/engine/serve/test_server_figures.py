@@ -37,7 +37,7 @@ def test_heartbeats_show_a_stuck_step_loop(client, gate):
 
 @pytest.fixture
 def sleeping(monkeypatch):
-    """As if no thread of the process ever ran."""
+    """Make the server believe that no thread of the process ever runs."""
     monkeypatch.setattr("engine.serve.connection.StallTimer", lambda: StallTimer(lambda: False))
 
 
@@ -75,7 +75,8 @@ def rare_heartbeats(monkeypatch):
 def test_an_engine_that_becomes_idle_says_so_at_once(rare_heartbeats, client):
     """It does not wait until a message wakes the loop.
 
-    It even says so before it sends the last token, so a client with this token finds it counted.
+    It sends the statistics even before the last token, so a client that has this token finds it
+    counted.
     """
     client.send(Submit("a", [1, 2, 3], SamplingParams(max_tokens=3, ignore_eos=True)))
     stats = stats_when(client, lambda stats: stats.finished)

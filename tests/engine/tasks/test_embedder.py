@@ -79,7 +79,7 @@ def described(task_model, tmp_path):
 
 
 def test_the_default_is_a_normalized_mean(task_model):
-    """Without settings; each text by itself, and all of them in one batch."""
+    """There are no settings. Each text runs alone, and then all texts run in one batch."""
     path = task_model("encoder")
     engine = engine_of(path)
     assert engine.facts.task == "text-embedding"
@@ -121,7 +121,7 @@ def test_pooling_methods(described, kind, place):
 
 
 def test_several_poolings_are_concatenated(described):
-    """In the given order; the old format has a fixed order."""
+    """They keep the order of the settings. The old format has a fixed order."""
     for settings, order in (
         ({"pooling_mode": ["mean", "cls"]}, ("mean", "cls")),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, ("cls", "mean")),

@@ -126,7 +126,7 @@ class TestDocuments:
 class TestConversations:
     @pytest.mark.parametrize("task", ["image-text-to-text", "any-to-any"])
     def test_answers_equal_those_of_transformers(self, task_model, monkeypatch, task):
-        """For any-to-any, transformers requires torchvision, though it is not needed here."""
+        """transformers requires torchvision for any-to-any, although this test does not need it."""
         monkeypatch.setattr(any_to_any, "requires_backends", lambda *_: None)
         monkeypatch.setattr(loading, "find_spec", lambda _: True)
         path = task_model("chatter")

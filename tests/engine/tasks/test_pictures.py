@@ -145,7 +145,7 @@ class TestMasks:
         assert np.array(got["masks"]).shape[1:] == (24, 32)
 
     def test_missing_packages_are_reported_at_start(self, task_model, monkeypatch):
-        """Also Pillow, which all image tasks need."""
+        """Pillow, which all image tasks need, is one of them."""
         monkeypatch.setattr(loading, "find_spec", lambda name: None)
         with pytest.raises(ConfigurationError, match="needs the package PIL: pip install"):
             engine_of(task_model("mask_maker"))

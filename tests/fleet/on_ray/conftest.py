@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FleetProcess:
-    """`python -m fleet serve --local-nodes 2` that serves."""
+    """A running `python -m fleet serve --local-nodes 2`."""
 
     process: subprocess.Popen[bytes]
     port: int

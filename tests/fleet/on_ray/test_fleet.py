@@ -1,4 +1,6 @@
-"""A fleet is one container to its clients: also while it is updated and while parts of it die."""
+"""A fleet looks like one container to its clients, also while it is updated and while parts of it
+die.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,7 @@ def test_an_update_that_cannot_start_leaves_the_fleet_as_it_was(fleet: FleetProc
 def test_a_port_of_a_running_fleet_does_not_change(fleet: FleetProcess):
     update = fleet.update(demo("continuous"), *SCALE, "--port", "8123")
     assert update.wait(60) == 2
-    assert "--port 8123: a fleet runs" in fleet.log.read_text()
+    assert "--port 8123: a fleet is running" in fleet.log.read_text()
 
 
 def test_a_killed_container_costs_its_own_requests_only(fleet: FleetProcess):

@@ -49,7 +49,10 @@ def test_bad_arguments_are_explained(arguments: dict[str, object], why: str):
 
 
 def test_serve_gets_the_application(tmp_path: Path):
-    """As Serve calls it, with the arguments of the manifest but other properties and no GPU."""
+    """The test calls it as Serve does.
+
+    It has the manifest's arguments, but other properties and no GPU.
+    """
     from ray.serve import Application
     from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as call
     from ray.serve.schema import ServeDeploySchema
@@ -66,7 +69,7 @@ def test_serve_gets_the_application(tmp_path: Path):
 
 
 def test_a_link_to_the_properties_is_not_followed(tmp_path: Path):
-    """In a ConfigMap's volume it leads to a folder with another name in each pod."""
+    """In a ConfigMap's volume, the link leads to a folder that has another name in each pod."""
     from fleet.application import fleet_of
     from fleet.arguments import parse_flags
 
