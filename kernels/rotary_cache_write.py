@@ -140,9 +140,10 @@ def _plan(
     heads_per_tile, half_tile = tiling["HEADS_PER_TILE"], tiling["HALF_TILE"]
     num_tokens, num_heads, _ = query.shape
     num_kv_heads, key_dim = key.shape[1:]
-    # One thread for each 16-byte store of one half of the dims of a tile's keys. If fp32 keys go to
-    # an fp8 cache, an element counts as 2 bytes, so that a thread loads at most 32 bytes.
-    element_bytes = max(key_cache.dtype.itemsize, key.dtype.itemsize // 2)
+    # One thread for each 16-byte store of one half of the dims of a tile's keys. An fp8 element
+    # counts as 2 bytes: with 16 elements for each thread, ptxas spilled registers, and 16-bit keys
+    # passed through shared memory between a thread's loads and its stores.
+    element_bytes = max(2, key_cache.dtype.itemsize)
     num_threads = heads_per_tile * half_tile * element_bytes // 16
     return Plan(
         (
