@@ -1,6 +1,6 @@
 """How much KV memory there is and how much fits into it.
 
-The engine and `container plan` share this arithmetic. It needs no torch.
+The engine and `longshore plan` share this arithmetic. It needs no torch.
 """
 
 from __future__ import annotations

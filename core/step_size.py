@@ -1,7 +1,7 @@
 """The sizes of steps that CUDA graphs are captured for.
 
 A graph replays kernels of fixed shapes, so a step is padded to the size of the smallest graph that
-it fits into. The engine and `container plan` share these sizes; they need no torch.
+it fits into. The engine and `longshore plan` share these sizes; they need no torch.
 """
 
 from __future__ import annotations

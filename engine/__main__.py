@@ -1,7 +1,7 @@
-"""`python -m engine PARENT LAUNCH.json [COPY]`: loads the model and serves it.
+"""`python -m engine PARENT LAUNCH_JSON COPY`: loads the model and serves it.
 
-PARENT is the supervisor's process id; this process ends when the supervisor ends. If the model has
-several copies, COPY is the number of this engine's copy, from 0.
+PARENT is the supervisor's process id; this process ends when the supervisor ends. COPY is the
+number of this engine's copy of the model, from 0.
 
 Exit codes: 0 after SIGTERM, 2 if the arguments are wrong or the configuration does not fit the
 model, 3 if there is too little memory for the model, 1 for any other error.
@@ -9,7 +9,6 @@ model, 3 if there is too little memory for the model, 1 for any other error.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import logging
 import os
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from core.errors import ConfigurationError, LongshoreError
+from core.internal_arguments import internal_arguments
 from core.logs import configure_logs, log_event
 from core.messages import Dead, Launch
 from core.processes import die_with_parent
@@ -49,34 +49,14 @@ def main() -> int:
     """Serve until SIGTERM. Return the exit code."""
     signal.signal(signal.SIGTERM, _stop)
     try:
-        parsed = _make_parser().parse_args()
-        return _serve(parsed.parent, parsed.launch, parsed.copy)
+        parent, launch_path, copy = internal_arguments(
+            "engine",
+            "The engine, which computes the front end's requests. `longshore serve` starts it.",
+            "PARENT:int LAUNCH_JSON COPY:int",
+        )
+        return _serve(int(parent), Path(launch_path), int(copy))
     except _Stopped:
         return 0
-
-
-def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {__package__}",
-        description="The engine's process, which loads a model and answers the front end. The "
-        "container starts it; this is not a command for users, who run `longshore serve MODEL`.",
-    )
-    parser.add_argument("parent", metavar="PARENT", type=int, help="process id of the supervisor")
-    parser.add_argument(
-        "launch",
-        metavar="LAUNCH.json",
-        type=Path,
-        help="file that says what to serve, and on which sockets",
-    )
-    parser.add_argument(
-        "copy",
-        metavar="COPY",
-        type=int,
-        nargs="?",
-        default=0,
-        help="number of this copy of the model, counted from 0",
-    )
-    return parser
 
 
 def _stop(*_: object) -> None:

@@ -3,13 +3,14 @@
 `python -m engine.follow ORDERS BEATS`: started by rank 0, on the same machine. The arguments are
 file descriptors of connections to rank 0.
 
-`python -m engine.follow --join HOST:PORT MODEL_DIR PARENT`: on another machine, started by
-`longshore join`, whose process id is PARENT. Waits for rank 0 at this address, with the key in
-LONGSHORE_RANK_KEY.
+`python -m engine.follow --join ADDRESS MODEL_DIR PARENT`: on another machine, started by
+`longshore join`, whose process id is PARENT. Waits for rank 0 at this address, HOST:PORT, with the
+key in LONGSHORE_RANK_KEY.
 
 Rank 0 sends the launch first. When the connections close, this process ends.
 
-Exit codes: 0 if rank 0 has ended, 2 if it has another key, 1 if this rank fails.
+Exit codes: 0 if rank 0 has ended, 2 if it has another key or the arguments are wrong, 1 if this
+rank fails.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 import msgspec
 
 from core.errors import ConfigurationError
+from core.internal_arguments import internal_arguments
 from core.meeting_point import meeting_point
 from core.options import Options
 from core.processes import die_with_parent
@@ -41,14 +43,20 @@ READY = b"ready"
 
 def main() -> int:
     """Follow rank 0's orders until it ends or this rank fails. Return the exit code."""
+    arguments = internal_arguments(
+        "engine.follow",
+        "One rank of a model that several processes share. Rank 0 or `longshore join` starts it.",
+        "ORDERS:int BEATS:int",
+        "--join ADDRESS MODEL_DIR PARENT:int",
+    )
     # A terminal's Ctrl-C reaches all ranks; rank 0 decides how to react to it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    if sys.argv[1] == "--join":
-        address, model_dir, parent = sys.argv[2:5]
+    if arguments[0] == "--join":
+        address, model_dir, parent = arguments[1:]
         die_with_parent(int(parent))
         return _follow_from_afar(address, Path(model_dir))
-    orders, beats = (Connection(int(fd)) for fd in sys.argv[1:3])
+    orders, beats = (Connection(int(fd)) for fd in arguments)
     return _follow(orders, beats, lambda launch: launch, lambda rank, report: os._exit(0))
 
 

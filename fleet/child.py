@@ -22,6 +22,7 @@ from container.launch.preparation import prepare
 from container.launch.supervisor import supervise
 from container.models.directory import default_model_dir, open_model_dir, resolve_model_dir
 from core.errors import ConfigurationError
+from core.internal_arguments import internal_arguments
 from core.layout import layout_here
 from core.options import Options
 from core.processes import die_with_parent
@@ -70,4 +71,7 @@ def _on_nodes(configuration: Configuration, nodes: int, address: str) -> Configu
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    description = "A replica's processes on one node. A fleet's actors on that node start it."
+    both = "PARENT:int PROPERTIES CPUS:float NODES:int ADDRESS"
+    forms = (f"serve {both} SOCKET", f"join {both}")
+    sys.exit(main(*internal_arguments("fleet.child", description, *forms)))

@@ -22,6 +22,7 @@ from container.launch.preparation import prepare
 from container.launch.supervisor import supervise
 from container.models.directory import default_model_dir, find_properties, open_model_dir
 from core.errors import ConfigurationError
+from core.internal_arguments import internal_arguments
 from core.processes import die_with_parent
 
 NO_TIMEOUT_S = 10**8
@@ -67,4 +68,6 @@ def for_batch(configuration: Configuration, num_workers: int) -> Configuration:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    description = "The container that answers a batch. `longshore batch` starts it."
+    form = "PARENT:int MODEL_DIR PROPERTIES SOCKET NUM_WORKERS:int FLAGS"
+    sys.exit(main(*internal_arguments("container.batch.child", description, form)))

@@ -1,1 +1,1 @@
-"""`container plan`: estimates GPU memory. Imports no other folder of `container`."""
+"""`longshore plan`: estimates GPU memory. Imports no other folder of `container`."""

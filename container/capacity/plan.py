@@ -1,4 +1,4 @@
-"""Estimates how many requests fit into an instance's GPU memory: `python -m container plan`.
+"""Estimates how many requests fit into an instance's GPU memory: `longshore plan`.
 
 Uses the engine's own arithmetic (`core.sizing`). Estimates what the engine measures at start-up.
 """

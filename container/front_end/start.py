@@ -27,6 +27,7 @@ from container.launch.ports import require_free_port
 from container.security.authentication import open_gate
 from container.security.tls import tls_context
 from core.errors import ConfigurationError
+from core.internal_arguments import internal_arguments
 from core.limits import HEADER_BYTES, HEADERS, REQUEST_LINE
 from core.logs import configure_logs
 from core.messages import Launch
@@ -209,4 +210,6 @@ def main(parent: str, launch_path: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    description = "The HTTP front end, gunicorn with its workers. `longshore serve` starts it."
+    form = "PARENT:int LAUNCH_JSON"
+    sys.exit(main(*internal_arguments("container.front_end.start", description, form)))

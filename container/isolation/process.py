@@ -16,6 +16,7 @@ import msgspec
 
 from container.isolation.jobs import Compile, Done, Job, Render, Setup
 from core.frames import run_helper
+from core.internal_arguments import internal_arguments
 from core.processes import cpu_limit, limit_memory
 from core.structured_outputs import StructuredOutputsParams
 from core.text.chat_template import ChatTemplate
@@ -82,4 +83,6 @@ def start(setup: bytes) -> Callable[[bytes], Done]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_helper(int(sys.argv[1]), start))
+    description = "The helper for grammars and long conversations. An HTTP worker starts it."
+    [parent] = internal_arguments("container.isolation.process", description, "PARENT:int")
+    sys.exit(run_helper(int(parent), start))

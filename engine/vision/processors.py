@@ -119,6 +119,10 @@ class RunProcessor:
         return EncodedPrompt(ids, tuple(runs))
 
 
+PROCESSORS = {"tiles": TileProcessor, "grid": GridProcessor, "runs": RunProcessor}
+"""The classes by the names that `engine.vision.families` uses."""
+
+
 def _processed(
     processor: Any, text: str, images: Sequence[Any], add_special_tokens: bool
 ) -> tuple[list[int], Mapping[str, Tensor]]:

@@ -14,17 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import torch
-from transformers import AutoConfig
 
 from core.errors import ConfigurationError, RequestError
 from core.frames import run_helper
 from core.images import EncodedPrompt, PromptImage, ReaderSetup, ReadImages
+from core.internal_arguments import internal_arguments
 from core.limits import IMAGE_PIXELS
 from core.processes import cpu_limit, limit_memory
 from engine.vision.families import VISION_FAMILIES
 from engine.vision.image_file import read_image
-from engine.vision.processors import GridProcessor, RunProcessor, TileProcessor
 
 CPU_SECONDS = 10.0
 """CPU time for each image of a job. Qwen2.5-VL's processor takes 4.5 s for 4,000 × 4,000 pixels."""
@@ -34,7 +32,6 @@ MEMORY_BYTES = 4 * 2**30
 """Memory that a job may add to the memory of the process at its start."""
 FORMATS = ("PNG", "JPEG", "WEBP")
 FIELD = "messages"
-PROCESSORS = {"tiles": TileProcessor, "grid": GridProcessor, "runs": RunProcessor}
 
 
 class ImageReader:
@@ -42,6 +39,11 @@ class ImageReader:
 
     def __init__(self, model_dir: Path) -> None:
         """Raises ConfigurationError if the model's files have no processor that works."""
+        # Imported here, so that the process checks its arguments first, and ends with its parent.
+        from transformers import AutoConfig
+
+        from engine.vision.processors import PROCESSORS
+
         config = AutoConfig.from_pretrained(model_dir)
         try:
             kind = PROCESSORS[VISION_FAMILIES[config.model_type].processor]
@@ -80,6 +82,8 @@ class ImageReader:
 
 def start(setup: bytes) -> Callable[[bytes], EncodedPrompt]:
     """Return the function that reads images for the model named in the first message."""
+    import torch
+
     torch.set_num_threads(1)
     reader = ImageReader(Path(msgspec.msgpack.decode(setup, type=ReaderSetup).model_dir))
     limit_memory(MEMORY_BYTES)
@@ -94,4 +98,6 @@ def start(setup: bytes) -> Callable[[bytes], EncodedPrompt]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_helper(int(sys.argv[1]), start))
+    description = "The helper that reads images. An HTTP worker starts it."
+    [parent] = internal_arguments("engine.vision.reader", description, "PARENT:int")
+    sys.exit(run_helper(int(parent), start))

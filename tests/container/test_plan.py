@@ -1,4 +1,4 @@
-"""`container plan` against EC2's figures and the engine's own computations."""
+"""`longshore plan` against EC2's figures and the engine's own computations."""
 
 from __future__ import annotations
 

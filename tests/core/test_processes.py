@@ -41,7 +41,7 @@ def test_a_child_lives_only_if_its_parent_does() -> None:
         ("-m", "container.front_end.start", NOBODY, "launch"),
         ("-m", "container.isolation.process", NOBODY),
         ("-m", "container.multi_model.child", NOBODY, "url", "name", "socket", "0", "{}"),
-        ("-m", "engine", NOBODY, "launch"),
+        ("-m", "engine", NOBODY, "launch", "0"),
         ("-m", "engine.follow", "--join", "localhost:1", "model", NOBODY),
         ("-m", "engine.vision.reader", NOBODY),
         ("-m", "fleet.child", "join", NOBODY, "properties", "1", "2", "localhost:1"),

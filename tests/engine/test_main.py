@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from contextlib import ExitStack
 
 import msgspec
@@ -14,7 +12,7 @@ from core.errors import InsufficientMemoryError
 from core.messages import Heartbeat, Hello, Launch, Perform, Performed, Ready
 from core.options import Options
 from core.task import Task
-from tests.container.processes import ROOT, running
+from tests.container.processes import running
 from tests.engine.serve.serving import Client
 
 START_S = 60
@@ -39,26 +37,6 @@ build.build_engine = lose
 sys.exit(__main__.main())
 """
 """The engine's process, which loses a rank and then waits for it."""
-
-
-def run_engine(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "engine", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=START_S)
-
-
-def test_help_says_who_runs_it():
-    done = run_engine("--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "usage: python -m engine [-h] PARENT LAUNCH.json [COPY]" in done.stdout
-    assert "`longshore serve MODEL`" in " ".join(done.stdout.split())
-
-
-@pytest.mark.parametrize("arguments", [(), ("launch.json",), ("1", "launch.json", "first")])
-def test_bad_arguments_are_explained(arguments: tuple[str, ...]):
-    done = run_engine(*arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith("usage: python -m engine")
-    assert "Traceback" not in done.stderr
 
 
 @pytest.fixture
@@ -86,7 +64,7 @@ def test_a_handler_may_sleep_and_metrics_are_written_for_cloudwatch(tmp_path, sh
     )
     path = tmp_path / "launch.json"
     path.write_bytes(msgspec.json.encode(launch))
-    with running(["-m", "engine", str(os.getpid()), str(path)]) as process:
+    with running(["-m", "engine", str(os.getpid()), str(path), "0"]) as process:
         client = clients(launch.endpoint)
         client.send(Hello())
         client.receive(Ready, START_S)
@@ -113,5 +91,5 @@ def test_the_exit_code_is_that_of_the_rank_that_is_lost(tmp_path, short_dir):
     )
     path = tmp_path / "launch.json"
     path.write_bytes(msgspec.json.encode(launch))
-    with running(["-c", LOSER, str(os.getpid()), str(path)]) as process:
+    with running(["-c", LOSER, str(os.getpid()), str(path), "0"]) as process:
         assert process.wait(START_S) == InsufficientMemoryError.exit_code

@@ -1,0 +1,79 @@
+"""What processes that others start say to a user who calls them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from core.internal_arguments import internal_arguments
+from tests.container.processes import ROOT
+
+MODULES = {
+    "container.batch.child": "`longshore batch` starts it.",
+    "container.front_end.start": "`longshore serve` starts it.",
+    "container.isolation.process": "An HTTP worker starts it.",
+    "container.multi_model.child": "The process that has the port starts it.",
+    "engine": "`longshore serve` starts it.",
+    "engine.follow": "Rank 0 or `longshore join` starts it.",
+    "engine.vision.reader": "An HTTP worker starts it.",
+    "fleet.child": "A fleet's actors on that node start it.",
+}
+"""Each module, and what it says of who starts it."""
+FORMS = ("join PARENT:int SHARE:float", "--from ADDRESS")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def explains(text: str, module: str) -> bool:
+    *usage, description = text.splitlines()
+    return (
+        usage[0].startswith(f"usage: python -m {module} ")
+        and MODULES[module] in description
+        and description.endswith("This is not a command for users, who run `longshore`.")
+    )
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_help_says_what_the_process_is_and_who_starts_it(module: str) -> None:
+    done = run("-m", module, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert explains(done.stdout, module)
+
+
+@pytest.mark.parametrize("arguments", [(), ("first",) * 6])
+@pytest.mark.parametrize("module", MODULES)
+def test_wrong_arguments_are_explained(module: str, arguments: tuple[str, ...]) -> None:
+    done = run("-m", module, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert explains(done.stderr, module)
+
+
+def test_arguments_are_checked_before_torch_is_imported() -> None:
+    lines = f"import sys, {', '.join(MODULES)}; print('torch' in sys.modules)"
+    assert run("-c", lines).stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    "given", [["join", "1", "0.5"], ["join", "-1", "0"], ["--from", "--help"], ["--from", ""]]
+)
+def test_arguments_that_have_a_form_are_returned(
+    given: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["program", *given])
+    assert internal_arguments("engine", "The engine.", *FORMS) == given
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["join"], ["join", "1.5", "0"], ["join", "1", "half"], ["leave", "1", "0"], ["--from"]],
+)
+def test_other_arguments_end_the_process(given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["program", *given])
+    with pytest.raises(SystemExit) as raised:
+        internal_arguments("engine", "The engine.", *FORMS)
+    assert raised.value.code == 2
