@@ -1,12 +1,12 @@
-"""Makes the pictures and measured figures of README and docs, with captions that say how.
+"""Makes the pictures and measured figures of README and docs, with captions.
 
     make pictures OUT=build/compare          # after `make compare`
     .browser/bin/python -m browser.pictures --only ui.png,strategies.png
 
 `compare.png` and `compare-requests.png` are drawn from the results of `make compare`; nothing is
-measured here. `ui.png` and `strategies.png` are screenshots of the demo model. `vllm` is README's
-table from files of benchmarks/results. The texts between the markers of README and docs are
-replaced (captions.py).
+measured here. `ui.png` and `strategies.png` are screenshots of the demo model. `vllm` stands
+for README's comparison table, made from files of benchmarks/results. The texts between the markers
+in README and docs are replaced (captions.py).
 """
 
 from __future__ import annotations
@@ -47,21 +47,22 @@ NEARLY_FULL = re.compile(r"^[6-9]\d")
 """What the page says of the KV memory, in percent, when most of it is in use."""
 MAX_BURSTS = 20
 FULL_MS = 5_000
-"""How long to wait for that after the requests are sent, in milliseconds."""
+"""How long to wait, in milliseconds, for the page to show NEARLY_FULL after a burst is sent."""
 CHARTS = {"compare.png": "overview.png", "compare-requests.png": "aws-the-first-24-requests.png"}
 """The pictures that the load test draws, by the names that they have in docs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class Inputs:
     """The inputs of the pictures, and the machine that makes them."""
 
     compare: Path
     machine: Mapping[str, str]
-    """With the commit, asked before any picture is written."""
+    """The result of `describe_machine`. It is read before any picture is written, since a changed
+    picture would mark the commit as dirty."""
     created: str
     load: float
-    """The machine's load average over the minute before the first picture is made."""
+    """The machine's load average over the minute before the first picture is inputs."""
 
 
 def main() -> None:
@@ -78,10 +79,10 @@ def main() -> None:
     )  # fmt: skip
     options = parser.parse_args()
     try:
-        made = Made(
+        inputs = Inputs(
             options.compare.resolve(), _machine(), datetime.now(UTC).isoformat(), os.getloadavg()[0]
         )
-        fill(PAGES, {name: MAKERS[name](name, made) for name in options.only})
+        fill(PAGES, {name: MAKERS[name](name, inputs) for name in options.only})
     except (NoBrowserError, OSError, ValueError, RuntimeError) as error:
         sys.exit(f"error: {error}")
 
@@ -95,37 +96,38 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def _chart(name: str, made: Made) -> str:
+def _chart(name: str, inputs: Inputs) -> str:
     """Draw a chart of the load test, and return its caption."""
-    results = made.compare / "results.json"
+    results = inputs.compare / "results.json"
     if not results.is_file():
         raise ValueError(f"no {results}; run `make compare` first, or name its folder by --compare")
     with tempfile.TemporaryDirectory() as folder:
-        _run("-m", "loadtest", "report", str(made.compare), "--pictures", "--out", folder)
+        _run("-m", "loadtest", "report", str(inputs.compare), "--pictures", "--out", folder)
         _save(Path(folder, CHARTS[name]).read_bytes(), name)
     found = json.loads(results.read_text())
     return _caption("`make compare`", found["machine"], found["created"])
 
 
-def _ui(name: str, made: Made) -> str:
-    """Photograph the live page while eight requests run, after eight others."""
+def _ui(name: str, inputs: Inputs) -> str:
+    """Photograph the live page while eight requests run, after a first burst of eight has ended."""
     with chromium() as browser, demo_server(*UI_FLAGS) as url:
         page = browser.new_page(viewport={"width": 1400, "height": 990})
         open_page(page, url)
         set_slider(page, "max-tokens", 256)
         page.click("#burst")
         wait_for_answers(page, "burst")
-        for _ in range(MAX_BURSTS):  # on a fast machine, memory is full between two looks at it
+        # On a fast machine, memory may be nearly full so briefly that we miss it; then try again.
+        for _ in range(MAX_BURSTS):
             page.click("#burst")
             with suppress(TimeoutError):
                 page.locator("#kv-use", has_text=NEARLY_FULL).wait_for(timeout=FULL_MS)
                 _save(page.screenshot(), name)
-                return _screenshot_caption(UI_FLAGS, made)
+                return _screenshot_caption(UI_FLAGS, inputs)
             wait_for_answers(page, "burst")
     raise RuntimeError(f"{name}: the KV memory was never seen nearly full; run it again")
 
 
-def _strategies(name: str, made: Made) -> str:
+def _strategies(name: str, inputs: Inputs) -> str:
     """Photograph the page of all strategies after eight requests to each."""
     with chromium() as browser, demo_server(*STRATEGIES_FLAGS) as url:
         page = browser.new_page(viewport={"width": 1400, "height": 900})
@@ -133,20 +135,20 @@ def _strategies(name: str, made: Made) -> str:
         page.click("#send")
         wait_for_answers(page, "send")
         _save(page.screenshot(full_page=True), name)
-    return _screenshot_caption(STRATEGIES_FLAGS, made)
+    return _screenshot_caption(STRATEGIES_FLAGS, inputs)
 
 
-def _vllm(name: str, made: Made) -> str:
+def _vllm(name: str, inputs: Inputs) -> str:
     return peer_table(ROOT / "benchmarks" / "results")
 
 
-MAKERS: Mapping[str, Callable[[str, Made], str]] = {
+MAKERS: Mapping[str, Callable[[str, Inputs], str]] = {
     **dict.fromkeys(CHARTS, _chart),
     "ui.png": _ui,
     "strategies.png": _strategies,
     "vllm": _vllm,
 }
-"""Makes a picture in docs, and returns the text for its markers."""
+"""By name: a function that makes the picture, if any, and returns the text for its markers."""
 
 
 def _caption(command: str, machine: Mapping[str, str], created: str, load: str = "") -> str:
@@ -155,11 +157,11 @@ def _caption(command: str, machine: Mapping[str, str], created: str, load: str =
     return f"*{command} on {processor}, {gpu}; {created[:10]}, commit {machine['commit']}{load}*"
 
 
-def _screenshot_caption(flags: Sequence[str], made: Made) -> str:
+def _screenshot_caption(flags: Sequence[str], inputs: Inputs) -> str:
     """Return a caption with the load average, since other load slows what a screenshot shows."""
     command = f"`longshore serve models/demo {' '.join(flags)}`"
-    load = f"; the machine's load average in the minute before was {made.load:.1f}"
-    return _caption(command, made.machine, made.created, load)
+    load = f"; the machine's load average in the minute before was {inputs.load:.1f}"
+    return _caption(command, inputs.machine, inputs.created, load)
 
 
 def _machine() -> dict[str, str]:

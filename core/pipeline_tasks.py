@@ -20,7 +20,7 @@ Content = Literal[
 its pipeline takes; "images" is a list of images; "word boxes" are words with their positions;
 "messages" is a conversation in OpenAI's form that may contain images."""
 FILES: Mapping[Content, str] = {"image": "image", "audio": "audio", "video": "video"}
-"""The types that are files, with the main type of their Content-Type."""
+"""The types that are files, with the top-level type of their Content-Type."""
 
 
 class PipelineTask(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class PipelineTask(msgspec.Struct, frozen=True):
     optional: tuple[str, ...] = ()
     """Fields of the object that may be left out."""
     can_batch: bool = False
-    """Whether inputs may be batched: each gets the same result as alone."""
+    """Whether inputs may be batched: each then gets the same result as on its own."""
     writes_maps: bool = False
     """Whether an answer has numbers for each pixel, so its memory grows with the image."""
     writes_sound: bool = False

@@ -1,8 +1,8 @@
 """Compiles kernels into Triton's cache without a GPU: `python -m kernels.precompile`.
 
 An image build runs this, so that serving a model of a common shape compiles nothing. It also builds
-Triton's module of driver calls, the only part that needs a C compiler. Kernels for other shapes are
-compiled at their first use, as usual.
+Triton's module of driver calls, the only part of Triton that needs a C compiler. Kernels for other
+shapes are compiled at their first use, as usual.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Shape:
     """Whether queries and keys are normalized per head, as in Qwen 3."""
 
 
+# Where models of one size differ, `norms_heads` is true: it only adds the norm's kernel.
 SHAPES = (
     Shape(14, 2, 64, 896),  # Qwen 2.5 0.5B
     Shape(12, 2, 128, 1536),  # Qwen 2.5 1.5B
@@ -113,9 +114,9 @@ def compile_sampling(arch: int, vocab_size: int) -> list[dry_run.Launch]:
 
 
 def compile_quantized(arch: int, num_rows: Sequence[int] = (1, 32, 64)) -> list[dry_run.Launch]:
-    """Compile products with quantized weights, for rows in bf16; their sizes do not matter.
+    """Compile the products of bf16 rows and quantized weights, whose sizes do not matter.
 
-    num_rows: one number for each tile height.
+    num_rows: numbers of rows that together select every tile height.
     """
     bias = torch.empty(_OUTPUTS, dtype=torch.bfloat16)
     with dry_run.target(arch) as launches:
@@ -141,7 +142,7 @@ def _compile_experts(rows_of_expert: int, kind: str, group_size: int) -> None:
 def _quantized(
     kind: str, group_size: int, *num_experts: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return codes, scales and zeros without values."""
+    """Return uninitialized codes, scales and zero points."""
     of_groups = (*num_experts, _INPUTS // group_size, _OUTPUTS)
     codes = torch.empty(*num_experts, _OUTPUTS, _INPUTS // PER_BYTE[kind], dtype=torch.uint8)
     scales = torch.empty(of_groups, dtype=torch.uint8 if kind == "fp4" else torch.float32)
@@ -167,7 +168,10 @@ def compile_driver_module() -> Path:
 
 
 def _make_stub(path: Path) -> None:
-    """Build a stub with the driver's symbols: the linker drops a library that resolves none."""
+    """Build a stub with the driver's symbols.
+
+    Without them, the linker would drop the library, as no symbol of it would be used.
+    """
     source = Path(driver.__file__).with_name("driver.c").read_text()
     names = sorted(set(re.findall(r"\bcu[A-Z]\w+(?=\()", source)))
     stub = "\n".join(f"void {name}(void) {{}}" for name in names)
@@ -176,7 +180,10 @@ def _make_stub(path: Path) -> None:
 
 
 def _projected(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values as slices of one merged projection, or normed."""
+    """Return queries, keys and values as slices of one merged projection.
+
+    If the shape norms heads, queries and keys are slices of the normed heads instead.
+    """
     heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
     rows = torch.empty(_TOKENS, sum(heads), shape.head_dim, dtype=torch.bfloat16)
     query, key, value = rows.split(heads, 1)
@@ -209,13 +216,17 @@ def _compile_elementwise(shape: Shape) -> None:
 
 
 def _compile_job(job: tuple[int, Shape | int | None]) -> int:
-    """Compile for an arch the kernels of a shape, of a vocabulary size, or those of neither."""
-    arch, what = job
-    if what is None:
+    """Compile one job for an arch.
+
+    It is the kernels of a shape, the sampling kernels of a vocabulary size, or (None) the kernels
+    that depend on neither.
+    """
+    arch, size = job
+    if size is None:
         return len(compile_block_moves(arch)) + len(compile_quantized(arch))
-    if isinstance(what, int):
-        return len(compile_sampling(arch, what))
-    return len(compile_shape(arch, what))
+    if isinstance(size, int):
+        return len(compile_sampling(arch, size))
+    return len(compile_shape(arch, size))
 
 
 def main() -> int:

@@ -1,8 +1,9 @@
 """Traces: arrival times and lengths of the requests of a real service.
 
 A trace is a CSV with the columns of Azure's public traces of 2023 (Splitwise, ISCA 2024). This
-project ships none: without a file, lengths are drawn from log-normal distributions with the
-moments of Azure's conversation and code traces, and arrivals have those traces' mean rates.
+project ships none: without a file, lengths are drawn from log-normal distributions whose
+means and deviations are those of Azure's conversation and code traces, and arrivals have the mean
+rates of these traces.
 """
 
 from __future__ import annotations
@@ -67,16 +68,11 @@ def read_trace(path: Path) -> list[Arrival]:
         reader = csv.DictReader(file)
         if missing := set(COLUMNS) - set(reader.fieldnames or ()):
             raise ValueError(f"{path} has no column {', '.join(sorted(missing))}")
-        rows = [(_time(row["TIMESTAMP"]), _shape(row)) for row in reader]
+        rows = [(datetime.fromisoformat(row["TIMESTAMP"].strip()), _shape(row)) for row in reader]
     if not rows:
         raise ValueError(f"{path} has no rows")
     start = rows[0][0]
     return [Arrival((time - start).total_seconds(), shape) for time, shape in rows]
-
-
-def _time(text: str) -> datetime:
-    """Parse a timestamp. Azure's have seven fractional digits, one more than Python accepts."""
-    return datetime.fromisoformat(text.strip()[:26])
 
 
 def _shape(row: dict[str, str]) -> Shape:

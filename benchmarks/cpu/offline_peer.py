@@ -1,9 +1,10 @@
 """Measures our engine offline through `LLM`, without a server.
 
-Usage: `python -m benchmarks.cpu.offline_peer MODEL WORK`. Prints the results as JSON.
+Usage: `python -m benchmarks.cpu.offline_peer MODEL WORK`. WORK: the JSON file
+that `benchmarks.cpu.systems` writes. Prints the results as JSON.
 
 Like the other offline systems, the engine gets all requests at once and runs as many at a time as
-there are users. The difference from our server's result is the cost of HTTP and its clients.
+there are users. The difference from our server's result is the cost of HTTP and of the load test.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def main(model_dir: str, work_file: str) -> None:
         "max_model_len": MAX_LENGTH,
         "max_num_seqs": work["users"],
         "kv_cache_memory_bytes": KV_GIB * 2**30,
-        "enable_prefix_caching": False,  # the single user repeats earlier prompts
+        "enable_prefix_caching": False,  # the single user repeats prompts, which would be cached
     }
     with LLM(model_dir, **options) as llm:
         _rate(llm, [([0] * 8, 4)])

@@ -1,7 +1,8 @@
 """GPUs of SageMaker's instance types.
 
 The data come from GpuInfo in EC2's DescribeInstanceTypes, read in November 2026; SageMaker adds the
-prefix `ml.`. Only types whose GPUs the kernels are compiled for are listed: sm_80 to sm_90.
+prefix `ml.`. Only types with GPUs from sm_80 to sm_90 are listed, as the kernels are compiled for
+these.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def find_instance(name: str) -> Instance:
             gpu, capability = _TOO_OLD[family]
             raise ConfigurationError(
                 f"--instance-type {name}: its {gpu} has compute capability {capability}, and the "
-                f"kernels need at least 8.0; the families that have it are {families}"
+                f"kernels need at least 8.0; families with newer GPUs are {families}"
             )
         raise ConfigurationError(
             f"--instance-type {name}: unknown{did_you_mean(name, known)}; the families are "

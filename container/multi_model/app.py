@@ -46,7 +46,8 @@ _MODEL_PATHS = (
     "/load",
     "/version",
 )
-"""Paths of a single-model container; a header names the model. Others need `/models/NAME`."""
+"""Paths of a single-model container; a header names the model. All
+other paths of a model begin with `/models/NAME`."""
 
 
 def create_front(
@@ -107,7 +108,10 @@ class Routes:
         app.add_url_rule("/openapi.json", "openapi", lambda: json_response(document))
 
     def add_page_to(self, app: Flask, page: Page) -> None:
-        """Add the live page, and open the models' events to the clients that may see it."""
+        """Add the live page, and routes that forward to the `/ui/` paths of each model.
+
+        Only clients that may see the page may use these routes.
+        """
 
         def watch(name: str, rest: str) -> Response:
             page.check_client()
@@ -117,7 +121,7 @@ class Routes:
         app.add_url_rule("/models/<name>/ui/<path:rest>", view_func=watch)
 
     def ping(self) -> Response:
-        """Answer 200 once the models to load at start are loaded, else 503."""
+        """Answer 200 once the initial models are loaded, else 503."""
         if not self._models.initial_models_loaded:
             return failure_response(Failure(503, "the models are being loaded"))
         return json_response({"status": "healthy"})

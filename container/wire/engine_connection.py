@@ -147,7 +147,8 @@ class EngineConnection:
         if silence_s >= UNHEALTHY_SILENCE_S:
             return Health(False, f"no heartbeat from the engine for {silence_s:.0f} s")
         if self._stalled_s >= MAX_STALLED_S:
-            return Health(False, f"the engine hangs in a step: still for {self._stalled_s:.0f} s")
+            stalled = f"no thread has run for {self._stalled_s:.0f} s"
+            return Health(False, f"the engine hangs in a step: {stalled}")
         age = self._step_age_s
         if age >= self._heartbeat_timeout_s:
             return Health(False, f"the engine is stuck: no step completed for {age:.0f} s")

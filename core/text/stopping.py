@@ -29,7 +29,7 @@ class StopStrings:
     def push(self, text: str, *, is_exempt: bool = False) -> str:
         """Add text and return the text that can be released. Sets `found` at a stop string.
 
-        is_exempt: ignore a stop string that ends in this text.
+        is_exempt: ignore a stop string that ends in this text, as the answer is too short to end.
         """
         if self.is_reached:
             return ""
@@ -48,7 +48,7 @@ class StopStrings:
         return released
 
     def flush(self) -> str:
-        """Return the text held back, at the end of the answer."""
+        """Return the text that is still held back when the answer ends."""
         released, self._held = self._held, ""
         return released
 

@@ -23,7 +23,7 @@ class Elementwise:
     gated_activation: Callable[..., Tensor]
     rotary: Callable[..., None]
     norms_all_heads: bool = False
-    """Whether one launch of `rms_norm` takes heads with different weights."""
+    """Whether one call of `rms_norm` can norm heads with different weights."""
 
 
 def make_elementwise(device: torch.device) -> Elementwise:

@@ -1,4 +1,8 @@
-"""Engine for tasks: the strategies and loop of generation, with a performer as the executor."""
+"""The engine for tasks other than text generation.
+
+It has the batching strategies and the step interface of text generation, but a `Performer` runs the
+jobs.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +42,16 @@ class TaskEngine:
         self.facts = facts
         self.performer = performer
         self.model_time = Stopwatch()
-        """Runs while the performer does."""
+        """Measures the time spent in the performer."""
         self._jobs: dict[int, Job] = {}
         """Waiting jobs by request id."""
         self._next_id = 0
         self.num_steps = 0
-        """Steps since the start. The next two are totals over them."""
+        """Steps since the start."""
         self.num_step_sequences = 0
+        """Jobs in all of these steps."""
         self.num_step_tokens = 0
+        """Always 0: jobs have no tokens."""
 
     def add(self, job: Job, now: float) -> int:
         """Queue a job and return its id."""

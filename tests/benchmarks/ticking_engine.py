@@ -34,7 +34,7 @@ class TickingExecutor(FakeExecutor):
 
 
 class LateEngine(Engine):
-    """Returns a step's outputs from the next call of `step`, as an overlapping engine does."""
+    """Returns a step's outputs from the next call of `step`, as if steps overlapped."""
 
     def __init__(self, strategy, executor, facts) -> None:
         super().__init__(strategy, executor, facts)
@@ -57,7 +57,7 @@ class LateEngine(Engine):
 def ticking_engine(
     clock: FakeClock, batching: str, kind: type[Engine] = Engine, **changes
 ) -> Engine:
-    """changes: those of tests.strategies.fakes.strategy_of."""
+    """changes: passed to tests.strategies.fakes.strategy_of."""
     strategy: Strategy = strategy_of(batching, **changes)
     facts = Facts(
         model="",

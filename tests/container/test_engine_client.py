@@ -29,7 +29,7 @@ PARAMS = SamplingParams(max_tokens=5)
 
 
 def failure_of(stream: TokenStream) -> str:
-    """Return the last output of the stream, which must arrive soon."""
+    """Return the message of the error that the stream must raise within 60 s."""
     with pytest.raises(GenerationError) as caught:
         stream.get(60)
     return str(caught.value)
@@ -168,7 +168,10 @@ def test_the_client_is_not_ready_before_the_engine(endpoint: str) -> None:
 
 @pytest.fixture
 def quick_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check often whether messages have arrived, as the fake clock advances with each check."""
+    """Let the client look for messages every 10 ms.
+
+    The tests advance the fake clock whenever they poll: a slow client would find the engine silent.
+    """
     module = "container.wire.engine_connection"
     monkeypatch.setattr(f"{module}.LIVENESS_CHECK_INTERVAL_S", 0.01)
 
@@ -209,7 +212,7 @@ def test_an_engine_that_hangs_in_a_step_is_unhealthy(
 ) -> None:
     engine.stalled_s = 3.0
     eventually(lambda: not timed_client.health().healthy)
-    assert timed_client.health().reason == "the engine hangs in a step: still for 3 s"
+    assert timed_client.health().reason == "the engine hangs in a step: no thread has run for 3 s"
     engine.stalled_s = 0.0
     eventually(lambda: timed_client.health().healthy)
 

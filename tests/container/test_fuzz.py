@@ -60,7 +60,7 @@ MESSAGES = st.lists(
 
 
 def bodies(fields: Fields, **usual: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Return bodies with a few of the fields, whose values are seldom right."""
+    """Return bodies with a few of the fields, mostly with invalid values."""
     entry = st.sampled_from(sorted(fields)).flatmap(
         lambda name: st.tuples(st.just(name), usual.get(name, VALUES))
     )

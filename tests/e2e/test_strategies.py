@@ -38,7 +38,7 @@ def test_two_strategies_answer_alike_and_show_what_they_do(tmp_path):
                 assert len(next(ended)["timing"]) == 4
         assert len(texts) == 1, "the strategies compute the same tokens"
         status, data = container.request("POST", "/v1/completions", ASK)
-        assert (status, b"/models/NAME" in data) == (400, True), "the path or header names one"
+        assert (status, b"/models/NAME" in data) == (400, True), data
         pids = descendants(container.process.pid)
         assert container.stop(signal.SIGINT) == 0
         assert all(map(is_gone, pids))

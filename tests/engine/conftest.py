@@ -22,7 +22,10 @@ def tiny_model(tmp_path_factory):
 
 @pytest.fixture
 def exact_rows(monkeypatch):
-    """Do not round rows for products with integer weights, which would change tokens."""
+    """Keep rows exact in products with integer weights.
+
+    Rounding them to 8 bits, as some CPUs do, could change tokens.
+    """
     monkeypatch.setattr("engine.model.quantization.integers.rounds_rows", lambda: False)
 
 
@@ -47,5 +50,5 @@ def default_graphs(tiny_model):
 
 @pytest.fixture(scope="module")
 def grammar_model(tmp_path_factory):
-    """Return the folder of a model with a tokenizer of bytes."""
+    """Return the folder of a model with a byte-level tokenizer."""
     return grammar_models.save(tmp_path_factory.mktemp("grammar"))

@@ -110,8 +110,8 @@ def _prompts(value: object) -> tuple[Prompt, ...]:
 def _decoding(values: Values) -> Decoding:
     """Read the sampling parameters. With `echo`, `logprobs` also sets `prompt_logprobs`.
 
-    The engine returns the logprobs of the generated tokens in any case, so `logprobs=0` leaves its
-    `logprobs` unset.
+    The engine always returns the logprobs of the generated tokens. So for a request with
+    `logprobs=0`, SamplingParams.logprobs stays unset.
     """
     if "truncate_prompt_tokens" in values and values.get("echo", False):
         raise RequestError("truncate_prompt_tokens", "cannot be combined with echo")

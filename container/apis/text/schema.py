@@ -79,7 +79,7 @@ _LMI_PARAMETERS: Fields = {
     ),
     "return_full_text": Field(BOOLEAN, "Return the prompt followed by the answer."),
     "truncate": Field(INTEGER, "Keep only this many tokens from the end of the prompt."),
-    "stream": Field(BOOLEAN, "The same as `stream` next to `inputs`."),
+    "stream": Field(BOOLEAN, "The same as `stream` at the top level, beside `inputs`."),
 }
 
 PARAMETERS: Fields = {
@@ -97,8 +97,8 @@ PARAMETERS: Fields = {
     "grammar": TGI_GRAMMAR,
     "watermark": unsupported(BOOLEAN, False),
     "penalty_alpha": unsupported(ANYTHING, 0),
-    "adapter_id": unsupported(ANYTHING, instead="put adapters next to inputs"),
-    "adapters": unsupported(ANYTHING, instead="put adapters next to inputs"),
+    "adapter_id": unsupported(ANYTHING, instead="put adapters beside inputs"),
+    "adapters": unsupported(ANYTHING, instead="put adapters beside inputs"),
     "max_length": unsupported(INTEGER, instead="use max_new_tokens"),
     "min_length": unsupported(INTEGER, 0),
     "eos_token_id": unsupported(ANYTHING, instead="use stop_token_ids"),
@@ -119,7 +119,8 @@ TEXT_FIELDS: Fields = {
     "max_new_tokens": Field(INTEGER, "The same as `parameters.max_new_tokens`."),
     "adapters": Field(
         STRING_OR_STRINGS,
-        "The LoRA adapter to use, or a list with one adapter for each input of a batch. '': none.",
+        "The LoRA adapter to use, or a list with one adapter for each input of a batch. An "
+        "empty string means no adapter.",
     ),
     "options": ignored("Options of Hugging Face's hosted API."),
     "model": MODEL_IGNORED,
@@ -151,7 +152,7 @@ class TextRequest:
         return self.decoding.params.logprobs
 
     def prompt_field(self, index: int) -> str:
-        """Return the name of one input for errors."""
+        """Return the field name that errors use for one input."""
         return f"inputs[{index}]" if self.is_batch else "inputs"
 
     def decoding_of(self, index: int) -> Decoding:

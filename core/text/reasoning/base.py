@@ -26,7 +26,7 @@ class ReasoningParser(Protocol):
     """Whether the text so far ends inside the reasoning."""
 
     def push(self, text: str) -> list[Reasoning | str]:
-        """Add text and return the parts that are certain by now, in order."""
+        """Add text and return the parts that can no longer change, in order."""
         ...
 
     def flush(self) -> list[Reasoning | str]:

@@ -14,7 +14,7 @@ from core.text.tools.notation import Notation, json_head
 
 
 class _JsonListParser(SectionParser):
-    """A section ends with the end of its list."""
+    """A section ends where its JSON list ends."""
 
     def notation(self, special_tokens: Collection[str]) -> Notation:
         return Notation(json_head("arguments"), "}", ", ", opening=f"{self.mark}[", closing="]")

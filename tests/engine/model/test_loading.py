@@ -190,7 +190,7 @@ def test_no_weight_is_a_view_of_the_file(tiny_model, load):
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "mixtral", "gpt_oss", "ernie4_5"])
 def test_num_bytes_counts_the_stored_weights(tiny_model, load, architecture):
-    """fp32 weights that are not exact in bf16: each weight of the file counts once."""
+    """Each weight of the file counts once, in fp32, as these weights are not exact in bf16."""
     folder = tiny_model(architecture)
     with safe_open(folder / FILE, "pt") as file:
         total = sum(file.get_tensor(name).nbytes for name in file.keys())  # noqa: SIM118

@@ -20,7 +20,7 @@ def _needs_a_compiler():
 
 @pytest.fixture(params=TARGETS, ids=lambda target: target.name)
 def target(request, monkeypatch):
-    """Run with the library of one target."""
+    """Run with the C++ library for one CPU target."""
     if not request.param.features <= set(Path("/proc/cpuinfo").read_text().split()):
         pytest.skip("the CPU lacks its features")
     monkeypatch.setattr(shared_library, "host_target", lambda: request.param)

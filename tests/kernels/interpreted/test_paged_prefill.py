@@ -26,7 +26,7 @@ LONG = [(20, 400), (3, 3), (1, 330), (0, 90), (40, 201)]
 def check(lengths, options=None, *, num_splits=0, **shape):
     """Run paged_prefill with outputs and scratch filled with NaN first.
 
-    num_splits: at most. If there may be some, there are; they may be short.
+    num_splits: the most splits. Unless it is 0, there must be some; they may be as short as a tile.
     """
     paged = make_paged(lengths, **shape)
     options = (options or {}) | {"scale": SCALE}
@@ -53,7 +53,7 @@ def test_a_mixed_batch(block_size, dtype):
 
 @pytest.mark.parametrize(("num_splits", "block_size"), [(12, 16), (17, 64), (60, 32)])
 def test_splits_of_a_mixed_batch(block_size, num_splits):
-    """With room for 60, splits have as few keys as they can."""
+    """With up to 60 splits, they become as short as possible."""
     check(MIXED, num_splits=num_splits, block_size=block_size, dtype=torch.half, heads=(2, 1))
     check(LONG, num_splits=num_splits, block_size=block_size, heads=(2, 1))
 
@@ -111,7 +111,7 @@ def test_head_dims(head_dim, dtype):
 
 @pytest.mark.parametrize("window", [1, 2, 16, 31, 33, 64, 1000])
 def test_windows(window):
-    """64 query rows and a window of 1: whole key tiles are masked for some rows."""
+    """With 64 query rows and a window of 1, some rows see no key of some tiles."""
     check([(1, 131), (64, 128), (70, 70)], {"window": window}, heads=(2, 1))
 
 
@@ -132,7 +132,7 @@ def test_softcap_and_sinks(options):
 @pytest.mark.parametrize("cache_dtype", [torch.uint8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_fp8_caches(dtype, cache_dtype):
-    """With heads of 256, all tiles are masked."""
+    """With heads of 256, the kernel has one loop with masks for all tiles, instead of two loops."""
     options = {"key_scale": 0.37, "value_scale": 2.5}
     types = {"dtype": dtype, "cache_dtype": cache_dtype}
     for num_splits in (0, 8):
@@ -150,7 +150,7 @@ def test_large_scores_do_not_overflow():
     check(SHORT, spread=12.0, dtype=torch.float16)
 
 
-def test_more_sequences_than_one_step_of_the_search():
+def test_many_sequences_most_of_them_idle():
     idle = [(0, 7)] * 60
     check([*idle, *SHORT, *idle, *idle, *SHORT], heads=(1, 1))
 
