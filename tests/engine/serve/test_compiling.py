@@ -35,7 +35,7 @@ class Slow:
     def hold(self, sequences):
         """Do nothing, since all grammars are kept."""
 
-    def knows(self, form):
+    def is_compiled(self, form):
         if form.regex == "no grammar":
             raise RequestError("structured_outputs", "has none")
         return form.regex in self.known
