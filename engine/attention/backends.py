@@ -61,9 +61,10 @@ class AttentionBackend(Protocol):
         ...
 
     def scratch_bytes(self, call: AttentionCall, kv_dtype: torch.dtype, num_sequences: int) -> int:
-        """Return the most bytes that `attend` allocates besides its output in a step of such calls.
+        """Return the most bytes that `attend` allocates for such a call, besides its output.
 
-        num_sequences: the most sequences that decode in a step. Tensor contents are not read.
+        num_sequences: the most sequences that decode in a step. The contents of the call's tensors
+        are not read.
         """
         ...
 
@@ -122,7 +123,9 @@ class TorchBackend:
         torch_cache.write_kv(call.key, call.value, keys, values, slots)
 
     def scratch_bytes(self, call: AttentionCall, kv_dtype: torch.dtype, num_sequences: int) -> int:
-        return 0  # one sequence's K and V at a time; no step limit bounds its length
+        # The K and V of one sequence at a time. They are not counted, because no limit of a step
+        # bounds the length of a sequence.
+        return 0
 
     def attend(
         self, call: AttentionCall, keys: Tensor, values: Tensor, batch: PagedBatch

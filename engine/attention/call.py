@@ -11,7 +11,10 @@ from core.errors import ConfigurationError
 
 
 class UnsupportedModelError(ConfigurationError):
-    """The model cannot run on the paged KV cache. The message is the reason, without its name."""
+    """The model cannot run on the paged KV cache.
+
+    The message is the reason, without the model's name.
+    """
 
 
 class Rotation(NamedTuple):

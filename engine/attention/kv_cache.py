@@ -89,7 +89,7 @@ def _populate_in_background(regions: Sequence[Tensor]) -> None:
 
 
 def _populate_all(pieces: list[Tensor]) -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), POPULATE_NICENESS)  # this thread's
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), POPULATE_NICENESS)  # of this thread
     while pieces and threading.main_thread().is_alive():  # else the process is about to end
         if _populate(pieces.pop(0)):
             return  # memory is short: pages are allocated as steps write them

@@ -43,7 +43,8 @@ def make_plain(name: str, loader: Loader, block: str) -> Activation:
 
 
 def _of_transformers(name: str) -> Activation:
-    from transformers.activations import ACT2FN  # it imports transformers' models: over a second
+    # Imported only here, since it imports transformers' models, which takes over a second.
+    from transformers.activations import ACT2FN
 
     return ACT2FN[name]
 

@@ -116,8 +116,8 @@ class Checkpoint:
 def open_checkpoint(model_dir: Path, family: Family, language_model: str = "") -> Checkpoint:
     """Open the safetensors files of a model directory, the ones that transformers would read.
 
-    language_model: prefix of the tensors to take besides the head; '': take all. Older files have
-    the family's own prefix in its place.
+    language_model: take only the head and the tensors whose names have this prefix; '': take all.
+    Older files have the family's own prefix in place of this one.
 
     Raises UnsupportedModelError if the weights are in another format, ConfigurationError if a file
     is missing or broken.

@@ -74,7 +74,8 @@ class Decoder:
         self.linears = loader.linears
         self.num_bytes, self.num_weights = loader.num_bytes, loader.num_weights
         self.native: LayerRunner | None = None
-        """Runs the layers instead of `layers`, in steps that it supports; None if there is none."""
+        """Runs all layers in place of `layers`, in the steps that it supports. None: no runner
+        supports this decoder."""
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=loader.dtype).item()
 
     def __call__(
@@ -97,8 +98,8 @@ class Decoder:
             hidden.index_copy_(0, images.rows, images.embeddings)
         axes = None if images is None else images.positions
         angles = self.rotary(positions if axes is None else axes)
-        # The last layer drops the rows that need no logits after attention. With adapters it keeps
-        # all T rows, because the adapter mask has T rows.
+        # After its attention, the last layer drops the rows that need no logits. With adapters it
+        # keeps all T rows, because the adapter mask has T rows.
         last_rows = None if has_adapters or len(rows) >= len(hidden) else rows
         output: Tensor | None = None
         if self.native is not None and not has_adapters and self.native.supports(paged):
@@ -121,7 +122,10 @@ class Decoder:
         return hidden
 
     def _look_up(self, token_ids: Tensor) -> Tensor:
-        """Return the embeddings of the ids [T]: each is zero except on the rank that has it."""
+        """Return the embeddings of the ids [T].
+
+        Only one rank has the embedding of an id. The sum over ranks takes zeros from the others.
+        """
         if self.group.shard.is_whole:
             return F.embedding(token_ids, self.embedding)
         share = self.group.shard.vocabulary(self.spec.vocab_size)

@@ -1,4 +1,8 @@
-"""Mixture of experts: a router picks the top k experts of each token; all run grouped."""
+"""Mixture of experts: a router picks the top k experts of each token.
+
+Each projection is one grouped matmul: a single call multiplies the tokens of every expert by the
+weights of that expert.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +136,7 @@ class _Weights:
             bias = loader.checkpoint.take(f"{gate_up}_bias", count, 2 * width)
             self.gate_up_bias = loader.place(bias[:, gates_first])
             self.down_bias = loader.tensor(f"{down}_bias", count, hidden)
-            if loader.group.rank > 0:  # the sum over ranks then adds it once
+            if loader.group.rank > 0:  # so that the sum over ranks adds it once
                 self.down_bias = None
         elif gate_up in loader.checkpoint:
             gate_up_parts = (
@@ -158,7 +162,9 @@ class _Weights:
 def _transposed(
     loader: Loader, name: str, shape: tuple[int, int, int], order: Tensor
 ) -> Iterator[Stored]:
-    """Yield the weights [len(order), in] of a merged tensor, or of its MXFP4 form.
+    """Yield the weights of a merged tensor: [len(order), in] of each expert, one after another.
+
+    In MXFP4 they come as one weight, [experts * len(order), in].
 
     shape: the tensor's shape, [experts, in, out]. order: int64, the output to take for each row.
     """

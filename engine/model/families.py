@@ -17,7 +17,8 @@ class NormKind:
     subtracts_mean: bool = False
     offset: float = 0.0
     rounds_first: bool = True
-    """In low precision: round before multiplying by the weight (Llama), or after it (Gemma)."""
+    """Whether low precision rounds the normed values before the multiplication by the weight
+    (Llama), rather than after it (Gemma)."""
 
 
 RMS = NormKind()
@@ -47,7 +48,8 @@ class ExpertNames:
     always_normalizes: bool = False
     """Always normalize the top k scores to sum to 1, even without config.norm_topk_prob."""
     is_interleaved: bool = False
-    """gpt-oss: merged tensors are [experts, in, out], gate and up alternate and are clamped."""
+    """Whether the experts are stored as gpt-oss's: the merged tensors are [experts, in, out], and
+    the outputs of gate and up alternate. Such experts clamp both."""
 
 
 @dataclass(frozen=True, slots=True)

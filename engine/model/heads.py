@@ -41,9 +41,10 @@ def qkv_sources(spec: DecoderSpec, name: str, heads: Heads, order: Tensor | None
 
 
 def _rows(heads: range, dim: int, start: int = 0, order: Tensor | None = None) -> Tensor:
-    """Return the rows of these heads, [heads * dim] int64. start: number of heads before them.
+    """Return the rows of these heads, [heads * dim] int64.
 
-    order: the order of the elements within a head.
+    start: how many heads of other kinds precede them in a merged tensor. order: the order of the
+    elements within a head.
     """
     elements = torch.arange(dim) if order is None else order
     firsts = (torch.arange(heads.start, heads.stop) + start) * dim

@@ -50,9 +50,10 @@ class Loader:
         is_exact: bool = False,
         group: Group | None = None,
     ) -> None:
-        """is_transposed: whether the checkpoint stores linear weights as [in, out]. scheme: how it
-        is quantized, if it is. precision: quantize linear layers to it (option.quantize). is_exact:
-        linear layers must not round rows further.
+        """is_transposed: whether the checkpoint stores linear weights as [in, out]. scheme: how the
+        checkpoint is quantized; None: not at all. precision: what to quantize linear layers to
+        (option.quantize); None: nothing. is_exact: whether linear layers must multiply rows as they
+        are, without rounding them further.
 
         group: the ranks that share the model, each with its part; None: this rank has all of it.
         """
@@ -109,7 +110,7 @@ class Loader:
                 weight = self.quantized(weight)
             if columns is not None:  # after quantizing, so that all ranks have the same scales
                 weight = slice_columns(weight, columns)
-                bias = bias if self.group.rank == 0 else None  # the sum then adds it once
+                bias = bias if self.group.rank == 0 else None  # so that the sum adds it once
             weights.append(weight)
             biases.append(bias)
             end = start + source.num_outputs
@@ -141,7 +142,7 @@ class Loader:
     def head(self, name: str, vocab_size: int, embedding: Tensor, *, is_tied: bool) -> Linear:
         """Load this rank's rows of the output projection.
 
-        A tied head shares the embedding's tensor, unless it is quantized.
+        A tied head shares the embedding's tensor, unless it is quantized or packed into panels.
         """
         width = embedding.shape[1]
         if is_tied:
@@ -159,7 +160,8 @@ class Loader:
     def _tied_head(self, embedding: Tensor) -> Format:
         """Return the head that multiplies by the embedding.
 
-        Panels would be a second copy of it, so they are used only if bf16 represents it exactly.
+        Panels would be a second copy of the embedding, so they are used only if bf16 represents it
+        exactly.
         """
         weight = self.quantized(embedding, is_head=True)
         format: Format = Dense(embedding)
@@ -174,7 +176,10 @@ class Loader:
         return format
 
     def _vocabulary_part(self, weight: Stored) -> Stored:
-        """Return this rank's outputs of the head. Padding repeats the last row; nobody reads it."""
+        """Return this rank's outputs of the head, padded as `Shard.vocabulary` needs.
+
+        A quantized weight is padded with copies of its last row. Nobody reads the padding.
+        """
         if isinstance(weight, Tensor):
             return self._vocabulary(weight)
         share = self.group.shard.vocabulary(weight.shape[0])

@@ -80,7 +80,7 @@ class SplitRMSNorm:
     """An RMSNorm of rows that are split over ranks; this rank has [T, share]."""
 
     def __init__(self, weight: Tensor, eps: float, kind: NormKind, mean_square: MeanSquare) -> None:
-        """weight: [share]. mean_square: adds up the squares of all ranks."""
+        """weight: [share]. mean_square: adds up the ranks' sums of squares; returns the mean."""
         self._weight, self._eps, self._kind = weight.float(), eps, kind
         self._mean_square = mean_square
 

@@ -57,7 +57,8 @@ class Rotary:
             angles = torch.outer(positions.float(), frequencies)
         else:
             assert axes is not None, "only models with axes have such positions"
-            angles = positions[axes].T.float().contiguous() * frequencies  # kernels need rows
+            # The kernels need contiguous rows.
+            angles = positions[axes].T.float().contiguous() * frequencies
         cos, sin = angles.cos(), angles.sin()
         if factor != 1.0:
             cos, sin = cos * factor, sin * factor

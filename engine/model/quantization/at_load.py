@@ -50,7 +50,8 @@ def to_int8(weight: Tensor) -> IntegerWeight:
 def to_int4(weight: Tensor) -> IntegerWeight:
     """Round to 16 steps between the least and the largest value of each group of inputs.
 
-    Groups have 128 inputs, or fewer if 128 does not divide their number.
+    Groups have 128 inputs. If 128 does not divide the number of inputs, the groups have as many as
+    the greatest common divisor of the two; if that is less than 16, all inputs are one group.
     """
     group_size = math.gcd(weight.shape[1], GROUP_SIZE)
     if group_size < MIN_GROUP_SIZE:
@@ -71,7 +72,8 @@ QUANTIZERS: Mapping[str, Callable[[Tensor], Quantized]] = {
 }
 """Functions of fp32 weights [out, in], by the value of option.quantize."""
 HEAD_PRECISIONS: Mapping[str, str] = {"int8": "int8", "int4": "int8"}
-"""The precision of the head, by the value of option.quantize. Otherwise it is option.dtype.
+"""The precision of the head, by the value of option.quantize. With other values, the head keeps
+option.dtype.
 
 Errors of the head's weights go straight into the logits, so it never has 4 bits.
 """

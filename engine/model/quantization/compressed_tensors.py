@@ -22,7 +22,8 @@ class CompressedTensors:
     """`quant_method: compressed-tensors`.
 
     A layer's tensors show its format: `weight_packed` holds int4 or int8, `weight` int8 or FP8. If
-    activations are quantized, then row by row at run time, which is more exact than static scales.
+    activations are quantized, each row gets its scale at run time. This is more exact than the
+    static scales of the checkpoint, which are ignored.
     """
 
     markers: tuple[str, ...] = (".weight_scale",)
@@ -92,8 +93,11 @@ def _integers(
     zeros: Tensor | None,
     bits: int,
 ) -> IntegerWeight:
-    """Make a weight of codes [out, in]. It has scales and signed zeros for the whole layer, for
-    each output or for each group of inputs."""
+    """Make a weight of codes [out, in].
+
+    scales, zeros: one for the whole layer, one for each output, or one for each group of inputs of
+    an output. The zeros are signed; None means 0.
+    """
     rows, columns = codes.shape
     if scales.numel() == 1:
         scales = scales.reshape(1, 1).expand(rows, 1)

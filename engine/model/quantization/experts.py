@@ -21,8 +21,8 @@ class DequantizingExperts:
     """
 
     def __init__(self, weights: Sequence[Quantized], num_experts: int, dtype: torch.dtype) -> None:
-        """weights: on their device; together [experts * out, in], expert by expert. dtype: dtype
-        of the rows."""
+        """weights: already on their device. Together they are [experts * out, in], one expert after
+        another. dtype: dtype of the rows."""
         self._parts = [
             slice_rows(weight, range(start, min(start + ROWS_AT_ONCE, weight.shape[0])))
             for weight in weights

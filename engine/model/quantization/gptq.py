@@ -15,8 +15,8 @@ from engine.model.quantization.weights import IntegerWeight, PermutedWeight
 ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 """The number to add to stored zeros, by `checkpoint_format`: "gptq" stores zeros minus 1.
 
-GPTQModel subtracts from whole words, so that a zero of 0 borrows from its neighbour. For the same
-reason the 1 must be added to whole words.
+GPTQModel subtracts the 1s from whole int32 words, so that a zero point of 0 borrows from its
+neighbour in the word. For the same reason the 1s must be added to whole words.
 """
 
 

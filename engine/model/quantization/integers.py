@@ -19,9 +19,9 @@ from kernels.cpu.prepared import PreparedLinear
 class Integers:
     """A format for the C++ kernels of `kernels.cpu.integers`.
 
-    `is_rounded` rounds rows to 8 bits, with a scale for each row and up to 64 inputs: a product
-    of normally distributed rows changes by 0.6 % of its root mean square. Without it, products are
-    computed in fp32 with the values of `IntegerWeight.dequantized`.
+    With `is_rounded`, rows are rounded to 8 bits, with one scale for up to 64 inputs of a row. This
+    changes a product of normally distributed rows by 0.6 % of its root mean square. Without it, a
+    product is computed in fp32 with the values of `IntegerWeight.dequantized`.
     """
 
     def __init__(self, panels: IntegerPanels, *, is_rounded: bool) -> None:

@@ -191,7 +191,7 @@ def slice_rows(weight: Stored, rows: range) -> Stored:
 
 
 def slice_columns(weight: Stored, columns: range) -> Stored:
-    """Return the weight of some inputs. A group that is cut becomes smaller groups.
+    """Return the weight of some inputs. If the cut falls inside a group, all groups get smaller.
 
     Raises ConfigurationError if the weight cannot be cut there.
     """
@@ -223,7 +223,10 @@ def slice_columns(weight: Stored, columns: range) -> Stored:
 def _cut_groups(
     group_size: int, num_columns: int, columns: range, *of_groups: Tensor
 ) -> tuple[int, *tuple[Tensor, ...]]:
-    """Return the size of groups that end where the columns do, and the tensors [out, groups]."""
+    """Cut the tensors [out, groups] to `columns`; return the new group size and the cut tensors.
+
+    The new groups are small enough to begin and end where the columns do.
+    """
     if group_size >= num_columns:
         return len(columns), *of_groups
     size = math.gcd(group_size, columns.start, columns.stop)
