@@ -50,7 +50,7 @@ def _dequantized(checkpoint: Checkpoint, scheme: Scheme, num_experts: int) -> di
             continue
         layer = name.removesuffix(marker)
         weight = scheme.read(checkpoint, layer)
-        if isinstance(weight, Float4Weight):  # merged experts, which the model has transposed
+        if isinstance(weight, Float4Weight):  # merged experts, which transformers transposes
             experts = weight.dequantized().unflatten(0, (num_experts, -1))
             state[layer] = experts.transpose(1, 2).contiguous()
         else:
@@ -62,7 +62,7 @@ def _dequantized(checkpoint: Checkpoint, scheme: Scheme, num_experts: int) -> di
 def round_weights(model: Any, names: ExpertNames | None, precision: str) -> None:
     """Round the linear layers, experts and head of transformers' model as option.quantize does.
 
-    names: the family's. precision: the option's value.
+    names: the family's names of experts; None if it has no experts. precision: the option's value.
     """
     kept = (f".{names.router}", f".{names.router}.layer", f"{names.shared}_gate") if names else ()
     for name, module in model.named_modules():

@@ -83,7 +83,7 @@ def paged_logits(
 
 @torch.inference_mode()
 def eager_logits(model: Any, vocab_size: int) -> Tensor:
-    """Return the logits of a transformers model with eager attention, as `paged_logits`."""
+    """Return the same logits as `paged_logits`, from a transformers model with eager attention."""
     ids = torch.tensor([probe_ids(vocab_size)], device=model.device)
     positions = torch.arange(PROBE_LENGTH, device=model.device)[None]
     return model(input_ids=ids, position_ids=positions, use_cache=False).logits[0, -1].float()

@@ -70,9 +70,9 @@ def _check(source: ModelSource, spec: DecoderSpec, group: Group) -> None:
 
     All ranks compute our layers; rank 0 compares them, and the others follow its verdict.
 
-    They are compared in fp32. The run in low precision, or with rounded rows of quantized layers,
-    uses a loose limit, because a router's near ties may go either way. That run only catches
-    kernels that are plainly wrong.
+    The first comparison is in fp32. If the model will run in low precision or has quantized layers,
+    a second comparison runs it as it will serve. Its limit is loose, because a router's near ties
+    may go either way, so it only catches kernels that are plainly wrong.
     """
     is_low = source.dtype != torch.float32
     is_quantized = source.precision is not None or quantization_method(source.config) is not None

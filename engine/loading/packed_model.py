@@ -1,4 +1,7 @@
-"""`PackedModel`: our own decoder if the family table has the model, else transformers' code."""
+"""`PackedModel`: our own decoder if the family table has the model, else transformers' code.
+
+"Packed" means that a step computes the tokens of all sequences as one flat batch, without padding.
+"""
 
 from __future__ import annotations
 
@@ -99,8 +102,8 @@ def load_packed_model(
     group: the ranks that share the model; None: one rank.
 
     Raises UnsupportedModelError if no decoder reproduces the logits of transformers' own code,
-    ConfigurationError if the model's files are broken or `choice` is "own" and it has no own
-    decoder.
+    ConfigurationError if the model's files are broken, or if `choice` is "own" and our own decoder
+    cannot run the model.
     """
     model_type = source.config.model_type
     if model_type in VISION_FAMILIES:

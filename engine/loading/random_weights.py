@@ -59,7 +59,8 @@ def random_tensor(name: str, like: Tensor, deviation: float, device: torch.devic
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield a model's tensors by name. A tied head is the embedding, and comes under one name."""
+    """Yield a model's tensors by name. A tied head is the same tensor as the embedding, so it is
+    yielded only once, as the embedding."""
     for name, tensor in model.state_dict().items():
         if name not in model.all_tied_weights_keys:
             yield name, tensor

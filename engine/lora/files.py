@@ -43,7 +43,10 @@ class _Config(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """An adapter's factors for one linear layer, in its dtype. They add `b @ a` to its weight."""
+    """An adapter's factors for one linear layer, in the layer's dtype.
+
+    They add `b @ a` to the layer's weight.
+    """
 
     a: Tensor
     """[rank, in]."""

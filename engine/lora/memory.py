@@ -39,7 +39,7 @@ class Adaptable(Protocol):
 
     @property
     def parts(self) -> Mapping[str, Part]:
-        """By the names of the model's layers, which PEFT uses too."""
+        """The layers of the model that are merged here, by their names, which PEFT uses too."""
         ...
 
     def attach(self, add: Add) -> None:

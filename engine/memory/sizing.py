@@ -126,7 +126,8 @@ def _with_room_for_image(
 ) -> tuple[int, tuple[str, ...]]:
     """Return the tokens of a step that has room for an image besides all decodes, and notes.
 
-    Models whose images one step must compute whole need that room. An image could wait forever.
+    Some models must compute all of an image in one step. Without room for that, the image could
+    wait forever.
     """
     undivided = model.encoder.undivided_tokens if model.encoder is not None else 0
     needed = max_sequences + undivided
@@ -200,7 +201,10 @@ def _scratch_bytes(
 
 
 def max_model_len(options: Options, config: PreTrainedConfig) -> int:
-    """Return the maximum tokens of a sequence by the options and the config, whatever fits."""
+    """Return the most tokens of a sequence by the options and the config.
+
+    Memory may have room for fewer.
+    """
     text_config: Any = config.get_text_config()
     lengths = (getattr(text_config, name, None) or 0 for name in LENGTH_NAMES)
     trained_length = next((length for length in lengths if length > 0), None)
@@ -212,8 +216,8 @@ def kv_budget(
 ) -> int:
     """Return the bytes for a rank's KV blocks. Call it once the weights are loaded.
 
-    activation_bytes: left free for steps. num_local_ranks: ranks on this machine, which share its
-    memory on a CPU.
+    activation_bytes: bytes to leave free for steps. num_local_ranks: ranks on this machine, which
+    share its memory on a CPU.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)

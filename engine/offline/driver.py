@@ -27,7 +27,8 @@ class OfflineRequest:
         tokenizer: Tokenizer | None,
         adapter: str = "",
     ) -> None:
-        """prompt_index: index among the caller's prompts. adapter: name of a loaded one, or ''."""
+        """prompt_index: index among the caller's prompts. adapter: the name of a loaded adapter;
+        '': none."""
         self.prompt_index = prompt_index
         self.prompt_token_ids = prompt_token_ids
         self.params = params

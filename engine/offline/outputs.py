@@ -106,7 +106,10 @@ def output_delta(
 def prompt_logprobs(
     token_ids: Sequence[int], scores: Sequence[TopLogprobs], tokenizer: Tokenizer | None
 ) -> list[Logprobs | None]:
-    """Return one per prompt token, None for the first. scores: from the second token on."""
+    """Return the log-probabilities of each prompt token, with None for the first.
+
+    scores: those of the second token and all later ones.
+    """
     scored = zip(token_ids[1:], scores, strict=True)
     return [None, *(_by_token_id(token_id, score, tokenizer) for token_id, score in scored)]
 
