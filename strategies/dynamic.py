@@ -16,7 +16,7 @@ from strategies.memory.slots import SlotMemory
 
 
 class DynamicStrategy(ReservingStrategy):
-    """Starts a batch with `max_sequences` requests, or when the oldest waited `max_delay_s`."""
+    """Starts a batch once `max_sequences` requests wait, or the oldest has waited `max_delay_s`."""
 
     def __init__(self, memory: KVMemory, limits: Limits, max_delay_s: float) -> None:
         super().__init__(memory, limits)
