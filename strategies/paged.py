@@ -164,7 +164,7 @@ class PagedStrategy(Strategy):
         return num_needed - num_held + self.num_running <= self.memory.num_free_blocks
 
     def _num_blocks(self, group: SequenceGroup, lengths: list[int]) -> int:
-        """Return how many blocks a group needs if it shares only the prompt's full blocks.
+        """Return how many blocks a group needs if only the prompt's full blocks are shared.
 
         lengths: tokens of each sequence.
 

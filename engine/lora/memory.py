@@ -109,8 +109,8 @@ class _Factors:
         height = len(self._parts) * num_columns
         self._columns = linear.columns
         self.down = torch.zeros(height, len(linear.columns), **options)
-        """[layers * num_columns, in]: A of the first fused layer, then of the next, since all have
-        the same input."""
+        """[layers * num_columns, in]: the A matrices of the fused layers, one below the other. One
+        matmul computes all of them, since the layers have the same input."""
         self.up = {
             name: torch.zeros(num_columns, part.rows.stop - part.rows.start, **options)
             for name, part in self._parts.items()
