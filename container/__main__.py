@@ -210,7 +210,11 @@ def _model_dir(parsed: argparse.Namespace) -> Path | None:
 
 
 def _model_flag(parsed: argparse.Namespace) -> list[Setting]:
-    """Return the option.model_id that MODEL sets; empty if MODEL's directory finds the model."""
+    """Return the setting of option.model_id to MODEL, or an empty list if there is no need for it.
+
+    There is no need without MODEL, or if MODEL is a local path and neither --properties nor the
+    environment can name another model.
+    """
     path = _model_dir(parsed)
     if parsed.model is None:
         return []

@@ -50,7 +50,7 @@ class Fleet:
 
     @property
     def max_cpus(self) -> float:
-        """CPU cores that an update needs, when there are the most replicas."""
+        """CPU cores that an update needs when max_replicas are running."""
         surge = math.ceil(self.max_replicas * self.surge_percent / 100)
         return (self.max_replicas + surge) * self.cpus * self.options.nodes
 

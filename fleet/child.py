@@ -65,7 +65,7 @@ def _join(configuration: Configuration) -> int:
 
 
 def _on_nodes(configuration: Configuration, nodes: int, address: str) -> Configuration:
-    """Return the configuration of a replica whose ranks meet at an address, from several nodes."""
+    """Return the configuration of a replica whose ranks, on several nodes, meet at `address`."""
     options = dataclasses.replace(configuration.options, nodes=nodes, rank_address=address)
     return dataclasses.replace(configuration, options=options)
 

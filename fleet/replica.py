@@ -73,7 +73,7 @@ class Replica:
         return (self._name, *answer)
 
     async def check_health(self) -> None:
-        """Raise ContainerEndedError if the container has ended, or is not ready."""
+        """Raise ContainerEndedError if the container has ended, RuntimeError if it is not ready."""
         if not await self._container.is_ready():
             self._container.require_running()
             raise RuntimeError("the container's /ping does not return 200")

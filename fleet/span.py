@@ -30,7 +30,10 @@ class Span:
         return [{name: n for name, n in bundle.items() if n}] * self.bundles, strategy
 
     def fits(self, gpus_of_nodes: Sequence[int]) -> bool:
-        """Return whether nodes with these GPUs have room for all bundles, which must need GPUs."""
+        """Return whether nodes with these GPUs have room for all bundles.
+
+        Call it only if the bundles need GPUs.
+        """
         rooms = (num_gpus // self.gpus for num_gpus in gpus_of_nodes)
         return sum(min(room, 1) if self.is_strict else room for room in rooms) >= self.bundles
 
@@ -79,7 +82,8 @@ def _num_gpus(options: Options, gpus_of_nodes: Sequence[int]) -> int:
 def _num_nodes(options: Options, gpus_of_nodes: Sequence[int]) -> int:
     """Return the smallest number of equal parts in which the ranks fit on the nodes.
 
-    Return option.nodes if the options ask for no number of ranks, or one that `lay_out` refuses.
+    Return option.nodes if the options ask for no number of ranks, or for a number that `lay_out`
+    refuses.
     """
     degree = options.tensor_parallel_degree or ""
     if not degree.isdecimal() or options.copies > 1 or int(degree) % options.nodes:

@@ -57,13 +57,14 @@ def run_batch(
     num_workers: int = 256,
     command: Sequence[str] = COMMAND,
 ) -> Counter[str]:
-    """Append the outcome of each line of `source` to `output`, in the order in which they end.
+    """Append the outcome of each line of `source` to `output` as soon as the outcome is known.
 
     Lines whose outcomes `output` already has are skipped. Shows a progress bar. Return how many
     lines were answered, failed, and skipped.
 
     Raises ConfigurationError if a file or `num_workers` is unusable or the container does not
-    start, and BatchStoppedError if it ends too early or `output` cannot be written any more.
+    start, and BatchStoppedError if the container ends too early or `output` cannot be written any
+    more.
     """
     if not source.is_file():
         raise ConfigurationError(f"--input {source}: there is no such file")
@@ -139,7 +140,7 @@ class _Sender:
         self._counts = counts
         self._advance = advance
         self._failure: str | None = None
-        """Why outcomes cannot be written any more; the last one may be cut off."""
+        """Why outcomes cannot be written any more. The last one in the file may be cut off."""
 
     def send_all(self, source: Path, numbers: set[int], num_workers: int) -> None:
         """Send these lines. Raises BatchStoppedError unless each of them gets its outcome."""

@@ -2,8 +2,9 @@
 
 `python -m container.batch.child PARENT MODEL_DIR PROPERTIES SOCKET NUM_WORKERS FLAGS`
 
-PARENT is the id of the process that starts this one, which ends with it. MODEL_DIR and PROPERTIES
-are empty for their defaults. FLAGS are the flags of the command line, as JSON.
+PARENT is the id of the process that starts this one; this process ends when the parent ends. If
+MODEL_DIR or PROPERTIES is empty, its default is used. FLAGS are the flags of the command line, as
+JSON.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """A line of the output file."""
 
     id: str
-    """`line-N`, with the number of the input line, from 1. A resumed batch skips such lines."""
+    """`line-N`, where N is the number of the input line, from 1. A resumed batch skips the input
+    lines that have an outcome."""
     custom_id: str | None
     response: BatchResponse | None = None
     error: BatchError | None = None

@@ -18,8 +18,9 @@ from core.sizing import LENGTH_NAMES, LayerShape
 
 DTYPE_BYTES = {"fp32": 4, "float32": 4, "fp16": 2, "float16": 2, "bf16": 2, "bfloat16": 2}
 BYTES_PER_WEIGHT = {"fp8": 1.0, "int8": 1.0, "int4": 0.5 + 5 / 128}
-"""Bytes by the value of option.quantize. int4 has a scale of 4 bytes and a zero of 1 byte for each
-128 weights. fp8 and int8 have them for each output, which adds next to nothing."""
+"""Bytes by the value of option.quantize. int4 has a scale of 4 bytes and a zero point of 1 byte for
+each group of 128 weights. fp8 and int8 store such values only per output row, which adds next to
+nothing."""
 FILE_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
 """Bytes by safetensors' dtypes. All other dtypes have one byte."""
 INT8_HEADS = {"int8", "int4"}
@@ -59,7 +60,7 @@ class _Headers:
     """Totals over the headers of the weights' files."""
 
     num_elements: int
-    """Packed elements count once."""
+    """Elements of the files. An element into which several weights are packed counts once."""
     num_bytes: int
 
 
@@ -160,7 +161,8 @@ def _decoder(
         weights_bytes = _quantized_bytes(num_parameters, sizes, config, dtype, precision)
         if precision in INT8_HEADS:
             head = sizes["vocab_size"] * sizes["hidden_size"]
-            is_tied = config.get("tie_word_embeddings")  # then the embedding stays beside it
+            # A tied head is a copy in int8, beside the embedding in the model's dtype.
+            is_tied = config.get("tie_word_embeddings")
             weights_bytes += head if is_tied else head - head * DTYPE_BYTES[dtype]
     return Decoder(
         name=name,
@@ -213,7 +215,7 @@ def _quantized_bytes(
 
 
 def _bits(quantization: Mapping[str, Any]) -> str:
-    """Return the key of BYTES_PER_WEIGHT for a quantized checkpoint without its files."""
+    """Return the key of BYTES_PER_WEIGHT for a quantized checkpoint, from its config alone."""
     groups: Mapping[str, Any] = quantization.get("config_groups") or {}
     bits: int | None = quantization.get("bits") or quantization.get("w_bit")
     for group in groups.values():

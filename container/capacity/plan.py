@@ -34,7 +34,7 @@ from core.strategy_table import (
 CONTEXT_BYTES = 600 * 2**20
 """CUDA's context, its libraries' workspaces and CUDA graphs: an assumption, not yet measured."""
 SAMPLER_BYTES = 64
-"""Per logit of a step that samples with top-p, measured on a CPU."""
+"""Bytes per logit in a step that samples with top-p, measured on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +191,15 @@ def _tokens_reserved(options: Options, batching: Batching, request: Request, max
 
 
 def _step_bytes(decoder: Decoder, num_tokens: int, num_sequences: int) -> int:
-    """Return the peak of a step: a layer's activations, or the sampled logits."""
+    """Return the peak memory of a step: a layer's activations or the sampled logits, whichever
+    take more."""
     sampled = num_sequences * decoder.vocab_size * SAMPLER_BYTES
     return max(_layer_bytes(decoder, num_tokens), sampled)
 
 
 def _graph_bytes(decoder: Decoder, size: StepSize) -> int:
-    """Return the memory of the CUDA graphs: the forward pass of the largest, and fp32 logits."""
+    """Return the memory of the CUDA graphs: that of the largest graph's forward pass, and fp32
+    logits."""
     num_logits = size.num_sequences * decoder.vocab_size
     logits_bytes = num_logits * DTYPE_BYTES[decoder.dtype]
     layer_bytes = _layer_bytes(decoder, size.num_tokens)

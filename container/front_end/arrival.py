@@ -87,7 +87,8 @@ class Arrival:
         self._num_held = 0
         self._is_first_read = True
         self.upgraded: Mapping[str, Any] | None = None
-        """The WSGI environment of the request after which WebSocket frames follow, not HTTP."""
+        """The WSGI environment of the request that turned this connection into a WebSocket, or None
+        if the connection still carries HTTP."""
         client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES.maximum // 2)
 
     def __getattr__(self, name: str) -> Any:
@@ -179,7 +180,7 @@ class Arrival:
         gevent.sleep(0)
         with silent_timeout(timeout_s):
             while True:
-                # The timeout of a send is the socket's, so it also ends this read.
+                # A send sets its timeout on the socket itself, so the timeout may end this read.
                 with suppress(TimeoutError):
                     return self._client.recv(READ_BYTES)
         raise TimeoutError
@@ -226,7 +227,7 @@ def _refuse_other_protocols(data: bytes) -> None:
 
 
 class ArrivingBody(Body):
-    """A request's body whose errors are the client's: malformed chunks, or too many of them."""
+    """A request's body. Malformed chunks, or too many of them, count as errors of the client."""
 
     failed: bool
     """Whether reading raised an error. gunicorn's Body sets it."""

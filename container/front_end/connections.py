@@ -17,7 +17,7 @@ from core.errors import OverloadedError
 KEEPALIVE_S = 75
 """Longer than the 60 s for which AWS's load balancers keep idle connections."""
 EXTRA_CONNECTIONS = 64
-"""Connections beyond the maximum. They may only request a health path; the rest is refused."""
+"""Connections beyond the maximum. Their requests are refused, except those to a health path."""
 
 
 class Connections:

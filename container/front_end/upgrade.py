@@ -30,7 +30,7 @@ class UpgradeRoute:
         app.after_request(_mark_upgraded)
 
     def upgrade(self) -> Response:
-        """Accept an upgrade request (RFC 6455, section 4.2); 426 for any other request.
+        """Accept an upgrade request (RFC 6455, section 4.2). Answer any other request with a 426.
 
         Raises RequestError if the request is malformed, and Forbidden for a page of another origin.
         """
@@ -54,7 +54,8 @@ class UpgradeRoute:
         return Response(status=101, headers=accepted)
 
     def _check_origin(self) -> None:
-        """Refuse pages of another origin. Browsers let them read WebSockets, but not responses."""
+        """Refuse pages of another origin. Browsers keep HTTP responses from such pages, but let
+        them read WebSockets."""
         origin = request.headers.get("Origin")
         if origin is None or self._allowed_origin in ("*", origin):
             return
@@ -82,7 +83,7 @@ def _accept_token(key: str) -> str:
 
 
 def _mark_upgraded(response: Response) -> Response:
-    """Mark the connection, unless a hook has replaced the response with another one."""
+    """Mark the connection as a WebSocket, unless a hook has replaced the response."""
     if response.status_code == 101:
         request.environ["gunicorn.socket"].upgraded = request.environ
     return response

@@ -6,7 +6,8 @@ the graceful timeout ends, it makes the application fail the requests that are s
 that every stream gets a final record.
 
 gunicorn's own worker also waits without limit for a client that sends or reads slowly; `arrival`
-limits that. It also accepts no client at its maximum of connections; `connections` makes room.
+limits the time. With the maximum of connections open, gunicorn's worker accepts no client;
+`connections` makes room.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from container.http.request_context import client_body
 from core.errors import GenerationError
 
 Respond = Callable[[HookRequest], object]
-"""Returns the response to a request: the routes, or a hook around them."""
+"""A function that returns the response to a request. It is the routes, or a hook around them."""
 
 
 class HookedFlask(Flask):

@@ -47,7 +47,7 @@ def takes_request(function: Function) -> bool:
 def _finished(coroutine: Coroutine[Any, Any, object]) -> object:
     """Run a coroutine to its end. Raises RuntimeError if it waits for an event loop."""
     try:
-        while coroutine.send(None) is None:  # asyncio.sleep(0)
+        while coroutine.send(None) is None:  # asyncio.sleep(0) yields None
             gevent.sleep(0)
     except StopIteration as stop:
         return cast(object, stop.value)

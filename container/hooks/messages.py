@@ -53,7 +53,7 @@ class HookRequest:
 
 
 class HookResponse:
-    """The response to a request. A stream has no `body`, so that `hasattr` tells them apart."""
+    """The response to a request. A stream has no `body`, by which `hasattr` recognizes it."""
 
     def __init__(self, response: Response) -> None:
         self.inner = response

@@ -91,7 +91,7 @@ class RequestContext:
         return self.checked(lambda: read_body(self.body, self.mimetype))
 
     def form(self, fields: Fields) -> dict[str, object]:
-        """Parse a form with files, whose texts become the kinds of `fields`.
+        """Parse a form with files. Convert its texts to the types that `fields` expect.
 
         Raises UnsupportedMediaType for other types and RequestError for a malformed form.
         """
@@ -115,7 +115,7 @@ class RequestContext:
         return in_thread_if_long(read, size=len(self.body), long=LONG_BODY_BYTES)
 
     def warn(self, warnings: Sequence[str]) -> None:
-        """Report ignored fields in X-Longshore-Warning and, each for the first time, in the log."""
+        """Report ignored fields in X-Longshore-Warning. Log each warning only the first time."""
         for warning in filter(self.is_new_warning, warnings):
             logger.warning("request=%s event=field_ignored reason=%r", self.id, warning)
         if warnings:
@@ -157,7 +157,8 @@ def client_body() -> bytes:
 class LoggedWarnings:
     """The warnings that a worker has logged, so that a repeated one is not logged again.
 
-    Once there are MAX_WARNINGS, no warning is new: clients choose the fields' names.
+    Once there are MAX_WARNINGS, no further warning is logged: clients choose the fields' names, so
+    the warnings could otherwise grow without limit.
     """
 
     def __init__(self) -> None:

@@ -47,7 +47,7 @@ class Service:
                 yield part
                 if part.is_last:
                     return
-        except GenerationError:  # the deadline; a request that failed by itself has ended
+        except GenerationError:  # the deadline; a failed request has ended, so abort does nothing
             reply.abort("timeout")
             raise
         finally:
@@ -57,7 +57,7 @@ class Service:
 def json_response(body: object) -> Response:
     """Return a JSON response. A str must be JSON already; anything else is encoded as one line.
 
-    It ends with a newline, since AWS's `LineIterator` reads until one.
+    That line ends with a newline, because AWS's `LineIterator` reads until a newline.
     """
     if isinstance(body, str):
         return Response(body, mimetype="application/json")

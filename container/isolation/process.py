@@ -3,7 +3,7 @@
 A job that exceeds a limit, or crashes, ends the process; its parent then starts another.
 
 `python -m container.isolation.process PARENT`, with a socket as standard input. PARENT is the id of
-the process that starts this one, which ends with it.
+the process that starts this one; this process ends when the parent ends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from core.text.grammar_matcher import (
 )
 
 CPU_SECONDS = 1.0
-"""CPU time of a job. A grammar of usual size takes 10 ms, a conversation of 1 MB 20 ms."""
+"""Limit on a job's CPU time. A grammar of usual size takes 10 ms, a conversation of 1 MB 20 ms."""
 MEMORY_BYTES = 512 * 2**20
 """Memory that a job may add to the memory of the process at its start and of the tokenizer."""
 HELPER_STACK_BYTES = STACK_BYTES // 8

@@ -1,1 +1,4 @@
-"""Starts, monitors and stops the processes. Imports `configuration` and `models`."""
+"""Starts, monitors and stops the processes.
+
+Imports `configuration`, `models`, `security` and `tracing`.
+"""

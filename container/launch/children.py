@@ -9,19 +9,19 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 OPENMP_SPIN_COUNT = "10000"
-"""How often an idle OpenMP thread polls for work before it sleeps (GOMP_SPINCOUNT): about 0.2 ms.
+"""How many times an idle OpenMP thread polls for work before it sleeps (GOMP_SPINCOUNT).
 
-That covers the time Python needs between two matmuls. Waking sleeping threads for each matmul
-costs up to a third of the engine's speed on a CPU (docs/benchmarks.md); spinning for longer takes
-CPU time from the front end.
+This takes about 0.2 ms, which covers the time that Python needs between two matmuls. Waking
+sleeping threads for each matmul costs up to a third of the engine's speed on a CPU
+(docs/benchmarks.md); spinning for longer takes CPU time from the front end.
 """
 
 
 class Child:
     """A child process in its own session, so that a terminal's Ctrl-C does not reach it.
 
-    Create it in the main thread. The child itself must call `core.processes.die_with_parent`,
-    for which its command has this process's id.
+    Create it in the main thread. The child itself must call `core.processes.die_with_parent` with
+    this process's id, which the caller puts into `command`.
     """
 
     def __init__(

@@ -18,9 +18,9 @@ from core.options import Options
 logger = logging.getLogger(__name__)
 
 _FINAL_EXIT_CODES = (ConfigurationError.exit_code, InsufficientMemoryError.exit_code)
-"""Exit codes of an engine that would fail again if it were restarted. They do not count once an
-engine has served: then the configuration was right, and something else has changed, such as a
-machine with ranks."""
+"""Exit codes of an engine that would fail again if it were restarted. An engine that has served may
+be restarted even after these codes: its configuration was right, and something else has changed,
+such as a machine with ranks."""
 
 
 class EngineProcess:
@@ -65,7 +65,7 @@ class EngineProcess:
 
     @property
     def final_exit_code(self) -> int:
-        """The exit code of the container, if the end of this engine ends it."""
+        """The exit code of the container, if the end of this engine ends the container."""
         code = self.child.exit_code
         if code in _FINAL_EXIT_CODES:
             return code

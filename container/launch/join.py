@@ -33,7 +33,8 @@ def join(
 ) -> int:
     """Run ranks until a signal arrives. A rank that ends is started again, for the next engine.
 
-    model_dir: absolute; each new engine follows its links anew. variables: the environment.
+    model_dir: an absolute path. Its symbolic links are followed again for each new engine.
+    variables: the environment.
     Return the exit code: 0 after a signal, else the exit code of a rank that rank 0 refused.
 
     Raises ConfigurationError if the options are for one machine, or the address or key is missing.

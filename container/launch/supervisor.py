@@ -47,7 +47,8 @@ _MAX_SOCKET_PATH = 100
 class Commands:
     """The commands of the child processes.
 
-    Each command gets the launch file's path appended, and an engine's also the copy's number.
+    This process's id and the launch file's path are appended to each command, and the number of the
+    copy to an engine's.
     """
 
     engine: Sequence[str] = python_command("engine")
@@ -103,7 +104,7 @@ class Supervisor:
                     engine.close()
 
     def _start_engine(self, copy: int, context: zmq.Context[zmq.Socket[bytes]]) -> EngineProcess:
-        # Its temporary files disappear with the run directory, however it ends.
+        # The engine's temporary files disappear with the run directory, however the engine ends.
         variables = {**os.environ, "TMPDIR": str(Path(self._launch_path).parent)}
         return EngineProcess(
             "engine" if self._layout.num_copies == 1 else f"engine of copy {copy}",
@@ -202,7 +203,8 @@ def supervise(
         _require_meeting_point(options, prepared.task)
     configure_logs(options.log_format, options.log_level, name)
     print_line = _log_line if options.log_format == "json" else _print_line
-    # Beside the socket, so that its owner also removes the files of a killed supervisor.
+    # The run directory is beside the socket, so that the socket's owner also removes the files of a
+    # killed supervisor.
     with run_directory(socket and socket.parent) as run_dir:
         launch = Launch(
             model_dir=str(prepared.model_dir.resolve()),

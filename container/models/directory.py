@@ -74,8 +74,8 @@ def resolve_model_dir(configuration: Configuration, model_dir: Path) -> Path:
 def configured_model_path(configuration: Configuration, model_dir: Path) -> Path:
     """Return option.model_id as a path, or `model_dir` if the option is not set.
 
-    A relative path starts at the directory of serving.properties. Nothing may exist at the path,
-    as when option.model_id is an id on the hub.
+    A relative path starts at the directory of serving.properties. The path need not exist: if
+    option.model_id is an id on the hub, it usually does not.
     """
     model_id = configuration.options.model_id
     if model_id is None:

@@ -20,7 +20,8 @@ def find_hooks(configuration: Configuration, model_dir: Path) -> dict[str, str]:
     """Return the hooks by the names of their options, each as /PATH/FILE.py:FUNCTION.
 
     Files are looked for as `handler_file.find_handler` does. Raises ConfigurationError if a file is
-    missing, or if two options name functions for the same place.
+    missing, or if option.pre_post_process_hook is set together with option.pre_process_hook or
+    option.post_process_hook.
     """
     given = {name: getattr(configuration.options, name) for name in HOOKS}
     given = {name: text for name, text in given.items() if text is not None}

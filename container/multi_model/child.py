@@ -2,7 +2,9 @@
 
 `python -m container.multi_model.child PARENT URL NAME SOCKET SHARE_OF_OTHERS OVERRIDES`
 
-PARENT is the id of the process that starts this one, which ends with it.
+PARENT is the id of the process that starts this one; this process ends when the parent ends.
+SHARE_OF_OTHERS is the fraction of the GPU's memory that other models use. OVERRIDES is what
+`Overrides.as_json` returns.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ def main(
 
 
 def with_gpu_share_of_others(configuration: Configuration, share: float) -> Configuration:
-    """Return the configuration for a GPU of whose memory other models use this share.
+    """Return the configuration for a GPU on which other models use this share of the memory.
 
     An engine counts all used memory of its GPU, including that of other processes, against
     option.gpu_memory_utilization. So the share of the others is added to this option.

@@ -61,7 +61,7 @@ class Models:
 
         Loading continues even if the client that requested it disconnects. Raises RefusedError: 400
         if the model cannot be loaded, 409 if the name is taken, 507 if there is not enough memory.
-        All processes of a model that fails to load are gone by then.
+        If loading fails, all processes of the model are gone before the error is raised.
         """
         while (known := self._models.get(name)) is not None:
             if known.status != "FAILED":

@@ -24,7 +24,8 @@ class Needs:
     """option.gpu_memory_utilization."""
     may_use_gpu: bool
     min_bytes: int
-    """Bytes for weights, adapters and the KV cache if the options fix its size; 0 if unknown."""
+    """Bytes for the weights and the adapters, and for the KV cache if the options fix its size. 0
+    if unknown."""
 
 
 def estimate_needs(url: Path, variables: Mapping[str, str], overrides: Overrides) -> Needs:

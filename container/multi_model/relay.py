@@ -61,7 +61,7 @@ class _Exchange:
         response = self._connection.getresponse()
         pieces = self._pieces(response)
         first = next(pieces, b"")
-        # These have no body, whatever their Content-Length says.
+        # Responses with status 204 or 304 have no body, whatever their Content-Length says.
         length = ("content-length",) if response.status in (204, 304) else ()
         dropped = {*HOP_BY_HOP, *length}
         headers = [header for header in response.getheaders() if header[0].lower() not in dropped]
@@ -75,7 +75,8 @@ class _Exchange:
         self._connection.close()
 
     def _pieces(self, response: HTTPResponse) -> Iterator[bytes]:
-        """Yield the body. Raises ConnectionResetError if it is cut off, as the client must see."""
+        """Yield the body. Raises ConnectionResetError if the body is cut off, so that the client
+        gets no complete response either."""
         left = response.length
         try:
             while piece := response.read1(_PIECE_BYTES):

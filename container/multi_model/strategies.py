@@ -64,7 +64,8 @@ def compare_strategies(
     if any(flag.key == "option.batching" for flag in flags):
         raise ConfigurationError(f"{FLAG} and --batching both name strategies; give one of them")
     options = configuration.options
-    own = {} if options.ui == "false" else {"option.ui": "true"}  # the front decides who sees it
+    # The front process decides who sees the page.
+    own = {} if options.ui == "false" else {"option.ui": "true"}
     if gpus and options.device != "cpu":
         share = options.gpu_memory_utilization / math.ceil(len(names) / len(gpus))
         rounded = math.floor(share * _SHARE_STEPS) / _SHARE_STEPS

@@ -62,7 +62,7 @@ def read_api_keys(path: Path) -> tuple[ApiKey, ...]:
 def find_api_key(keys: Sequence[ApiKey], given: str) -> int | None:
     """Return the index of the key that a client sent, or None.
 
-    The time does not depend on which key matches, nor on how much of one does.
+    The time depends neither on which key matches nor on how many characters of a key match.
     """
     digest, found = _digest(given), None
     for index, key in enumerate(keys):

@@ -26,7 +26,7 @@ class RateLimits:
     are computed, because the length of an answer is not known earlier. So the request that empties
     the bucket of tokens runs to its end, and later requests are refused until the debt is paid.
 
-    Create it before the workers are forked: the levels are in a file in memory that all of them
+    Create it before the workers are forked: the levels are in a file in memory that all workers
     map, and a lock on that file guards them. The kernel releases the lock of a process that dies.
     """
 

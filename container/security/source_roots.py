@@ -38,7 +38,7 @@ class SourceRoots:
 
 
 def source_roots(options: Options, own: Iterable[Path]) -> SourceRoots:
-    """Return the roots of `option.source_roots`, or else SageMaker's, and the model's `own`."""
+    """Return the model's `own` roots and those of `option.source_roots`, by default SageMaker's."""
     if options.source_roots is None:
         return SourceRoots([SAGEMAKER_ROOT, *own])
     # An empty entry, as in `/a:`, would be the working directory.
