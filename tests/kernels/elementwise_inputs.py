@@ -1,4 +1,4 @@
-"""Strided rows as in a merged projection, with poison in between."""
+"""Strided rows, as in a merged projection, with NaN between them."""
 
 from __future__ import annotations
 

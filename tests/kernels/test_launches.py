@@ -1,4 +1,4 @@
-"""How many kernels a decoder's layer, beside its products, and the sampler launch on a GPU."""
+"""How many kernels a decoder's layer (without matrix products) and the sampler launch on a GPU."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Operations(TorchDispatchMode):
 
 
 def launches(num_layers, num_prompt_tokens, is_captured):
-    """Triton kernels, torch kernels and products of a step of 8 decodes and a prompt chunk.
+    """Count Triton kernels, torch kernels and products of a step of 8 decodes and a prompt chunk.
 
     is_captured: the host does not know the lengths, as in a CUDA graph, so prompts are split.
     """
@@ -131,7 +131,8 @@ SAMPLING = {
     ids=lambda batch: f"{len(batch)}-{batch[0]}",
 )
 def test_launches_of_the_sampler(batch, dtype):
-    """Also counts the copy of the parameters. As many for any mix of filters and any batch."""
+    """The number is the same for any mix of filters and any batch. The copy of the parameters
+    counts as well."""
     launched, torch_own = launches_of_sampling(batch, dtype)
     assert launched == SAMPLING
     assert sum(launched.values()) + sum(torch_own.values()) <= 11, torch_own
@@ -144,7 +145,7 @@ def test_greedy_rows_launch_no_draw():
 
 
 def launches_of_sampling(batch, dtype):
-    """Triton kernels and torch kernels of a step that samples a row for each set of parameters."""
+    """Count Triton and torch kernels of a step that samples a row for each set of parameters."""
     triton = make_sampling_kernels(torch.device("cuda"))
     rows = [
         Row(Sequence(id, [1, 2], SamplingParams(seed=id, **changes)), 2)
