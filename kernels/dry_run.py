@@ -56,7 +56,7 @@ class FakeCuda:
 
 
 class IdleCuda(FakeCuda):
-    """Also has the part of the driver that loading and launching need."""
+    """Adds the part of the driver that loading and launching need."""
 
     def __init__(self, arch: int) -> None:
         super().__init__(arch)

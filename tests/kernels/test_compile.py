@@ -118,7 +118,8 @@ def test_instructions_for_a_kilobyte_of_keys_and_values(arch, formats, most):
     ],
 )  # fmt: skip
 def test_as_many_decodes_fit_as_the_table_says(arch, head_dim, formats, group):
-    """Otherwise the splits meant to fill the GPU would not run at once, or would not fill it."""
+    """If the table were wrong, the splits that are meant to fill the GPU would not run at once, or
+    would not fill it."""
     query, cache = variants.FORMATS[formats]
     (launch,) = compiled(arch, variants.Variant("decode", head_dim, (query, cache), group))
     assert not faults(launch.kernel, arch)

@@ -93,7 +93,7 @@ def test_a_batch_without_new_tokens():
 @pytest.mark.parametrize("extras", [{}, {"sinks": True}, {"window": 700, "softcap": 3.0}])
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_a_long_context_is_split(extras, num_threads, make_sinks):
-    """With few work items, each decode and each chunk splits its keys."""
+    """If there are few work items, the keys of long decodes and chunks are split."""
     options = {**extras, "scale": 0.2}
     if "sinks" in options:
         options["sinks"] = make_sinks(2)
