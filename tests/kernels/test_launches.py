@@ -21,8 +21,8 @@ from kernels import dry_run
 NUM_LAYERS = 3
 PRODUCTS = {"linear", "mm", "addmm"}
 NO_LAUNCH = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "alias"}
-"""Operations that launch no kernel, as they only allocate or make a view. `func.is_view` finds other
-views."""
+"""Operations that only allocate or make a view, and so launch no kernel. `func.is_view` finds
+other views."""
 IN_A_LAYER = {
     "add_rms_norm_kernel": 2,
     "rotary_write_kv_kernel": 1,
