@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TextIO
 
 STAGES = ("Collecting", "Downloading", "Using cached", "Building", "Installing", "Preparing")
-"""How lines of pip begin that say what it does now."""
+"""The first words of those output lines of pip that say what it is doing."""
 REFRESH_S = 0.5
 MIB = 2**20
 
@@ -30,7 +30,7 @@ def install(arguments: Sequence[str], site: Path, out: TextIO) -> int:
     site: the directory whose growth is the size of what was installed.
     """
     started, before = time.monotonic(), _size(site)
-    # Its standard error stays ours.
+    # pip inherits our standard error, so its warnings and errors appear as they come.
     command = [sys.executable, "-m", "pip", "install", "--progress-bar", "off", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as pip:
         assert pip.stdout is not None
@@ -52,7 +52,7 @@ def install(arguments: Sequence[str], site: Path, out: TextIO) -> int:
 
 
 def stage(lines: Sequence[str]) -> str:
-    """Return the last line that says what pip does, or a text for before the first one."""
+    """Return the newest line that says what pip is doing. Before there is one: "starting pip"."""
     said = (line.strip() for line in reversed(lines) if line.lstrip().startswith(STAGES))
     return next(said, "starting pip").partition(": ")[0]  # a list of packages may follow
 
@@ -66,7 +66,7 @@ def summary(lines: Iterable[str]) -> str:
 
 def _collect(source: Iterable[str], lines: list[str]) -> None:
     for line in source:
-        lines.append(line)  # one by one, since they are read meanwhile
+        lines.append(line)  # one by one, since `install` reads the list meanwhile
 
 
 def _overwrite(out: TextIO, text: str) -> None:

@@ -49,7 +49,8 @@ MOVED = (
     )),
     "models/demo",
 )  # fmt: skip
-"""What moves below `longshore`. Of the benchmarks, only what `longshore simulate` needs."""
+"""What moves below `longshore`. Of the benchmarks, only those parts move that `longshore simulate`
+needs."""
 KEPT = ("LICENSE", "README.md", "pyproject.toml", PARENT)
 
 

@@ -1,7 +1,7 @@
 """Remove what a server does not need from the environment, and print the sizes.
 
-That is: libraries' tests, headers and build tools, disassemblers, profilers, and botocore's data on
-some 400 AWS services that downloading a model from S3 does not use.
+It removes libraries' tests, headers and build tools, disassemblers, profilers, and botocore's data
+on some 400 AWS services that downloading a model from S3 does not use.
 """
 
 from __future__ import annotations

@@ -32,13 +32,13 @@ def row_offsets(
     """Return where the rows of key tile `tile` begin in the cache: [BLOCK_N] int64, in elements.
 
     blocks: the ids that `block_ids` loaded for this tile. PRECISION: the precision of tl.dot. If a
-    tile lies in one block, its id becomes a scalar for fp32 ("ieee") and stays a tensor for tensor
-    cores: compiled the other way round, some shapes spill registers.
+    tile lies in one block, the block's id becomes a scalar for fp32 ("ieee") and stays a tensor for
+    tensor cores: compiled the other way round, some shapes spill registers.
 
-    NOTE: without the hint, the compiler cannot see the alignment behind the reshape and reads the
-    cache two bytes at a time. The hint holds because wrappers refuse strides that are not multiples
-    of 16. If the hint were wrong, a GPU would report a misaligned access, and the interpreter would
-    report nothing.
+    NOTE: without the hint tl.multiple_of, the compiler cannot see the alignment behind the reshape
+    and reads the cache two bytes at a time. The hint holds because wrappers refuse strides that are
+    not multiples of 16. If the hint were wrong, a GPU would report a misaligned access, and the
+    interpreter would report nothing.
     """
     ROWS: tl.constexpr = min(BLOCK_N, BLOCK_SIZE)
     offsets = (tile * BLOCK_N % BLOCK_SIZE + tl.arange(0, ROWS)) * token_stride
@@ -59,7 +59,7 @@ def rows_and_next_blocks(
 
     blocks: the ids of tile `tile`, loaded in the iteration before. If K and V addresses depended on
     a load of the same iteration, Triton's pipeliner would give K and V fewer buffers than
-    num_stages. The ids keep the type of `blocks`.
+    num_stages. The returned ids have the type of `blocks`.
     """
     rows = row_offsets(blocks, tile, block_stride, token_stride, BLOCK_SIZE, BLOCK_N, PRECISION)
     next_blocks = block_ids(table_ptr, tile + 1, context_len, BLOCK_SIZE, BLOCK_N)
@@ -93,9 +93,10 @@ def load_rows(
 def to_fp16(query):
     """Return a bf16 query in fp16, and the factor by which each row was divided.
 
-    With fp8 caches both products are computed in fp16, which holds every e4m3 number. A query may
-    be too large for it, so each row is divided by the power of two of its largest number. Numbers
-    that are at least 2^-7 times as large stay exact. All errors are below 2^-25 of the largest.
+    With fp8 caches both products are computed in fp16, which holds every e4m3 number. A bf16 query
+    may be too large for fp16, so each row is divided by the power of two of its largest number.
+    Numbers of at least 2^-7 times the largest stay exact. All errors are below 2^-25 of the
+    largest.
     """
     wide = query.to(tl.float32)
     largest = tl.max(tl.abs(wide), 1).to(tl.int32, bitcast=True)
@@ -131,9 +132,10 @@ def softmax_step(
 
 @triton.jit
 def unknown_zero(pointer, value):
-    """Load `value` again from `pointer` and return the difference: 0, unknown to the compiler.
+    """Return 0 in such a way that the compiler does not know that it is 0.
 
-    Offsets that include it are computed after a loop. Without it, the compiler computes them before
-    the loop and keeps them in up to 32 registers per thread, and some kernels spill.
+    It is the difference between `value` and the same value, loaded again from `pointer`. Offsets
+    to which it is added are computed after a loop. Without it, the compiler would compute them
+    before the loop and keep them in up to 32 registers per thread, and some kernels would spill.
     """
     return tl.load(pointer, volatile=True).to(tl.int32) - value

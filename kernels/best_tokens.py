@@ -54,7 +54,10 @@ def best_of_chunk_kernel(
 def best_of_row_kernel(
     best_tokens, normalizers, orders, tokens, tops, sums, num_chunks, CHUNKS: tl.constexpr
 ):
-    """Program n combines the chunks of row n. CHUNKS: their number, up to a power of two."""
+    """Program n combines the chunks of row n.
+
+    CHUNKS: num_chunks, rounded up to a power of two.
+    """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, CHUNKS)
     is_chunk = chunk < num_chunks
@@ -65,7 +68,7 @@ def best_of_row_kernel(
     chunk_top = tl.load(tops + place, mask=is_chunk, other=float("-inf"))
     chunk_sum = tl.load(sums + place, mask=is_chunk, other=0.0)
     top = finite(tl.max(chunk_top, 0))
-    # A chunk's sum is relative to its top, or to 0 if that is infinite.
+    # A chunk's sum is relative to its top, or to 0 if the top is infinite.
     relative = tl.where(chunk_top == float("inf"), 0.0, chunk_top)
     total = tl.sum(chunk_sum * tl.exp(relative - top), 0)
     tl.store(normalizers + row, tl.log(total) + top)

@@ -11,7 +11,7 @@ from kernels.cache_table import CacheTable
 
 @triton.jit
 def copy_blocks_kernel(addresses, strides, sizes, pairs, TILE: tl.constexpr):
-    """Program (p, c, i) copies the i-th TILE words of cache c's block, for pair p."""
+    """Program (p, c, i) copies, for pair p, the i-th tile of TILE words of a block of cache c."""
     cache = tl.program_id(1)
     size = tl.load(sizes + cache)
     words = tl.program_id(2) * TILE + tl.arange(0, TILE)

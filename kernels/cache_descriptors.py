@@ -55,7 +55,10 @@ def check_descriptors(
     tile_keys: int,
     window: int | None,
 ) -> None:
-    """Raise ValueError if the current GPU cannot load tiles of `tile_keys` keys through them."""
+    """Raise ValueError if these descriptors cannot load tiles of `tile_keys` keys of these caches.
+
+    tile_keys, window: those of the call of paged_prefill. The current GPU must have TMA.
+    """
     if descriptors.keys.base is not key_cache or descriptors.values.base is not value_cache:
         raise ValueError("descriptors of other caches: describe these")
     if key_cache.shape[1] != tile_keys:

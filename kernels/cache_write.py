@@ -61,7 +61,7 @@ def write_kv_kernel(
     KEY_TILE: tl.constexpr,
     VALUE_TILE: tl.constexpr,
 ):
-    """Program (t, h) writes K and V of the h-th HEADS_PER_TILE heads of token t."""
+    """Program (t, h) writes K and V of the h-th group of HEADS_PER_TILE heads of token t."""
     token = tl.program_id(0).to(tl.int64)
     first_head = tl.program_id(1) * HEADS_PER_TILE
     slot = tl.load(slot_mapping + token).to(tl.int64)

@@ -19,9 +19,10 @@ from kernels.token_weights import END_KEY, DrawnRows, key_of, load_scores, weigh
 CHUNK = 4096
 """Tokens of a program."""
 LANES = 64
-"""Up to this k, top-k needs only the scores that are among a chunk's highest."""
+"""For a k of up to LANES, top-k needs only the LANES highest scores of each chunk."""
 MARGIN = tl.constexpr(0.1)
-"""Subtracted from a score, so that rounding errors do not matter."""
+"""Subtracted from the score below which top-p drops all tokens, so that rounding errors do not
+matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +34,20 @@ class Candidates:
     counts: Tensor
     """[R] int32: the number of candidates."""
     rests: Tensor
-    """[R, chunks] int64: the weights of the tokens that are not candidates of top-p."""
+    """[R, chunks] int64: the sum of the weights of the tokens that are not candidates of top-p."""
 
 
 @triton.jit
 def end_of_top_k(scores, CHUNK: tl.constexpr, LANES: tl.constexpr):
     """Return a key past the LANES highest scores of a chunk."""
-    # At least LANES tokens reach the lowest of the maxima of LANES groups.
+    # The lowest of the maxima of LANES groups: at least one token of each group is as high.
     highest = tl.max(tl.reshape(scores, [CHUNK // LANES, LANES]), 0)
     return tl.minimum(key_of(tl.min(highest, 0)) + 1, END_KEY)
 
 
 @triton.jit
 def end_of_top_p(width, top_p):
-    """Return a key that top-p never keeps: tokens from this key on have less mass than 1 - p."""
+    """Return a key that top-p never keeps: all tokens from this key on have a mass below 1 - p."""
     # The mass of all tokens is at least the mass of the most likely token, whose score is 0. The
     # division is in fp32, as one in fp64 would call a function, which needs a stack.
     score = tl.log((1.0 - top_p).to(tl.float32) / width) - MARGIN
@@ -88,8 +89,8 @@ def collect_candidates(logits: Tensor, token_ids: Tensor, drawn_rows: DrawnRows)
     """Return the candidates of the R drawn rows that have top-k, top-p or typical-p.
 
     logits: [N, vocabulary] in fp32, fp16 or bf16, rows contiguous; token_ids: [N] int64, each row's
-    most likely token. The other rows have no candidates. Raises ValueError for other shapes,
-    strides and types.
+    most likely token. Drawn rows without these filters have no candidates. Raises ValueError for
+    other shapes, strides and types.
     """
     drawn_rows.check(logits, token_ids)
     num_draws, width = len(drawn_rows.row_index), logits.shape[1]

@@ -23,7 +23,7 @@ TABLE = Path(__file__).with_name("configurations.json")
 @dataclass(frozen=True, slots=True)
 class AttentionConfiguration:
     block_m: int
-    """Maximum rows in a tile: query heads, in prefill times query tokens."""
+    """Maximum rows in a tile. A row is a query head; in prefill, a query head of one token."""
     block_n: int
     """Keys in a tile."""
     num_warps: int
@@ -31,11 +31,12 @@ class AttentionConfiguration:
     """Triton's pipeline depth. K and V have this many buffers in shared memory if tensor cores read
     them from there (wgmma), and one less if they read registers (mma.sync)."""
     max_registers: int | None = None
-    """Registers per thread. If None, the assembler may spill some so that more programs fit on a
-    multiprocessor; it does not know that shared memory has no room for more."""
+    """Limit of registers per thread. If None, the assembler chooses. It may then spill registers so
+    that more programs fit on a multiprocessor, not knowing that shared memory has no room for more
+    programs."""
     programs_per_processor: int = 1
-    """Programs that a streaming multiprocessor runs at once, by shared memory and registers. The
-    keys are split into as many programs as the GPU can run."""
+    """Programs for which a streaming multiprocessor has enough shared memory and registers at once.
+    The number of splits of the keys depends on it."""
 
 
 def attention_configuration(

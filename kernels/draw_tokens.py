@@ -1,8 +1,9 @@
 """Draws a token for each row by inverse transform sampling, without a sum over the whole row.
 
 The first launch sums the weights of each chunk of a row. The second launch multiplies the total by
-a uniform random number, finds the chunk in which the running sum passes this threshold, and then
-the token in this chunk. Sums are integers, so a sum over the whole row would find the same token.
+a uniform random number, which gives a threshold. It finds the chunk in which the running sum passes
+the threshold, and then the token in this chunk. Sums are integers, so a sum over the whole row
+would find the same token.
 `kernels.token_weights.Limits` explains the keys and scores.
 """
 
@@ -81,7 +82,7 @@ def draw_tokens_kernel(
     )  # fmt: skip
     is_passed = before + tl.cumsum(weights, 0) <= threshold
     token = found * CHUNK + tl.sum(is_passed.to(tl.int32), 0)
-    # Every thread has to read the row's most likely token above before one overwrites it.
+    # All threads have to read the row's most likely token above before one thread overwrites it.
     tl.debug_barrier()
     tl.store(token_ids + tl.load(row_index + draw), token.to(tl.int64))
 

@@ -1,7 +1,8 @@
-"""Runs the real wrappers on CPU tensors for a GPU that is not there: compiles, launches nothing.
+"""Runs the real wrappers on CPU tensors for a GPU that is not there. Nothing is launched.
 
-The wrappers choose tile sizes and pass real strides. So the compiled code is exactly the code that
-they would launch, with the same specializations (divisibility by 16, constants).
+Launches only compile their kernel. The wrappers choose tile sizes and pass real strides. So the
+compiled code is exactly the code that they would launch, with the same specializations
+(divisibility by 16, constants).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class FakeCuda:
 
 
 class IdleCuda(FakeCuda):
-    """Also has the part of the driver that loading and launching need."""
+    """Adds the part of the driver that loading and launching need."""
 
     def __init__(self, arch: int) -> None:
         super().__init__(arch)

@@ -34,12 +34,14 @@ FIRST_SHIFT = tl.constexpr(20)
 FIRST_DIGITS, LATER_DIGITS = tl.constexpr(1056), tl.constexpr(1024)
 """Number of values of the first digit, up to the digit of END_KEY, and of the two later digits."""
 COUNT, MASS, DISTANCE = (tl.constexpr(number) for number in range(3))
-"""COUNT and MASS: keys are scores; count or weigh tokens. DISTANCE: keys are distances; weigh."""
+"""What `find_limit` sums up, and by which key. COUNT: the number of tokens, by score. MASS: their
+weights, by score. DISTANCE: their weights, by the distance of the score from the mean."""
 
 
 @triton.jit
 def clear(histogram, BINS: tl.constexpr):
-    # The barriers: before, all threads have read the histogram; after, it is clear for all of them.
+    # The first barrier waits until all threads have read the histogram; the second until all have
+    # cleared their part.
     tl.debug_barrier()
     tl.store(histogram + tl.arange(0, BINS), tl.zeros([BINS], tl.int64))
     tl.debug_barrier()
@@ -69,7 +71,8 @@ def find_limit(
 ):  # fmt: skip
     """Return the last key that is kept.
 
-    wanted: a count, or a share of the mass of `rest` and of the candidates up to score_limit.
+    wanted: for COUNT, a number of tokens. Otherwise a share of the mass, which is `rest` plus the
+    weights of the candidates up to score_limit.
     """
     before = tl.full([], 0, tl.int64)
     first_key, end_key = tl.full([], 0, tl.int32), tl.full([], END_KEY, tl.int32)
@@ -104,7 +107,7 @@ def find_limit(
 
 @triton.jit
 def mean_score(candidates, num_candidates, min_p, score_limit, TILE: tl.constexpr):
-    """Return the mean of the scores up to score_limit, by weight."""
+    """Return the weighted mean of the scores up to score_limit."""
     mass = tl.zeros([TILE], tl.int64)
     moment = tl.zeros([TILE], tl.float64)
     for start in range(0, num_candidates, TILE):
@@ -124,7 +127,8 @@ def filter_limits_kernel(
 ):  # fmt: skip
     """Program r finds the limits of the r-th drawn row.
 
-    histograms: [R, BINS] int64, of any values; CHUNKS: num_chunks up to a power of two.
+    histograms: [R, BINS] int64, may be uninitialized. CHUNKS: num_chunks, rounded up to a power of
+    two.
     """
     draw = tl.program_id(0).to(tl.int64)
     min_p, top_k = tl.load(min_ps + draw), tl.load(top_ks + draw)

@@ -32,5 +32,5 @@ def e8m0_decode(exponents):
     NOTE: 255, which stands for NaN, becomes infinity.
     """
     bits = exponents.to(tl.int32) << 23
-    # 2**-127 is subnormal.
+    # An exponent of 0 is 2**-127, which is subnormal in fp32.
     return tl.where(bits == 0, 1 << 22, bits).to(tl.float32, bitcast=True)

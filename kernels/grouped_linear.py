@@ -30,8 +30,8 @@ def find_tile(
     ends_ptr, num_experts, num_outputs,
     EXPERTS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Return the program's expert, its index among the row tiles of that expert, and its output
-    tile.
+    """Return the expert, the row tile (its index among the expert's row tiles), and the output tile
+    of this program.
 
     Experts without rows have no tiles. Past the last tile, the expert is at least num_experts.
     EXPERTS: a power of two that is at least num_experts.

@@ -1,10 +1,10 @@
 """Paged attention of one query per sequence, split over the keys (flash decoding).
 
-A program computes the query heads of one KV head over one item of a work list: all of a sequence's
-keys, or one split of them. The heads are the rows of one tile, so K and V are read once for all of
-them. A second kernel combines the results of splits. The launches depend only on shapes, and
-kernels read the lengths on the device. So a CUDA graph can capture the launches and replay them
-with new lengths.
+A program computes the attention of the query heads of one KV head over one item of a work list: all
+of a sequence's keys, or one split of them. The heads are the rows of one tile, so K and V are read
+once for all heads. A second kernel combines the results of splits. The launches depend only on
+shapes, and kernels read the lengths on the device. So a CUDA graph can capture the launches and
+replay them with new lengths.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def tile_heads(row_index, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
     return tl.program_id(0) // TILES_PER_GROUP * GROUP + member, member < GROUP
 
 
-# Slices of a step's tables have any alignment.
+# A table may be a slice of a step's tables, with any alignment.
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["table_ptr"])
 def paged_decode_kernel(
     out_ptr, partial_ptr, log_sum_ptr, query_ptr, key_ptr, value_ptr, table_ptr, items_ptr,
@@ -149,10 +149,10 @@ def paged_decode(
     int64, read only as far as the contexts reach. context_lens: [N] int32, including the newest
     token; 0 for a padding row, whose output is zero. window, softcap, sinks: as in
     `kernels.sdpa.paged_attention`. work: a list made for these contexts and this window; None
-    attends over whole contexts. scratch: fp32, at least `kernels.split_results.scratch_numel` of
-    the work list's items long. It is not read after the call, and not used if the list has no more
-    items than sequences. If `out`, `work` and `scratch` are given, nothing is allocated. Returns
-    `out`, [N, heads, head_dim].
+    attends over whole contexts. scratch: fp32 numbers, at least as many as
+    `kernels.split_results.scratch_numel` says for the number of items in the work list. It is not
+    read after the call, and not used if the list has no more items than sequences. If `out`, `work`
+    and `scratch` are given, nothing is allocated. Returns `out`, [N, heads, head_dim].
 
     Raises ValueError for arguments that the kernel does not support but `kernels.sdpa` does.
     """

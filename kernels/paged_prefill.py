@@ -154,8 +154,9 @@ def paged_prefill_kernel(
     context_len = tl.load(context_ptr + sequence).to(tl.int32)
     first_position = context_len - query_len + first_token
     first_key = 0 if window is None else tl.maximum(first_position - window + 1, 0)
-    # Tiles that all rows see in full need no mask. With a window, any tile may need one. A loop for
-    # each kind would spill registers if heads are large and their tiles have to be converted.
+    # Tiles that all rows see in full need no mask, so they have a loop of their own. There is only
+    # one loop, with masks, if there is a window, as any tile may then need a mask; and if heads are
+    # large and tiles have to be converted, as two loops would spill registers.
     IS_CONVERTED: tl.constexpr = key_ptr.dtype.element_ty != query_ptr.dtype.element_ty
     TWO_LOOPS: tl.constexpr = window is None and not (IS_CONVERTED and HEAD_DIM > 128)
     first_masked = begin
@@ -250,13 +251,13 @@ def paged_prefill(
     query: [T, heads, head_dim]. query_starts: [N + 1] int32, the first row of each sequence in
     `query`, then the number of rows that belong to sequences; the rows of `out` after those are
     left unchanged. work: the list that `prefill_work` made from the same arguments; None makes one
-    without splits. scratch: fp32, at least `kernels.split_results.scratch_numel` of the list's
-    `num_slots` long, not read after the call; unused without splits. descriptors: the caches'
-    descriptors, through which TMA loads the tiles that all their rows see in full. They need sm_90
-    or later, no window, and blocks as large as a tile (64 tokens for heads up to 128). The other
-    arguments and errors are those of `kernels.paged_decode.paged_decode`. A sequence may have no
-    tokens. If `out`, `work` and `scratch` are given, nothing is allocated. Returns `out`,
-    [T, heads, head_dim].
+    without splits. scratch: fp32 numbers, at least as many as `kernels.split_results.scratch_numel`
+    says for the list's `num_slots`. It is not read after the call, and not used without splits.
+    descriptors: the caches' descriptors, through which TMA loads the tiles that all their rows see
+    in full. They need sm_90 or later, no window, and blocks as large as a tile (64 tokens for heads
+    up to 128). The other arguments and errors are those of `kernels.paged_decode.paged_decode`. A
+    sequence may have no tokens. If `out`, `work` and `scratch` are given, nothing is allocated.
+    Returns `out`, [T, heads, head_dim].
     """
     check_paged_arguments(query, key_cache, value_cache, block_tables, context_lens, sinks, out)
     check_integers("query_starts", query_starts)

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 from torch import Tensor
 
 MAX_KEPT = 512
-"""Maximum cached results of a function. Layers of a step share a result; steps differ in tokens."""
+"""Maximum cached results of a function. The layers of a step share one result. Steps with another
+number of tokens need another."""
 
 P = ParamSpec("P")
 R = TypeVar("R")

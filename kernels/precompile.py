@@ -159,7 +159,7 @@ def compile_driver_module() -> Path:
         _make_stub(Path(directory) / "libcuda.so.1")
         with knobs.nvidia.scope():
             knobs.nvidia.libcuda_path = directory
-            # Triton builds and caches it; without the driver, loading it fails.
+            # Triton builds the module and caches it, and then fails to load it without the driver.
             with suppress(ImportError):
                 driver.CudaUtils()
     for path in Path(knobs.cache.dir).glob("*/cuda_utils*.so"):

@@ -5,8 +5,9 @@ that it sees, so a batch does not wait for its one long prefix. The list is made
 its size depends only on shapes: a CUDA graph that makes it can be replayed with other lengths. All
 layers of a step share it.
 
-Keys are counted in units: as many keys as a block has tokens. Without a window, each block of a
-sequence sees one unit more than the block before it, so sums over blocks have closed forms.
+Keys are counted in units; a unit is as many keys as a block has tokens. Without a window, each
+block of a sequence sees one unit more than the block before it, so sums over blocks have closed
+forms.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kernels.work_list import WAVES
 
 MIN_SPLIT_KEYS = 512
 """Fewest keys in a split if whole blocks would fill at most half of the GPU: reading so many keys
-takes about as long as launching the combining kernel. Otherwise it is WAVES times as many."""
+takes about as long as launching the combining kernel. Otherwise the fewest are WAVES times that."""
 MAX_BLOCK_Q = 128
 """Most query tokens in a block. The list's kernel writes all rows of a block with one store."""
 BALANCED = 90
@@ -36,8 +37,9 @@ class PrefillWork:
     """Room for W splits and B whole blocks of query tokens. Entries without work are idle."""
 
     items: Tensor
-    """[W + B, 4] int32: sequence (-1: an idle item), its first token in the block, first key tile,
-    and end tile (exclusive). Splits come first, then whole blocks, last block first."""
+    """[W + B, 4] int32: sequence (-1: an idle item), the block's first token (its index among the
+    sequence's new tokens), first key tile, and end tile (exclusive). Splits come first, then whole
+    blocks, last block first."""
     rows: Tensor
     """[R, 3] int32, for the query rows whose keys are split: the row, the slot of its first result
     and its number of results (0: an idle entry). A row's results are `block_q` slots apart."""
@@ -69,7 +71,7 @@ def make_prefill_work(
 
     The GPU is assumed to run P = num_splits // WAVES programs at once. If whole blocks would fill
     at most half of it, there are at most P splits. Otherwise there are up to `num_splits`, so that
-    all programs end at about the same time, or none if that holds for whole blocks (BALANCED).
+    all programs end at about the same time, or none if whole blocks already do so (BALANCED).
 
     A split has at least `min_split_keys` keys, or WAVES times as many in the second case. With a
     window it may have fewer, by up to a block's tokens.
@@ -154,7 +156,7 @@ def _shares(units, num_blocks, most, length):
 
 @triton.jit
 def _num_whole(units, num_blocks, most, length):
-    """Return the number of blocks that are not split. They come before the split blocks."""
+    """Return how many blocks of a sequence are not split. They come before its split blocks."""
     num_short = tl.minimum(tl.maximum(2 * length - units, 0), num_blocks)
     return tl.where(most >= 2 * length, num_short, num_blocks)
 

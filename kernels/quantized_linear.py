@@ -132,7 +132,7 @@ def pack_pairs(codes: Tensor, group_size: int) -> Tensor:
     """Pack codes [N, K] uint8, each 0 to 15, into bytes [N, K / 2] as the kernels read them.
 
     A byte holds two inputs that are `block_size` apart, the earlier input in its lower half. Raises
-    ValueError if `block_size` is None.
+    ValueError if `block_size` returns None.
     """
     block = block_size("int4", codes.shape[1], group_size)
     if block is None:
@@ -142,9 +142,10 @@ def pack_pairs(codes: Tensor, group_size: int) -> Tensor:
 
 
 def block_size(kind: str, num_inputs: int, group_size: int) -> int | None:
-    """Return how many inputs the kernels take at a time: 64, 32, or None if neither fits.
+    """Return how many inputs a block has: 64, 32, or None if neither fits.
 
-    kind: a key of PER_BYTE. A block lies in one group. With two codes a byte, two blocks are taken.
+    kind: a key of PER_BYTE. A block lies in one group. The kernels take one block at a time, or two
+    blocks if a byte has two codes.
     """
     if num_inputs % group_size:
         return None
@@ -211,7 +212,7 @@ def _plan(
 def tile_options(num_rows: int, num_inputs: int, kind: str, group_size: int) -> dict[str, Any]:
     """Return the constants and options of a kernel for `num_rows` rows of a weight.
 
-    Raises ValueError if `block_size` is None.
+    Raises ValueError if `block_size` returns None.
     """
     block_k = block_size(kind, num_inputs, group_size)
     if block_k is None:

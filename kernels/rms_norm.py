@@ -40,7 +40,8 @@ def normalize(
     numbers *= tl.rsqrt(mean_square + eps)[:, None]
     if ROUNDS_FIRST:
         numbers = numbers.to(dtype).to(tl.float32)
-    # Loaded once per row, from L1: loading one short row alone would be only 2 bytes per thread.
+    # The weight is loaded again for each row, from L1. If it were loaded once for all rows, each
+    # thread would load only 2 bytes of a short weight.
     factors = weight + tl.broadcast_to(dims, ROWS_PER_TILE, WIDTH_TILE)
     factors = tl.load(factors, mask=is_inside, other=0.0).to(tl.float32) + OFFSET
     return (numbers * factors).to(dtype)

@@ -44,7 +44,8 @@ def rotate_heads(
     dtype = source.dtype.element_ty
     first = tl.load(places, mask=is_inside, other=0.0).to(tl.float32)
     second = tl.load(places + HALF, mask=is_inside, other=0.0).to(tl.float32)
-    # Loaded again for each head, from L1: loaded once as a row, each thread would read 2 bytes.
+    # cos and sin are loaded again for each head, from L1. If they were loaded once for all heads,
+    # each thread would load only 2 bytes.
     angles = tl.broadcast_to(dims, HEADS_PER_TILE, HALF_TILE)
     first_cos = tl.load(cos + angles, mask=is_inside, other=0.0).to(tl.float32)
     first_sin = tl.load(sin + angles, mask=is_inside, other=0.0).to(tl.float32)

@@ -17,7 +17,7 @@ from kernels.batch import PagedBatch
 
 
 class Scratch:
-    """Buffers for the gathered K and V of one sequence; they grow to the longest seen."""
+    """Buffers for the gathered K and V of one sequence. They grow with the longest one so far."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
@@ -141,7 +141,10 @@ class _Caches:
 def _attend(
     query: Tensor, keys: Tensor, values: Tensor, scores: _Scores, *, sees_ahead: bool
 ) -> Tensor:
-    """Return [Q, heads, value_dim] for the last Q tokens. sees_ahead: they also see later ones."""
+    """Return [Q, heads, value_dim] for the last Q tokens.
+
+    sees_ahead: these tokens also see the later tokens among them.
+    """
     queries = query.transpose(0, 1)
     is_plain = scores.softcap is None and scores.sinks is None
     attend = _sdpa if is_plain else _attend_by_hand

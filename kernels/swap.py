@@ -21,7 +21,7 @@ def swap_kernel(
     IS_GATHER: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Program (b, c, i) copies the i-th TILE words of cache c's part of the b-th block."""
+    """Program (b, c, i) copies the i-th tile of TILE words of the b-th block in cache c."""
     cache = tl.program_id(1)
     size = tl.load(sizes + cache)
     words = tl.program_id(2) * TILE + tl.arange(0, TILE)
@@ -51,7 +51,7 @@ def gather_blocks(table: CacheTable, block_ids: Tensor, staging: Tensor) -> None
 
 
 def scatter_blocks(table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
-    """Copy row b of `staging` back into block block_ids[b] of every cache; ids are unique."""
+    """Copy row b of `staging` back into block block_ids[b] of every cache. Ids must be unique."""
     _swap(table, block_ids, staging, is_gather=False)
 
 

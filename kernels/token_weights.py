@@ -66,8 +66,8 @@ class DrawnRows:
 class Limits:
     """Which tokens of each row top-k, top-p and typical-p keep; all tensors are [R].
 
-    The key of a float is its magnitude as an integer, which has the same order. So a score of -1
-    has a greater key than a score of 0.
+    The key of a float is the bits of its magnitude, read as an integer. Keys have the same order as
+    magnitudes. So a score of -1 has a greater key than a score of 0.
     """
 
     max_score_key: Tensor
@@ -98,7 +98,7 @@ def check_vector(name: str, tensor: Tensor, length: int, dtype: torch.dtype) -> 
 
 @triton.jit
 def exponential(numbers):
-    """Return e to the numbers, with the function that torch uses on CUDA."""
+    """Return e to the power of the numbers, with the function that torch uses on CUDA."""
     if INTERPRETED:
         return tl.exp(numbers)  # the interpreter has no libdevice
     return libdevice.exp(numbers)

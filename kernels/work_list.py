@@ -21,10 +21,12 @@ UNIT = 128
 BALANCED_KEYS = 2048
 """If the batch fills the GPU, contexts of up to this many keys are not worth splitting."""
 FULL = 0.9
-"""If a batch has this many sequences per program that runs at once, it fills the GPU unsplit."""
+"""A batch fills the GPU without splits if it has at least this many sequences per program that the
+GPU runs at once."""
 WAVES = 4
 """Maximum splits per program that runs at once, in a batch that would fill the GPU unsplit. Shorter
-splits end closer together, but each split has a fixed cost; further splits would cost more."""
+splits end closer together, but each split has a fixed cost: more splits would cost more than they
+gain."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ struct alignas(64) Scratch {
     float total[MAX_ROWS];  // the sum of e^(score - top) so far
 };
 
-// A row whose keys are split, so that the results of its splits are to be combined.
+// A row whose keys are split. The results of its splits have to be combined.
 struct Combined {
     int64_t sequence, kv_head, row, first, stride, num_splits;
 };
@@ -93,7 +93,7 @@ struct Partials {
     }
 };
 
-// The positions of an item that are read at once.
+// The keys and values of an item that are read at once.
 template <class T>
 struct Tile {
     Rows<T> keys, values;
@@ -290,7 +290,7 @@ void Plan::find_spans(const Attention& a) {
     }
 }
 
-// Adds the items of a sequence, each split into at most target_splits.
+// Adds the items of a sequence. Each of its tiles of rows is split into at most target_splits items.
 void Plan::add(const Attention& a, int64_t sequence, int64_t target_splits) {
     const Span& span = spans[sequence];
     const int64_t group = a.num_heads / a.num_kv_heads;

@@ -44,7 +44,7 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Same as `kernels.sdpa.paged_attention`, computed in fp32.
+    """Same as `kernels.sdpa.paged_attention`, with all sums in fp32.
 
     Queries and caches are all fp32 or all bf16, contiguous in their last dim. Head dims are
     multiples of WIDTH up to MAX_DIM; the index tensors of `batch` are int32. Raises ValueError for

@@ -6,7 +6,7 @@
 namespace {
 
 constexpr int64_t MAX_DIM = 256;
-constexpr int64_t TILE = 64;  // keys or values, at most
+constexpr int64_t TILE = 64;  // most keys or values in a tile
 
 // Element: the type of the numbers of a panel (tiles.h) that is made of rows of T. Unit: what an instruction multiplies
 // in each lane, an element or a pair of them.
@@ -29,7 +29,7 @@ using Unit = typename Packed<T>::Unit;
 template <class T>
 constexpr int64_t ELEMENTS_PER_UNIT = sizeof(Unit<T>) / sizeof(Element<T>);
 
-// Pointers to the keys or values of a tile; the last one is repeated up to a multiple of LANES.
+// Pointers to the keys or values of a tile. The last pointer is repeated up to a multiple of LANES.
 template <class T>
 struct Rows {
     int64_t num_rows, dim;

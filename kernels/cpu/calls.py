@@ -42,7 +42,10 @@ class Calls:
         self._run = load_library().run_calls
 
     def __call__(self, num_elements: int = MANY) -> None:
-        """num_elements: the elements that the kernels read; a few do not wake other threads."""
+        """Run the kernels.
+
+        num_elements: the elements that they read. If there are few, one thread runs all kernels.
+        """
         self._run(self._calls, ctypes.c_int64(len(self._kernels)), ctypes.c_int64(num_elements))
 
 

@@ -1,5 +1,6 @@
 // The operations between matrix products, each in one pass over memory, and the KV cache write.
-// They compute in fp32 and round once.
+// The operations compute in fp32. They also round where two operations of torch would: norms after normalizing (if
+// rounds_first) and before the residual is added, the gated activation before the product with `up`.
 
 #include <algorithm>
 

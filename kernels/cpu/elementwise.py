@@ -17,7 +17,7 @@ from kernels.cpu.shared_library import SUFFIXES, WIDTH, function
 
 
 class Norm(ctypes.Structure):
-    """Mirrors `struct Norm` in elementwise.cpp, as the structures below mirror theirs."""
+    """Mirrors `struct Norm` in elementwise.cpp. The classes below also mirror structs there."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("out", "rows", "weight", "residual")),
@@ -119,7 +119,8 @@ def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int
 
 
 def _is_supported(width: int, *tensors: Tensor) -> bool:
-    """Whether the C++ computes dense rows of this width, all of one dtype."""
+    """Return whether the C++ has a kernel for this width, and all rows are dense and of one dtype
+    that it supports."""
     dtypes = {tensor.dtype for tensor in tensors}
     return (
         len(dtypes) == 1

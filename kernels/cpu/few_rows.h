@@ -1,4 +1,4 @@
-// Both products of attention for a few rows, computed directly from the KV cache.
+// Both matrix products of attention for a few rows, computed directly from the KV cache.
 //
 // Packing keys and values into panels (packed_rows.h) would take longer than multiplying a few rows by them. Each
 // score is first summed in the lanes of its own vector. Then the lanes of LANES such vectors are added at once.
@@ -17,7 +17,7 @@ constexpr int64_t FEW_ROWS = 12;    // with more rows, packing saves more than i
 constexpr int VECTORS_AT_ONCE = 4;  // of 32 registers: 16 sums, 4 vectors of queries, 1 of a key
 #else
 constexpr int64_t FEW_ROWS = 4;
-constexpr int VECTORS_AT_ONCE = 2;  // of AVX2's 16 registers: 8, 4 and 1
+constexpr int VECTORS_AT_ONCE = 2;  // of AVX2's 16 registers: 8 sums, 4 vectors of queries, 1 of a key
 #endif
 
 // Adds the products of two vectors of units to the lanes of `sum`.
@@ -106,7 +106,8 @@ constexpr FewRowsFunction<T> COMPUTE_SCORES[] = {compute_scores<T, 1>, compute_s
 template <class T>
 constexpr FewRowsFunction<T> ADD_VALUES[] = {add_values<T, 1>, add_values<T, 2>, add_values<T, 3>, add_values<T, 4>};
 
-// Calls a table's function for each group of rows. The table is indexed by number of rows; groups are nearly equal.
+// Calls a function of the table for each group of rows. The table has a function for each number of rows in a group.
+// The groups are of nearly equal size.
 template <class T>
 void for_few_rows(const FewRowsFunction<T> (&table)[ROWS_AT_ONCE], const FewRows<T>& rows, int64_t num_rows,
                   const Rows<T>& tile, const Rows<T>& ahead) {

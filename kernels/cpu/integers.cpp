@@ -9,8 +9,9 @@ namespace {
 constexpr int64_t BLOCK_DEPTH = 256;               // a block's weights fit into L1; a multiple of a word's codes
 constexpr int64_t COPY_STRIDE = BLOCK_DEPTH + 16;  // a cache line more, so that rows use different L1 sets
 
-// Stores the weights of inputs [first, end) in `to` [inputs, PANEL], and those of all other inputs of their last word.
-// A code becomes a float as the last bits of 2^23. Subtracting the zero also subtracts 2^23.
+// Stores the weights of inputs [first, end) in `to` [inputs, PANEL]. If the last word has further inputs, their weights
+// are stored too. A code is put into the last bits of the float 2^23, which makes it 2^23 + code. `zeros` include 2^23,
+// so subtracting them leaves code - zero.
 template <int BITS>
 void dequantize(const IntegerPanel<BITS>& panel, int64_t group, int64_t first, int64_t end, float* to) {
     constexpr int64_t PER_WORD = IntegerPanel<BITS>::PER_WORD;

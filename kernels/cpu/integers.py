@@ -95,7 +95,8 @@ def to_integer_panels(
         scales=_by_panel(scales).contiguous(),
         zeros=_by_panel(zeros).contiguous(),
         bits=bits,
-        # A group of all inputs may end past the last input, so that a row's groups divide it.
+        # A group of all inputs is extended to a multiple of ROW_GROUP, so that the groups of
+        # rounded rows divide it.
         group_size=group_size if group_size < depth else -(-depth // ROW_GROUP) * ROW_GROUP,
         num_columns=num_columns,
         depth=depth,
@@ -112,10 +113,12 @@ def integer_linear(
 ) -> Tensor:
     """Return [..., num_columns] in the dtype of rows [..., depth], fp32 or bf16, summed in fp32.
 
-    is_rounded: first round the rows to 8 bits, with a scale for each row and group of inputs. A
-    group has 64 inputs, or a common divisor of 64 and the weight's group. No number changes by more
-    than 1/254 of the largest magnitude of its group. Needs `rounds_rows`. A row's result is bitwise
-    independent of the other rows. bias: fp32 [num_columns]. Raises ValueError for other inputs.
+    is_rounded: first round the rows to 8 bits, with a scale for each row and group of inputs. The
+    size of such a group is the greatest common divisor of 64 and the weight's group size, or 64 if
+    a scale of the weight covers all inputs. No number changes by more than 1/254 of the largest
+    magnitude of its group. Rounding needs a CPU for which `rounds_rows` is true. A row's result is
+    bitwise independent of the other rows. bias: fp32 [num_columns]. Raises ValueError for other
+    inputs.
     """
     if (
         rows.shape[-1] != panels.depth

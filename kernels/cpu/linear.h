@@ -46,7 +46,7 @@ void write(const Linear& a, int64_t row, int64_t num_rows, int64_t panel, const 
             write_row(to, sums, bias, residual);
             continue;
         }
-        Out numbers[PANEL], residuals[PANEL] = {};  // the last panel of a weight may be wider than the row
+        Out numbers[PANEL], residuals[PANEL] = {};  // the last panel of a weight may be wider than the rest of the row
         if (residual) std::copy_n(residual, count, residuals);
         write_row(numbers, sums, bias, residual ? residuals : nullptr);
         std::copy_n(numbers, count, to);

@@ -18,7 +18,7 @@ FASTER_ON = ("avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2")
 
 
 class Linear(ctypes.Structure):
-    """Mirrors `struct Linear` in linear.cpp."""
+    """Mirrors `struct Linear` in linear.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("out", "rows", "panels", "bias", "residual")),
@@ -57,7 +57,7 @@ def to_pairs(weight: Tensor) -> Tensor:
 def fill_panels(parts: Sequence[Tensor], dtype: torch.dtype, *, in_pairs: bool = False) -> Tensor:
     """Concatenate the parts [out_i, in] of a weight and pack them into panels, or panels of pairs.
 
-    Parts that begin at a panel boundary are copied only once.
+    If all parts begin at panel boundaries, they are copied only once, into the panels.
     """
     columns, at_once = panel_columns(), 2 if in_pairs else 1
     if any(len(part) % columns for part in parts[:-1]):

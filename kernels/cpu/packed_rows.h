@@ -24,7 +24,8 @@ void pack_keys(const Rows<T>& keys, Unit<T>* panels, const Rows<T>& ahead) {
     }
 }
 
-// Packs values as the rows of panels, whose depth is the number of units of values. A missing last value is zero.
+// Packs values as the rows of panels, whose depth is the number of units of values. If the last unit lacks a value, it
+// gets zeros instead.
 template <class T>
 void pack_values(const Rows<T>& values, Unit<T>* panels, const Rows<T>& ahead) {
     static constexpr T ZEROS[MAX_DIM] = {};

@@ -52,7 +52,10 @@ class PreparedLinear:
 
     @classmethod
     def of(cls, panels: Tensor, num_columns: int, bias: Tensor | None) -> PreparedLinear:
-        """bias: fp32 [num_columns], dense."""
+        """Make a layer from the panels of `to_panels` or `to_pairs`.
+
+        bias: fp32 [num_columns], dense.
+        """
         arguments = Linear(
             panels=panels.data_ptr(),
             bias=None if bias is None else bias.data_ptr(),
@@ -67,7 +70,10 @@ class PreparedLinear:
     def of_integers(
         cls, panels: IntegerPanels, bias: Tensor | None, dtype: torch.dtype, *, is_rounded: bool
     ) -> PreparedLinear:
-        """bias: fp32 [num_columns], dense. dtype: of rows and outputs."""
+        """Make a layer from integer weights.
+
+        bias: fp32 [num_columns], dense. dtype: the dtype of rows and outputs.
+        """
         kernel = integer_function(dtype, is_rounded=is_rounded)
         return cls(kernel, panels.arguments(bias), dtype, panels.depth, (panels, bias))
 

@@ -37,7 +37,8 @@ class Heads:
     sinks: Tensor | None = None
     """[num_heads] fp32."""
     norms: tuple[PreparedNorm, PreparedNorm] | None = None
-    """Norms of queries and of keys: per head, or of all heads as one row."""
+    """Norms of queries and of keys. Each normalizes every head by itself, or all heads as one
+    row."""
 
 
 class AttentionInputs(NamedTuple):
@@ -46,7 +47,8 @@ class AttentionInputs(NamedTuple):
     angles: tuple[Tensor, Tensor] | None
     """cos and sin, [T, half] or [T, rotary_dim], dense, in the dtype of hidden states."""
     keys: Tensor
-    """The KV cache; `keys`, `values` and `batch` as in `kernels.cpu.attention.paged_attention`."""
+    """The KV cache. `keys`, `values` and `batch` are key_cache, value_cache and batch of
+    `kernels.cpu.attention.paged_attention`."""
     values: Tensor
     batch: PagedBatch
 
@@ -95,7 +97,7 @@ class PreparedAttention:
             Kernel(function("write_kv", dtype), self._write),
             Kernel(function("attend", dtype), self._attention),
         ]
-        """All kernels except `out`, whose addresses `bind` does not set."""
+        """All kernels except that of the projection `out`, whose addresses `bind` does not set."""
 
     @staticmethod
     def supports(qkv: PreparedLinear, out: PreparedLinear, heads: Heads) -> bool:
@@ -205,11 +207,11 @@ class PreparedLayer:
         self.scratch_width = max(attention.scratch_width, mlp.scratch_width)
         before, after, before_mlp, after_mlp = ([norm.kernel] if norm else [] for norm in norms)
         self.attention_kernels = [*before, *attention.kernels]
-        """From the layer's input to `Memory.attended`; these kernels need all tokens."""
+        """They compute `Memory.attended` from the layer's input, and need all tokens."""
         self.output_kernels = [
             attention.out.kernel, *after, *before_mlp, *mlp.kernels, *after_mlp
         ]  # fmt: skip
-        """From `Memory.attended` to the layer's output; they compute each token on its own."""
+        """They compute the layer's output from `Memory.attended`, each token on its own."""
 
     def bind_attention(
         self, hidden: int, num_tokens: int, inputs: AttentionInputs, memory: Memory

@@ -19,11 +19,11 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int TILE_ROWS_OF_BYTES = 6;  // of 32 registers: 12 sums of integers and 12 of floats, 4 vectors of codes
 #else
-constexpr int TILE_ROWS_OF_BYTES = 2;  // of AVX2's 16 registers: 4 and 4, 4 vectors
+constexpr int TILE_ROWS_OF_BYTES = 2;  // of AVX2's 16 registers: 4 sums of integers and 4 of floats, 4 vectors of codes
 #endif
 constexpr int64_t ROW_GROUP = 64;  // at most this many inputs share a scale of a row
 
-// Makes a vector at least this long. Its numbers are lost, so they are not copied.
+// Makes a vector at least this long. If it grows, its old numbers are lost: nobody needs a copy of them.
 template <class Element>
 void grow(std::vector<Element>& numbers, size_t size) {
     if (numbers.size() < size) numbers = std::vector<Element>(size);

@@ -1,7 +1,7 @@
 """Compiles this package's C++ for the host CPU into a cached shared library, and loads it.
 
-The library is not linked against an OpenMP runtime, so it resolves to the one that torch has
-loaded and shares torch's threads and thread count.
+The library is not linked against an OpenMP runtime. So its OpenMP calls go to the runtime that
+torch has loaded, and it shares torch's threads and thread count.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 // Every thread runs all kernels of a list (calls.cpp). A loop ends when all of its portions are done, not when
 // all threads have arrived. So if the operating system has taken a thread off its core, the others wait only for
 // that thread's unfinished portion. When the thread runs again, it finds nothing left in the loops that it missed.
-// At the end of a loop of OpenMP, all threads would wait for it.
+// At the end of an OpenMP loop, all threads would wait for that thread.
 #pragma once
 
 #include <algorithm>
@@ -16,12 +16,12 @@
 #include <vector>
 
 struct Loop {
-    std::atomic<int64_t> taken{0};  // number of portions; in a loop over rows, a bit for each block
+    std::atomic<int64_t> taken{0};  // number of portions taken; in a loop over rows, a bit for each block
     std::atomic<int64_t> done{0};   // number of finished portions
 };
 
-// An object that a kernel prepares in one thread for all threads. A later kernel may use the object again. So it may
-// be read only within a portion, where a late thread never is.
+// An object that a kernel prepares in one thread for all threads. A later kernel may overwrite the object. So a thread
+// may read the object only while it runs a portion of this kernel: a thread that comes too late gets no portion.
 struct Prepared {
     void* object;
     int64_t counts[2];  // numbers of portions of the loops that follow
@@ -41,7 +41,7 @@ struct Shared {
 };
 
 constexpr int64_t PATIENCE = 256;        // checks before a waiting thread takes another thread's block
-constexpr int64_t SPINS = 4096;          // checks before it offers its core to others
+constexpr int64_t SPINS = 4096;          // checks before a waiting thread offers its core to others
 constexpr int64_t MIN_PARALLEL = 16384;  // elements; with fewer, one thread ends before a second has begun
 constexpr int64_t MAX_BLOCKS = 64;       // the bits of Loop::taken
 

@@ -121,7 +121,7 @@ inline Words load(const Pair* from) {
     return pairs;
 }
 
-// Adds both products of `pair` and each of `pairs` to the lanes of `sum`.
+// Multiplies `pair` by the pair in each lane of `pairs`, and adds both products to that lane of `sum`.
 inline Floats multiplied_and_added(Pair pair, Words pairs, Floats sum) {
     return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair.bits), (__m512bh)pairs);
 }
@@ -155,7 +155,7 @@ inline void transpose(Words (&square)[LANES]) {
     if constexpr (STEP > 1) transpose<STEP / 2>(square);
 }
 
-// Returns the sums of the lanes of each vector: lane i is that of vectors[i]. Overwrites the vectors.
+// Returns the sum of each vector's lanes: lane i is the sum of vectors[i]. Overwrites the vectors.
 template <int STEP = LANES / 2>
 inline Floats lane_sums(Floats (&vectors)[LANES]) {
     for (int i = 0; i < STEP; i++) {

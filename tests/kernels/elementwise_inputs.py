@@ -1,4 +1,4 @@
-"""Strided rows as in a merged projection, with poison in between."""
+"""Strided rows, as in a merged projection, with NaN between them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}
-"""Relative to each number: about one rounding to its dtype more than the best possible."""
+"""Relative to each number. The best possible result is rounded once to its dtype; this allows about
+one rounding more."""
 
 
 def strided(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """Return random rows [tokens, ..., width] with a token stride 48 longer; the gaps are NaN."""
+    """Return random rows [tokens, ..., width]. Between tokens, there are gaps of 48 NaN."""
     generator = torch.Generator().manual_seed(seed)
     num_tokens, *inner = shape
     numbers = torch.randn(shape, generator=generator)

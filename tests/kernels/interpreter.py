@@ -31,7 +31,8 @@ FP8 = {
 }
 """Torch's type of the same bits, and the factor from its values to those of Triton's type.
 
-float8e4b15 has e4m3's bits with an exponent bias of 15 for 7, and no NaN: its two codes are ±1.875.
+float8e4b15 has e4m3's bits, with an exponent bias of 15 instead of 7. It has no NaN: the two codes
+that are NaN in e4m3 are ±1.875.
 """
 
 
@@ -179,7 +180,7 @@ def _repair_exp() -> None:
 def _repair_calls() -> None:
     """Patch triton.language once per module, not in every call of a kernel's function.
 
-    That took half the time of kernels with many short functions.
+    To patch it in every call took half the time of kernels with many short functions.
     """
     modules: set[str] = set()
 

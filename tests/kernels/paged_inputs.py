@@ -45,8 +45,9 @@ def make_paged(
 ) -> Paged:
     """Make inputs. lengths: per sequence, its query tokens and its context including them.
 
-    Poison is NaN (in uint8 its code, which the kernels take for 480): in each slot past a context,
-    in blocks that no sequence has, and block tables name such a block past a sequence's end.
+    All slots past a context and all blocks that no sequence has are poisoned: they hold NaN (in
+    uint8 its code, which the kernels take for 480). Past a sequence's end, its block table names
+    such a block.
     """
     generator = torch.Generator().manual_seed(hash((heads, head_dim, block_size)) % 2**31)
     num_heads, num_kv_heads = heads

@@ -14,7 +14,7 @@ def make_codes(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """Return codes, scales, zeros, and the dequantized weight in fp64.
 
-    kind: of `kernels.quantized_linear`. size: [..., N, K].
+    kind: a key of PER_BYTE. size: [..., N, K].
     """
     *leading, num_outputs, num_inputs = size
     generator = torch.Generator().manual_seed(num_inputs + num_outputs)
@@ -43,7 +43,7 @@ def make_codes(
 def empty_codes(
     kind: str, size: tuple[int, ...], group_size: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return codes, scales and zeros without values, for the dry run."""
+    """Return uninitialized codes, scales and zeros, for the dry run."""
     *leading, num_outputs, num_inputs = size
     of_groups = (*leading, num_inputs // group_size, num_outputs)
     codes = torch.empty(*leading, num_outputs, num_inputs // PER_BYTE[kind], dtype=torch.uint8)

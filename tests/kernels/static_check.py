@@ -12,7 +12,7 @@ from benchmarks.occupancy import cuobjdump, resources
 SHARED_MEMORY_LIMIT = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 """Bytes of shared memory per block, by arch (CUDA programming guide, compute capabilities)."""
 
-# Each starts with a literal, which re finds forty times as fast as a word boundary.
+# Each pattern starts with a literal, which re finds forty times as fast as a word boundary.
 _WIDE_LOADS = (
     r"cp\.async\.cg\.shared\.global.*, (?:0x10|16)\b",
     r"ld\.global\S*\.v4\.b32",
@@ -67,7 +67,7 @@ class Pipeline:
     """How far ahead of the computed tile Triton's pipeliner loads."""
 
     buffers: set[int]
-    """Shared-memory buffers, over all tiles that are loaded ahead."""
+    """The number of shared-memory buffers of each tile that is loaded ahead, as a set."""
     wait_depth: int
     """Maximum number of copies in flight while waiting for a tile."""
 

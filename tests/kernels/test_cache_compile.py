@@ -1,4 +1,7 @@
-"""Cache writes, block copy, swap compiled for every GPU: no spills, 16 bytes a load and store."""
+"""Cache writes, block copy and swap, compiled for every GPU.
+
+Requirements: no spills, and loads and stores of 16 bytes.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ class Write:
 
 
 def cache_types(arch):
-    """Return (dtype of the rows, dtype of the cache)."""
+    """Return pairs (dtype of the rows, dtype of the cache)."""
     fp8 = (torch.uint8, torch.float8_e4m3fn) if arch >= 89 else (torch.uint8,)
     return [*((dtype, dtype) for dtype in DTYPES), *product(DTYPES, fp8)]
 
@@ -112,7 +115,7 @@ def test_rotary_write_kv(arch, write):
 
 
 def test_layout_compiles_no_variants():
-    """So the matrix omits it: only the strides' divisibility by 16 matters."""
+    """The matrix omits the layout, since only the strides' divisibility by 16 matters."""
     one = Write(80, torch.bfloat16, torch.bfloat16)
     (first,), (second,) = (compiled(90, write) for write in (one, replace(one, layout="HND")))
     assert first.kernel.hash == second.kernel.hash

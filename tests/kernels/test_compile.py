@@ -79,7 +79,7 @@ def test_tiles_are_loaded_ahead_by_num_stages(
 
 @pytest.mark.parametrize("variant", variants.by_tma(every=ALL), ids=str)
 def test_tma_loads_tiles_ahead_by_num_stages(variant):
-    """K and V once in the loop, and before it for all stages but one."""
+    """K and V are loaded once in the loop, and before it once for each stage but one."""
     kernel = compiled(90, variant)[0].kernel
     found, stages = facts(kernel), kernel.metadata.num_stages
     assert not faults(kernel, 90), found
@@ -100,7 +100,8 @@ def test_tma_loads_tiles_ahead_by_num_stages(variant):
     ],
 )
 def test_instructions_for_a_kilobyte_of_keys_and_values(arch, formats, most):
-    """In a nanosecond, a multiprocessor of an H200 executes about 7, and should read 33 bytes."""
+    """A nanosecond of an H200's multiprocessor is enough for about 7 instructions. In that time, it
+    should read 33 bytes."""
     variant = variants.Variant("decode", 128, variants.FORMATS[formats])
     (launch,) = compiled(arch, variant)
     kilobytes = 2 * 64 * 128 * variant.formats[1].itemsize / 1024
@@ -117,7 +118,8 @@ def test_instructions_for_a_kilobyte_of_keys_and_values(arch, formats, most):
     ],
 )  # fmt: skip
 def test_as_many_decodes_fit_as_the_table_says(arch, head_dim, formats, group):
-    """Otherwise the splits meant to fill the GPU would not run at once, or would not fill it."""
+    """If the table were wrong, the splits that are meant to fill the GPU would not run at once, or
+    would not fill it."""
     query, cache = variants.FORMATS[formats]
     (launch,) = compiled(arch, variants.Variant("decode", head_dim, (query, cache), group))
     assert not faults(launch.kernel, arch)
@@ -168,7 +170,7 @@ def test_work_lists_are_made_in_registers(arch, lens):
 
 @pytest.mark.parametrize("kernel", ["decode", "prefill"])
 def test_kv_heads_and_layout_compile_no_variants(kernel):
-    """So the matrix omits them: only the strides' divisibility by 16 matters."""
+    """The matrix omits both, since only the strides' divisibility by 16 matters."""
     one = variants.Variant(kernel, 80, kv_heads=3, layout="NHD")
     other = variants.Variant(kernel, 80, kv_heads=1, layout="HND")
     first, second = ([launch.kernel.hash for launch in compiled(90, v)] for v in (one, other))

@@ -1,4 +1,4 @@
-"""Norm, activation and rotary compiled for every GPU: no spills, 16 bytes a load and store.
+"""Norm, activation and rotary compiled for every GPU: no spills, loads and stores of 16 bytes.
 
 LONGSHORE_ALL_VARIANTS=1 checks the whole matrix and not a sample of it (`make kernels`).
 """
@@ -53,7 +53,7 @@ def rotaries():
         *((HEADS[0], dim, dim, dim, dtype) for dim, dtype in product(DIMS, DTYPES)),
         *((heads, 128, 128, 128, bf16) for heads in HEADS[1:]),
         (HEADS[0], 128, 96, 96, bf16),  # a part of each head
-        (HEADS[0], 64, 64, 32, bf16),  # one half of cos for both
+        (HEADS[0], 64, 64, 32, bf16),  # cos of one half, for both halves
     ]
 
 

@@ -1,4 +1,4 @@
-"""grouped_linear compiled for every GPU: no spills, 16 bytes a load and store, tensor cores.
+"""grouped_linear compiled for every GPU: no spills, loads and stores of 16 bytes, tensor cores.
 
 LONGSHORE_ALL_VARIANTS=1 checks the whole matrix and not a sample of it (`make variants`).
 """
@@ -43,7 +43,8 @@ def test_compiled_kernels_meet_the_requirements(arch):
 
 
 def test_sizes_compile_no_variants():
-    """Except for divisibility, so that the layers of a mixture share their kernels."""
+    """Sizes matter only by their divisibility, so the layers of a mixture of experts share their
+    kernels."""
     first, second = (compiled(90, 8, *sizes, BF16) for sizes in ((40, 768), (60, 2048)))
     assert first.hash == second.hash
 

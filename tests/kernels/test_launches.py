@@ -1,4 +1,4 @@
-"""How many kernels a decoder's layer, beside its products, and the sampler launch on a GPU."""
+"""How many kernels a decoder's layer (without matrix products) and the sampler launch on a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from kernels import dry_run
 NUM_LAYERS = 3
 PRODUCTS = {"linear", "mm", "addmm"}
 NO_LAUNCH = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "alias"}
-"""These allocate or only make a view; operations with `view` in their schema do so, too."""
+"""Operations that only allocate or make a view, and so launch no kernel. `func.is_view` finds
+other views."""
 IN_A_LAYER = {
     "add_rms_norm_kernel": 2,
     "rotary_write_kv_kernel": 1,
@@ -57,7 +58,7 @@ class Operations(TorchDispatchMode):
 
 
 def launches(num_layers, num_prompt_tokens, is_captured):
-    """Triton kernels, torch kernels and products of a step of 8 decodes and a prompt chunk.
+    """Count Triton kernels, torch kernels and products of a step of 8 decodes and a prompt chunk.
 
     is_captured: the host does not know the lengths, as in a CUDA graph, so prompts are split.
     """
@@ -131,7 +132,8 @@ SAMPLING = {
     ids=lambda batch: f"{len(batch)}-{batch[0]}",
 )
 def test_launches_of_the_sampler(batch, dtype):
-    """Also counts the copy of the parameters. As many for any mix of filters and any batch."""
+    """The number is the same for any mix of filters and any batch. The copy of the parameters
+    counts as well."""
     launched, torch_own = launches_of_sampling(batch, dtype)
     assert launched == SAMPLING
     assert sum(launched.values()) + sum(torch_own.values()) <= 11, torch_own
@@ -144,7 +146,7 @@ def test_greedy_rows_launch_no_draw():
 
 
 def launches_of_sampling(batch, dtype):
-    """Triton kernels and torch kernels of a step that samples a row for each set of parameters."""
+    """Count Triton and torch kernels of a step that samples a row for each set of parameters."""
     triton = make_sampling_kernels(torch.device("cuda"))
     rows = [
         Row(Sequence(id, [1, 2], SamplingParams(seed=id, **changes)), 2)

@@ -107,7 +107,8 @@ def test_all_sampling_kernels_of_the_engine_are_precompiled(num_rows, dtype):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("precision", QUANTIZERS)
 def test_quantized_layers_are_precompiled(precision):
-    """Of any size, for any number of rows, with scales of groups or of outputs."""
+    """The compiled kernels are for weights of any size, with scales of groups or of outputs, and
+    for any number of rows."""
     weight = quantize_weight(torch.randn(512, 1024), precision, torch.device("cpu"))
     assert isinstance(weight, IntegerWeight | Float8Weight)
     format = TritonCodes(weight)
@@ -121,7 +122,7 @@ def test_quantized_layers_are_precompiled(precision):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("precision", [*QUANTIZERS, "mxfp4"])
 def test_quantized_experts_are_precompiled(precision):
-    """Up to 128 of any size, for any number of rows."""
+    """The compiled kernels are for up to 128 experts of any size, and for any number of rows."""
     if precision == "mxfp4":
         codes, exponents = (torch.zeros(8 * 64, n, dtype=torch.uint8) for n in (512, 32))
         weight = Float4Weight(codes, exponents)

@@ -21,7 +21,7 @@ from tests.kernels.static_check import facts, faults
 ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"
 BF16 = torch.bfloat16
 NUM_EXPERTS = [None, 8]
-"""Of `grouped_quantized_linear`; None: `quantized_linear`."""
+"""A number selects `grouped_quantized_linear`, None selects `quantized_linear`."""
 
 
 def variants():
@@ -47,14 +47,15 @@ def test_compiled_kernels_meet_the_requirements(arch, num_experts):
 
 @pytest.mark.parametrize("num_experts", NUM_EXPERTS)
 def test_sizes_compile_no_variants(num_experts):
-    """So the layers of a model share their kernels, and per-channel scales those of groups."""
+    """The layers of a model share their kernels. Weights with one scale per output use the same
+    kernels as weights with groups."""
     first = compiled(90, num_experts, "int8", 1, 4096, 128, BF16)
     assert first.hash == compiled(90, num_experts, "int8", 2, 11008, 11008, BF16).hash
 
 
 @pytest.mark.parametrize("num_experts", [1, 60, 128])
 def test_numbers_of_experts_compile_no_variants(num_experts):
-    """Up to those that a program reads anyway."""
+    """This holds up to the number of experts that a program reads anyway (MIN_EXPERTS)."""
     first = compiled(90, 8, "int4", 1, 4096, 128, BF16)
     assert first.hash == compiled(90, num_experts, "int4", 1, 4096, 128, BF16).hash
 

@@ -27,7 +27,7 @@ READS_LOGITS = {
 
 
 def variants():
-    """Return (vocabulary, dtype). A row of GPT-2's is a multiple of neither 16 nor 2 tokens."""
+    """Return (vocabulary size, dtype). GPT-2's size, 50257, is a multiple of neither 16 nor 2."""
     if not ALL:
         return [(128256, FP32), (151936, BF16), (50257, BF16)]
     sizes = (1000, 32000, 50257, 128256, 151936, 262144)
@@ -45,12 +45,13 @@ def test_compiled_kernels_meet_the_requirements(arch):
             assert found.registers <= 128, (variant, found)
             if launch.name in READS_LOGITS and vocab_size % 16 == 0:
                 assert found.wide_loads > 0, (variant, found)
-                # The row's highest logit alone.
+                # The only narrow load is that of the row's highest logit.
                 assert found.narrow_loads <= (dtype != FP32), (variant, found)
 
 
 def test_rows_and_sizes_compile_no_variants():
-    """Except for divisibility and the power of two of the number of chunks."""
+    """Sizes matter only by their divisibility and by the number of chunks, rounded up to a power of
+    two."""
     first, second = (
         [launch.kernel.hash for launch in compiled(90, size, FP32, rows)]
         for size, rows in ((128256, 3), (131072 - 16, 64))

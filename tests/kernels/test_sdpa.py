@@ -35,7 +35,7 @@ def make_batch(lengths, generator):
 
 
 def poisoned_cache(batch, num_blocks, kv_heads, dim, dtype, generator):
-    """Write NaN into every slot that no sequence's context covers."""
+    """Return a cache with NaN in every slot that no sequence's context covers."""
     cache = torch.full((num_blocks, BLOCK_SIZE, kv_heads, dim), float("nan"), dtype=dtype)
     for row, (_, _, context) in enumerate(batch.spans):
         for position in range(context):
@@ -116,7 +116,8 @@ def test_scratch_is_reused():
 )
 @pytest.mark.parametrize("with_sinks", [False, True])
 def test_tokens_of_an_image_see_each_other(extras, with_sinks):
-    """Two images of a sequence, and one whose first two tokens are cached; other rows stay."""
+    """One sequence has two images. Another has an image whose first two tokens are cached. Rows
+    outside of images do not change."""
     generator = torch.Generator().manual_seed(3)
     batch, num_blocks = make_batch([(1, 3), (12, 5), (4, 2)], generator)
     images = (ImageSpan(1, 2, 6, 10), ImageSpan(1, 8, 12, 16), ImageSpan(2, 13, 16, 5))

@@ -33,7 +33,7 @@ def test_decodes_fill_the_gpu_and_never_need_more_items_than_promised(rows, prog
     [
         (1, 300, 0),  # too short to split
         (1, 4096, 16),
-        (1, 131072, 49),  # once 396 programs, 8 for each split
+        (1, 131072, 49),  # 396 programs run at once, 8 for each split
         (16, 131072, 49),
         (40, 2048, 196),  # whole contexts would leave some processors idle
         (48, 2048, 0),  # 98 % full, and no context is long
@@ -78,7 +78,8 @@ def test_a_window_bounds_the_contexts():
     ],
 )
 def test_prefills_on_an_h200_with_8_kv_heads(batch, is_split):
-    """There is room for four times as many splits as run at once, 528 programs, or for none."""
+    """There is room for four times as many splits as run at once (66 splits are 528 programs), or
+    for none."""
     with dry_run.target(90):
         query, cache = tensors(sum(new for new, _ in batch))
         wanted = paged_prefill.wanted_splits(query, cache, batch, 132, 131092)

@@ -64,7 +64,8 @@ PARAMETERS = {
     ),
     "combine": (SINKS,),
 }
-"""By kernel. Layout and number of KV heads compile no variants; test_compile.py checks that."""
+"""The parameters of each kernel. Layout and number of KV heads compile no variants, which
+test_compile.py checks."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +149,10 @@ class Variant:
 
 
 def representative(arch: int) -> list[Variant]:
-    """Return a small sample: on sm_86 and sm_90 each kind of each parameter.
+    """Return a small sample. On sm_86 and sm_90 it has each kind of each parameter.
 
-    sm_80 and sm_89 share most of the compiler with them, so only their own rows and dtypes count.
+    The compiler does mostly the same for sm_80 and sm_89 as for these. So their samples have only
+    the rows of configurations.json and the dtypes that they do not share.
     """
     decode, prefill = Variant("decode", 128), Variant("prefill", 128)
     everything = {"window": 1000, "softcap": 30.0, "sinks": True}

@@ -1,4 +1,4 @@
-"""The C++ kernels, compiled into the user's cache."""
+"""Fixtures for tests of the C++ kernels, which are compiled into the user's cache."""
 
 from __future__ import annotations
 

@@ -25,7 +25,10 @@ EXTRAS = [
 
 
 def attend(paged, num_decodes, **options):
-    """Return the results of the kernel and of the definition; the first sequences decode."""
+    """Return the results of the kernel and of the definition.
+
+    num_decodes: how many sequences decode. They come first.
+    """
     starts = paged.query_starts[num_decodes:] - num_decodes
     lens, tables, slots = paged.context_lens, paged.block_tables, paged.context_lens[:0]
     ends = paged.query_starts.tolist()
@@ -73,7 +76,8 @@ def test_head_dims_block_sizes_and_layouts(dtype, head_dim):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_groups_of_any_size_on_every_target(target, dtype):
-    """Few rows are multiplied without packing, up to 4 at a time; the target says what is few."""
+    """Few rows are multiplied without packing, up to 4 at a time. How many rows are few depends on
+    the target."""
     for group in (1, 2, 3, 4, 5, 7, 12, 13):
         paged = make_paged([(1, 33), (1, 81), (2, 50)], heads=(group, 1), head_dim=80, dtype=dtype)
         for window in (None, 37):
@@ -89,7 +93,7 @@ def test_a_batch_without_new_tokens():
 @pytest.mark.parametrize("extras", [{}, {"sinks": True}, {"window": 700, "softcap": 3.0}])
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_a_long_context_is_split(extras, num_threads, make_sinks):
-    """With few work items, each decode and each chunk splits its keys."""
+    """If there are few work items, the keys of long decodes and chunks are split."""
     options = {**extras, "scale": 0.2}
     if "sinks" in options:
         options["sinks"] = make_sinks(2)

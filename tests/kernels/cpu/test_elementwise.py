@@ -91,7 +91,7 @@ def test_rotary(tokens, heads, head_dim, rotary_dim, dtype):
         torch_elementwise.rotary(*exact, cos.double(), sin.double(), rotary_dim)
         elementwise.rotary(query, key, cos, sin, rotary_dim)
         for got, expected in zip((query, key), exact, strict=True):
-            # A sum of two products: the error is relative to the products, not to the sum.
+            # The error of this sum of two products is relative to the products, not to the sum.
             torch.testing.assert_close(
                 got.double(), expected, rtol=0.0, atol=torch.finfo(dtype).eps * expected.abs().max()
             )
@@ -117,7 +117,7 @@ def test_unsupported_inputs_fall_back_to_torch():
 
 
 def test_invalid_shapes_change_nothing():
-    """Fusion relies on errors for wrong shapes; torch's broadcasting rules apply."""
+    """Wrong shapes raise the errors of the torch versions, before anything is written."""
     query, key = torch.ones(2, 3, 2, 64).unbind()
     angles = torch.ones(2, 3, 64).unbind()
     with pytest.raises(RuntimeError):

@@ -1,4 +1,4 @@
-"""Products with integer weights against fp64, for every kind of CPU that this one can be."""
+"""Products with integer weights against fp64, on every target that this CPU supports."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def test_a_row_has_the_same_bits_in_any_batch_and_with_any_number_of_threads(tar
 
 
 def test_rows_that_cannot_be_rounded(target):
-    """NaN and infinity stay visible, zeros stay zeros, and other rows do not see them."""
+    """A row with NaN or infinity becomes NaN, a row of zeros stays zero, and other rows keep their
+    results."""
     if not rounds_rows():
         pytest.skip("the target does not multiply bytes")
     panels, _ = make(40, 200, 40, 8)

@@ -44,7 +44,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def check_panels_of(dtype, num_rows, num_columns, depth, with_bias=True):
-    """Return weights that are exact in `dtype`, so that both panel dtypes must give the same."""
+    """Check fp32 rows with a weight in `dtype`. The expected product has the weight as rounded to
+    `dtype`, so both dtypes must be equally exact."""
     rows, weight, bias = make(num_rows, num_columns, depth)
     weight = weight.to(dtype).float()
     panels = to_panels(weight.to(dtype))
@@ -56,7 +57,7 @@ def check_panels_of(dtype, num_rows, num_columns, depth, with_bias=True):
 
 
 def check_pairs(num_rows, num_columns, depth, with_bias=True):
-    """Rows are bf16 too; the result is rounded once, at the end."""
+    """Check panels of pairs. Rows are bf16 too, and the result is rounded once, at the end."""
     depth += depth % 2
     rows, weight, bias = make(num_rows, num_columns, depth)
     rows, weight = rows.bfloat16(), weight.bfloat16()

@@ -37,7 +37,10 @@ def dtype(request):
 
 @pytest.fixture
 def make(dtype):
-    """Return a function (inputs, outputs) → a product, prepared and as a function."""
+    """Return a function that makes a linear layer from its numbers of inputs and outputs.
+
+    It returns the same layer twice: prepared, and as a plain function.
+    """
     generator = torch.Generator().manual_seed(3)
 
     def make(depth, num_columns):
@@ -155,7 +158,8 @@ def test_norm(dtype):
     ],
 )  # fmt: skip
 def test_attention(make, dtype, extras):
-    """A decode and a chunk, twice, with two caches."""
+    """Two steps, each with a decode and a chunk. Prepared attention and the single kernels have a
+    cache each."""
     num_heads, num_kv_heads, dim, rotary_dim = 4, 2, 64, extras.get("rotary_dim", 32)
     width = (num_heads + 2 * num_kv_heads) * dim
     (qkv, own_qkv), (out, own_out) = make(HIDDEN, width), make(num_heads * dim, HIDDEN)
@@ -207,7 +211,8 @@ def test_attention(make, dtype, extras):
     "has_norms", [(1, 0, 1, 0), (1, 1, 1, 1), (0, 1, 0, 1)], ids=["before", "around", "after"]
 )
 def test_layers(make, dtype, has_norms):
-    """Three layers of different widths against their parts, and the first one by itself."""
+    """Three layers of different widths equal their parts run one by one; so does the first layer
+    alone."""
     places = list(zip((0.5, 0.7, 1.5, 1.7), has_norms, strict=True))
 
     def make_norm(shift):
@@ -251,7 +256,7 @@ def test_layers(make, dtype, has_norms):
                 ids = torch.tensor(wanted, dtype=torch.int64)
                 kept = expected[count][ids]
             got = run(given, inputs[:count], ids)
-            if has_norms[1]:  # multiplied and added to the residual with one rounding
+            if has_norms[1]:  # norm's product and residual are added with one rounding
                 torch.testing.assert_close(got, kept)
             else:
                 assert torch.equal(got, kept)
@@ -301,9 +306,10 @@ def test_unsupported_layers(make, dtype):
 
 
 def test_threads_that_come_late(make, dtype):
-    """With more threads than cores, some are off their core while others finish whole loops.
+    """With more threads than cores, some threads are off their core while others finish loops.
 
-    Two decodes whose contexts are split, and a chunk with enough rows for blocks of rows.
+    The batch has two decodes whose contexts are split, and a chunk with enough rows for several
+    blocks of rows.
     """
     chunk, context, block_size = 400, 700, 16
     num_tokens, num_blocks = 2 + chunk, -(-context // block_size)

@@ -9,7 +9,7 @@ from kernels import block_copy, swap, torch_cache
 from kernels.cache_table import cache_table
 from tests.kernels.caches import bits, make_cache
 
-CACHES = [  # (heads, dim, dtype): more than a tile of 8 KiB, less than one, and 16 bytes
+CACHES = [  # (heads, dim, dtype): blocks of 17,408, 8,704 and 16 bytes; a tile has 8 KiB
     (4, 136, torch.bfloat16),
     (4, 136, torch.uint8),
     (1, 1, torch.uint8),

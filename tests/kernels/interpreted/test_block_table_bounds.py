@@ -35,7 +35,10 @@ def guarded(table):
 
 
 def full_width(paged):
-    """Block tables without a spare column, up to the end of readable memory."""
+    """Return inputs whose block tables have no spare column and end where readable memory ends.
+
+    Also return that memory, which must be kept.
+    """
     table, memory = guarded(paged.block_tables[:, :-1].contiguous())
     return replace(paged, block_tables=table), memory
 
@@ -67,7 +70,7 @@ def test_prefill(lengths, block_size, window):
 
 
 def test_a_long_chunk_of_padding_reads_nothing():
-    """Its first position is below zero, so that its first tile would lie before the table."""
+    """The chunk's first position is below zero, so its first tile would lie before the table."""
     paged = make_paged([(200, 200)])
     paged.context_lens.zero_()
     paged.key_cache.fill_(float("nan"))

@@ -82,8 +82,9 @@ def test_splits(lengths, num_splits, loads):
 
 
 def test_only_blocks_that_all_rows_see_are_loaded(loads):
-    """A tile has 128 tokens. The first of them, at position 300, sees 4 whole blocks of 64; that
-    of the second tile, at 428, sees 6. The blocks after these need masks."""
+    """A tile has 128 query tokens. The first token of the first tile, at position 300, sees 4 whole
+    blocks of 64 keys. The first token of the second tile, at position 428, sees 6. The blocks after
+    these need masks."""
     paged = check([(150, 450)], loads, heads=(1, 1))
     blocks = paged.block_tables[0].tolist()
     caches = (paged.key_cache.data_ptr(), paged.value_cache.data_ptr())

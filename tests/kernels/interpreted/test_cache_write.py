@@ -56,7 +56,8 @@ def test_values_narrower_than_keys():
 
 
 def test_rows_inside_a_fused_projection():
-    """Q, K and V of a token side by side; and [heads, T, dim], as transformers produces."""
+    """K and V may be slices of rows that hold a token's Q, K and V side by side, or views of
+    [heads, T, dim], as transformers produces them."""
     fused = torch.randn(len(SLOTS), 8, 64).bfloat16()
     check(fused[:, 4:6], fused[:, 6:], torch.bfloat16)
     by_head = torch.randn(2, len(SLOTS), 64).bfloat16().transpose(0, 1)

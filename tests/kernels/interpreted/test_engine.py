@@ -29,7 +29,8 @@ SETTINGS = {
     "olmo2": SMALL | {"pad_token_id": 0},
     "mixtral": SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
-"""Norms with an offset, norms of whole rows, experts, transformers' code."""
+"""Together they cover norms with an offset, norms of whole rows, experts, and the decoder of
+transformers."""
 LONG = {"max_position_embeddings": 300, "sliding_window": 270, "num_attention_heads": 1}
 LENGTHS = (290, 20)
 CUDA = torch.device("cuda")
@@ -40,7 +41,8 @@ PROMPTS = [[1 + (7 * n + k) % 60 for k in range(length)] for n, length in enumer
 def _poison() -> Iterator[None]:
     """Fill all memory that torch does not initialize with NaN: no token may depend on it.
 
-    By chance it may hold infinities, of which NumPy warns in rows of padding.
+    Without this, such memory may by chance hold infinities, of which NumPy warns in rows of
+    padding.
     """
     torch.use_deterministic_algorithms(True)
     yield
@@ -57,12 +59,13 @@ def test_same_tokens_as_with_torch(architecture, decoder, tmp_path, monkeypatch)
     backends = use_triton(monkeypatch)
     assert answers(tmp_path, decoder) == expected
     assert len(backends) == 2, "one for the gate's probe, one for the engine"
-    if architecture == "gemma2":  # its layers have windows or none
+    if architecture == "gemma2":  # some of its layers have a window, the others none
         assert answers(tmp_path, decoder, graph_tokens=16) == expected
 
 
 def test_same_tokens_as_with_torch_if_contexts_are_split(tmp_path, monkeypatch):
-    """The last 5 tokens of a prompt of 290 beside another one, then decodes of both.
+    """A step computes the last 5 tokens of a prompt of 290 beside a second prompt. Then both decode
+    more tokens.
 
     Splits may be shorter than on a GPU: the interpreter would take minutes for longer prompts.
     """
@@ -147,9 +150,10 @@ def answers(
     num_kv_blocks=8,
     max_rolling_batch_prefill_tokens=16,
 ):
-    """Chunked prompts of two sequences mixed with decodes, then only decodes.
+    """Return the tokens of an engine whose steps mix chunks of prompts with decodes, then decode.
 
-    graph_tokens: pad steps with up to so many tokens of prompts, as for CUDA graphs; 0 pads none.
+    graph_tokens: steps with up to this many tokens of prompts are padded, as for CUDA graphs. If 0,
+    no step is padded.
     """
     limits = {
         "num_kv_blocks": num_kv_blocks,

@@ -87,7 +87,7 @@ def test_splits(num_experts):
 
 
 def test_several_groups_of_tiles():
-    """More row tiles than a group has, and not a multiple of it."""
+    """The experts have more row tiles than GROUP, and not a multiple of GROUP."""
     check(*make([20] * 9 + [0, 180], 64, 200, torch.float16))
 
 

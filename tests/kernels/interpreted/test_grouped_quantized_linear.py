@@ -89,7 +89,7 @@ def test_numbers_of_rows_per_expert(kind, counts):
 
 @pytest.mark.parametrize("num_experts", [60, 128, 160])
 def test_many_experts(num_experts):
-    """Fewer than a program reads, as many, and more."""
+    """There are fewer experts than MIN_EXPERTS, which a program reads anyway, as many, or more."""
     counts = [0] * num_experts
     for expert in (0, 7, 7, 7, num_experts - 1):
         counts[expert] += 5
@@ -97,7 +97,7 @@ def test_many_experts(num_experts):
 
 
 def test_several_groups_of_tiles():
-    """More row tiles than a group has, and not a multiple of it."""
+    """The experts have more row tiles than GROUP, and not a multiple of GROUP."""
     check("fp4", [20] * 9 + [0, 180], 100, 64, 32, torch.float16)
 
 
@@ -152,7 +152,8 @@ def random_weight(precision, num_outputs, num_inputs):
 
 @pytest.mark.parametrize("precision", [*QUANTIZERS, "mxfp4"])
 def test_experts_equal_the_dequantized_ones(precision, monkeypatch):
-    """Also where the ranks of a split each add a part; codes are packed in several steps."""
+    """The parts of two ranks that split the inputs also add up to this. Codes are packed in several
+    steps."""
     monkeypatch.setattr("engine.model.quantization.kernel_codes.ROWS_AT_ONCE", 50)
     weight = random_weight(precision, 40, 384)
     rows = torch.randn(sum(COUNTS), 384).half()

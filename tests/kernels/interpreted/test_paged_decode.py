@@ -20,7 +20,8 @@ CONTEXTS = (1, 15, 16, 17, 0, 63, 64, 65, 300, 700)
 def check(num_wanted, contexts=CONTEXTS, options=None, **shape):
     """Run paged_decode with outputs and scratch filled with NaN first.
 
-    num_wanted: splits of all sequences together, as short as they may be; 0 for whole contexts.
+    num_wanted: splits of all sequences together. They may be as short as UNIT. If 0, contexts stay
+    whole.
     """
     paged = make_paged([(1, context) for context in contexts], **shape)
     options = (options or {}) | {"scale": SCALE}
@@ -42,7 +43,7 @@ def splits(paged, num_wanted, window=None):
 
 
 def expected_of(paged, options):
-    """A row without context is padding: kernel and reference return 0."""
+    """Return the reference's result. A row without context is padding, and its result is 0."""
     return paged_decode_reference(*paged.decode_arguments, **options)
 
 

@@ -53,7 +53,7 @@ def test_a_mixed_batch(block_size, dtype):
 
 @pytest.mark.parametrize(("num_splits", "block_size"), [(12, 16), (17, 64), (60, 32)])
 def test_splits_of_a_mixed_batch(block_size, num_splits):
-    """With up to 60 splits, they become as short as possible."""
+    """If there may be 60 splits, they are as short as possible."""
     check(MIXED, num_splits=num_splits, block_size=block_size, dtype=torch.half, heads=(2, 1))
     check(LONG, num_splits=num_splits, block_size=block_size, heads=(2, 1))
 
@@ -85,7 +85,7 @@ def test_splits_of_groups(heads):
 
 
 def test_one_long_prefix_among_many_short_prompts():
-    """The long one and two in the middle are split, the prompts around them are not."""
+    """The long prefix and two shorter ones are split. The prompts around them are not."""
     short = [(new, new) for new in (3, 17, 1, 40, 16)]
     check([*short, (20, 700), *short, (2, 310), *short, (0, 90), (20, 333)], num_splits=24)
 

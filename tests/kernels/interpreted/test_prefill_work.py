@@ -64,7 +64,7 @@ def listed(lengths, tile, num_splits, *, num_tokens=None, dtype=torch.int32, **o
 
 
 def check_spans(spans, lengths, tile, window):
-    """The items of all blocks together have each tile that the block sees once, in order."""
+    """Check that the items of each block have all tiles that the block sees, once and in order."""
     block_q, block_n = tile
     blocks = [
         (sequence, token)
@@ -122,7 +122,7 @@ def test_shares_are_in_proportion_to_keys(num_splits, wanted):
 
 
 def test_a_long_prefix_beside_2000_tokens_is_split():
-    """On an H200 with 8 KV heads, which runs 16 at once. Before, nothing was split."""
+    """An H200 with 8 KV heads runs 16 blocks at once. Earlier versions split nothing here."""
     lengths = [(20, 131092), (2048, 2048)]
     spans = listed(lengths, (32, 64), 4 * 16)
     assert len(spans.pop((0, 0))) == 42
@@ -154,7 +154,8 @@ def test_the_blocks_of_one_sequence_see_more_keys_than_int32_can_count():
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_many_sequences(dtype):
-    """More than a step of the kernel's loops, and more keys than int32 can count."""
+    """There are more sequences than one step of the kernel's loops takes, and more keys than int32
+    can count."""
     rng = random.Random(3)
     lengths = [(new, new + rng.choice([0, 0, 90_000])) for new in rng.choices(range(4), k=150)]
     lengths[140] = (30, 1_000_000)

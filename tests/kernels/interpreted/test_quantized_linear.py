@@ -116,7 +116,8 @@ def test_the_format_equals_the_reference(precision):
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_all_codes_of_mxfp4_are_exact(dtype):
-    """Of the exponents that the result can have; in bf16 also the least, 2**-127."""
+    """The exponents are some of those that the result's dtype can hold; in bf16 also the least,
+    2**-127."""
     exponents = torch.tensor([0, 1, 100, 127, 200, 250] if dtype == torch.bfloat16 else [117, 130])
     codes = torch.arange(16, dtype=torch.uint8).repeat(len(exponents), 4)
     neighbours = codes[:, ::2] | codes[:, 1::2] << 4

@@ -30,7 +30,7 @@ def angles(num_tokens, width, dtype):
 
 
 def two_launches(query, key, value, cos, sin, rotary_dim, *caches_and_slots, **scales):
-    """Triton's own pair, whose fp32 arithmetic may contract where torch's does not."""
+    """Run the two separate Triton kernels. Unlike torch, they may fuse an fp32 product and sum."""
     rotary.rotary(query, key, cos, sin, rotary_dim)
     write_kv(key, value, *caches_and_slots, **scales)
 
@@ -41,7 +41,10 @@ def in_torch(query, key, value, cos, sin, rotary_dim, *caches_and_slots, **scale
 
 
 def check(rows, rotary_dim, cache_dtype, *, width=None, layout="NHD", block_size=16, **scales):
-    """Run with all blocks poisoned first, so that any other write shows."""
+    """Compare the fused kernel with two launches and, unless the dtype is fp32, with torch.
+
+    All blocks are poisoned first, so that a write outside of the slots shows.
+    """
     dtype, num_tokens = rows[0].dtype, rows[0].shape[0]
     cos, sin = angles(num_tokens, width or rotary_dim // 2, dtype)
     results = []

@@ -14,7 +14,7 @@ RAGGED = (131072, 500, 1, 0, 2047, 700, 4096)
 
 
 def items_by_sequence(work):
-    """Check the order of the items and return the (first key, end) of each sequence's."""
+    """Check the order of the items. Return (first key, end key) of each sequence's items."""
     found = defaultdict(list)
     assert work.rows[:, 0].tolist() == list(range(len(work.rows)))
     num_live = int(work.rows[:, 2].sum())
@@ -62,7 +62,7 @@ def test_shares_are_in_proportion_to_keys(num_wanted):
 
 
 def test_no_split_is_shorter_than_allowed():
-    """Contexts of 2 to 4 units have at most as many splits as whole ones of 256 keys."""
+    """Each context has as many splits as MIN_SPLIT_KEYS fits into it, although more are wanted."""
     contexts = (257, 383, 384, 385, 511, 512, 513, 640, 641, 767, 768, 769, 895, 1023, 1024)
     work = make_work_list(torch.tensor(contexts), 10_000)
     for context, spans in zip(contexts, items_by_sequence(work).values(), strict=True):
