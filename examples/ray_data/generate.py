@@ -79,7 +79,7 @@ class Answerer:
         self._params = longshore.SamplingParams(**sampling)
 
     def __call__(self, part_as_row: Json) -> Json:
-        """Write the file of a part, unless an earlier actor did. Return its line and error counts."""
+        """Write the file of a part, unless an earlier actor did. Return line and error counts."""
         part = Part(**part_as_row)
         path = part.path(self.output)
         if not path.exists():
