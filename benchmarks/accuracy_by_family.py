@@ -94,7 +94,8 @@ def save_random_model(family: str, config: PreTrainedConfig, folder: Path) -> No
         for name, weight in model.named_parameters():
             if weight.dim() >= 2:
                 weight.normal_(0, weight.shape[-1] ** -0.5)
-            elif name.endswith("norm.weight"):  # transformers starts Nemotron's at 1 + 1
+            elif name.endswith("norm.weight"):
+                # Nemotron's norms multiply by 1 + weight, and transformers sets the weights to 1.
                 weight.fill_(1 - FAMILIES[family].norm.offset)
     model.save_pretrained(folder)
 

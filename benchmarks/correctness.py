@@ -151,7 +151,7 @@ def _prefill_work(inputs: PagedInputs, num_splits: int, window: int | None) -> P
     if num_splits == 1:
         return whole
     num_wanted = num_splits * len(whole.items)
-    # Where blocks fill the GPU, splits are at least WAVES times as long.
+    # If whole blocks would fill the GPU, a split has at least WAVES * min_split_keys keys.
     work = prefill_work(*sizes, num_wanted, window=window, min_split_keys=UNIT // WAVES)
     assert (work.items[:num_wanted, 0] >= 0).any(), "no block is split"
     return work

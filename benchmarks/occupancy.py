@@ -22,7 +22,7 @@ from kernels.configurations import AttentionConfiguration, current_arch
 REGISTERS = 65536
 """Registers of a multiprocessor, on sm_80 and later (CUDA programming guide)."""
 SHARED_BYTES_OF_SYSTEM = 1024
-"""Shared memory that CUDA takes for each program (ibid.)."""
+"""Shared memory that CUDA takes for each program (CUDA programming guide)."""
 _CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 

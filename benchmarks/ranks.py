@@ -65,7 +65,7 @@ class Traffic:
 
 
 Totals = dict[str, Traffic]
-"""By kind."""
+"""The traffic of each kind of message in KINDS."""
 
 
 class MeasuredGroup(ProcessGroup):
@@ -127,7 +127,7 @@ def free_port() -> int:
 
 @contextmanager
 def joining_ranks(model_dir: Path, options: Options) -> Generator[None]:
-    """Start the ranks that join, one for each of the other nodes, and end them at the end."""
+    """Start the ranks that join, one per other node, and kill them when the block ends."""
     os.environ[KEY_VARIABLE] = secrets.token_hex(32)
     arguments = ["--join", options.rank_address, str(model_dir), str(os.getpid())]
     command = [*python_command("engine.follow"), *arguments]

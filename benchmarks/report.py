@@ -48,7 +48,7 @@ class Report:
                 raise ValueError(f"unknown event {other}")
 
     def section(self, name: str) -> dict[str, Any]:
-        """Return a section's results; `seconds` is None until it, or one case, has completed."""
+        """Return a section's results. `seconds` is None until it or one of its cases has ended."""
         return self.sections.setdefault(name, {"rows": [], "notes": [], "seconds": None})
 
     def is_sound(self, name: str) -> bool:
@@ -58,7 +58,7 @@ class Report:
         may not support every case.
         """
         if name not in self.sections:
-            return False  # no worker came so far
+            return False  # no worker has reached it
         section = self.sections[name]
         fatal = ["failed"] if name in ALL_OURS else ["section failed", "worker failed"]
         return (

@@ -42,7 +42,7 @@ class Case(NamedTuple):
     num_rows: int
     filters: str
     logits: str
-    """"zipf", as of a language model, or "flat": normally distributed logits."""
+    """"zipf": like the logits of a language model. "flat": normally distributed."""
 
     def __str__(self) -> str:
         return f"{self.filters}, {self.num_rows} rows, {self.logits}"

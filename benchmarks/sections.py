@@ -62,7 +62,7 @@ SECTIONS = {
     "roofline": Section("Decode steps against their roofline", "roofline", 22),
     "profile": Section("Time breakdown of a decode step", "profile", 15),
     "mixed": Section("Steps with a prompt, as CUDA graphs and without, 0.6B", "mixed", 28),
-    # Left out on one GPU. On several, it takes about a minute more than the ten.
+    # Left out on one GPU. On several, it adds about a minute to the ten minutes of the others.
     "two-gpus": Section("A model on two GPUs", "two_gpus"),
 }
 START_SECONDS = 6

@@ -23,9 +23,9 @@ class Target:
     values: Callable[[Rows], Sequence[float]]
     """The figures that must reach the goal."""
     form: str
-    """How to format one of them."""
+    """How to format one of these figures."""
     is_limit: bool = False
-    """Whether they must stay below the goal."""
+    """Whether the figures must stay below the goal."""
     shape: str | None = None
     """The model shape that the goal is for, if it is for one."""
 

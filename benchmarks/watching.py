@@ -36,7 +36,7 @@ class Interval:
     """Seconds per step."""
 
     step_s: dict[str, float]
-    """By each clock."""
+    """Seconds per step by each of CLOCKS."""
     snapshot_s: float
     """CPU time per step that the loop's thread takes to make, encode and queue snapshots."""
 

@@ -57,7 +57,7 @@ def look(request: pytest.FixtureRequest) -> Look:
 
 @pytest.fixture
 def page(browser: Browser, look: Look) -> Iterator[Page]:
-    """An empty tab. At the end, the console must be without errors, and nothing cut off."""
+    """An empty tab. At the end, the console must hold no errors, and nothing may be cut off."""
     context = browser.new_context(
         viewport={"width": look.width, "height": 900}, color_scheme=look.scheme
     )

@@ -62,7 +62,7 @@ class Inputs:
     picture would mark the commit as dirty."""
     created: str
     load: float
-    """The machine's load average over the minute before the first picture is inputs."""
+    """The machine's load average over the minute before these inputs were read."""
 
 
 def main() -> None:

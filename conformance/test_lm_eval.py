@@ -25,7 +25,7 @@ def score(before, after):
 with torch.inference_mode():
     print(json.dumps([score(*pair) for pair in json.load(sys.stdin)]))
 """
-"""Prints transformers' log-likelihood of each second text after the first."""
+"""Prints for each pair of texts transformers' log-likelihood of the second one after the first."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def _records(path: Path) -> Iterator[Any]:
 
 
 def test_choices_have_the_log_likelihoods_of_transformers(samples: Any, model_dir: Path) -> None:
-    """lm-eval reads them from `echo` with `logprobs`; five digits are compared."""
+    """lm-eval asks for the log-likelihoods by `echo` with `logprobs`; five digits are compared."""
     pairs: list[Any] = []
     found: list[float] = []
     for sample in samples["choose"]:

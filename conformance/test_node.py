@@ -19,7 +19,7 @@ Run = Callable[[str, str], None]
 
 
 def cases(file: str) -> pytest.MarkDecorator:
-    """Call a test with the name of every case in a file."""
+    """Return a mark that runs a test once for each case in a file, with the case's name."""
     text = (NODE_CLIENTS / file).read_text()
     names = re.findall(r'^test\("([^"]+)"', text, re.MULTILINE)
     assert len(names) == len(re.findall(r"\btest\(", text)), f"{file}: a case is not found"

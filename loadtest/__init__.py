@@ -1,1 +1,1 @@
-"""Load tests of serving containers over HTTP, ours and others; imports no server code."""
+"""Load tests of our and other serving containers over HTTP. They import no server code."""

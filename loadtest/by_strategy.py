@@ -30,7 +30,7 @@ class Line:
     tokens: list[int] = field(default_factory=list[int])
 
     def add(self, num_tokens: int, now: float) -> None:
-        """Count a request that ended at `now`, by the clock of `started`."""
+        """Count a request that ended at `now`, a time of the same clock as `started`."""
         second = int(now - self.started)
         for counts in (self.requests, self.tokens):
             counts += [0] * (second + 1 - len(counts))
@@ -57,7 +57,7 @@ class ByStrategy:
             self._current.add(record.output_tokens or 0, now)
 
     def serve(self, app: Flask) -> None:
-        """Add the page to an application: locust's."""
+        """Add the page to locust's web application."""
 
         def page() -> Response:
             return Response(_PAGE.read_bytes(), mimetype="text/html")

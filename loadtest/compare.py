@@ -168,7 +168,7 @@ class Comparison:
             disturbed[run.name] = disturbed.get(run.name, False) or is_disturbed
 
     def run(self, turn: Turn) -> Run:
-        """Measure a turn, again if the machine is busy with other things.
+        """Measure a turn, and measure it again if the machine was busy with other things.
 
         If all attempts are disturbed, each of the following turns has one attempt, until one is
         undisturbed. Returns the least disturbed attempt, or one that was interrupted.

@@ -19,13 +19,14 @@ Kind = Literal["answered", "error", "cut"]
 class Ending:
     """How one request ended.
 
-    answered: with its whole answer. error: with an error, as a status or as the last record of a
-    stream. cut: the connection closed, and the client does not know why.
+    answered: the whole answer arrived. error: the server reported an error, as a status or as the
+    last record of a stream. cut: neither arrived before the connection closed, so the client does
+    not know why the request ended.
     """
 
     kind: Kind
     at: float
-    """On this process's monotonic clock."""
+    """When it ended, in seconds of this process's monotonic clock."""
     detail: str
 
 

@@ -1,8 +1,8 @@
 """`python -m loadtest kills`: kills a container's processes under load, at random moments.
 
-Each kill is SIGKILL to one process: the engine, a front-end worker or the supervisor. It measures
-how the running requests end, how long that takes, how long it takes until the container answers
-again, and which processes and files are left behind.
+Each kill is SIGKILL to one process: the engine, a front-end worker or the supervisor. The command
+measures how the running requests end, how long that takes, how long it takes until the container
+answers again, and how many processes and files are left behind.
 """
 
 from __future__ import annotations

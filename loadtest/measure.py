@@ -145,7 +145,7 @@ def _bar(session: Session, name: str, workload: str, plan: Plan) -> tqdm:
     """Return a progress bar that advances with the session's records."""
     total = len(plan.requests) if plan.stop_s is None else None
     title = f"{workload}, {name}"
-    bar = tqdm(total=total, desc=title, unit="request", leave=True, disable=None)  # not in files
+    bar = tqdm(total=total, desc=title, unit="request", leave=True, disable=None)  # only on a tty
 
     def advance(record: Record) -> None:
         bar.update()

@@ -113,7 +113,8 @@ def most_sequences(workload: Workload, load: Load) -> int | None:
     """Return how many sequences a closed loop sends at once; None for an open loop."""
     if not _is_closed(workload, load):
         return None
-    shape = next(workload.draw(random.Random(load.seed)))  # the same samples and beams in all
+    # All shapes of a workload have the same number of samples and of beams.
+    shape = next(workload.draw(random.Random(load.seed)))
     return load.users * shape.samples * shape.beams
 
 

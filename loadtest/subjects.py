@@ -67,7 +67,7 @@ class Subjects:
 
     strategies: Strategies | None
     running: Mapping[str, Endpoint]
-    """By name."""
+    """Endpoints of the servers that already run, by name."""
 
     @property
     def names(self) -> Sequence[str]:

@@ -58,5 +58,5 @@ class LoadUser(User):
         )
         for kind, seconds in (("first token", record.first_token_s), ("stall", record.stall_s)):
             if record.is_good and seconds is not None:
-                # The event would count it as a request.
+                # The event above would count this time as a request of its own.
                 self.environment.stats.entries[name, kind].log(round(1000 * seconds), 0)

@@ -111,7 +111,7 @@ class Watch:
 
 
 def parse(text: str) -> dict[str, float]:
-    """Return the metrics of NAMES, by key, summed over labels; MEANS are averaged over them."""
+    """Return the metrics of NAMES by key, summed over their labels, or averaged if in MEANS."""
     lines = (line for line in text.splitlines() if "_bucket{" not in line)
     keys: Mapping[str, str] = {name: key for key, name in NAMES.items()}
     found: dict[str, list[float]] = {}

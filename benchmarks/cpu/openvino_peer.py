@@ -20,8 +20,9 @@ import openvino_genai as genai  # pyright: ignore[reportMissingImports]
 
 CACHE_GIB = 4
 TYPES = {"float32": ("fp32", "f32"), "bfloat16": ("fp16", "bf16")}
-"""By dtype: the weight format of the conversion, unless weights are quantized, and the precision of
-inference. Quantized weights have optimum-intel's default form, and products OpenVINO's default."""
+"""By dtype: the weight format of the conversion, which option.quantize overrides, and the precision
+of inference. How quantized weights are stored is left to optimum-intel's default, and how products
+with them are computed to OpenVINO's."""
 
 
 def main(model_dir: str, work_file: str) -> None:

@@ -17,7 +17,8 @@ REPORT_S = 0.25
 """How often the machines tell the router their loads: as often as engines tell their workers."""
 PRECISION = 0.03
 NEAR_FACTOR = 1.06
-"""Factor of the search's first step if it begins near its result; otherwise it is 2."""
+"""Factor by which the search changes the rate until it has bracketed the result, if a rate near the
+result is known. Otherwise the factor is 2."""
 
 
 class BySession(Router):

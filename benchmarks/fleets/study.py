@@ -95,7 +95,7 @@ def _rates(
 ) -> list[float]:
     """Return the rate of each round.
 
-    of_one: requests per second and machine with which the first search begins; 0 if not known.
+    of_one: requests per second per machine with which the first search begins; 0 if not known.
     """
     count = size.num_machines
     rates: list[float] = []

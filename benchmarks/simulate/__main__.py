@@ -120,7 +120,7 @@ def _run(hardware: Hardware, options: argparse.Namespace) -> dict[str, object]:
 
 def _rows(task: Task, rate: float | None, bound: float) -> list[Row]:
     total = round(task.duration_s)
-    with tqdm(total=total, unit="s", desc="simulated", disable=None) as bar:  # not in files
+    with tqdm(total=total, unit="s", desc="simulated", disable=None) as bar:  # only on a tty
         progress = _progress(bar)
         return compare(task, bound, progress) if rate is None else replay(task, rate, progress)
 

@@ -19,9 +19,9 @@ def highest_rate(
 ) -> tuple[float, Found] | None:
     """Return the highest rate for which `attempt` does not return None, with its result.
 
-    Multiplies or divides the rate by `factor` from `start` until it is bracketed, then bisects in
-    the logarithm until the bracket's relative width is within `precision`, and returns the lower
-    end. Returns None if no rate down to LOWEST_RATE succeeds.
+    Multiplies or divides the rate by `factor` from `start` until the highest rate is bracketed.
+    Then bisects in the logarithm until the bracket's relative width is within `precision`, and
+    returns the lower end. Returns None if no rate down to LOWEST_RATE succeeds.
     """
     low, high = start, start
     found = attempt(start)

@@ -112,8 +112,9 @@ def _run(run: Mapping[str, Any], has_gpu: bool) -> MeasuredRun:
 def _whole_blocks(num_hits: float, block_size: int) -> int:
     """Return the tokens that a prompt finds in the prefix cache, in whole blocks.
 
-    num_hits: mean tokens found. First uses of a prefix miss, so it is rounded up. Less than a
-    block is not a shared prefix: it comes from requests that continue after a preemption.
+    num_hits: mean tokens found. The first use of a prefix finds nothing, so the mean is rounded up.
+    Less than a block is not a shared prefix: it comes from requests that continue after a
+    preemption.
     """
     return block_size * math.ceil(num_hits / block_size) if num_hits >= block_size else 0
 

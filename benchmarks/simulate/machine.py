@@ -40,11 +40,14 @@ class Machine:
         """Requests that finish when the last step ends."""
 
     def load(self, now: float) -> int:
-        """Return the requests unfinished at `now`, after `advance(now)`."""
+        """Return how many requests are unfinished at `now`. Call `advance(now)` first."""
         return self._num_unfinished + (self._num_ending if now < self.clock else 0)
 
     def add(self, arrival: Arrival) -> None:
-        """Add a request, after `advance` to its arrival time. A running step excludes it."""
+        """Add a request. Call `advance` with its arrival time first.
+
+        A step that runs at that time does not include the request.
+        """
         if not self.strategy.has_work():
             self.clock = max(self.clock, arrival.at_s)
         if not self.strategy.waiting:

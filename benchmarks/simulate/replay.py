@@ -99,7 +99,7 @@ def _result(plan: StepPlan) -> StepResult:
 
 
 def _strategy(run: MeasuredRun) -> Strategy:
-    """Make the run's strategy with the limits that its server had. Preemption recomputes.
+    """Make the run's strategy with the limits that its server had. Preemption is by recomputation.
 
     Raises ValueError if the server's properties do not set option.max_model_len.
     """

@@ -49,7 +49,7 @@ class Arrival:
 
 
 def token_of(request_id: int) -> int:
-    """Return the token that fills a request's prompt and output, unused by others and prefixes."""
+    """Return the token that fills a request's prompt and output. Nothing else contains it."""
     return -1 - request_id
 
 

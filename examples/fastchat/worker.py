@@ -116,7 +116,7 @@ class Worker:
         yield {**record, "text": text, "finish_reason": finish_reason}
 
     def _body(self, params: Mapping[str, Any]) -> Record:
-        """Return the container's request; FastChat's UI may ask for more tokens than fit."""
+        """Return the request for the container. FastChat's UI may ask for more tokens than fit."""
         room = self.context_length - self.count_tokens(params["prompt"])
         sampling = {
             name: params[name] for name in SAMPLING if params.get(name) not in (None, "", [])

@@ -61,7 +61,7 @@ class Part:
 
     number: int
     first_line: int
-    """From 1."""
+    """Its number in the input, from 1."""
     offset: int
     """Byte offset of the first line."""
     num_lines: int
@@ -71,7 +71,7 @@ class Part:
 
 
 class Answerer:
-    """An actor: a model, and an engine that answers one part after the other."""
+    """An actor. It has a model and an engine, and answers one part after the other."""
 
     def __init__(self, source: str, output: str, model: str, options: Json, sampling: Json) -> None:
         self.source, self.output = Path(source), Path(output)
@@ -79,7 +79,7 @@ class Answerer:
         self._params = longshore.SamplingParams(**sampling)
 
     def __call__(self, part_as_row: Json) -> Json:
-        """Write the file of a part, unless an earlier actor did. Return its numbers of lines."""
+        """Write the file of a part, unless an earlier actor did. Return line and error counts."""
         part = Part(**part_as_row)
         path = part.path(self.output)
         if not path.exists():
@@ -198,9 +198,9 @@ def split(source: Path, lines_per_part: int) -> tuple[list[Part], str]:
 
 
 def open_output(output: Path, settings: Json) -> None:
-    """Create the output, or check that it is one of a run with these settings.
+    """Create the output folder, or check that its answers are of a run with these settings.
 
-    Raises ValueError if it is not, and OSError if it cannot be written.
+    Raises ValueError if they are not, and OSError if the folder cannot be written.
     """
     output.mkdir(parents=True, exist_ok=True)
     file = output / RUN_FILE
@@ -219,7 +219,7 @@ def open_output(output: Path, settings: Json) -> None:
 
 
 def run(options: argparse.Namespace) -> str:
-    """Answer what has no answer yet, and return a summary.
+    """Answer the parts that have no answers yet, and return a summary.
 
     Raises ValueError, RequestError and OSError for what the command line names, and RuntimeError
     if the actors cannot go on.
@@ -244,7 +244,7 @@ def run(options: argparse.Namespace) -> str:
                 num_errors += row["num_errors"]
                 bar.update(row["num_lines"])
                 bar.set_postfix(errors=num_errors)
-    for unfinished in options.output.glob(".part-*"):  # by actors that died
+    for unfinished in options.output.glob(".part-*"):  # left by actors that died
         unfinished.unlink()
     return f"{num_to_answer} of {num_lines} lines processed in this run, {num_errors} with an error"
 
@@ -263,7 +263,7 @@ def run_parts(parts: Sequence[Part], options: argparse.Namespace) -> Iterator[Js
     ray.init(address=options.address)
     try:
         yield from make_dataset(parts, options).iter_rows()
-    except ray.exceptions.RayError as error:  # ends with the error of the actor
+    except ray.exceptions.RayError as error:  # its last line is the error of the actor
         raise RuntimeError(str(error).strip().splitlines()[-1]) from error
 
 
@@ -271,9 +271,10 @@ def make_dataset(parts: Sequence[Part], options: argparse.Namespace) -> Dataset:
     """Return a dataset that answers the parts when it is read."""
     import ray.data
 
-    ray.data.DataContext.get_current().enable_progress_bars = False  # they count parts
+    ray.data.DataContext.get_current().enable_progress_bars = False  # they count parts, not lines
     rows = ray.data.from_items([asdict(part) for part in parts], override_num_blocks=len(parts))
-    with warnings.catch_warnings():  # of max_task_retries, which Ray 2.60 has no other way to set
+    # Ray 2.60 warns of max_task_retries as deprecated, but has no other way to set it.
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return rows.map(
         Answerer,

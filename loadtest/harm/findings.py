@@ -11,10 +11,12 @@ from loadtest.harm.neighbours import Attempt
 
 MAX_GROWTH = 0.25
 MAX_GROWTH_BYTES = 48 * 2**20
-"""A process may grow by this share plus this many bytes since the part without kills."""
+"""The memory of all processes of a role together may grow by this share plus this many bytes since
+the part without kills."""
 MAX_MORE_FILES = 8
 MAX_MORE_THREADS = 4
-"""Growth to allow: connections that the kernel still holds, and pools that start threads late."""
+"""How many more open files and threads each process may have. The kernel may still hold
+connections, and pools may start threads late."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -35,9 +37,9 @@ class Findings(msgspec.Struct, kw_only=True):
     ends: dict[str, int]
     """How the requests of ordinary clients ended: whole, or failed in the outage after a kill."""
     kills: dict[str, int]
-    """By role."""
+    """Number of kills, by role."""
     before: dict[str, Usage]
-    """By role, after the part without kills."""
+    """Usage by role after the part without kills."""
     after: dict[str, Usage]
     broken: list[str]
 

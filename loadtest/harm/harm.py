@@ -21,7 +21,7 @@ ALONE_S = 3.0
 AFTER_S = 0.5
 """How long a row is watched after its end."""
 EXPENDABLE = "container.isolation"
-"""Processes that may crash, and are restarted."""
+"""Part of the command lines of processes that may crash. The server starts new ones."""
 HEADINGS = ("row", "status", "seconds", "/ping ms", "failed", "slowdown", "lost", "broken")
 
 
@@ -47,7 +47,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     processes_lost: int | None
     """None if the server is not one of our processes."""
     broken: list[str]
-    """The limits that it broke, in words."""
+    """The limits that the row broke, in words."""
 
 
 class Harm:

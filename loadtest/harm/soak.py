@@ -1,4 +1,4 @@
-"""`soak`: mixes ordinary, impatient and hostile clients with kills, and checks the server after."""
+"""`soak`: mixes ordinary, impatient and hostile clients with kills, then checks the server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from loadtest.roles import Role, by_role
 from loadtest.server import Server
 
 QUICK = ("grammar, chain", "schema, chain of 1,200", "chunk size", "TLS", "never sent")
-"""Rows to send, by the beginning or end of their names: those that a client can repeat quickly."""
+"""Beginnings or ends of the names of the rows to send. A client can repeat these rows quickly."""
 GARBAGE_S = 3.0
 """A client that sends garbage leaves after this time."""
 UP_S = 4.0
@@ -39,14 +39,14 @@ IDLE = ("vllm:num_requests_running", "vllm:num_requests_waiting", "longshore:kv_
 
 
 class Soak:
-    """Clients of a server that is started for it."""
+    """Runs clients against a server that is started for the soak."""
 
     def __init__(self, server: Server, *, seed: int) -> None:
         self._server = server
         self._url = server.url
         self._random = random.Random(seed)
         self._kills: Counter[str] = Counter()
-        """By role."""
+        """Number of kills, by role."""
         self._outages: list[tuple[float, float]] = []
         """From each kill until /ping was 200 again, in times of `time.perf_counter`."""
         self._garbage = [
@@ -85,7 +85,7 @@ class Soak:
         )
 
     def _clients(self) -> dict[str, list[Neighbour]]:
-        """Start the clients, by kind."""
+        """Start the clients, and return them by kind."""
 
         def start(
             count: int, request: Callable[[str, random.Random], str], interval_s: float = 0.0

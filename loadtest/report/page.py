@@ -77,7 +77,7 @@ def write_report(results: Results, folder: Path) -> Path:
 
 
 def write_markdown(results: Results, folder: Path) -> Path:
-    """Write report.md, to paste: the headline, warnings, the summary and goodput."""
+    """Write report.md, a text to paste: the headline, warnings, the summary and goodput."""
     blocks = [f"**{_headline(results)}**"]
     blocks += [f"- {remark}" for remark in _remarks(results)]
     blocks.append(tables.markdown(_summary(results)))
@@ -203,7 +203,7 @@ def _description(runs: Sequence[Run]) -> str:
     measures = first.measures
     scale = "" if first.length_scale == 1 else f" All lengths × {first.length_scale:g}."
     loop, counts = first.loop, sorted({len(run.records) for run in runs})
-    if len({run.loop for run in runs}) > 1:  # runs of a sweep differ in the rate, at the end
+    if len({run.loop for run in runs}) > 1:  # in a sweep, the rate at the end of `loop` differs
         loop = loop.rsplit(",", 1)[0]
     text = (
         f"{doc[:1].upper()}{doc[1:]}.{scale} {loop[:1].upper()}{loop[1:]}. "
