@@ -56,7 +56,7 @@ export class Panel {
       if (this.history.snapshot.sequences.length) this.say("waits for other requests to end");
       await this.#until(() => !this.history.snapshot.sequences.length);
       this.say("running");
-      this.history.rows.clear(); // those of a run that was stopped
+      this.history.rows.clear(); // drops the rows of a run that was stopped
       this.tokensBefore = this.history.counters.generated_tokens;
       this.isRunning = true;
       const hasTemplate = this.settings.chat;
