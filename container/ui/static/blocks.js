@@ -40,7 +40,7 @@ export function drawBlocks(canvas, snapshot, settings) {
   return `${part} of ${settings.block_size} tokens${group}${whose}`;
 }
 
-// Returns the state of the blocks up to the last one in use, at least LEAST_BLOCKS.
+// Returns the states of the pool's first LEAST_BLOCKS blocks, or of more if later ones are in use.
 function states(snapshot, blockSize) {
   let used = LEAST_BLOCKS;
   const runs = [snapshot.kept_blocks, ...snapshot.sequences.map((sequence) => sequence.blocks)];
