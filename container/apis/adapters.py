@@ -188,7 +188,7 @@ class AdapterRoutes:
         raise NotFoundError(f"no adapter '{name}' is loaded")
 
     def _require_lora(self, model: str | None = None) -> None:
-        """Check that there are adapters, and that `model` names this container's model."""
+        """Check that LoRA is enabled, and that `model`, if given, names this container's model."""
         if model is not None:
             self._service.require_model(model)
         if not self._service.options.enable_lora:

@@ -160,5 +160,9 @@ def _base64(vector: bytes) -> str:
 
 
 def _numbers(vector: bytes) -> msgspec.Raw:
-    """Return little-endian fp32 as JSON. No call encodes more than one vector, see `off_loop`."""
+    """Return a vector of little-endian fp32 as JSON.
+
+    Each call into C encodes only one vector, so that it does not hold the interpreter for long (see
+    `off_loop`).
+    """
     return msgspec.Raw(msgspec.json.encode(struct.unpack(f"<{len(vector) // 4}f", vector)))

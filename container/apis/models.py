@@ -23,7 +23,7 @@ from core.errors import RequestError
 _NAME = "[A-Za-z0-9][!-.0-~]{0,255}"
 """Printable characters other than the slash, since a name is one segment of a path."""
 MAX_PAGE = 100
-"""DJL Serving's default and maximum."""
+"""The number of models on a page: DJL Serving's default and maximum."""
 
 LOAD_FIELDS: Fields = {
     "model_name": Field(

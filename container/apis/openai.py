@@ -107,9 +107,10 @@ def read_openai_decoding(
 
 
 def read_adapter(values: Values) -> str | None:
-    """Return the adapter that LMI's `adapters` names; None without it.
+    """Return the adapter that LMI's `adapters` names; None if the request has no such field.
 
-    Raises RequestError for a list of several, since the prompts of a request share their adapter.
+    Raises RequestError for a list without exactly one entry, since the prompts of a request share
+    their adapter.
     """
     adapters = cast(str | list[str] | None, values.given.get("adapters"))
     if isinstance(adapters, list):
@@ -165,9 +166,9 @@ class StreamUsage:
     """Which chunks of a stream have token counts."""
 
     is_included: bool
-    """A chunk without choices ends the stream, with the counts of the whole response."""
+    """Whether the stream ends with a chunk that has no choices but the counts of the response."""
     is_continuous: bool
-    """Each chunk has the counts so far of its prompt and that prompt's choices."""
+    """Whether each chunk has the counts so far of its prompt and of that prompt's choices."""
     warnings: tuple[str, ...]
 
     def field(self, counts: Callable[[], Record]) -> Record:

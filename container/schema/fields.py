@@ -26,7 +26,7 @@ class Field:
     canonical_name: str | None = None
     """For an alias, the name of the field it stands for."""
     limit: Limit | None = None
-    """The most entries that a list or object may have. Checked before the entries are."""
+    """The most entries that a list or object may have. They are counted before they are checked."""
 
 
 Fields = Mapping[str, Field]

@@ -20,8 +20,9 @@ _BOOLEANS = {"true": True, "false": False}
 def read_form(body: bytes, content_type: str, fields: Fields) -> dict[str, object]:
     """Return the fields of a form: files as bytes, texts as the kinds that `fields` asks for.
 
-    A list is a field that is sent several times, or whose name ends with [], as OpenAI's clients
-    write it. Raises RequestError if the form is malformed or beyond its limits.
+    A field is a list if its kind is one, or if its name ends with [], as OpenAI's clients write it.
+    Only a list may be sent as several parts. Raises RequestError if the form is malformed or beyond
+    its limits.
     """
     mimetype, options = parse_options_header(content_type)
     parser = FormDataParser(

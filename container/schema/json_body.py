@@ -21,7 +21,8 @@ _SLICE_BYTES = 2**20
 def decode_json(data: bytes, field: str) -> object:
     """Decode JSON that is within the limits.
 
-    Raises RequestError, naming `field`, beyond the limits, and ValueError for malformed JSON.
+    Raises RequestError, naming `field`, if the JSON is beyond the limits, and ValueError if it is
+    malformed.
     """
     if len(data) > _SMALL_BYTES:
         _check_counts(data, field)

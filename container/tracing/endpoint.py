@@ -14,7 +14,7 @@ _PACKAGE = "opentelemetry-exporter-otlp-proto-http"
 def check_traces_endpoint(options: Options, source: str = "") -> None:
     """Raise ConfigurationError if the endpoint is not a URL, or OpenTelemetry is not installed.
 
-    source: where it is set.
+    source: where the option is set, for the error message.
     """
     url = options.otlp_traces_endpoint
     if url is None:

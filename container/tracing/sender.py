@@ -23,7 +23,10 @@ REPEAT_S = 60.0
 
 
 class RepeatFilter(logging.Filter):
-    """Passes each message once per `REPEAT_S`. A dead collector causes several for each batch."""
+    """Passes each message once per `REPEAT_S`.
+
+    If the collector is dead, several messages are logged for each batch.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +82,8 @@ class SpanSender(SpanProcessor):
             size = min(len(self._waiting), BATCH_SPANS)
             if size:
                 self._send([self._waiting.popleft() for _ in range(size)])
-            # Otherwise the next batch is sent at once: it is full, or the worker is stopping.
+            # If `_wake` stays set, the next batch is sent at once. That is so if that batch is
+            # full or the worker is stopping.
             if len(self._waiting) < BATCH_SPANS and not self._is_closing:
                 self._wake.clear()
 

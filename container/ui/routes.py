@@ -112,7 +112,9 @@ def _is_local(address: str | None, headers: Headers) -> bool:
         host = urlsplit(f"//{headers.get('Host', '')}").hostname or ""
         is_own = host == "localhost" or ipaddress.ip_address(host).is_loopback
         return is_own and ipaddress.ip_address(address or "").is_loopback
-    except ValueError:  # no address: over a Unix socket, requests of others are forwarded
+    except ValueError:
+        # The Host header has another name, or the client has no address. A client of a Unix socket
+        # has none, and may be a proxy that forwards the requests of others.
         return False
 
 

@@ -41,7 +41,7 @@ class EngineClient:
 
     @property
     def facts(self) -> Facts:
-        """The settings of a ready engine; if several are ready, of the one with the lowest limit.
+        """The settings of the ready engine that has the lowest `max_model_len`.
 
         Raises EngineUnavailableError while no engine is ready.
         """

@@ -65,7 +65,7 @@ UNHEALTHY_SILENCE_S = 4.0
 MAX_SILENCE_S = 10.0
 """An engine that has been silent for this long is considered dead; its requests fail."""
 MAX_STALLED_S = 2.5
-"""A step within which no thread has run for this long hangs."""
+"""If no thread of the engine has run for this long within a step, the step is said to hang."""
 
 Clock = Callable[[], float]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 MAX_PAUSE_S = 0.5
-"""The most that counts between two readings. If more time passes, this process was held up, and
-messages that the engine sent meanwhile may still be on their way."""
+"""The most time that counts as silence between two readings. If more time passes, this process was
+held up, and messages that the engine sent meanwhile may still be on their way."""
 
 
 class Silence:

@@ -29,7 +29,10 @@ class SnapshotFeed:
         self._next: gevent.event.AsyncResult[Snapshot | None] = gevent.event.AsyncResult()
 
     def wait(self, timeout_s: float) -> Snapshot | None:
-        """Return the next snapshot, or None if none arrives within `timeout_s` or it is closed."""
+        """Return the next snapshot, or None if none arrives within `timeout_s`.
+
+        None is also returned when this feed is closed.
+        """
         if self.is_closed:
             return None
         if self._clock() >= self._ask_due:

@@ -22,7 +22,7 @@ class Message:
         uses_functions: bool = False,
         shows_reasoning: bool = True,
     ) -> None:
-        """seed: the ids of tool calls are hashes of it.
+        """seed: the id of a tool call is a hash of this text and the call's number.
 
         uses_functions: return the first call as OpenAI's former `function_call`, and leave out the
         others, which that format cannot hold. shows_reasoning: False leaves out the reasoning.

@@ -24,10 +24,10 @@ from core.text.tools.base import ToolParser
 from core.text.tools.factory import make_tool_parser
 
 DEFAULT_TOOL_PARSER: ToolCallParser = "llama3_json"
-"""Parses forced calls without option.tool_call_parser, or if its format does not write arguments as
-JSON. The model must then write the calls as plain JSON."""
+"""The parser of forced calls if option.tool_call_parser is not set, or if it names a format that
+does not write arguments as JSON. The model must then write the calls as plain JSON."""
 _END_TOKENS = 16
-"""Tokens at the end of a prompt that hold the tags of the reasoning."""
+"""The reasoning parser gets this many tokens from the end of the prompt, where its tags may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class Assistant:
     def start(self, context: RequestContext, turn: Turn) -> StartedTurn:
         """Render and tokenize the conversation, and submit it to the engine.
 
-        Raises RequestError if the request asks for something that the model or the options do not
-        have, or is too long.
+        Raises RequestError if the request is too long, or if it asks for something that the model
+        cannot do or that the options do not enable.
         """
         service, prompting = self._service, self._service.prompting
         adapter = service.adapter(context, turn.adapter, turn.model)
@@ -102,8 +102,8 @@ class Assistant:
     ) -> Sequence[ReasoningParser | None]:
         """Return a parser for each answer.
 
-        They are None if answers cannot reason: if a format is set from their first token on, or if
-        they continue a message.
+        The parsers are None if the answers cannot reason. That is so if structured outputs fix the
+        format from the first token on, or if the answers continue a message.
         """
         params, name = decoding.params, self._reasoning
         is_bound = params.structured_outputs is not None or turn.conversation.continue_final_message

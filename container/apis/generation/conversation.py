@@ -70,7 +70,8 @@ _MESSAGE: Schema = {
     ],
 }
 _FUNCTION_CALL_ID = "function0"
-"""Former calls have no id; Mistral's chat templates need nine letters and digits."""
+"""The id of each call in OpenAI's former format, which has no ids. Mistral's chat templates need an
+id of nine letters and digits."""
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 EFFORT = Kind(
     f"one of {', '.join(_EFFORTS)}", lambda value: value in _EFFORTS, {"enum": list(_EFFORTS)}
@@ -114,7 +115,7 @@ class Conversation:
     add_special_tokens: bool
     variables: Mapping[str, object]
     images: tuple[ImageFile, ...] = ()
-    """In the order of the messages' parts of type `image`, which the template sees."""
+    """The images, in the order of the parts of type `image` that the template sees in messages."""
 
 
 def read_conversation(values: Values, *, uses_tools: bool = True) -> Conversation:
@@ -170,7 +171,7 @@ def _message(message: Mapping[str, object], field: str, images: Images) -> Mappi
     The exception is the content of a message with tool calls, which becomes empty if it is null or
     absent. Adds the message's images to `images`.
 
-    Templates know the reasoning of earlier answers by either of vLLM's names.
+    The reasoning of an earlier answer is given both of vLLM's names, as a template may use either.
     """
     given = {name: value for name, value in message.items() if value is not None}
     given = _in_current_format(given)

@@ -51,7 +51,8 @@ class FormatterTokenizer:
     ) -> str | list[int]:
         """Return the conversation's prompt, as token ids if `tokenize` is set, else as text.
 
-        Raises RequestError if the model has no chat template or the template rejects it.
+        Raises RequestError if the model has no chat template, or if the template rejects the
+        conversation.
         """
         if self._template is None:
             raise RequestError("messages", "the model has no chat template")
@@ -134,7 +135,7 @@ def load_formatters(path: Path, library_dir: str) -> Functions:
 def _marked(module: ModuleType, path: Path, which: str) -> Formatter | None:
     mark = f"is_{which}_formatter"
     values = [value for value in vars(module).values() if callable(value)]
-    # By id, since one function may have several names.
+    # Functions are told apart by id, since one function may have several names.
     functions = list({id(value): value for value in values if getattr(value, mark, False)}.values())
     if len(functions) > 1:
         raise ConfigurationError(f"{path}: has {len(functions)} functions @{which}_formatter")

@@ -79,7 +79,9 @@ class Generation:
                     if self._answers.is_stopped_by_string(output):
                         self._stream.abort(output.index, "stop_string")
                     yield from deltas
-        except GenerationError:  # the deadline; a request that failed by itself has ended
+        except GenerationError:
+            # The deadline has passed. If instead the request failed by itself, it has ended, and
+            # `abort` does nothing.
             self.abort("timeout")
             raise
         finally:

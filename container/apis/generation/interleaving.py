@@ -29,8 +29,8 @@ class _End:
 def interleave(iterators: Sequence[Iterator[T]]) -> Iterator[T]:
     """Yield the items of all iterators as they arrive. Each iterator runs in its own greenlet.
 
-    The first exception of an iterator is raised here. That, and closing this generator, kills the
-    greenlets of the others.
+    The first exception of an iterator is raised here. After that, or when this generator is
+    closed, the greenlets of the other iterators are killed.
     """
     if len(iterators) == 1:
         yield from iterators[0]

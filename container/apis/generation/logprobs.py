@@ -54,8 +54,8 @@ def completion_logprobs(
 ) -> Record:
     """Return `logprobs` of OpenAI's completions, with `num_top` likely tokens at each position.
 
-    name: returns the string of a token id, which is the same in all lists, so that clients can look
-    tokens up.
+    name: returns the string for a token id. All lists name a token by the same string, so that
+    clients can look tokens up.
     """
 
     def record() -> Record:
@@ -72,7 +72,7 @@ def completion_logprobs(
 def chat_logprobs(tokens: Sequence[TokenText], name: Callable[[int], str]) -> list[Record]:
     """Return logprobs as OpenAI's chat completions and responses have them: a record per token.
 
-    Each record lists all likely tokens that its token has.
+    Each record lists all the likely tokens that the engine returned for its position.
     """
     return [
         {
@@ -89,7 +89,10 @@ def chat_logprobs(tokens: Sequence[TokenText], name: Callable[[int], str]) -> li
 def prompt_logprobs(
     token_ids: Sequence[int], scores: Sequence[TopLogprobs], tokenizer: Tokenizer
 ) -> list[Record | None]:
-    """Return vLLM's `prompt_logprobs`: a record by token id for each token, None for the first."""
+    """Return vLLM's `prompt_logprobs`: None for the first token, and a record for each other one.
+
+    The keys of a record are token ids: that of the token, and those of the most likely tokens.
+    """
 
     def record(token_id: int, score: TopLogprobs) -> Record:
         ranked = [(token_id, score.logprob, score.rank)]
@@ -113,7 +116,7 @@ def _likely(top: TopLogprobs | None) -> Iterator[tuple[int, float]]:
 
 
 def _by_name(token: ScoredToken, num_top: int, name: Callable[[int], str]) -> Record | None:
-    """Return logprobs by token name, including the token itself; None if it has none."""
+    """Return logprobs by token name, the token's own among them; None if it has no logprob."""
     if token.logprob is None:
         return None
     logprobs: Record = {name(token.token_id): token.logprob}

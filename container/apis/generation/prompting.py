@@ -31,7 +31,7 @@ class Prompting:
     ) -> None:
         """max_model_len: returns the maximum tokens of a prompt, once the engine is ready.
 
-        helper: renders long conversations and reads images; made with the source of `template`.
+        helper: renders long conversations and reads images. It has the source of the same template.
         """
         self.tokenizer = tokenizer
         self._template = template
@@ -82,8 +82,8 @@ class Prompting:
     def encode_chat(self, conversation: Conversation, *, size: int) -> EncodedPrompt:
         """Return a conversation's tokens. `size` is the approximate length of its JSON.
 
-        Raises RequestError if the model has no chat template, the template rejects it, its text is
-        too long, or an image cannot be read.
+        Raises RequestError if the model has no chat template, if the template rejects the
+        conversation, if the text is too long, or if an image cannot be read.
         """
         template = self._template
         if template is None:
@@ -141,5 +141,8 @@ class Prompting:
 
 
 def too_long(limit: int) -> str:
-    """Return OpenAI's wording. Clients such as litellm then choose a model with more context."""
+    """Return an error text in OpenAI's wording.
+
+    Clients such as litellm recognize it and choose a model with more context.
+    """
     return f"this model's maximum context length is {limit} tokens (option.max_model_len)"

@@ -135,7 +135,7 @@ class Dialect:
     prefix: str = ""
     """Precedes the name of every other field."""
     names: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The API's names by the name in SamplingParams, where the two differ."""
+    """Maps the name of a field of SamplingParams to the API's name, where the two differ."""
     operation: Operation = "text_completion"
     """The name of the operation in traces."""
 
@@ -161,15 +161,15 @@ class Decoding:
     params: SamplingParams
     dialect: Dialect
     fills_context: bool = False
-    """Whether the answer may fill the context; `params.max_tokens` is then replaced."""
+    """Whether the answer may fill the context. `params.max_tokens` is then set for each prompt."""
     warnings: tuple[str, ...] = ()
     """One sentence for each ignored field."""
 
     def with_structured_outputs(self, params: StructuredOutputsParams, field: str) -> Decoding:
         """Return a copy with these structured outputs, which come from `field` of the request.
 
-        Raises RequestError if the request has others, or they cannot be combined with the other
-        parameters.
+        Raises RequestError if the request already has structured outputs, or if these cannot be
+        combined with the other parameters.
         """
         if self.params.structured_outputs is not None:
             raise RequestError(field, "cannot be combined with structured outputs")

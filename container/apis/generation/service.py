@@ -93,7 +93,7 @@ class GenerationService(Service):
     def with_checked_grammar(self, decoding: Decoding) -> Decoding:
         """Replace the structured outputs by a grammar that the engine can compile.
 
-        Raises RequestError if there is none.
+        Raises RequestError if they are invalid or too complex.
         """
         params, dialect = decoding.params, decoding.dialect
         structured_outputs = params.structured_outputs
@@ -107,7 +107,10 @@ class GenerationService(Service):
         return replace(decoding, params=params)
 
     def with_tokenized_words(self, decoding: Decoding) -> Decoding:
-        """Replace the texts in `bad_words` by their tokens. Raises RequestError if too long."""
+        """Replace the texts in `bad_words` by their tokens.
+
+        Raises RequestError if the texts are too long.
+        """
         params, tokenizer = decoding.params, self.prompting.tokenizer
         num_characters = sum(map(len, params.bad_words))
         BAD_WORDS_CHARACTERS.check(decoding.dialect.name("bad_words"), num_characters)
@@ -195,7 +198,7 @@ class GenerationService(Service):
     def _params(self, prompt_token_ids: Sequence[int], decoding: Decoding) -> SamplingParams:
         """Return the sampling parameters, with `max_tokens` resolved for this prompt.
 
-        The engine checks the same, but it does not know the names of the client's fields.
+        The engine makes the same checks, but it does not know the names of the client's fields.
         """
         facts, dialect = self.client.facts, decoding.dialect
         num_tokens, limit = len(prompt_token_ids), facts.max_model_len

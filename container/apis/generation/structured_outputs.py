@@ -41,8 +41,9 @@ _FORMS: Mapping[str, tuple[str, ...]] = {
     "json": ("value",),
     "regex": ("value",),
 }
-"""The fields of each type of `response_format`; a request has at most one. `value` is a field of
-text-generation-inference. llama.cpp and hosted APIs have `json_object` with a `schema`."""
+"""The fields that each type of `response_format` allows. A request has at most one of them. `value`
+is a field of text-generation-inference. llama.cpp and hosted APIs have `json_object` with a
+`schema`."""
 _RESPONSE_FORMAT = with_schema(
     OBJECT,
     {
@@ -101,7 +102,7 @@ class StructuredOutputs:
 
 
 def read_structured_outputs(values: Values, prefix: str) -> StructuredOutputs | None:
-    """Return the structured outputs that the fields of any API ask for; None if they do not.
+    """Return the structured outputs that the request asks for; None if it asks for none.
 
     `prefix` precedes field names in error messages but not in `StructuredOutputs.field`. Raises
     RequestError that names the first bad field, or a second field that sets a format.

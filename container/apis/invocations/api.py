@@ -65,7 +65,10 @@ class Invocations:
         return self.invoke()
 
     def invoke(self, accept_header: str = "Accept") -> Response:
-        """Answer a request for another path or about sessions; the API answers all other requests.
+        """Answer a request.
+
+        A request that names another path is answered there. A request that only opens or closes a
+        session is answered here, and the API answers all others.
 
         accept_header: as in `request_context`.
         """

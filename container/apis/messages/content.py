@@ -22,7 +22,7 @@ _ROLES = ("user", "assistant", "system")
 def read_messages(
     given: Sequence[Mapping[str, Any]], system: object
 ) -> tuple[tuple[Mapping[str, object], ...], tuple[ImageFile, ...]]:
-    """Return the messages, the system's first, and their images.
+    """Return the messages, beginning with the system message if there is one, and their images.
 
     Raises RequestError that names the first bad message.
 

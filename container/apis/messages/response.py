@@ -35,7 +35,7 @@ class MessagesResponse:
         return {**self._message(content), **self._stop(answer.finish)}
 
     def chunks(self) -> Iterator[list[Record]]:
-        """Yield the events: the message starts, its blocks come one by one, it stops."""
+        """Yield the events: the message starts, its blocks come one by one, and it stops."""
         has_started = False
         for delta in self._generation.deltas():
             records: list[Record] = []

@@ -169,7 +169,10 @@ def read_messages_request(body: Mapping[str, object]) -> MessagesRequest:
 
 
 def read_count_request(body: Mapping[str, object]) -> tuple[Conversation, tuple[str, ...]]:
-    """Return the conversation to count and the warnings. Raises as `read_messages_request`."""
+    """Return the conversation to count, and the warnings.
+
+    Raises RequestError naming the first bad field.
+    """
     values = read_fields(body, COUNT_FIELDS)
     conversation, _, warnings = _conversation(values)
     return conversation, (*values.warnings, *warnings)

@@ -59,7 +59,7 @@ class ResponsesResponse:
         return self._ended()
 
     def chunks(self) -> Iterator[list[Record]]:
-        """Yield the events: the response begins, its items come one by one, it is complete."""
+        """Yield the events: the response begins, its items come one by one, and it ends."""
         has_begun = False
         for delta in self._generation.deltas():
             records = [] if has_begun else self._begin()
@@ -120,7 +120,7 @@ class ResponsesResponse:
             pieces = self._parser.push(tokens, is_last=is_last)
             return self._blocks.push(pieces, is_last=is_last)
         records: list[Record] = []
-        # One by one, since the parser does not say which tokens a piece is made of.
+        # Tokens are parsed one by one, since the parser does not say which tokens form a piece.
         for number, token in enumerate(tokens, 1):
             is_text = not self._parser.is_reasoning
             ends = is_last and number == len(tokens)
@@ -190,7 +190,10 @@ class ResponsesResponse:
         return {**part, "annotations": []} if block.kind == "text" else part
 
     def _scores(self, block: Block) -> Record:
-        """Return the field that clients expect in every text. It is empty without `include`."""
+        """Return the field `logprobs`, which clients expect in every text.
+
+        Its list is empty unless the request's `include` asks for logprobs.
+        """
         return {"logprobs": self._logprobs.get(block.index, [])} if block.kind == "text" else {}
 
     def _of_part(self, event: str, block: Block, /, **fields: object) -> Record:

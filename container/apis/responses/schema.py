@@ -203,7 +203,7 @@ def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
 
 def _decoding(values: Values, text: Values) -> Decoding:
     max_tokens: int | None = values.get("max_output_tokens", None)
-    # Checked in either case, so that a bad number is refused with and without `include`.
+    # The number is read even if `include` does not ask for logprobs, so that a bad one is refused.
     logprobs = values.get("top_logprobs", 0) or None
     decoding = read_openai_decoding(values, _DIALECT, max_tokens=max_tokens, logprobs=logprobs)
     form = _format(text.get("format", {"type": "text"}))

@@ -36,7 +36,7 @@ class HandlerApi:
         connection = self._service.client.choose(context.session)
         reply = connection.perform(context.body, headers)
         parts = self._service.parts_of(context, reply)
-        first = next(parts)  # before the status is sent: a failure can set it
+        first = next(parts)  # read before the status is sent, so that a failure can set the status
         content = first.body if first.is_last else _stream(first, parts, context)
         response = Response(content, first.code, content_type=first.content_type or None)
         response.headers.extend(_allowed_headers(first.headers))

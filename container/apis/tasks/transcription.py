@@ -102,7 +102,7 @@ class TranscriptionApi:
         try:
             answer = self._service.wait_for(context, reply)
         except RequestError as error:
-            if error.field == "inputs":  # the name of this file on other routes
+            if error.field == "inputs":  # other routes take the file in this field
                 raise RequestError("file", error.message) from None
             raise
         transcript = msgspec.json.decode(answer.body, type=Transcript)

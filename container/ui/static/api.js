@@ -18,7 +18,7 @@ export function setKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
-// POST if there is a body, else GET. Throws RequestError for any status but 2xx.
+// Sends POST if there is a body, else GET. Throws RequestError for any status but 2xx.
 export async function request(path, { body, signal } = {}) {
   const headers = {};
   const key = sessionStorage.getItem(KEY);

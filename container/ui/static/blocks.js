@@ -40,7 +40,7 @@ export function drawBlocks(canvas, snapshot, settings) {
   return `${part} of ${settings.block_size} tokens${group}${whose}`;
 }
 
-// Returns the state of the blocks up to the last one in use, at least LEAST_BLOCKS.
+// Returns the states of the pool's first LEAST_BLOCKS blocks, or of more if later ones are in use.
 function states(snapshot, blockSize) {
   let used = LEAST_BLOCKS;
   const runs = [snapshot.kept_blocks, ...snapshot.sequences.map((sequence) => sequence.blocks)];
@@ -75,7 +75,8 @@ function layout(width, height, count) {
   return { size: CELL.min, columns, perCell: Math.ceil(count / places) };
 }
 
-// Returns the state to paint for several blocks: the one held most often, else kept, else free.
+// Returns the state to paint for several blocks: that of the block which most sequences hold. If
+// none is held, it is that of a kept block, or else of a free one.
 function strongest(cells, start, count) {
   let best = cells[start];
   for (const cell of cells.slice(start, start + count)) {

@@ -51,7 +51,8 @@ export async function* choices(path, body, signal) {
   }
 }
 
-// Returns a grid with a card for each answer. `show` adds text to one and returns its element.
+// Returns a grid with a card for each answer. `show` adds text to a card and returns the text's
+// element.
 export function answerGrid(prompts) {
   const grid = document.createElement("div");
   grid.className = "burst";

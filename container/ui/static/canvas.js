@@ -1,4 +1,5 @@
-// Colours and patterns that both pictures share. The colours come from page.css.
+// Colours and patterns that the pictures of the batch and of the KV memory share. The colours come
+// from page.css.
 
 const NAMES = [
   "text", "quiet", "card", "line", "waiting", "prefill", "decode", "preempted", "swapped", "idle",

@@ -55,7 +55,7 @@ export class History {
     return first && last[0] > first[0] ? (last[1] - first[1]) / (last[0] - first[0]) : 0;
   }
 
-  // Median seconds to the first token of the requests that are kept; null if there is none.
+  // Median time to the first token, in seconds, over the rows that are kept; null if none has one.
   firstToken() {
     const waits = [];
     for (const { arrived, first } of this.rows.values()) {

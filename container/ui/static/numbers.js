@@ -1,6 +1,6 @@
 // Numbers with small units, and the limit of the slider for the answers' length.
 
-// Returns half of the context, in steps of 16 tokens, so that the prompt has room.
+// Returns half of the context, in steps of 16 tokens, so that the prompt has room; at most 1024.
 export function longestAnswer(maxModelLen) {
   return Math.max(16, Math.min(1024, Math.floor(maxModelLen / 32) * 16));
 }

@@ -56,7 +56,7 @@ export class Panel {
       if (this.history.snapshot.sequences.length) this.say("waits for other requests to end");
       await this.#until(() => !this.history.snapshot.sequences.length);
       this.say("running");
-      this.history.rows.clear(); // those of a run that was stopped
+      this.history.rows.clear(); // drops the rows of a run that was stopped
       this.tokensBefore = this.history.counters.generated_tokens;
       this.isRunning = true;
       const hasTemplate = this.settings.chat;
@@ -78,7 +78,8 @@ export class Panel {
     return Math.max(0, to - from);
   }
 
-  // seconds: the time that the chart shows, the same for all strategies. step: between two ticks.
+  // seconds: the time that the chart shows, which is the same for all strategies. step: the time
+  // between two ticks.
   draw(seconds, step) {
     if (!this.settings) return;
     const [from, now] = this.#range();
@@ -157,7 +158,7 @@ export class Panel {
     return [...this.history.rows.values()].filter((row) => row.end !== null);
   }
 
-  // The engine's times at which the first request arrived and up to which the charts are drawn.
+  // Two times of the engine: when the first request arrived, and up to when the charts are drawn.
   #range() {
     const rows = [...this.history.rows.values()];
     if (!rows.length) return [0, 0];
