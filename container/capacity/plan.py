@@ -32,7 +32,7 @@ from core.strategy_table import (
 )
 
 CONTEXT_BYTES = 600 * 2**20
-"""CUDA's context, its libraries' workspaces and CUDA graphs: an assumption, not yet measured."""
+"""CUDA's context and its libraries' workspaces: an assumption, not yet measured."""
 SAMPLER_BYTES = 64
 """Bytes per logit in a step that samples with top-p, measured on a CPU."""
 

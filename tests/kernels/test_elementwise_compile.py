@@ -1,6 +1,6 @@
 """Norm, activation and rotary compiled for every GPU: no spills, loads and stores of 16 bytes.
 
-LONGSHORE_ALL_VARIANTS=1 checks the whole matrix and not a sample of it (`make kernels`).
+LONGSHORE_ALL_VARIANTS=1 checks the whole matrix and not a sample of it (`make variants`).
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def test_rms_norm(arch):
     for shape, dtype, options in norms():
         with dry_run.target(arch) as launches:
             weights = [torch.empty(shape[-1], dtype=dtype)]
-            if len(shape) == 3:
-                weights.append(torch.empty(shape[1:], dtype=dtype))
+            if len(shape) == 2:  # one weight per head, too
+                weights.append(torch.empty(shape, dtype=dtype))
             for weight in weights:
                 rms_norm(apart(*shape, dtype=dtype), weight, 1e-6, **options)
         check(launches, arch, (shape, dtype, options))
