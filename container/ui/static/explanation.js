@@ -10,7 +10,7 @@ const SENTENCES = {
   none: () =>
     "One request runs at a time. The next one starts when the one before it has ended, so all others wait.",
   dynamic: ({ max_sequences: most, max_batch_delay_ms: delay }) =>
-    `A batch has up to ${most} requests, or those that arrive within ${delay} milliseconds. ` +
+    `A batch starts when ${most} requests wait, or with fewer after ${delay} milliseconds. ` +
     "It runs until its longest answer ends; only then does the next batch start.",
   continuous: ({ kv_reservation: reservation }) =>
     "Requests join and leave the batch between any two steps. Each one reserves memory for " +
