@@ -111,8 +111,9 @@ class InputBuilder:
     ) -> StepInputs:
         """Start copying the inputs to the device. Does not wait.
 
-        newest: [N'] int64, the tokens sampled by the previous step; newest_rows: indices into it by
-        sequence id. If the last token of a chunk is in flight, the device copies it from there.
+        newest: [N'] int64, the tokens sampled by the previous step. newest_rows: the index in
+        `newest` of a sequence's token, by sequence id. If the last token of a chunk is in flight,
+        the device copies it from `newest`.
 
         size: pad the step to this size, into which it fits. By default it is not padded.
 
