@@ -28,7 +28,7 @@ Fill = Callable[[Tensor, Tensor], None]
 
 @dataclass(frozen=True, slots=True)
 class ScoredRows:
-    """The R prompt tokens whose logits score the token that follows each (`prompt_logprobs`)."""
+    """The R prompt tokens whose logits score the prompt token after them (`prompt_logprobs`)."""
 
     rows: Tensor
     """[R] int64: their indices among the step's T tokens."""

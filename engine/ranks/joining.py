@@ -64,7 +64,7 @@ class _Meeting:
         self._listener, self._place, self._count = listener, place, count
         self._candidates = dict[socket.socket, Candidate]()
         self._halves = dict[bytes, Channel]()
-        """By the rank's number, the first channel of each rank whose second has not arrived."""
+        """The first channel of each rank whose second has not arrived, by `Channel.rank`."""
 
     def run(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

@@ -42,7 +42,7 @@ class LocalRank(Peer):
     """A child process, connected by pipes."""
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
-        """command: starts the rank when its two file descriptors are appended.
+        """command: starts the rank when the rank's two file descriptors are appended to it.
 
         variables: the rank's environment.
         """

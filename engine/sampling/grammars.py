@@ -74,12 +74,13 @@ class Grammars:
         self._held: WeakKeyDictionary[TokenSequence, Constraint] = WeakKeyDictionary()
         """The constraint of each answer, until the answer ends."""
         self._in_use: Set[str] = frozenset()
-        """Grammars of waiting and running requests. The set never changes: it is only replaced."""
+        """Grammars of waiting and running requests. The set is replaced and never changed, since other
+        threads read it."""
         self._lock = threading.Lock()
         self._reading = threading.Lock()
 
     def is_compiled(self, form: StructuredOutputsParams) -> bool:
-        """Whether the grammar is compiled. Raises RequestError if the form is not a valid one."""
+        """Whether the grammar is compiled. Raises RequestError if `form` is invalid."""
         compiled = self._compiled.get(grammar_text(form))
         return compiled is not None and compiled.done()
 

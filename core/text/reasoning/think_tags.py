@@ -4,8 +4,8 @@
 <think>\\n reasoning \\n</think>\\n\\n content
 ```
 
-Templates may write the opening tag, or both tags, at the end of the prompt. They are then not part
-of the answer.
+Templates may write the opening tag, or both tags, at the end of the prompt. Tags in the prompt
+are not part of the answer.
 """
 
 from __future__ import annotations
