@@ -74,8 +74,8 @@ class Grammars:
         self._held: WeakKeyDictionary[TokenSequence, Constraint] = WeakKeyDictionary()
         """The constraint of each answer, until the answer ends."""
         self._in_use: Set[str] = frozenset()
-        """Grammars of waiting and running requests. The set is replaced and never changed, since other
-        threads read it."""
+        """Grammars of waiting and running requests. The set is replaced and never changed, since
+        other threads read it."""
         self._lock = threading.Lock()
         self._reading = threading.Lock()
 
