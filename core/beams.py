@@ -39,7 +39,7 @@ class Hypotheses:
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A live beam: the answer so far, and the index of the beam of the previous step it extends."""
+    """A live beam: the answer so far, and the index of the previous step's beam that it extends."""
 
     parent: int
     token_ids: tuple[int, ...]

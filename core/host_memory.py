@@ -22,7 +22,7 @@ def available_host_memory(cgroup: Path = CGROUP) -> int:
 
 
 def _field(path: Path, name: str) -> int:
-    """Return the number that follows `name` at the start of a line; 0 without line or file."""
+    """Return the number after `name` at the start of a line; 0 if there is no such line or file."""
     lines = path.read_text().splitlines() if path.is_file() else []
     return next((int(line.split()[1]) for line in lines if line.split()[0] == name), 0)
 

@@ -19,7 +19,10 @@ _NOT_NEEDED = ("*.gguf", "*.onnx", "onnx/*", "*.msgpack", "*.h5", "*.ot", "*.pth
 
 
 def require_network() -> None:
-    """Raise OSError if the hub's name has no address. Names behind a proxy are not looked up."""
+    """Raise OSError if the hub's host name has no address.
+
+    With an HTTPS proxy, this does not look the name up, because the proxy does.
+    """
     import huggingface_hub.constants
 
     host = urlsplit(huggingface_hub.constants.ENDPOINT).hostname

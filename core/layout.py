@@ -63,7 +63,7 @@ class Layout:
         return {"OMP_NUM_THREADS": str(self.num_threads), **variables}
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines that show the layout: a line for each copy."""
+        """Yield a line that sums up the layout, then a line for each copy."""
         copies, ranks = (
             quantity(self.num_copies, "copy", "copies"),
             quantity(self.num_ranks, "rank"),

@@ -19,7 +19,10 @@ Value = str | int | float | None
 
 
 def configure_logs(log_format: LogFormat, level: LogLevel, model: str = "") -> None:
-    """Send this process's log to stderr. model: its name among several, for JSON."""
+    """Send this process's log to stderr.
+
+    model: the model's name, which every line of a JSON log then has; empty: leave it out.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         JsonFormatter(model) if log_format == "json" else logging.Formatter(TEXT_FORMAT)
@@ -28,7 +31,7 @@ def configure_logs(log_format: LogFormat, level: LogLevel, model: str = "") -> N
 
 
 def log_event(logger: logging.Logger, event: str, **fields: Value) -> None:
-    """Log what happened: as key=value, or as fields of the JSON object. None is left out."""
+    """Log an event as key=value, or as fields of the JSON object. Omits fields that are None."""
     given = {name: value for name, value in fields.items() if value is not None}
     text = " ".join([f"event={event}", *(f"{name}={_text(given[name])}" for name in given)])
     logger.info("%s", text, extra={_FIELDS: {"event": event, **given}})
@@ -48,7 +51,7 @@ class JsonFormatter(logging.Formatter):
         self._common = {"model": model} if model else {}
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, without its end."""
+        """Return the line, without a newline at its end."""
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line: dict[str, object] = {
             "time": time,

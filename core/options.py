@@ -60,7 +60,7 @@ def _option(
     minimum: float | None = None,
     maximum: float | None = None,
 ) -> T:
-    """Return a dataclass field with its documentation. key: default `option.<name>`."""
+    """Return a dataclass field with its documentation. key: None stands for `option.<name>`."""
     metadata = {"doc": doc, "key": key, "minimum": minimum, "maximum": maximum}
     return field(default=default, metadata=metadata)
 

@@ -92,6 +92,6 @@ class StepPlan:
 
 
 StepResult = Mapping[int, Sampled | Candidates | Hypotheses | Failure]
-"""Maps sequence ids to results, for each chunk with `samples_token` or `scored_positions`: sampled
-tokens and prompt logprobs; for a beam its candidates, or the hypotheses if the executor runs the
-whole search; or the reason of a failure."""
+"""Maps sequence ids to results, for each chunk with `samples_token` or `scored_positions`. A result
+is sampled tokens and prompt logprobs, or the candidates of a beam, or the hypotheses of a beam
+search that the executor runs as a whole, or the reason of a failure."""

@@ -65,8 +65,9 @@ class Router(ABC):
     def choose(self, request: RoutedRequest, loads: Mapping[str, int]) -> str:
         """Return the name of the chosen server.
 
-        loads: unfinished requests of each server that may be chosen, by its name; at least one. The
-        servers may differ from call to call. Ties go to the first.
+        loads: how many unfinished requests each server has, by the server's name. These are the
+        servers that may be chosen, at least one; they may differ from call to call. If several
+        servers are equally good, the first one is chosen.
         """
 
 

@@ -79,7 +79,8 @@ class Sampled:
     top_logprobs: tuple[TopLogprobs, ...] = ()
     """One per token, if the request has `logprobs`."""
     prompt_logprobs: tuple[TopLogprobs, ...] = ()
-    """The next tokens of the prompt, from its second on, if the request has `prompt_logprobs`."""
+    """Logprobs of prompt tokens, from the prompt's second token on, if the request has
+    `prompt_logprobs`."""
     completes_grammar: bool = False
     """Whether the last token completes the grammar, so that nothing can follow it."""
 
@@ -163,7 +164,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
     prompt_logprobs: int | None = None
     """Like `logprobs`, but for the tokens of the prompt, from the second one on."""
     truncate_prompt_tokens: int | None = None
-    """Use only this many tokens, the last of the prompt. -1: as many as leave room to answer."""
+    """Use only this many tokens from the end of the prompt. -1: as many as leave room to answer."""
     n: int = 1
     """Number of answers to return."""
     best_of: int | None = None

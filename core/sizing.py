@@ -81,7 +81,7 @@ def step_token_budget(options: Options, device: str) -> int:
 def length_limit(options: Options, trained_len: int | None) -> int:
     """Return the maximum number of tokens of a sequence, before memory may lower it.
 
-    trained_len: the longest sequence the model was trained for, or None if it does not say.
+    trained_len: the longest sequence the model was trained for, or None if that is not known.
 
     Raises ConfigurationError if `option.max_model_len` is longer than `trained_len`.
     """

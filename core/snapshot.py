@@ -12,8 +12,8 @@ import msgspec
 from core.stats import Timing
 
 Phase = Literal["waiting", "prefill", "decode", "preempted", "swapped"]
-"""Prefill: several tokens are pending: those of the prompt and, after a preemption, also those of
-the answer. Decode: one token per step. Preempted and swapped sequences wait to run again."""
+"""Prefill: the answer has no token yet or, after a preemption, several tokens of prompt and answer
+are pending. Decode: one token per step. Preempted and swapped sequences wait to run again."""
 
 BlockRuns = list[tuple[int, int]]
 """Block numbers as runs of consecutive ones: the first block and the length of each run."""

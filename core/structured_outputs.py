@@ -14,7 +14,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, metacla
     """Exactly one of these constraints. The names are vLLM's.
 
     core/text/grammar.py converts it to a grammar. The constructor raises RequestError, naming the
-    field, where SamplingParams does, and also if no constraint is set, or more than one.
+    field, in the same cases as SamplingParams, and also unless exactly one constraint is set.
     """
 
     json: str | dict[str, Any] | None = None

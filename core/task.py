@@ -147,7 +147,7 @@ class _Config(msgspec.Struct):
 
 
 def _architecture(path: Path) -> str:
-    """Return the first architecture; '' if there is none. The loader reports the latter."""
+    """Return the first architecture; '' if there is none, which the loader then reports."""
     try:
         config = msgspec.json.decode(path.read_bytes(), type=_Config)
     except OSError:

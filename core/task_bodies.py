@@ -32,7 +32,7 @@ class EmbeddingBody(msgspec.Struct, frozen=True):
     """Truncate each input to this many tokens, or to the model's limit if that is less. None:
     reject inputs that are too long."""
     dimensions: int | None = None
-    """Keep only this many numbers, the first of each vector. None: keep all."""
+    """Keep only this many numbers from the start of each vector. None: keep all."""
 
 
 class EmbeddingAnswer(msgspec.Struct, frozen=True):

@@ -27,7 +27,8 @@ _MODULES = {
     "SamplingParams": "core.sampling",
     "StructuredOutputsParams": "core.structured_outputs",
 }
-"""Public names by module. A name is imported on first use, so a server never imports `LLM`."""
+"""The module of each public name. A name is imported on first use, so a server never imports `LLM`.
+"""
 __all__ = [
     "LLM",
     "CompletionOutput",

@@ -161,7 +161,7 @@ def _strategy_settings(options: Options, batching: Batching, sizes: Sizes) -> St
 
 
 def overlaps_steps(options: Options, model: PackedModel | LibraryModel) -> bool:
-    """Whether a step is scheduled before the one in flight is done; never with `generate`."""
+    """Whether a step is scheduled before the one in flight is done. `generate` cannot do that."""
     if isinstance(model, LibraryModel):
         return False
     if options.async_scheduling is None:

@@ -13,7 +13,7 @@ class SubmittedStep(Protocol):
     """A step that was submitted to the device."""
 
     def wait(self) -> StepResult:
-        """Block until the step is done. Return a result for each chunk with `samples_token`.
+        """Block until the step is done. Return the results of its chunks (see `StepResult`).
 
         May raise any error of the device; the engine then fails the plan's sequences.
         """

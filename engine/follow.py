@@ -120,7 +120,7 @@ def _follow(
 
 
 def _run(orders: Connection, launch: RankLaunch) -> None:
-    """Raises EOFError when rank 0 closes the connection."""
+    """Build this rank's parts and obey orders. Raises EOFError if rank 0 closes the connection."""
     gc.disable()  # as in engine/__main__.py
     # Imported here, so that the watch already answers during these imports.
     from engine.device import choose_device, explaining_out_of_memory

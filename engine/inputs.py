@@ -28,7 +28,7 @@ Fill = Callable[[Tensor, Tensor], None]
 
 @dataclass(frozen=True, slots=True)
 class ScoredRows:
-    """The R prompt tokens whose logits score the token that follows each (`prompt_logprobs`)."""
+    """The R prompt tokens whose logits score the prompt token after them (`prompt_logprobs`)."""
 
     rows: Tensor
     """[R] int64: their indices among the step's T tokens."""
@@ -111,8 +111,9 @@ class InputBuilder:
     ) -> StepInputs:
         """Start copying the inputs to the device. Does not wait.
 
-        newest: [N'] int64, the tokens sampled by the previous step; newest_rows: indices into it by
-        sequence id. If the last token of a chunk is in flight, the device copies it from there.
+        newest: [N'] int64, the tokens sampled by the previous step. newest_rows: the index in
+        `newest` of a sequence's token, by sequence id. If the last token of a chunk is in flight,
+        the device copies it from `newest`.
 
         size: pad the step to this size, into which it fits. By default it is not padded.
 

@@ -1,4 +1,4 @@
-"""Times the phases of start-up. In a file of its own, since it must not import torch."""
+"""Times the phases of start-up. This is a file of its own, since it must not import torch."""
 
 from __future__ import annotations
 

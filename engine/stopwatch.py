@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Stopwatch:
-    """Runs within `with` blocks, which must not be nested. Costs two readings of the clock each."""
+    """Runs within `with` blocks, which must not be nested. Each costs two readings of the clock."""
 
     __slots__ = ("_begin", "_clock", "_total")
 

@@ -45,7 +45,7 @@ class Answer:
         """Without a tokenizer, the answer has no text.
 
         kept_special_ids: special tokens that are not skipped; include_stop: keep the stop string in
-        the text; min_tokens: ignore stop strings that end within this many first tokens.
+        the text; min_tokens: ignore stop strings that end within the first `min_tokens` tokens.
         """
         self._detokenizer = tokenizer and Detokenizer(
             tokenizer,

@@ -1,4 +1,4 @@
-"""Converts words that an answer must not contain to tokens."""
+"""Finds the tokens of the words that an answer must not contain."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Tokenizer:
     ) -> list[int]:
         """Return the token ids of a text.
 
-        max_tokens: keep only this many tokens, the last of the text, including special tokens.
+        max_tokens: keep only this many tokens from the end, including special tokens.
         """
         # NOTE: `encode` holds the GIL throughout, which blocks all threads during a long text.
         if max_tokens is None:

@@ -1,4 +1,4 @@
-"""Tells models apart, so that ranks of different machines do not mix the weights of two."""
+"""Tells models apart, so that ranks of different machines do not mix two models' weights."""
 
 from __future__ import annotations
 

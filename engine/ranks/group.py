@@ -26,7 +26,7 @@ STORE_S = 30.0
 """Time to reach the store of another machine, which is open before its address is sent here."""
 _INTERFACE_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 _EXACTLY = {"gloo": "", "nccl": "="}
-"""Written before an interface's name. Without it, NCCL takes the name for a prefix."""
+"""Text to write before an interface's name. Without `=`, NCCL takes the name for a prefix."""
 
 
 class Group(ABC):
@@ -103,7 +103,9 @@ class ProcessGroup(Group):
         address: GroupAddress,
         store: Store | None = None,
     ) -> None:
-        """Join the group. Blocks until all ranks have joined. store: `open_store(address, size)`.
+        """Join the group. Blocks until all ranks have joined.
+
+        store: the result of `open_store(address, size)`; None: open the store here.
 
         Raises ConfigurationError if this process is in a group already, and as `open_store` does.
         """

@@ -26,7 +26,8 @@ def wait_for_ranks(place: MeetingPoint, count: int, timeout_s: float) -> list[Jo
 
     Further ranks are refused; they try again by themselves.
 
-    Raises ConfigurationError if this is not an address of this machine, or too few join in time.
+    Raises ConfigurationError if `place` is not an address of this machine, or its port is not free,
+    or too few ranks join in time.
     """
     try:
         listener = listen(place.host, place.port)
@@ -63,7 +64,7 @@ class _Meeting:
         self._listener, self._place, self._count = listener, place, count
         self._candidates = dict[socket.socket, Candidate]()
         self._halves = dict[bytes, Channel]()
-        """By the rank's number, the first channel of each rank whose second has not arrived."""
+        """The first channel of each rank whose second has not arrived, by `Channel.rank`."""
 
     def run(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -85,7 +86,7 @@ class _Meeting:
             channel.connection.close()
 
     def _wait(self, until: float) -> None:
-        """Wait for events until then, and handle the first events."""
+        """Wait for events, but not past the time `until`, and handle the first events."""
         until = min([until, *(candidate.deadline for candidate in self._candidates.values())])
         sources: list[Connection | socket.socket] = [rank.beats for rank in self.ranks]
         sources += self._candidates

@@ -53,7 +53,7 @@ class RankLaunch(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, message: bytes) -> RankLaunch:
-        """Raises ConfigurationError if rank 0 runs another version of Longshore than this rank."""
+        """Decode a launch. Raises ConfigurationError if rank 0 runs another Longshore version."""
         own_version = version("longshore")
         try:
             their_version = msgspec.msgpack.decode(message, type=_Versioned).version
@@ -122,7 +122,7 @@ class FailureReport(msgspec.Struct, frozen=True):
         return cls("failed", f"{type(error).__name__}: {error}")
 
     def error(self, rank: int) -> LongshoreError:
-        """Return the error that rank 0 raises. rank: the one that ends."""
+        """Return the error that rank 0 raises. rank: the number of the rank that ends."""
         return _ERRORS[self.kind](f"rank {rank}: {self.reason}")
 
     @staticmethod
@@ -142,4 +142,4 @@ _ERRORS: Mapping[str, type[LongshoreError]] = {
     "memory": InsufficientMemoryError,
     "failed": EngineUnavailableError,
 }
-"""By `FailureReport.kind`."""
+"""The class of the error for each `FailureReport.kind`."""

@@ -42,7 +42,10 @@ class LocalRank(Peer):
     """A child process, connected by pipes."""
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
-        """command: started with its two file descriptors appended. variables: its environment."""
+        """command: starts the rank when the rank's two file descriptors are appended to it.
+
+        variables: the rank's environment.
+        """
         self.orders, their_orders = Pipe()
         self.beats, their_beats = Pipe()
         fds = their_orders.fileno(), their_beats.fileno()
@@ -80,7 +83,7 @@ class JoinedRank(Peer):
 
     @property
     def has_left(self) -> bool:
-        """Whether the process has ended. Valid before the launch, because it sends nothing yet."""
+        """Whether the process has ended. Valid only before the launch, while it sends nothing."""
         return self.beats.poll()
 
     def kill(self) -> None:

@@ -2,8 +2,8 @@
 
 The split is Megatron-LM's (Shoeybi et al., 2019). Layers that widen (q, k, v; gate, up) are split
 by outputs, layers that narrow (attention's output, down) by inputs. So each rank computes whole
-heads and whole columns of the MLP, and one sum over the ranks follows each narrowing layer. Sizes
-need not divide: the shares of the ranks then differ.
+heads and whole columns of the MLP, and one sum over the ranks follows each narrowing layer. A size
+need not be a multiple of the number of ranks: the ranks' shares then differ.
 """
 
 from __future__ import annotations
@@ -79,7 +79,10 @@ class Shard:
         return Heads(queries, range(key, key + 1), len(holders))
 
     def vocabulary(self, size: int) -> range:
-        """Return the rank's token ids. All ranks have equally many; the last may exceed `size`."""
+        """Return the rank's token ids.
+
+        All ranks have equally many, so some of the last rank's may lie beyond `size`.
+        """
         share = -(-size // self.size)
         return range(self.rank * share, (self.rank + 1) * share)
 

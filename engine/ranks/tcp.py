@@ -74,7 +74,8 @@ class Candidate:
     def read(self, key: bytes) -> Channel | None:
         """Read what has arrived. Return the channel once the other end has proven the key.
 
-        Raises WrongKeyError, and OSError or EOFError if the other end is not a rank, or has gone.
+        Raises WrongKeyError if the other end has another key, and OSError or EOFError if the other
+        end is not a rank, or has gone.
         """
         part = self.end.recv(_PROOF.size - len(self._received))
         if not part:
@@ -112,7 +113,7 @@ def join(place: MeetingPoint, on_wait: Callable[[str], None]) -> tuple[Connectio
     Waits without a limit: whoever started this process ends it. on_wait: called
     with every new reason why rank 0 cannot be joined yet.
 
-    Raises WrongKeyError.
+    Raises WrongKeyError if rank 0 has another key.
     """
     reasons = set[str]()
     while True:

@@ -16,8 +16,8 @@ MAX_SILENT_TICKS = 7
 """How long a rank may be silent. Counted in ticks of this process, so that the time in which the
 whole machine is suspended does not count."""
 CULPRIT_S = 0.5
-"""After ranks with a failure report are lost: how long to wait for a rank that ends without one,
-which is then the one at fault."""
+"""How long to wait, if all lost ranks have sent a failure report, for a rank that ends without a
+report. That rank is then the one at fault."""
 BEAT = b"."
 
 OnLost = Callable[[int, bytes], None]

@@ -71,7 +71,7 @@ def _min_p(rows: Sequence[Row], indices: list[int], upload: Upload) -> Filter:
 
 
 def _top(rows: Sequence[Row], indices: list[int], width: int, upload: Upload) -> Filter:
-    """top-k, then top-p of the tokens left. Only the highest `width` scores of a row are ranked."""
+    """top-k, then top-p of what is left. Only the highest `width` scores of a row are ranked."""
     all_params = [rows[index].params for index in indices]
     row_index = upload.put(integers(indices))
     counts = [min(params.top_k, width) if params.top_k > 0 else width for params in all_params]

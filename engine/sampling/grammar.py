@@ -78,8 +78,9 @@ class GrammarMask:
     def settle(self, sampled: list[Sampled | Failure]) -> None:
         """Advance the matchers by the sampled tokens of all rows of the step.
 
-        Changes `sampled`: a row whose answer is complete gets `completes_grammar=True`, and one
-        with a grammar error, or whose masks take too long before it is complete, becomes a Failure.
+        Changes `sampled`: a row whose answer is complete gets `completes_grammar=True`. A row with
+        a grammar error becomes a Failure, and so does a row whose masks take too long before its
+        answer is complete.
         """
         for row, constraint in self._constraints.items():
             sample, matcher = sampled[row], constraint.matcher

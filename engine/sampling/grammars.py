@@ -31,7 +31,8 @@ from core.text.grammar_matcher import (
 MAX_KEPT = 64
 """Compiled grammars to keep. The least recently used are dropped, unless in use."""
 MAX_CHARACTERS_KEPT = 8 * GRAMMAR.maximum
-"""The length of their texts together. A compiled grammar takes up to 0.5 KB for each character."""
+"""The total length of the texts of these grammars. A compiled grammar takes up to 0.5 KB for each
+character."""
 SECONDS_PER_MASK = 0.01
 """CPU time that an answer's masks may take on average. Usual masks take 0.1 ms, masks of ambiguous
 grammars up to 1 s."""
@@ -61,8 +62,8 @@ class Constraint:
 class Grammars:
     """A cache of compiled grammars for one model.
 
-    Any thread may call `is_compiled` and `matcher`. Only the loop's thread calls the rest
-    or a matcher.
+    Any thread may call `is_compiled` and `matcher`. Only the loop's thread calls the other
+    methods, or a matcher.
     """
 
     def __init__(self, model_dir: Path, eos_token_ids: Collection[int]) -> None:
@@ -73,12 +74,13 @@ class Grammars:
         self._held: WeakKeyDictionary[TokenSequence, Constraint] = WeakKeyDictionary()
         """The constraint of each answer, until the answer ends."""
         self._in_use: Set[str] = frozenset()
-        """Grammars of waiting and running requests. Replaced, never changed: others read it."""
+        """Grammars of waiting and running requests. The set is replaced and never changed, since
+        other threads read it."""
         self._lock = threading.Lock()
         self._reading = threading.Lock()
 
     def is_compiled(self, form: StructuredOutputsParams) -> bool:
-        """Whether the grammar is compiled. Raises RequestError if the form has no grammar."""
+        """Whether the grammar is compiled. Raises RequestError if `form` is invalid."""
         compiled = self._compiled.get(grammar_text(form))
         return compiled is not None and compiled.done()
 

@@ -20,7 +20,7 @@ class Ngrams:
     """
 
     def __init__(self, *, with_prompt: bool) -> None:
-        """with_prompt: also ban n-grams of the prompt, as for decoders; not for an encoder's."""
+        """with_prompt: also ban n-grams of the prompt. False if the prompt goes to an encoder."""
         self._with_prompt = with_prompt
         self._indices: WeakKeyDictionary[TokenSequence, _NgramIndex] = WeakKeyDictionary()
 
@@ -47,7 +47,7 @@ class _NgramIndex:
         self._followers: Followers = defaultdict(set)
 
     def followers(self, token_ids: list[int]) -> Collection[int]:
-        """Index the new tokens. Return the tokens that have followed the newest `size - 1`."""
+        """Index the new tokens. Return all that have followed the newest `size - 1` tokens."""
         before = self._size - 1
         for last in range(max(self._num_indexed, self._start + before), len(token_ids)):
             self._followers[tuple(token_ids[last - before : last])].add(token_ids[last])

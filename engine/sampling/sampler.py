@@ -79,7 +79,7 @@ class Sampler:
         with_prompt: bool = True,
         kernels: SamplingKernels | None = None,
     ) -> None:
-        """with_prompt: `no_repeat_ngram_size` also covers the prompt; False for an encoder's.
+        """with_prompt: `no_repeat_ngram_size` also covers the prompt. False if an encoder reads it.
 
         kernels: by default the fastest for the device.
         """

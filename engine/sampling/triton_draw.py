@@ -1,4 +1,7 @@
-"""Draws a token for each non-greedy row with Triton kernels: the tokens of draw.py, unsorted."""
+"""Draws a token for each non-greedy row with Triton kernels, which sort nothing.
+
+The tokens are the same as those of draw.py.
+"""
 
 from __future__ import annotations
 

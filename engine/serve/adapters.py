@@ -15,7 +15,7 @@ from engine.tasks.engine import TaskEngine
 
 
 class AdapterService:
-    """Called by the server's loop only.
+    """Loads and unloads adapters. Only the server's loop calls it.
 
     Each load reads its files in a new thread, which ends by putting an AdapterRead into the inbox.
     """

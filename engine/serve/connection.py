@@ -48,7 +48,7 @@ class AdapterRead:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A request whose grammar has been compiled, or failed to. Never sent over the wire."""
+    """A request whose grammar has been compiled, or cannot be. Never sent over the wire."""
 
     message: Submit
     arrival: float
@@ -178,7 +178,7 @@ class Connection:
             (payload,) = frames
             message = self._decode(payload)
         except (ValueError, RecursionError, LongshoreError) as error:
-            # From msgspec, a wrong number of frames, or the checks of the parameters' classes.
+            # Raised by msgspec, for a wrong number of frames, or by a parameter class's checks.
             logger.error("client=%s invalid message: %s", client.hex(), error)
             return
         clients.add(client)

@@ -39,7 +39,7 @@ class GrammarCompiler:
     def take(self, client: bytes, message: Submit | Perform, arrival: float) -> bool:
         """Hold a request whose grammar must be compiled first. Return False for any other.
 
-        Raises RequestError if its `structured_outputs` has no grammar.
+        Raises RequestError if its `structured_outputs` cannot be converted to a grammar.
         """
         if not isinstance(message, Submit) or self._grammars is None:
             return False

@@ -20,16 +20,16 @@ MAX_SHARE = 0.004
 """Fraction of the loop's CPU time that snapshots may take. With a large batch or a busy machine
 they become rarer, but there is one every MAX_INTERVAL_S, even while the engine is idle."""
 MAX_WAITING = 64
-"""Waiting groups in a snapshot."""
+"""The most waiting groups in a snapshot."""
 MAX_ENDED = 1024
-"""Ended answers in a snapshot. Older ones are left out."""
+"""The most ended answers in a snapshot. Older ones are left out."""
 
 FirstToken = Callable[[int], float | None]
 """Returns when the request with this id got its first token."""
 
 
 class Watchers:
-    """Sends snapshots to each watching client until its time is up. False without clients."""
+    """Sends snapshots to each watching client until its time is up. False if nobody watches."""
 
     def __init__(
         self,

@@ -29,9 +29,9 @@ class CudaRecorder:
     def record(self, work: Work) -> Work:
         """Capture `work`, and return a function that replays its kernels.
 
-        Raises RuntimeError if `work` waits for the device. The warm-up compiles kernels and sets up
-        libraries, and it finds code that waits. If the capture itself failed on such code, torch's
-        memory pool would stay open and later frees would fail.
+        Raises RuntimeError if `work` waits for the device. A first run, without capture, compiles
+        kernels and sets up libraries, and it finds code that waits. If the capture itself failed on
+        such code, torch's memory pool would stay open and later frees would fail.
         """
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream), _no_synchronization():

@@ -29,7 +29,8 @@ class Leader:
         raising_cause: Callable[[], AbstractContextManager[None]],
         group: Group,
     ) -> None:
-        """send: sends to all other ranks. raising_cause: replaces an error by the guilty rank's.
+        """send: sends an order to all other ranks. raising_cause: returns a context that replaces
+        an error by the error of the rank at fault.
 
         See `engine.ranks.followers.Followers`.
         """
@@ -45,7 +46,7 @@ class Leader:
     def forward(self, inputs: StepInputs, size: StepSize | None) -> Generator[None]:
         """Start a forward pass on the other ranks. Rank 0 runs its own within the context.
 
-        size: of the CUDA graph to replay, if any.
+        size: the size of the CUDA graph to replay, if any.
         """
         message = forward_message(inputs, size)
         with self._raising_cause():

@@ -17,7 +17,7 @@ from kernels.batch import PagedBatch
 
 
 def forward_message(inputs: StepInputs, size: StepSize | None) -> Forward:
-    """Return the sizes of a step's inputs. size: of the CUDA graph to replay, if any."""
+    """Return the sizes of a step's inputs. size: the size of the CUDA graph to replay, if any."""
     batch = inputs.batch
     num_sequences, num_blocks = batch.block_tables.shape
     return Forward(

@@ -98,7 +98,8 @@ class StepGraphs:
         variants = (False, True) if model.adapter_memory is not None else (False,)
         self._graphs: dict[tuple[StepSize, bool], StepGraph] = {}
         self.num_timed_out = self.num_device_bound = 0
-        """Mixed sizes left out because time was up, and because the device would be busy."""
+        """Numbers of mixed sizes left out: the first because time was up, the second because the
+        device would be busy without a graph."""
         deadline = clock() + MAX_CAPTURE_SECONDS
         # The largest first: the smaller graphs reuse its memory.
         for size in progress(list(sizes)[::-1]):

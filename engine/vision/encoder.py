@@ -12,7 +12,8 @@ from torch import Tensor
 from core.images import Array, PromptImage
 
 MAX_KEPT_TOKENS = 2**14
-"""Tokens whose embeddings are kept for later chunks and requests: 64 MiB with 2,048 in bf16."""
+"""Tokens whose embeddings are kept for later chunks and requests. With a hidden size of 2,048 in
+bf16, these embeddings take 64 MiB."""
 BLANK_PIXELS = 2**10
 """Size of a sample image, which shows whether image tokens attend both ways."""
 

@@ -28,7 +28,7 @@ class TileProcessor:
     """
 
     def __init__(self, model_dir: Path, config: Any) -> None:
-        """config: the model's. Raises what transformers raises."""
+        """config: the model's configuration. Raises what transformers raises."""
         self._processor: Any = Idefics3Processor.from_pretrained(model_dir)
         self._image_token_id: int = config.image_token_id
         self.image_token: str = self._processor.image_token
@@ -67,7 +67,7 @@ class GridProcessor:
     """
 
     def __init__(self, model_dir: Path, config: Any) -> None:
-        """config: the model's. Raises what transformers raises."""
+        """config: the model's configuration. Raises what transformers raises."""
         self._images: Any = AutoImageProcessor.from_pretrained(model_dir)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
         self._image_token_id: int = config.image_token_id
@@ -99,7 +99,7 @@ class RunProcessor:
     """
 
     def __init__(self, model_dir: Path, config: Any) -> None:
-        """config: the model's. Raises what transformers raises."""
+        """config: the model's configuration. Raises what transformers raises."""
         self._processor: Any = Gemma3Processor.from_pretrained(model_dir)
         self._image_token_id: int = config.image_token_id
         self.image_token: str = self._processor.boi_token

@@ -3,7 +3,7 @@
 A hostile file can crash this process, which fails only the request that sent it.
 
 `python -m engine.vision.reader PARENT`, with a socket as standard input. PARENT is the id of the
-process that starts this one, which ends with it. `core.images` has the messages.
+process that starts this one. This process ends with its parent. `core.images` has the messages.
 """
 
 from __future__ import annotations

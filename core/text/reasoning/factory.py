@@ -36,7 +36,7 @@ def make_reasoning_parser(name: ReasoningParserName, prompt: str) -> ReasoningPa
 
 
 def find_reasoning_parser(template: str) -> ReasoningParserName | None:
-    """Return the parser for the models of a chat template; None if it shows no reasoning.
+    """Return the parser for models with this chat template; None if it shows no reasoning.
 
     Templates remove the reasoning of earlier answers or insert it, so they name its tags. If an
     answer has no tags, these parsers return all of it as content.

@@ -4,7 +4,8 @@
 <think>\\n reasoning \\n</think>\\n\\n content
 ```
 
-Templates may write the opening tag, or both, at the end of the prompt. The answer begins after it.
+Templates may write the opening tag, or both tags, at the end of the prompt. Tags in the prompt
+are not part of the answer.
 """
 
 from __future__ import annotations

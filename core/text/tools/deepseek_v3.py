@@ -1,4 +1,4 @@
-"""DeepSeek V3 and V3.1. In V3 a call has a type, and its arguments a fence of Markdown.
+"""DeepSeek V3 and V3.1. In V3, a call also has a type, and a Markdown fence around its arguments.
 
 ```
 <calls begin><call begin>function<sep>NAME

@@ -43,7 +43,7 @@ class PythonicParser:
         return [] if is_rest else self._release()
 
     def _parsed(self, text: str) -> list[Piece]:
-        """Return the calls if the text is a complete list of them, and remove them."""
+        """If the text is a complete list of calls, stop holding it and return the calls."""
         end = text.rfind("]") + 1
         try:
             calls = _calls(text[:end])

@@ -27,7 +27,7 @@ A file of a few kilobytes may unpack to more.
 """
 _BRACES = re.compile("{}|[{}]")
 MAX_SPOKEN = 4096
-"""Longest text to synthesize, in characters; it makes minutes of speech."""
+"""Longest text to synthesize, in characters. Such a text makes minutes of speech."""
 
 
 class InputReader:

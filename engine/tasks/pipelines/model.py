@@ -117,7 +117,7 @@ class PipelineModel:
             return [transcribe(self.pipeline, samples, wanted) for samples in inputs]
         parameters = self._with_defaults(deepcopy(parameters))  # some pipelines modify them
         if len(inputs) == 1 and self._task != "text-classification":
-            results = [self.pipeline(inputs[0], **parameters)]  # some unpack a list of one
+            results = [self.pipeline(inputs[0], **parameters)]  # some would unpack a list of one
         else:
             results = self.pipeline(inputs, batch_size=len(inputs), **parameters)
         return list(map(self._postprocess, results))

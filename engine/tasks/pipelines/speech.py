@@ -148,7 +148,10 @@ def _is_long(pipeline: Any, samples: Samples) -> bool:
 
 
 def _prompted(pipeline: Any, prompt: str) -> Mapping[str, object]:
-    """Return the arguments for a prompt: its end, at most half of the context, and max tokens."""
+    """Return the arguments for a prompt: its last tokens and the maximum of new tokens.
+
+    The tokens of the prompt fill at most half of the context.
+    """
     try:
         ids = pipeline.tokenizer.get_prompt_ids(prompt, return_tensors="pt")
     except ValueError as error:  # a control token
