@@ -61,13 +61,13 @@ def rotaries():
 @pytest.mark.parametrize("arch", dry_run.ARCHS)
 def test_rms_norm(arch):
     for shape, dtype, options in norms():
-        with dry_run.target(arch) as launches:
-            weights = [torch.empty(shape[-1], dtype=dtype)]
-            if len(shape) == 2:  # one weight per head, too
-                weights.append(torch.empty(shape, dtype=dtype))
-            for weight in weights:
+        weights = [torch.empty(shape[-1], dtype=dtype)]
+        if len(shape) == 2:  # also a weight for each head
+            weights.append(torch.empty(shape, dtype=dtype))
+        for weight in weights:
+            with dry_run.target(arch) as launches:
                 rms_norm(apart(*shape, dtype=dtype), weight, 1e-6, **options)
-        check(launches, arch, (shape, dtype, options))
+            check(launches, arch, (shape, dtype, options, weight.ndim))
 
 
 @pytest.mark.timeout(1800)
