@@ -131,7 +131,7 @@ def test_dynamic_waits_for_its_batch(tmp_path: Path) -> None:
 
 
 def test_hits_of_a_block_or_more_are_a_shared_prefix(tmp_path: Path) -> None:
-    """The second of two prompts of 64 tokens finds two blocks: 25 hits, rounded up."""
+    """The second of two prompts of 64 tokens finds two blocks: 25 hits, rounded up to 32."""
     prompts, one = (64, 64), 3 * STEP.per_step + 3 * STEP.per_sequence
     without = served("paged", prompts=prompts, users=1, prefix_hits=0.1)
     expected = 2 * one + (64 + 2) * 2 * STEP.per_token

@@ -196,7 +196,10 @@ def test_aborts_and_preemption_change_no_other_answer(tiny_model):
 
 
 def test_each_forward_pass_of_a_graph_has_its_own_batch(tiny_model, monkeypatch):
-    """Backends keep what they compute for a batch. A capture must compute what its warm-up did."""
+    """Backends keep what they compute for a batch.
+
+    With the warm-up's batch, a capture would therefore not record this computation.
+    """
     batches = []
 
     def step(batch, *arguments):
