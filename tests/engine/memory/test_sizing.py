@@ -100,7 +100,7 @@ def test_the_largest_step_samples_a_token_per_sequence(llama):
 def test_steps_and_graphs_are_budgeted_and_sampling_is_counted_once(
     llama, options, graph, monkeypatch
 ):
-    """graph: the largest one for 7 sequences and steps of 20 tokens."""
+    """graph: the size of the largest graph, for 7 sequences and steps of 20 tokens."""
     model = LLM(llama, dtype="fp32").llm_engine.executor.model
     measured, attended = [], set()
 

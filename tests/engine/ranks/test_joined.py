@@ -63,7 +63,7 @@ def place(monkeypatch):
 
 @contextmanager
 def started(*arguments, key=KEY):
-    """A process of another machine: it has no file of rank 0's but the model's."""
+    """A process that stands for another machine. Of rank 0's files, it has only the model's."""
     process = subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,
@@ -81,7 +81,7 @@ def started(*arguments, key=KEY):
 
 
 def joining_machine(path, place, **options):
-    """`longshore join`: this machine's ranks of a model."""
+    """Start `longshore join`, which runs the ranks of this machine."""
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     return started("-m", "container", "join", str(path), f"--rank-address={place}", *flags)
 
@@ -399,7 +399,7 @@ def test_a_failure_report_of_another_version_is_explained():
 
 
 def test_a_rank_with_another_model_is_refused(tiny_model, place):
-    """Rank 0's is in `model`, which has no files."""
+    """Rank 0's model is in the folder `model`, which has no files."""
     arguments = ("--join", str(place), str(tiny_model("llama")), str(os.getpid()))
     with started("-m", "engine.follow", *arguments):
         group = Group(place)

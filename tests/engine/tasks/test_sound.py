@@ -57,7 +57,7 @@ def test_resampling_keeps_a_tone(rate: int, wanted: int) -> None:
 
 
 def test_frequencies_above_the_new_nyquist_limit_are_removed() -> None:
-    """If they were kept, they would alias to other tones."""
+    """If these frequencies were kept, they would alias to other tones."""
     shrill = np.cos(2 * np.pi * 7000 * np.arange(16_000) / 16_000)
     assert np.abs(resample(shrill, 16_000, 8000)[400:-400]).max() < 0.01
 
