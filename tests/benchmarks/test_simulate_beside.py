@@ -31,7 +31,10 @@ def served(
     settings: dict[str, str] | None = None,
     **changes: Any,
 ) -> Run:
-    """A run whose steps took exactly STEP. counts: steps, their sequences, and their tokens."""
+    """Return a run whose steps took exactly the time that STEP gives.
+
+    counts: the number of steps, of their sequences, and of their tokens.
+    """
     seconds = sum(
         count * cost
         for count, cost in zip(

@@ -235,7 +235,10 @@ MXFP4 = StoredFormat({"quant_method": "mxfp4"}, mxfp4)
 
 
 def is_quantized(name: str, tensor: Tensor) -> bool:
-    """Linear layers and experts are. The router and a layer that the config ignores are not."""
+    """Return whether a tensor of a linear layer or an expert is stored quantized.
+
+    The router and a layer that the config ignores are not.
+    """
     is_matrix = tensor.dim() == 2 and name.endswith(".weight") and ".layers." in name
     kept = ("gate.weight", "norm.weight", "layers.1.mlp.down_proj.weight")
     return is_matrix and not name.endswith(kept)

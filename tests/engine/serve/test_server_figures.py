@@ -123,7 +123,7 @@ def test_a_client_that_watches_gets_snapshots_until_it_wants_no_more(client, eng
 
 
 def test_heartbeats_have_the_time_outside_the_model(engine, gate, client):
-    """The time is without the executor's own, which is most of a step."""
+    """The time does not include the executor's own, which is most of a step."""
     submit, held = gate.submit, []
 
     def timed(plan, between_tokens):
