@@ -61,7 +61,10 @@ def test_tokens_equal_those_of_the_rounded_weights(tiny_model, precision):
 )
 @pytest.mark.parametrize("precision", QUANTIZERS)
 def test_families(tiny_model, load, architecture, precision):
-    """The gate compares each family with transformers' layers and rounded weights, also of experts."""
+    """The gate compares each family with transformers' layers and rounded weights.
+
+    The weights of experts are rounded, too.
+    """
     folder = tiny_model(architecture)
     rounded, whole = load(folder, precision=precision), load(folder)
     assert rounded.num_bytes < whole.num_bytes

@@ -13,7 +13,7 @@ from core.errors import RequestError
 from engine.tasks.pipelines.sound import read_wav, resample
 
 LONG_ENOUGH = 200
-"""Times of at least two samples."""
+"""Two frames at 8 kHz, repeated this often, last 0.05 s. Shorter sounds are rejected."""
 
 
 def wav(frames: bytes, *, width: int = 2, channels: int = 1, rate: int = 8000) -> bytes:
