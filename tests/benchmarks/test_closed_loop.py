@@ -173,7 +173,7 @@ def test_running_requests_are_aborted_when_time_is_up(kind):
     assert not engine.has_work()
     assert engine.strategy.memory.num_held_blocks == 0
     if kind is Engine:
-        assert journal.figures()["requests"] == 5.0  # four whole, two halves
+        assert journal.figures()["requests"] == 5.0  # four whole answers, two halves
 
 
 @pytest.mark.parametrize(("batching", "end"), [("none", 6.0), ("dynamic", 8.0)])

@@ -128,7 +128,7 @@ def test_a_replayed_step_launches_few_operations_whatever_its_size(default_graph
         return operations.count
 
     largest = mixed_plan(200, [700, 3])
-    operations(largest)  # makes room for its inputs
+    operations(largest)  # then the builder has room for any step
     counts = {operations(plan) for plan in (mixed_plan(2, [5]), mixed_plan(0, [64]), largest)}
     assert max(counts) <= MAX_OPERATIONS
 

@@ -161,7 +161,7 @@ class Waiting(threading.Thread):
     """Rank 0 that waits for ranks."""
 
     def __init__(self, place, count, timeout_s=HANG_S):
-        super().__init__(daemon=True)  # a test that fails does not wait for it
+        super().__init__(daemon=True)  # a failed test does not wait for the thread
         self.result = None
         self._arguments = place, count, timeout_s
         self.start()
@@ -294,7 +294,7 @@ def test_a_rank_hears_why_it_has_to_wait(place, monkeypatch):
         tcp.join(place, give_up)
     monkeypatch.setattr(tcp, "HANDSHAKE_S", 0.1)
     with (
-        tcp.listen(place.host, place.port),  # it says nothing
+        tcp.listen(place.host, place.port),  # this listener never answers
         pytest.raises(GaveUpError, match="timed out"),
     ):
         tcp.join(place, give_up)
