@@ -173,7 +173,7 @@ def test_running_requests_are_aborted_when_time_is_up(kind):
     assert not engine.has_work()
     assert engine.strategy.memory.num_held_blocks == 0
     if kind is Engine:
-        assert journal.figures()["requests"] == 5.0  # four whole, two halves
+        assert journal.figures()["requests"] == 5.0  # four whole answers, two halves
 
 
 @pytest.mark.parametrize(("batching", "end"), [("none", 6.0), ("dynamic", 8.0)])
@@ -195,7 +195,7 @@ def test_waiting_for_a_static_batch_sleeps_and_is_not_a_step():
 
 
 def test_held_and_filled_memory_are_recorded():
-    """Blocks of 4 tokens and a prompt of 3: one block, and a second from the fifth token on."""
+    """A block has 4 tokens. The prompt of 3 and the first token of its answer fill one."""
     loop, *_ = loop_of("paged", clients=1, num_blocks=10)
     journal = loop.run(requests((3, 3)))
     assert (journal.held, journal.filled, journal.pool) == ([4, 4, 0], [3, 4, 0], 40)

@@ -10,7 +10,7 @@ MAX_CALLS_PER_SEQUENCE = 46
 
 
 def calls_of_a_step(num_sequences: int) -> int:
-    """Count the Python functions that schedule, inputs and commit call in a decode step."""
+    """Count Python calls in a decode step: to schedule it, to make its inputs and to commit it."""
     counts = []
 
     def profile(frame, event, argument):

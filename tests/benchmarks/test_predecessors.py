@@ -1,4 +1,4 @@
-"""The cases that time an improvement against its predecessor launch the one and the other."""
+"""Cases that time an improvement against its predecessor launch both of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ATTENTION = {"decode": "paged_decode_kernel", "prefill": "paged_prefill_kernel"}
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("arch", [80, 90])
 def test_kernels_that_load_ids_late_load_fewer_tiles_ahead(arch):
-    """Compiled as the section launches them: each kernel once to check it and once to time it."""
+    """The section launches, and so compiles, each kernel once to check it and once to time it."""
     events = []
     with dry_run.target(arch) as launches, numbers_of_meta_tensors():
         ids_ahead.run(PretendBench(events))
@@ -127,7 +127,7 @@ class RecordingBench(PretendBench):
 
 
 def test_blocks_are_copied_beside_the_products_or_before_them(monkeypatch):
-    """On a device with streams, which here is the meta device."""
+    """Copies run beside products only on a device with streams: here, the meta device."""
 
     def copy_stream(device):
         return CopyStream(torch.device("cuda" if device.type == "meta" else device))

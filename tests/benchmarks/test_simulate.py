@@ -248,7 +248,7 @@ def test_an_overloaded_run_is_stopped_early():
 
 
 def test_routers_see_unfinished_requests():
-    """The first is long, the second short, so the third finds the second's machine idle."""
+    """The first is long and the second short, so the fourth finds the second's machine idle."""
     rows = [(0.0, 10, 50), (0.0, 10, 1), (step(10) - 0.001, 10, 1), (step(10) + 0.5, 10, 1)]
     served = fleet("paged", arrivals(*rows), num_machines=2, router=LeastLoaded())
     assert served.run().loads == (2, 2)

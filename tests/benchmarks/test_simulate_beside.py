@@ -31,7 +31,10 @@ def served(
     settings: dict[str, str] | None = None,
     **changes: Any,
 ) -> Run:
-    """A run whose steps took exactly STEP. counts: steps, their sequences, and their tokens."""
+    """Return a run whose steps took exactly the time that STEP gives.
+
+    counts: the number of steps, of their sequences, and of their tokens.
+    """
     seconds = sum(
         count * cost
         for count, cost in zip(
@@ -131,7 +134,7 @@ def test_dynamic_waits_for_its_batch(tmp_path: Path) -> None:
 
 
 def test_hits_of_a_block_or_more_are_a_shared_prefix(tmp_path: Path) -> None:
-    """The second of two prompts of 64 tokens finds two blocks: 25 hits, rounded up."""
+    """The second of two prompts of 64 tokens finds two blocks: 25 hits, rounded up to 32."""
     prompts, one = (64, 64), 3 * STEP.per_step + 3 * STEP.per_sequence
     without = served("paged", prompts=prompts, users=1, prefix_hits=0.1)
     expected = 2 * one + (64 + 2) * 2 * STEP.per_token

@@ -87,7 +87,7 @@ class RealBench(Bench):
 
 @pytest.mark.parametrize("kind", [Engine, LateEngine])
 def test_a_step_lasts_from_one_token_to_the_next(short, kind):
-    """Two prompts of 8 in steps of 16 tokens; both have 2 tokens when measuring begins."""
+    """Two prompts of 8 tokens fill a step of 16. Both answers have 2 tokens when timing begins."""
     clock = FakeClock()
     engine = ticking_engine(clock, "paged", kind)
     with SteadyDecode(RealBench(), engine, 2, clock) as decode:

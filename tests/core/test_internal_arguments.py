@@ -1,4 +1,4 @@
-"""What processes that others start say to a user who calls them."""
+"""What processes that other processes start say to a user who starts them directly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODULES = {
     "engine.vision.reader": "An HTTP worker starts it.",
     "fleet.child": "A fleet's actors on that node start it.",
 }
-"""Each module, and what it says of who starts it."""
+"""Each module, with its sentence about who starts it."""
 FORMS = ("join PARENT:int SHARE:float", "--from ADDRESS")
 
 

@@ -58,7 +58,7 @@ CASES: list[tuple[ReasoningParserName, str, str, list[Reasoning | str]]] = [
 
 
 def joined(parts: list[Reasoning | str]) -> list[Reasoning | str]:
-    """Return the parts with adjacent ones of a kind joined."""
+    """Return the parts, with adjacent parts of the same kind joined."""
     whole: list[Reasoning | str] = []
     for is_text, run in groupby(parts, key=lambda part: isinstance(part, str)):
         text = "".join(part if isinstance(part, str) else part.text for part in run)

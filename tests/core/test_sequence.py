@@ -50,7 +50,7 @@ def test_finish_reasons(params, tokens, count, finish):
 
 
 def test_a_completed_grammar_finishes_the_sequence():
-    """The sequence ends with that token, whatever it is and whatever length is left."""
+    """The sequence ends with the token that completes it, even if the token is no EOS token."""
     for params in ({"ignore_eos": True}, {"max_tokens": 3}, {}):
         sequence = make_sequence(**params)
         assert sequence.append(Sampled((9, 9, 8), (0.0,) * 3, completes_grammar=True)) == 3

@@ -14,10 +14,10 @@ from engine.step.step_graphs import StepGraphs
 
 
 class Imitation:
-    """Records by keeping the function. Poisons the logits before each replay."""
+    """A recorder whose replays poison the logits and then call the recorded function again."""
 
     def __init__(self, bound=()):
-        """bound: the answers of `is_launch_bound`, in turn; then always True."""
+        """bound: the first answers of `is_launch_bound`. All later answers are True."""
         self.num_recorded = 0
         self.num_replays = 0
         self._bound = list(bound)

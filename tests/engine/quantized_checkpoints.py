@@ -3,7 +3,7 @@
 `FORMATS` lists them. Each writer returns the tensors of a layer as the format stores them, and the
 weight that they stand for. The writers of compressed-tensors were compared once with what its
 version 0.20 decompresses, and MXFP4 with transformers' own conversion; AWQ and GPTQ follow the
-packing code of AutoAWQ and GPTQModel, whose words are in `model/test_packed_by_others.py`.
+packing code of AutoAWQ and GPTQModel. `model/test_packed_by_others.py` has words that they packed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,11 @@ def awq(weight: Tensor):
 
 
 def gptq(*, bits=4, group_size=GROUP, offset=1, has_zeros=False, act_order=False) -> Writer:
-    """offset: what the stored zeros lack; it is subtracted from whole words, as GPTQModel does."""
+    """Return a writer of GPTQ.
+
+    offset: how much smaller the stored zeros are than the real ones. It is subtracted from whole
+    words, as GPTQModel does.
+    """
 
     def write(weight: Tensor):
         size = group_size if group_size > 0 else weight.shape[1]
@@ -99,7 +103,7 @@ def gptq(*, bits=4, group_size=GROUP, offset=1, has_zeros=False, act_order=False
 
 
 def packed(*, bits=4, has_zeros=False, act_order=False) -> Writer:
-    """compressed-tensors' pack-quantized; zeros are packed along the outputs."""
+    """Return a writer of compressed-tensors' pack-quantized. Zeros are packed along the outputs."""
     write_gptq = gptq(bits=bits, has_zeros=has_zeros, act_order=act_order, offset=0)
 
     def write(weight: Tensor):
@@ -125,7 +129,7 @@ def _unpacked(words: Tensor, bits: int) -> Tensor:
 
 
 def int8(*, has_zeros: bool) -> Writer:
-    """compressed-tensors' int-quantized, a scale for each output."""
+    """Return a writer of compressed-tensors' int-quantized, with a scale for each output."""
 
     def write(weight: Tensor):
         codes, zeros, scales, dequantized = rounded(weight, 8, weight.shape[1], has_zeros=has_zeros)
@@ -138,7 +142,7 @@ def int8(*, has_zeros: bool) -> Writer:
 
 
 def fp8(suffix: str, shape: str, block: tuple[int, int] = (32, 32)) -> Writer:
-    """shape: of the scales: "tensor", "channel" or "block"."""
+    """Return a writer of FP8. shape: what has one scale, "tensor", "channel" or "block"."""
 
     def write(weight: Tensor):
         rows, columns = weight.shape
@@ -231,7 +235,10 @@ MXFP4 = StoredFormat({"quant_method": "mxfp4"}, mxfp4)
 
 
 def is_quantized(name: str, tensor: Tensor) -> bool:
-    """Linear layers and experts, but not the router; and one layer that the config ignores."""
+    """Return whether a tensor of a linear layer or an expert is stored quantized.
+
+    The router and a layer that the config ignores are not.
+    """
     is_matrix = tensor.dim() == 2 and name.endswith(".weight") and ".layers." in name
     kept = ("gate.weight", "norm.weight", "layers.1.mlp.down_proj.weight")
     return is_matrix and not name.endswith(kept)

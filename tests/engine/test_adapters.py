@@ -23,7 +23,7 @@ from tests.engine.graphs import add_graphs
 from tests.engine.greedy_answers import NUM_NEW, STRATEGIES, generate, prompts, tokens
 
 KINDS = ("a", "b", None)
-"""Adapters of the prompts, repeated; None is the base model."""
+"""The prompts use these adapters in turn. None is the base model."""
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_adapters_matter(adapted):
 @pytest.mark.parametrize("decoder", ["own", "transformers"])
 @pytest.mark.parametrize("batching", STRATEGIES)
 def test_a_mixed_batch_equals_single_requests(adapted, batching, decoder):
-    """Chunked prompts mixed with decodes; in `paged` with preemption."""
+    """Chunks of prompts run beside decodes, and `paged` preempts."""
     model, folders, answers = adapted("llama", is_wide=decoder == "own")
     llm = adapted_llm(
         model,
@@ -119,7 +119,10 @@ def test_a_mixed_batch_equals_single_requests(adapted, batching, decoder):
     ],
 )
 def test_other_layer_layouts(adapted, architecture, targets):
-    """Fused q, k and v, transposed weights, biases, experts, permuted rows, transformers' code."""
+    """The models have fused q, k and v, transposed weights, biases, experts or permuted rows.
+
+    Some run with transformers' code.
+    """
     model, folders, answers = adapted(architecture, targets, is_wide=True)
     llm = adapted_llm(model)
     for names in mixtures()[:2]:

@@ -38,7 +38,7 @@ class CountingStaging(Staging):
 
 
 def check_tables(batch, plan):
-    """Every entry up to the end of a context is the plan's; decodes come first."""
+    """Check that every entry up to the end of a context is the plan's. Decodes come first."""
     chunks = sorted(plan.chunks, key=lambda chunk: chunk.length > 1)
     assert len(batch.block_tables) == len(chunks)
     for row, chunk in zip(batch.block_tables.tolist(), chunks, strict=True):
@@ -47,7 +47,7 @@ def check_tables(batch, plan):
 
 
 def arrivals(seed):
-    """Half of the requests are aborted, prompts share prefixes, some have several answers."""
+    """Return requests. Half are aborted, prompts share prefixes, and some have several answers."""
     rng = random.Random(seed)
     return [
         Arrival(
@@ -191,7 +191,7 @@ def test_rows_are_reused_for_ever_new_sequences():
 
 @pytest.mark.parametrize("new", [(1, 2, 9, 4), (1, 2), (5,), (1, 2, 3, 4, 5), (9, 1, 2, 3, 4)])
 def test_any_change_of_a_table_reaches_the_device(new):
-    """An entry replaced (copied on write), a shorter table (recomputed), a longer one."""
+    """The new table has a replaced entry (copied on write), is shorter (recomputed) or longer."""
     builder, sequence = (
         InputBuilder(BLOCK_SIZE, Staging(CPU)),
         Sequence(0, [1] * 20, SamplingParams()),

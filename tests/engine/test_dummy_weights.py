@@ -24,7 +24,7 @@ from tests.engine.tiny_models import MODELS, UNTIED
 PROMPTS = [[3, 5, 7], [11, 2], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SPREAD = {"initializer_range": 0.3}
-"""Wider than usual, so that a random model does not repeat one token forever."""
+"""A wider range of weights than usual, so that a model does not repeat one token forever."""
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def test_every_family_is_tested():
 @pytest.mark.parametrize("batching", STRATEGIES)
 @pytest.mark.parametrize("architecture", [*OWN, *FOREIGN])
 def test_packed_executor(tiny_model, expected, architecture, batching):
-    """Prompts in chunks of 10 tokens mixed with decodes; in `paged` with preemption."""
+    """Prompts run in chunks of 10 tokens beside decodes, and `paged` preempts."""
     llm = LLM(
         tiny_model(architecture),
         batching=batching,
@@ -117,7 +117,7 @@ def test_the_gate_names_the_reason_and_an_alternative(tiny_model, architecture, 
 
 
 def test_the_gate_compares_logits(tiny_model, monkeypatch):
-    """A model that passes every other check but would answer something else."""
+    """The model here passes every other check, but its answers would be wrong."""
 
     def forget_the_past(query, key_cache, value_cache, batch, scratch, **options):
         return query

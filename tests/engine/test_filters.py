@@ -154,7 +154,7 @@ def test_a_row_draws_the_same_token_in_any_batch(logits):
 @pytest.mark.parametrize("at_once", [1, 7 * VOCABULARY], ids=["one", "seven"])
 @pytest.mark.parametrize("short_k", [0, 10, VOCABULARY])
 def test_every_code_path_draws_the_same_token(monkeypatch, logits, short_k, at_once):
-    """Selection or sorting, all rows at once or in parts."""
+    """The code selects or sorts, for all rows at once or in parts."""
     expected = sample(logits, mixed_rows()).token_ids
     monkeypatch.setattr(filters, "MAX_SHORT_K", short_k)
     monkeypatch.setattr(draw, "MAX_SCORES", at_once)
@@ -162,7 +162,7 @@ def test_every_code_path_draws_the_same_token(monkeypatch, logits, short_k, at_o
 
 
 def test_rows_without_filters_cost_nothing(monkeypatch):
-    """No sort and no selection without a filter that needs one; nothing sent for greedy rows."""
+    """Sorts and selections run only for filters that need them. Plain greedy rows send nothing."""
     sorts = []
     for name in ("sort", "topk", "cumsum_", "exp"):
         method = getattr(torch.Tensor, name)

@@ -96,7 +96,7 @@ def test_damaged_messages(peer: Peer, at: int, byte: int, cut: int) -> None:
 
 
 NUM_BYTES = 16
-"""Of a tensor [2, 2] in fp32."""
+"""Bytes of a tensor [2, 2] in fp32."""
 FIELDS = {
     "dtype": st.sampled_from(["F32", "BF16", "I32", "X"]) | VALUES,
     "shape": st.lists(st.integers(0, 4), max_size=3) | VALUES,
@@ -106,7 +106,7 @@ FIELDS = {
 
 @st.composite
 def safetensors(draw: st.DrawFn, *names: str) -> bytes:
-    """Draw a file of tensors [2, 2], half of them with one thing wrong."""
+    """Draw a file of tensors [2, 2]. In half of the files, one thing is wrong."""
     header: dict[str, object] = {
         name: {"dtype": "F32", "shape": [2, 2], "data_offsets": [begin, begin + NUM_BYTES]}
         for begin, name in zip(range(0, 99, NUM_BYTES), names, strict=False)

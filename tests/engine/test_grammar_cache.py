@@ -28,7 +28,7 @@ from tests.engine.grammar_models import (
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """The grammars that were compiled, each as often as it was."""
+    """The grammars that were compiled, in order. One that was compiled twice is listed twice."""
     texts = []
 
     def count(tokenizer, text):

@@ -132,7 +132,7 @@ def answers(llm, given, params=GREEDY):
 @pytest.mark.parametrize("batching", STRATEGIES)
 @pytest.mark.parametrize("model_type", VISION_FAMILIES)
 def test_tokens_equal_transformers(vision_model, expected, model_type, batching):
-    """Prompts in chunks of 10 tokens, beside texts without images; in `paged` with preemption."""
+    """Prompts run in chunks of 10 tokens, beside texts without images, and `paged` preempts."""
     path = vision_model(model_type)
     llm = LLM(
         path,
@@ -256,7 +256,7 @@ def test_dropped_embeddings_are_computed_again(vision_model, expected, monkeypat
 
 
 def test_both_names_of_a_language_model(vision_model, expected, tmp_path):
-    """Files that some versions of transformers saved have the prefixes of its modules."""
+    """Some versions of transformers save tensors under other names: the paths of its modules."""
     path = shutil.copytree(vision_model("qwen2_5_vl"), tmp_path / "renamed")
     tensors = load_file(path / "model.safetensors")
     assert any(name.startswith("model.layers.") for name in tensors)

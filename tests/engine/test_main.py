@@ -53,7 +53,7 @@ def clients():
 
 
 def test_a_handler_may_sleep_and_metrics_are_written_for_cloudwatch(tmp_path, short_dir, clients):
-    """Any other step that sleeps counts as hanging."""
+    """In an engine without a handler, a step that sleeps counts as hanging."""
     (tmp_path / "model.py").write_text(SLEEPER)
     launch = Launch(
         model_dir=str(tmp_path),

@@ -1,4 +1,4 @@
-"""`no_repeat_ngram_size` is transformers' own, in every strategy and with steps that overlap."""
+"""`no_repeat_ngram_size` gives transformers' tokens in every strategy, also with overlap."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def expected(tiny_model):
 
 
 def answers(llm, *sizes, **changes):
-    """Return the answers to every prompt, with the sizes in turn."""
+    """Return the answers to all prompts, which take the sizes in turn."""
     params = [
         SamplingParams(
             temperature=0,

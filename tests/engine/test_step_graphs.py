@@ -128,7 +128,7 @@ def test_a_replayed_step_launches_few_operations_whatever_its_size(default_graph
         return operations.count
 
     largest = mixed_plan(200, [700, 3])
-    operations(largest)  # makes room for its inputs
+    operations(largest)  # then the builder has room for any step
     counts = {operations(plan) for plan in (mixed_plan(2, [5]), mixed_plan(0, [64]), largest)}
     assert max(counts) <= MAX_OPERATIONS
 
@@ -196,7 +196,10 @@ def test_aborts_and_preemption_change_no_other_answer(tiny_model):
 
 
 def test_each_forward_pass_of_a_graph_has_its_own_batch(tiny_model, monkeypatch):
-    """Backends keep what they compute for a batch. A capture must compute what its warm-up did."""
+    """Backends keep what they compute for a batch.
+
+    With the warm-up's batch, a capture would therefore not record this computation.
+    """
     batches = []
 
     def step(batch, *arguments):

@@ -61,7 +61,10 @@ def test_the_host_pool_has_the_requested_size(tiny_model):
 
 
 def test_moves_run_in_order_and_in_batches():
-    """Forty blocks are swapped out, others are swapped into them, and copies read those."""
+    """A step may swap blocks out, swap others into their places, and copy these.
+
+    Forty blocks were swapped out before.
+    """
     cache = KVCache([LayerShape(1, 8, 4)] * 2, 50, 4, torch.float32, torch.device("cpu"), 60)
     for number, tensor in enumerate((*cache.keys, *cache.values)):
         tensor.copy_(torch.arange(50)[:, None, None, None] + 100 * number)

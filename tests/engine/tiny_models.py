@@ -101,7 +101,11 @@ LIBRARY: dict[str, dict[str, object]] = {
                            "num_experts_per_tok": 2, "moe_intermediate_size": 16,
                            "shared_expert_intermediate_size": 16},
 }  # fmt: skip
-"""Models that the gate must reject: ALiBi, own attention class, state, encoder, chunks."""
+"""Models that the gate must reject.
+
+bloom has ALiBi, gpt_neo attention classes of its own, t5 an encoder and llama4_text attention in
+chunks; mamba and qwen3_next have a state.
+"""
 
 MODELS = OWN | FOREIGN | LIBRARY
 KNOWN = {"llama", "mistral", *LIBRARY}

@@ -95,7 +95,7 @@ def _idefics(model_type: str, settings: dict[str, object], tokenizer: PreTrained
 
 
 def _gemma(model_type: str, settings: dict[str, object], tokenizer: PreTrainedTokenizerFast):
-    """Windows of 6 tokens, fewer than the prompts have and more than an image's 4."""
+    """Sliding windows have 6 tokens: fewer than the prompts have, but more than an image's 4."""
     processor = Gemma3Processor(
         Gemma3ImageProcessorPil(size={"height": TILE, "width": TILE}),
         tokenizer,

@@ -118,14 +118,14 @@ class FakeStep:
 
 @dataclass(frozen=True)
 class Arrival:
-    """One request of a generated workload; aborted `abort_after` seconds later, if at all."""
+    """One request of a workload. It may be aborted `abort_after` seconds after its arrival."""
 
     time: int
     num_prompt_tokens: int
     max_tokens: int
     abort_after: int | None = None
     abort_in_step: bool = False
-    """Abort between run and commit of its step, instead of between two steps."""
+    """Abort after its step has run and before that is committed, not between two steps."""
     abort_index: int | None = None
     """Index of the answer to abort; None: the whole request."""
     prompt_seed: int | None = None
@@ -138,8 +138,8 @@ class Arrival:
 class Record:
     """The outputs of each answer as clients saw them, and what the strategy did.
 
-    An answer has the request's id plus its index, which is the id of its sequence unless only the
-    best are returned.
+    The id of an answer is the request's id plus the answer's index. It is also the id of its
+    sequence unless only the best answers are returned.
     """
 
     tokens: dict[int, list[int]] = field(default_factory=dict[int, list[int]])

@@ -84,7 +84,7 @@ def until_swapped(strategy, executor):
 
 
 def test_a_swapped_out_block_is_reused_in_the_same_plan():
-    """So swap-outs must run first: no other block is free."""
+    """Swap-outs must therefore run first. No other block is free."""
     strategy, executor = crowded("swap", enable_prefix_caching=False), FakeExecutor(4)
     for id in range(3):
         strategy.add(request_of(ARRIVALS[0], id))

@@ -48,7 +48,7 @@ def test_paged_computes_the_prompt_once():
 def test_samples_share_blocks_and_copy_the_first_they_write_into(
     num_prompt_tokens, num_shared, num_copies
 ):
-    """Blocks of 4. The last sequence that shares a block keeps it; the others copy it."""
+    """Blocks have 4 tokens. The last sequence that shares a block keeps it; the others copy it."""
     strategy = strategy_of("paged")
     _, plans = plans_of(strategy, [samples(3, num_prompt_tokens, max_tokens=1)])
     assert [len(plan.moves.copies) for plan in plans if plan.moves] == [num_copies] * bool(
@@ -62,7 +62,7 @@ def test_samples_share_blocks_and_copy_the_first_they_write_into(
 
 
 def test_a_preempted_group_stays_within_its_reserved_blocks():
-    """When it is recomputed, it shares its prompt again."""
+    """When the group is recomputed, its sequences share their prompt again."""
     strategy = strategy_of("paged", num_blocks=18)
     most_shared = []
 

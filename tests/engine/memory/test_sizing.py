@@ -100,7 +100,7 @@ def test_the_largest_step_samples_a_token_per_sequence(llama):
 def test_steps_and_graphs_are_budgeted_and_sampling_is_counted_once(
     llama, options, graph, monkeypatch
 ):
-    """graph: the largest one for 7 sequences and steps of 20 tokens."""
+    """graph: the size of the largest graph, for 7 sequences and steps of 20 tokens."""
     model = LLM(llama, dtype="fp32").llm_engine.executor.model
     measured, attended = [], set()
 
@@ -126,9 +126,9 @@ def test_steps_and_graphs_are_budgeted_and_sampling_is_counted_once(
 
 
 def test_block_tables_are_budgeted():
-    """There are rows for twice the sequences, for one step and for the graphs.
+    """There are rows for twice the sequences, and copies for one step and for the graphs.
 
-    A block takes 4 bytes.
+    An entry of a row takes 4 bytes.
     """
     assert table_bytes(max_sequences=256, max_blocks=8192) == (512 + 2 * 256 + 16) * 8192 * 4
     assert table_bytes(max_sequences=3, max_blocks=5) == (8 * 8 + (2 * 3 + 16) * 5) * 4

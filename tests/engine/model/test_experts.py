@@ -36,7 +36,10 @@ def test_grouped_products_equal_those_of_single_experts(tiny_model, load, archit
 
 
 def test_no_shape_depends_on_the_routing(tiny_model, load):
-    """So nothing waits for the device. Meta tensors have no data, so it would raise an error."""
+    """Nothing therefore waits for the device.
+
+    Meta tensors have no data, so whatever waits for their values would raise an error.
+    """
     experts = load(tiny_model("mixtral")).layers[0].mlp
     for name, value in vars(experts).items():
         if isinstance(value, torch.Tensor):

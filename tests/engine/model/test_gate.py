@@ -90,7 +90,7 @@ def test_only_the_trial_layers_are_loaded_twice(copied, monkeypatch):
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("architecture", OWN)
 def test_random_weights_pass_the_gate(tiny_model, load, architecture, is_tied):
-    """They are held in memory once: each tensor is freed when the decoder takes it."""
+    """The weights are held in memory once: each tensor is freed when the decoder takes it."""
     folder = tiny_model(architecture, changes={"tie_word_embeddings": is_tied})
     assert load(folder, is_dummy=True).num_bytes == load(folder).num_bytes
 

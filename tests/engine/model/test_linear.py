@@ -30,7 +30,7 @@ def make_parts(sizes=(32, 16, 7), depth=24, dtype=torch.float32):
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_panels_multiply_like_the_whole_weight(needs_a_compiler, sizes, stored, dtype):
-    """Parts that start at a panel boundary and parts that do not."""
+    """Some parts start at a panel boundary, and others do not."""
     parts = make_parts(sizes, dtype=stored)
     whole, rows = torch.cat(parts).to(dtype), torch.randn(5, 24).to(dtype)
     format = Panels.of(parts, dtype)

@@ -43,7 +43,7 @@ def test_shards_are_found_by_the_index(copied, load):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_tied_head_multiplies_by_the_embedding(copied, load, dtype):
-    """The file has a second copy of the embedding, or none."""
+    """The file first has a second copy of the embedding, and then none."""
     folder = copied("llama")
     config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
     (folder / "config.json").write_text(json.dumps(config))
@@ -77,7 +77,7 @@ def test_a_missing_bias_is_an_error(copied, load):
 
 
 def test_the_published_form_of_gpt2(copied, load):
-    """Its file has names without the prefix, and attention masks among the weights."""
+    """The published file has names without the prefix, and attention masks among the weights."""
     folder = copied("gpt2")
     expected = logits(load(folder))
 
@@ -176,7 +176,7 @@ def test_a_truncated_file_is_an_error(copied):
 
 
 def test_no_weight_is_a_view_of_the_file(tiny_model, load):
-    """If one were, replacing the file would change the model or crash the process."""
+    """If a weight were a view, replacing the file would change the model or crash the process."""
     decoder = load(tiny_model("gpt2"))
     before = logits(decoder)
     path = tiny_model("gpt2") / FILE

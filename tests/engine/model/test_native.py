@@ -86,7 +86,7 @@ def test_integer_weights(tiny_model, load, runs, dtype, precision):
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rounded_rows(tiny_model, load, runs, dtype, precision):
-    """Rows are rounded alike in all layers in one call and layer by layer."""
+    """Rows are rounded alike whether all layers run in one call or each in its own."""
     folder = tiny_model("llama", is_wide=True)
     decoder = load(folder, precision=precision, dtype=dtype)
     runs.clear()

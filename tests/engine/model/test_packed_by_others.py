@@ -23,7 +23,10 @@ GPTQ_CODES = [
      -1775183244, 229065195, 1948170322, -343593015],
 ]  # fmt: skip
 GPTQ_ZEROS = {"gptq": [[763619647], [-1239649576]], "gptq_v2": [[1049950800], [-953318423]]}
-"""The words of each format. The first zero is 0, so gptq's minus 1 borrows from the next field."""
+"""The words of each format.
+
+The first zero is 0. gptq subtracts 1 from it, which borrows from the next field of the word.
+"""
 AWQ_CODES = [
     [324512992, -1679874968, 324512992, -1679874968],
     [1183506195, -838707301, 1183506195, -838707301],

@@ -17,7 +17,7 @@ from tests.engine.model.conftest import logits
 pytestmark = pytest.mark.usefixtures("exact_rows")
 CPU = torch.device("cpu")
 MAX_ERRORS = {"fp8": 0.04, "int8": 0.01, "int4": 0.12}
-"""Limits of the norm of the error, relative to that of a weight of normal random values."""
+"""The largest norm of the error, relative to the norm of a weight of normal random values."""
 
 
 def generate_with(model, num_new=14):
@@ -61,7 +61,10 @@ def test_tokens_equal_those_of_the_rounded_weights(tiny_model, precision):
 )
 @pytest.mark.parametrize("precision", QUANTIZERS)
 def test_families(tiny_model, load, architecture, precision):
-    """The gate compares each with transformers' layers and rounded weights; experts too."""
+    """The gate compares each family with transformers' layers and rounded weights.
+
+    The weights of experts are rounded, too.
+    """
     folder = tiny_model(architecture)
     rounded, whole = load(folder, precision=precision), load(folder)
     assert rounded.num_bytes < whole.num_bytes

@@ -49,7 +49,7 @@ def answers(llm, prompts):
 
 @pytest.fixture
 def prompts():
-    """Positions of a short sequence, and of one beyond the original length."""
+    """Return a short prompt, and a prompt with positions beyond the model's original length."""
     rng = random.Random(2)
     return [[rng.randrange(1, 97) for _ in range(length)] for length in (5, 90)]
 

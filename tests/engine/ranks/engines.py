@@ -87,7 +87,7 @@ def ranked_engine(path, size, **options):
 
 
 def with_strategy(engine, batching, *, num_blocks, kv_reservation="max"):
-    """Return an engine with the executor of another one and its own strategy."""
+    """Return an engine with the executor of `engine` and a strategy of its own."""
     facts = engine.facts
     settings = StrategySettings(
         batching=batching,

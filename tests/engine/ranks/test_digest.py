@@ -27,7 +27,7 @@ def model(tmp_path):
 def test_a_copy_is_the_same_model(model, tmp_path):
     shutil.copytree(model, tmp_path / "copy")
     (tmp_path / "link").symlink_to("copy")
-    (tmp_path / "copy" / "tokenizer.json").write_text("{}")  # which only rank 0 uses
+    (tmp_path / "copy" / "tokenizer.json").write_text("{}")  # only rank 0 uses this file
     assert digest_model(tmp_path / "link") == digest_model(model)
 
 

@@ -31,7 +31,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_strategies(tiny_model, family, size):
-    """Prompts in chunks of 10 tokens mixed with decodes; in `paged` with preemption."""
+    """Prompts run in chunks of 10 tokens beside decodes, and `paged` preempts."""
     path = tiny_model(family)
     expected = generate(path, eos_token_id=None)
     with ranked_engine(path, size, num_kv_blocks=40, **CHUNKS) as (engine, _):

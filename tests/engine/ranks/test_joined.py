@@ -63,7 +63,7 @@ def place(monkeypatch):
 
 @contextmanager
 def started(*arguments, key=KEY):
-    """A process of another machine: it has no file of rank 0's but the model's."""
+    """A process that stands for another machine. Of rank 0's files, it has only the model's."""
     process = subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,
@@ -81,7 +81,7 @@ def started(*arguments, key=KEY):
 
 
 def joining_machine(path, place, **options):
-    """`longshore join`: this machine's ranks of a model."""
+    """Start `longshore join`, which runs the ranks of this machine."""
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     return started("-m", "container", "join", str(path), f"--rank-address={place}", *flags)
 
@@ -161,7 +161,7 @@ class Waiting(threading.Thread):
     """Rank 0 that waits for ranks."""
 
     def __init__(self, place, count, timeout_s=HANG_S):
-        super().__init__(daemon=True)  # a test that fails does not wait for it
+        super().__init__(daemon=True)  # a failed test does not wait for the thread
         self.result = None
         self._arguments = place, count, timeout_s
         self.start()
@@ -294,7 +294,7 @@ def test_a_rank_hears_why_it_has_to_wait(place, monkeypatch):
         tcp.join(place, give_up)
     monkeypatch.setattr(tcp, "HANDSHAKE_S", 0.1)
     with (
-        tcp.listen(place.host, place.port),  # it says nothing
+        tcp.listen(place.host, place.port),  # this listener never answers
         pytest.raises(GaveUpError, match="timed out"),
     ):
         tcp.join(place, give_up)
@@ -399,7 +399,7 @@ def test_a_failure_report_of_another_version_is_explained():
 
 
 def test_a_rank_with_another_model_is_refused(tiny_model, place):
-    """Rank 0's is in `model`, which has no files."""
+    """Rank 0's model is in the folder `model`, which has no files."""
     arguments = ("--join", str(place), str(tiny_model("llama")), str(os.getpid()))
     with started("-m", "engine.follow", *arguments):
         group = Group(place)

@@ -174,7 +174,7 @@ def test_ranks_on_a_cpu_share_its_threads(monkeypatch):
         assert torch.get_num_threads() == 2
         assert rank_variables(1, CPU, {})["OMP_NUM_THREADS"] == "2"
     assert torch.get_num_threads() == 6
-    monkeypatch.setenv("OMP_NUM_THREADS", "6")  # the user's number is for each process
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")  # the user's number applies to each process
     with threads_for_ranks(3, CPU):
         assert torch.get_num_threads() == 6
     torch.set_num_threads(before)

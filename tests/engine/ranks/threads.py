@@ -53,7 +53,7 @@ def run_ranks(size, work):
         try:
             return work(group)
         except BaseException:
-            group.abort()  # so that the others do not wait
+            group.abort()  # otherwise the other ranks would wait for ever
             raise
 
     with ThreadPoolExecutor(size) as pool:

@@ -23,7 +23,7 @@ from tests.strategies.fakes import strategy_of
 
 
 class Slow:
-    """Grammars whose compilation blocks until the test releases it, by regular expression."""
+    """Fake grammars of regular expressions. Compilation blocks until the test releases it."""
 
     def __init__(self):
         self.may_end = threading.Event()

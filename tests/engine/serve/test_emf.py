@@ -74,7 +74,7 @@ def test_each_line_has_the_growth_since_the_last_one(reporter, lines):
 
 
 def test_the_server_reports_also_while_it_is_idle(tmp_path, lines):
-    """The line after the last request has that request, though nothing runs any more."""
+    """The line written after the last request counts it, though nothing runs any more."""
     reported = threading.Event()
 
     def write(line):

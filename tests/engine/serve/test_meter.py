@@ -107,7 +107,7 @@ def test_held_and_filled_memory_and_steps(batching):
 
 
 def test_the_first_admission_counts():
-    """A preempted request is admitted again; its queue ended long before."""
+    """A preempted request is admitted again, but its time in the queue ended long before."""
     strategy = strategy_of("paged", num_blocks=4)
     requests = [
         Request(at, [1] * 4, SamplingParams(max_tokens=8, ignore_eos=True), arrival=0.0)
@@ -132,7 +132,7 @@ def answers(meter, progress, *lengths):
 
 
 def test_histograms_of_a_request(engine):
-    """Some get a value for each answer, others one for each request when its last answer ends."""
+    """Some get a value for each answer, others one for the request when its last answer ends."""
     meter, progress = Meter(), RequestProgress(1.0, 5, num_answers=2, max_tokens=300)
     answers(meter, progress, 3, 6)
     meter.record(progress, output_of(1, finish=Finish.LENGTH, index=0), 12.0)

@@ -126,7 +126,7 @@ def test_requests_of_a_lost_client_are_aborted(endpoint, engine, gate, connectio
     gone.send(Submit("b", [1, 2, 3], greedy(40)))
     until(lambda: engine.strategy.running)
     gone.close()
-    until(lambda: not connection.inbox.empty())  # a heartbeat noticed it
+    until(lambda: not connection.inbox.empty())  # a heartbeat noticed the loss
     gate.open.set()
     until(lambda: not engine.has_work())
     until(lambda: client.receive(Heartbeat).stats.aborted == {"worker_lost": 1})

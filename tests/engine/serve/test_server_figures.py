@@ -73,7 +73,7 @@ def rare_heartbeats(monkeypatch):
 
 
 def test_an_engine_that_becomes_idle_says_so_at_once(rare_heartbeats, client):
-    """It does not wait until a message wakes the loop.
+    """The engine does not wait until a message wakes the loop.
 
     It sends the statistics even before the last token, so a client that has this token finds it
     counted.
@@ -123,7 +123,7 @@ def test_a_client_that_watches_gets_snapshots_until_it_wants_no_more(client, eng
 
 
 def test_heartbeats_have_the_time_outside_the_model(engine, gate, client):
-    """The executor's own time, which would be most of it, is left out."""
+    """The time does not include the executor's own, which is most of a step."""
     submit, held = gate.submit, []
 
     def timed(plan, between_tokens):

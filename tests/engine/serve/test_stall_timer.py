@@ -1,4 +1,4 @@
-"""How a step that hangs is told from one that computes."""
+"""How a step that hangs is distinguished from a step that computes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_step_that_has_just_begun_is_not_looked_at() -> None:
 
 
 def test_threads_that_wait_are_not_active() -> None:
-    """Another thread of this process, which sleeps, computes and sleeps again."""
+    """Another thread of this process sleeps, computes and sleeps again."""
     found: list[bool] = []
     done = threading.Event()
 

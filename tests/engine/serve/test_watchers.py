@@ -163,7 +163,7 @@ def watchers(clock, cpu_clock, outbox):
 
 
 def watched(watchers, clock, seconds, every=0.01):
-    """Call update as a loop does whose steps take `every` seconds."""
+    """Call `update` as often as a loop does if its steps take `every` seconds."""
     end = clock.now + seconds
     while clock.now < end:
         clock.now += every

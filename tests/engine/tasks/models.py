@@ -72,7 +72,7 @@ _MODELS = {
 _ENGLISH = ("endoftext", "startoftranscript", "en", "translate", "transcribe", "startoflm",
             "startofprev", "nospeech", "notimestamps")  # fmt: skip
 _MULTILINGUAL = (*_ENGLISH[:-1], "de", _ENGLISH[-1], *(f"{n / 50:.2f}" for n in range(51)))
-"""Whisper's control tokens; a model of one second has timestamps up to that."""
+"""Whisper's control tokens. The model hears one second, so timestamps end at one second."""
 
 
 def _multilingual(tokenizer: WhisperTokenizer) -> GenerationConfig:

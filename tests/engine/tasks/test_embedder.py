@@ -121,7 +121,7 @@ def test_pooling_methods(described, kind, place):
 
 
 def test_several_poolings_are_concatenated(described):
-    """They keep the order of the settings. The old format has a fixed order."""
+    """The poolings keep the order of the settings, but the old format has a fixed order."""
     for settings, order in (
         ({"pooling_mode": ["mean", "cls"]}, ("mean", "cls")),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, ("cls", "mean")),
@@ -232,7 +232,7 @@ def test_dimensions_need_a_matryoshka_model(task_model, tmp_path):
 
 @pytest.mark.parametrize("name", ["roberta", "t5", "llama"])
 def test_other_architectures(task_model, name):
-    """Offset positions (roberta), an encoder-decoder (t5) and a decoder (llama)."""
+    """roberta has offset positions, t5 is an encoder-decoder, and llama is a decoder."""
     path = task_model(name)
     engine = engine_of(path, task="embed")
     get = (lambda model: model.get_encoder()) if name == "t5" else (lambda model: model)

@@ -83,7 +83,7 @@ class TestDocuments:
         assert len(set(answers)) > 1
 
     def test_a_long_page_is_read_in_windows(self, task_model):
-        """The tokenizer may have no limit, and the model's position table is not exceeded."""
+        """Even if the tokenizer has no limit, the model's position table is not exceeded."""
         engine = engine_of(task_model("page_reader"))
         given = {"image": image("red"), "question": "who", "word_boxes": WORDS * 40}
         engine.performer.model.pipeline.tokenizer.model_max_length = 10**30

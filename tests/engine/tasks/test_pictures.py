@@ -145,7 +145,7 @@ class TestMasks:
         assert np.array(got["masks"]).shape[1:] == (24, 32)
 
     def test_missing_packages_are_reported_at_start(self, task_model, monkeypatch):
-        """Pillow, which all image tasks need, is one of them."""
+        """One of these packages is Pillow, which all image tasks need."""
         monkeypatch.setattr(loading, "find_spec", lambda name: None)
         with pytest.raises(ConfigurationError, match="needs the package PIL: pip install"):
             engine_of(task_model("mask_maker"))
@@ -220,7 +220,7 @@ FILE_TASKS = [
 @pytest.mark.parametrize(("name", "task", "given"), FILE_TASKS)
 @pytest.mark.parametrize("scheme", ["", "file://", "http://localhost/"])
 def test_a_text_opens_no_file(task_model, tmp_path, name, task, given, scheme):
-    """The front end would already reject it."""
+    """The front end would already reject such a text."""
     path = tmp_path / "file"
     path.write_bytes({"watcher": video(), "hearer": wav(1), "listener": wav(1)}.get(name, noise(1)))
 

@@ -78,7 +78,7 @@ def test_batched_answers_equal_those_of_transformers(task_model, name, task, req
 
 
 def test_a_cross_encoder_gives_a_list_of_one_label_for_each_pair(task_model):
-    """The form that the front end reads scores from (container/apis/tasks/rerank.py)."""
+    """The front end reads scores in this form (container/apis/tasks/rerank.py)."""
     engine = engine_of(task_model("reranker"))
     pairs = [{"text": "the cat", "text_pair": second} for second in ("a dog", "it ran")]
     asked = [body(pairs, top_k=2, function_to_apply=name) for name in ("sigmoid", "none")]

@@ -13,7 +13,7 @@ from core.errors import RequestError
 from engine.tasks.pipelines.sound import read_wav, resample
 
 LONG_ENOUGH = 200
-"""Times of at least two samples."""
+"""Two frames at 8 kHz, repeated this often, last 0.05 s. Shorter sounds are rejected."""
 
 
 def wav(frames: bytes, *, width: int = 2, channels: int = 1, rate: int = 8000) -> bytes:
@@ -57,7 +57,7 @@ def test_resampling_keeps_a_tone(rate: int, wanted: int) -> None:
 
 
 def test_frequencies_above_the_new_nyquist_limit_are_removed() -> None:
-    """If they were kept, they would alias to other tones."""
+    """If these frequencies were kept, they would alias to other tones."""
     shrill = np.cos(2 * np.pi * 7000 * np.arange(16_000) / 16_000)
     assert np.abs(resample(shrill, 16_000, 8000)[400:-400]).max() < 0.01
 

@@ -100,7 +100,7 @@ def test_prompts(interpreter):
     assert any(text != plain for text in prompted.values())
     for prompt, text in prompted.items():
         assert not text.strip().startswith(f"{prompt} {plain}"), "the prompt is no answer"
-    ask(interpreter, language="en", prompt="abc " * 1000)  # only its end fits
+    ask(interpreter, language="en", prompt="abc " * 1000)  # only the prompt's end fits
     with pytest.raises(RequestError, match="prompt: not accepted"):
         ask(interpreter, prompt="<|translate|>")
 
