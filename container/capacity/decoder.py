@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,6 @@ BYTES_PER_WEIGHT = {"fp8": 1.0, "int8": 1.0, "int4": 0.5 + 5 / 128}
 """Bytes by the value of option.quantize. int4 has a scale of 4 bytes and a zero point of 1 byte for
 each group of 128 weights. fp8 and int8 store such values only per output row, which adds next to
 nothing."""
-FILE_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
-"""Bytes by safetensors' dtypes. All other dtypes have one byte."""
 INT8_HEADS = {"int8", "int4"}
 """Values of option.quantize that store the head in int8."""
 _KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -95,11 +93,9 @@ def decoder_from_hub(model_id: str, options: Options) -> Decoder:
         )
         with suppress(NotASafetensorsRepoError):
             metadata = huggingface_hub.get_safetensors_metadata(model_id, revision=revision)
-            counts = metadata.parameter_count
-            counted = _Headers(
-                sum(counts.values()),
-                sum(count * FILE_BYTES.get(dtype, 1) for dtype, count in counts.items()),
-            )
+            files = metadata.files_metadata.values()
+            tensors = [tensor for file in files for tensor in file.tensors.values()]
+            counted = _count((tensor.shape, tensor.data_offsets) for tensor in tensors)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigurationError(f"{model_id}: cannot be read from the hub: {reason}") from error
@@ -107,16 +103,23 @@ def decoder_from_hub(model_id: str, options: Options) -> Decoder:
 
 
 def _read_headers(paths: Sequence[Path]) -> _Headers:
-    """Count the elements and bytes of safetensors files from the shapes in their headers."""
-    num_elements = num_bytes = 0
+    """Count the elements and bytes of safetensors files from their headers."""
+    tensors: list[tuple[list[int], list[int]]] = []
     for path in paths:
         with path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
             header: dict[str, Any] = json.loads(file.read(size))
         header.pop("__metadata__", None)
-        for entry in header.values():
-            num_elements += math.prod(entry["shape"])
-            num_bytes += math.prod(entry["shape"]) * FILE_BYTES.get(entry["dtype"], 1)
+        tensors += [(entry["shape"], entry["data_offsets"]) for entry in header.values()]
+    return _count(tensors)
+
+
+def _count(tensors: Iterable[tuple[Sequence[int], Sequence[int]]]) -> _Headers:
+    """Add up tensors by their shapes and their offsets [begin, end] in the files."""
+    num_elements = num_bytes = 0
+    for shape, (begin, end) in tensors:
+        num_elements += math.prod(shape)
+        num_bytes += end - begin
     return _Headers(num_elements, num_bytes)
 
 

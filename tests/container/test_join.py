@@ -24,7 +24,7 @@ sys.exit(join(options, Path("model"), os.environ, command))
 MARK = """
 import os, sys
 line = " ".join([*sys.argv[1:], os.environ["OMP_NUM_THREADS"]])
-os.write(1, f"{line}\\n".encode())  # at once, as two ranks write
+os.write(1, f"{line}\\n".encode())  # in one write, as two ranks share the pipe
 sys.exit(int(os.environ["EXIT"]))
 """
 DEMO = str(ROOT / "models" / "demo")

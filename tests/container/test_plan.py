@@ -138,7 +138,10 @@ def test_quantized_checkpoints(
     linear = int((8_030_261_248 - kept) * bytes_per_weight)
     assert decoder.weights_bytes == 2 * kept + linear
     assert decoder.weights_format == quantization["quant_method"]
-    header = {"w": {"dtype": "I32", "shape": [10, 3]}, "s": {"dtype": "F8_E4M3", "shape": [5]}}
+    header = {
+        "w": {"dtype": "I32", "shape": [10, 3], "data_offsets": [0, 120]},
+        "s": {"dtype": "F8_E4M3", "shape": [5], "data_offsets": [120, 125]},
+    }
     data = json.dumps(header).encode()
     (model / "model.safetensors").write_bytes(struct.pack("<Q", len(data)) + data)
     assert decoder_from_directory(model, Options()).weights_bytes == 125
@@ -248,7 +251,11 @@ def test_hub_model(
     """Only config.json and the headers of the weights are downloaded."""
     downloads: list[str] = []
 
-    metadata = SimpleNamespace(parameter_count={"BF16": 7_999_999_999, "F32": 1})
+    def tensor(count: int, num_bytes: int) -> SimpleNamespace:
+        return SimpleNamespace(shape=[count], data_offsets=(100, 100 + num_bytes))
+
+    file = SimpleNamespace(tensors={"a": tensor(7_999_999_999, 15_999_999_998), "b": tensor(1, 4)})
+    metadata = SimpleNamespace(files_metadata={"model.safetensors": file})
 
     def download(model_id: str, file: str, **_: Any) -> str:
         downloads.append(f"{model_id}/{file}")
@@ -261,7 +268,7 @@ def test_hub_model(
     assert main(command) == 0
     text = capsys.readouterr().out
     assert "org/model on ml.g6e.xlarge: L40S" in text
-    assert "8,000 million parameters in bf16\n" in text
+    assert "weights: 15,258.8 MiB, 8,000 million parameters in bf16\n" in text
     assert downloads == ["org/model/config.json"]
 
     def fail(*_: Any, **__: Any) -> str:
