@@ -63,7 +63,9 @@ def test_lmis_numbers_of_workers_are_copies(load: Load) -> None:
 
 
 def test_a_file_of_the_sagemaker_sdk(load: Load) -> None:
-    """DJLModel of SDK 2 writes this file for a model on S3 with number_of_partitions=4."""
+    """DJLModel of SageMaker's Python SDK 2 writes this file for a model on S3 with
+    number_of_partitions=4.
+    """
     found = load(
         "engine=Python\noption.s3url=s3://bucket/model/\noption.tensor_parallel_degree=4\n"
         "option.task=text-generation\noption.dtype=fp16\nmaxWorkers=1\njob_queue_size=7\n"
@@ -100,7 +102,9 @@ def test_unknown_variables_give_warnings(load: Load, name: str, advice: str) -> 
 
 
 def test_the_variables_of_awss_sessions(load: Load) -> None:
-    """model-hosting-container-standards reads the same variables. They override the file."""
+    """AWS's model-hosting-container-standards package reads these variables, too. They override
+    the file.
+    """
     variables = {
         "SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "true",
         "SAGEMAKER_SESSIONS_EXPIRATION": "60",

@@ -107,7 +107,9 @@ def test_an_unread_stream_is_aborted(http: FlaskClient, engine: FakeEngine) -> N
 def test_a_request_waits_for_an_engine_that_is_about_to_be_ready(
     endpoint: str, tokenizer: Tokenizer
 ) -> None:
-    """Its worker connects late, while another worker has already answered /ping with 200."""
+    """The worker that has the request may connect to the engine late, after another worker has
+    already answered /ping with 200.
+    """
     client = EngineClient(endpoint, heartbeat_timeout_s=60)
     http = create_app(client, tokenizer, Options(), "demo").test_client()
     assert http.get("/ping").status_code == 503

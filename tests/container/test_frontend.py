@@ -51,7 +51,7 @@ def write_launch(
 
 
 def with_time_to_stop(seconds: float, launch: Path) -> str:
-    """Return a program that runs a front end, and gives its requests this long to finish."""
+    """Return a program that runs a front end. When it stops, requests may take `seconds` more."""
     return (
         "import container.front_end.start as start; "
         f"start.GRACEFUL_TIMEOUT_S = {seconds:.0f}; start.main('{os.getpid()}', {str(launch)!r})"
@@ -99,7 +99,7 @@ def test_streams_disconnects_and_shutdown(
         wait_until(lambda seen=aborted: len(engine.of_type(Abort)) > seen)
 
     assert caller.is_healthy()
-    # Answered, and then kept alive as an idle connection.
+    # The request is answered. Its connection is then kept alive, although it is idle.
     with caller.open({"inputs": "no", "stream": "maybe"}) as idle:
         answer = idle.recv(4096)
         while not answer.endswith(b"}"):
@@ -126,7 +126,9 @@ def exchange(caller: Caller, *parts: bytes) -> bytes:
 def test_a_refusal_reaches_a_client_that_still_sends(
     front_end: subprocess.Popen[str], engine: FakeEngine, caller: Caller
 ) -> None:
-    """If data were left unread, the kernel would reset the connection too early."""
+    """If the server closed the connection with data unread, the kernel would reset it, and the
+    client might never see the response.
+    """
     engine.script = stalls(after=[65])
     with ExitStack() as busy:
         for _ in range(16):

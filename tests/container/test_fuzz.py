@@ -142,7 +142,7 @@ def test_json_bodies(body: bytes) -> None:
 @fuzz
 @given(payloads=st.lists(st.binary(max_size=300), max_size=4), cut=st.integers(1, 40))
 def test_event_streams_are_read_by_boto(payloads: list[bytes], cut: int) -> None:
-    """They are read correctly wherever the network cuts them."""
+    """The events are read correctly wherever the network cuts the stream."""
     buffer = EventStreamBuffer()
     data = b"".join(map(payload_part, payloads))
     read: list[bytes] = []

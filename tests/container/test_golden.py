@@ -1,6 +1,7 @@
 """Every response format, byte by byte; tests/container/golden has a file per response.
 
-`python -m pytest tests/container/test_golden.py --rewrite-golden` rewrites them; review the diff.
+`python -m pytest tests/container/test_golden.py --rewrite-golden` rewrites the files.
+Review the diff.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class TestHandlers:
     def test_the_limit_of_csv_does_not_apply_to_handlers(
         self, http: FlaskClient, engine: FakeEngine
     ) -> None:
-        """A handler gets its body unparsed, whatever the type."""
+        """A handler gets the body of a request unparsed, whatever its content type."""
         body = b"a,b\n" * (CSV_BYTES.maximum // 4 + 1)
         assert http.post("/invocations", data=body, content_type="text/csv").status_code != 413
         assert last_performed(engine).body == body

@@ -49,7 +49,7 @@ def hooked(
 
 
 class HTTPException(Exception):
-    """With the attributes of FastAPI's exception."""
+    """An exception with the attributes of FastAPI's HTTPException."""
 
     def __init__(self, status_code: int, detail: str) -> None:
         self.status_code = status_code

@@ -29,7 +29,7 @@ from tests.container.fake_engine import FACTS, FakeEngine, says
 from tests.engine.vision_models import EOS, picture, save_vision_model
 
 Ask = Callable[..., Any]
-"""Posts a chat; returns its status and its JSON."""
+"""Posts a chat request; returns the status and the JSON of the response."""
 Json = dict[str, Any]
 API = Callable[..., tuple[str, Json]]
 """Returns the path and the body of a request whose only message has these parts."""
@@ -42,7 +42,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reader(model_dir: Path) -> Iterator[Helper]:
-    """A helper whose processes are started early, so that no test seems to leave them behind."""
+    """A helper. Its processes start before a test's leak check, which would report them later."""
     template = load_chat_template(model_dir, None)
     assert template is not None
     helper = Helper(model_dir, template.source)
@@ -174,7 +174,7 @@ def test_the_limits(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_image_token_in_a_text_is_refused(ask: Ask) -> None:
-    """The processor would take it for the place of the image."""
+    """The model's processor would take this token for the place of the image."""
     status, answer = ask(text("<image>"), image(picture(1)))
     assert (status, answer["error"]["param"]) == (400, "messages")
     assert "the model's processor refuses the images" in answer["error"]["message"]
@@ -257,7 +257,9 @@ def test_results_of_tools_may_have_images(vision: FlaskClient, engine: FakeEngin
 
 
 def test_images_keep_to_their_messages(vision: FlaskClient, engine: FakeEngine) -> None:
-    """The result of a tool goes before the rest of its message, and so does its image."""
+    """A tool's result is put before the other blocks of its message, and the image in the result
+    moves with it.
+    """
     result = {"type": "tool_result", "tool_use_id": "1", "content": [block(picture(2))]}
     use = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
     for blocks in ([block(picture(1)), result], [result, block(picture(1))]):

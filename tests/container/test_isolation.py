@@ -1,5 +1,5 @@
-"""The helper process: a hostile grammar or conversation ends only the helper, and what it accepts
-is safe.
+"""The helper process: a hostile grammar or conversation ends only the helper, and a grammar that
+the helper accepts is safe in the engine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.container.processes import descendants
 
 @pytest.fixture
 def own_helper(tokenizer: Tokenizer) -> Iterator[Helper]:
-    """A helper that may die."""
+    """A helper for one test only, since a hostile job may end its process."""
     helper = Helper(tokenizer.model_dir, None)
     yield helper
     helper.close()
@@ -125,7 +125,7 @@ call_on_stack(num_bytes, lambda: use(sys.stdin.read()))
 def test_the_deepest_grammar_that_is_accepted_is_safe(
     own_helper: Helper, tokenizer: Tokenizer, make: Callable[[int], dict[str, Any]]
 ) -> None:
-    """The grammar compiles on a quarter of the stack that the engine has."""
+    """The deepest grammar is found by bisection. It compiles on a quarter of the engine's stack."""
 
     def accepts(depth: int) -> bool:
         try:
@@ -170,7 +170,7 @@ def test_a_request_that_ends_while_it_waits_leaves_the_helper_usable(own_helper:
 
 
 def test_grammars_are_kept(own_helper: Helper) -> None:
-    """A grammar that is kept needs no process."""
+    """A grammar that the helper has cached is returned without a process."""
     for number in range(MAX_KEPT + 1):
         grammar(own_helper, regex=f"a{{{number}}}")
     own_helper.close()

@@ -66,7 +66,7 @@ def test_csv_rows_beyond_the_limit_are_not_read() -> None:
     rows = b"a\n" * limits.INPUTS.maximum
     inputs = read_body(b"inputs\n" + rows, "text/csv")["inputs"]
     assert inputs == ["a"] * limits.INPUTS.maximum
-    # A quote is not closed at the end, which a reader of the whole body would complain about.
+    # The last row has an unclosed quote, which would be an error if that row were read.
     read = read_body(b"inputs\n" + rows + b'a\n"', "text/csv")["inputs"]
     assert len(read) == limits.INPUTS.maximum + 1  # pyright: ignore[reportArgumentType]
 

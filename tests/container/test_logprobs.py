@@ -37,7 +37,9 @@ def test_a_prompts_first_token_has_no_logprob(tokenizer: Tokenizer) -> None:
 
 
 def test_of_tokens_with_equal_text_the_likelier_is_kept(tokenizer: Tokenizer) -> None:
-    """The two halves of a character have equal texts. The sampled token is always included."""
+    """Each of the two tokens of a character has the text U+FFFD. The sampled token is always
+    included.
+    """
     halves = tokenizer.encode("\u00e9\u20ac")[:2]
     top = TopLogprobs(-3.0, 9, tuple(halves), (-0.5, -0.7))
     (a,) = tokenizer.encode("a")

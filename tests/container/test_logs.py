@@ -1,4 +1,4 @@
-"""What is logged: a line for each request, warnings once, and text or JSON."""
+"""The log, as text or JSON: it has a line for each request, and each warning once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def levels(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
-    """Return the fields of the requests that were logged, and forget them."""
+    """Return the fields of each logged request, and clear the captured log."""
     found = [record for record in caplog.records if record.name == LOGGER]
     parsed = [json.loads(JsonFormatter().format(record)) for record in found]
     caplog.clear()

@@ -1,4 +1,4 @@
-"""Anthropic's messages: the bytes that Anthropic's client sends, and what it reads.
+"""Anthropic's Messages API: requests as Anthropic's client sends them, and the responses it reads.
 
 The client itself is not a dependency: it was run by hand against the same application.
 """
@@ -41,7 +41,7 @@ def ask(http: FlaskClient, path: str = "", **fields: Any) -> TestResponse:
 
 
 def events(response: TestResponse) -> list[dict[str, Any]]:
-    """Return the events of a stream, whose names are the types of their data."""
+    """Return the data of a stream's events. Each event must be named after the type in its data."""
     assert (response.status_code, response.mimetype) == (200, "text/event-stream")
     *parts, end = response.text.split("\n\n")
     assert end == ""

@@ -30,7 +30,9 @@ STATS = Stats(
 
 
 def samples(http: FlaskClient) -> dict[str, float]:
-    """Return values by name, followed by labels other than model and strategy."""
+    """Return the samples' values. A key is the sample's name and the values of its labels, without
+    those of the model and the batching strategy.
+    """
     response = http.get("/metrics")
     assert response.status_code == 200
     assert response.mimetype == "text/plain"
@@ -164,7 +166,7 @@ def test_every_worker_reports_the_same(
     endpoint: str,
     tokenizer: Tokenizer,
 ) -> None:
-    """One worker served the requests, and the other one never had any."""
+    """The figures are the engine's, so it does not matter which worker served the requests."""
     other = EngineClient(endpoint, heartbeat_timeout_s=60)
     try:
         engine.stats = STATS

@@ -36,7 +36,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def packed(tmp_path: Path, tokenizer_dir: Path) -> Packed:
-    """Make an archive of the test model below `inside`, with additional files."""
+    """Make an archive with the test model's files and the files in `more`, all below `inside`."""
 
     def pack(name: str, inside: str = "", **more: str) -> Path:
         path = tmp_path / "packed" / name

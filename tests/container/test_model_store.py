@@ -92,7 +92,7 @@ def test_missing_directory(tmp_path: Path) -> None:
 def test_with_a_model_id_one_model_is_served(
     tree: Tree, served: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Like SageMaker's directory, which only holds files of that model."""
+    """The directory is then taken to hold only files of that model, as on SageMaker."""
     monkeypatch.setenv("HF_MODEL_ID", "org/model")
     store = tree("a/config.json", "b/config.json")
     assert main(["serve", "--model-dir", str(store)]) == 0

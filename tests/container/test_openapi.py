@@ -63,8 +63,8 @@ def serve_task(client: EngineClient, engine: FakeEngine) -> Serve:
 
 PAGE = {("/", "get"), ("/ui/events", "get"), ("/ui/{name}", "get")}
 NOT_DESCRIBED = {("/ping", "post"), ("/models", "post"), ("/models/{name}", "delete"), *PAGE}
-"""Routes that the document omits. Those of /models only say that they are not supported; the live
-page is no API.
+"""Routes that the document omits. The /models routes among them only answer that they are not
+supported; the live page is no API.
 """
 
 
@@ -108,7 +108,8 @@ def test_the_document_of_the_multi_model_server(tmp_path: Path) -> None:
 def test_load_requests_give_no_server_error(
     tmp_path: Path, mode: GenerationMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # hypothesis also tries strings from our source code, such as models/demo.
+    # hypothesis also tries strings from our source code, such as models/demo. There is no such
+    # model below tmp_path.
     monkeypatch.chdir(tmp_path)
     schema = schemathesis.openapi.from_wsgi("/openapi.json", create_front(Models(tmp_path, {})))
 
@@ -170,13 +171,14 @@ def test_requests_give_no_server_error(
     names_a_model = "{model}" in path or path.endswith("/models/{name}")
     names_an_adapter = path.endswith(("/{name}", "/{name}/update", "/unload_lora_adapter"))
     names_one = names_a_model or names_an_adapter
-    cannot_succeed = names_one or path == UPGRADE_PATH  # without a name, or an upgrade
+    # No model or adapter has the name that hypothesis makes up, and no request asks for an upgrade.
+    cannot_succeed = names_one or path == UPGRADE_PATH
     expects_success = mode == GenerationMode.POSITIVE and not cannot_succeed
     statuses: set[int] = set()
     try:
         SETTINGS(given(check))()
         if expects_success and 200 not in statuses:
-            # hypothesis takes constants from all loaded modules, which may fill 20 examples.
+            # hypothesis also takes constants from all loaded modules, which may fill the first run.
             hypothesis.settings(SETTINGS, max_examples=200)(given(check))()
     except hypothesis.errors.Unsatisfiable:
         takes_nothing_or_all = method in ("get", "delete") or kind == "handler"

@@ -95,7 +95,7 @@ def test_the_page_is_for_clients_on_this_machine_unless_the_option_says_so(
     auto, on, off = serve(), serve(ui="true"), serve(ui="false")
     assert status(auto) == status(on) == status(on, environ_base=ELSEWHERE) == 200
     assert status(auto, environ_base={"REMOTE_ADDR": "::1"}) == 200
-    missing = (404, 405)  # at /, clients of text-generation-inference may POST
+    missing = (404, 405)  # 405 at /, where clients of text-generation-inference may POST
     assert status(auto, environ_base=ELSEWHERE) == 404
     assert status(off) in missing
     assert status(auto, environ_base={"REMOTE_ADDR": ""}) == 404, "a Unix socket"

@@ -1,4 +1,4 @@
-"""The live page's JavaScript, in node: the logic of its history, and the syntax of all files."""
+"""The live page's JavaScript, run in node: the history of sequences, and all files' syntax."""
 
 from __future__ import annotations
 
