@@ -118,7 +118,7 @@ def test_a_difference_is_explained_by_what_differs(seconds: float) -> None:
 
 
 def measured(run: Run, **causes: float) -> Run:
-    """Return the run with these measures set. `queue` is a share of the mean latency."""
+    """Return the run with these measures set. `queue` is the share of latency spent queueing."""
     queue = causes.pop("queue", None)
     if queue is not None and run.measures.latency is not None:
         run.measures.queue = Spread(**dict.fromkeys(("mean", "p50", "p90", "p99", "max"), 0.0))
