@@ -1,4 +1,4 @@
-"""Chat templates: rendered as transformers does, and rejected requests."""
+"""Chat templates: where they are found, prompts equal to transformers', and rejected requests."""
 
 from __future__ import annotations
 

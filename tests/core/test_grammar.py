@@ -56,7 +56,7 @@ class Bytes:
         return list(text.encode() if isinstance(text, str) else text)
 
     def encode(self, text: str) -> list[int]:
-        """Return the grammar with its markers as tokens."""
+        """Return the bytes of the text as tokens, and each marker as a single token."""
         for mark, token_id in self.ids.items():
             if mark in text:
                 before, _, after = text.partition(mark)

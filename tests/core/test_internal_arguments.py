@@ -1,4 +1,4 @@
-"""What processes that other processes start say to a user who starts them directly."""
+"""Messages of internal processes to a user who starts one directly or with wrong arguments."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_finish_reasons(params, tokens, count, finish):
 
 
 def test_a_completed_grammar_finishes_the_sequence():
-    """The sequence ends with the token that completes it, even if the token is no EOS token."""
+    """The sequence ends with the token that completes the grammar, even if it is no EOS token."""
     for params in ({"ignore_eos": True}, {"max_tokens": 3}, {}):
         sequence = make_sequence(**params)
         assert sequence.append(Sampled((9, 9, 8), (0.0,) * 3, completes_grammar=True)) == 3
@@ -61,7 +61,7 @@ def test_a_completed_grammar_finishes_the_sequence():
 
 
 def test_tokens_that_the_host_must_know_are_waited_for():
-    """The next token is scheduled early only if the host does not need the one in flight."""
+    """The next token is scheduled early only if the host does not need the token in flight."""
     form = StructuredOutputsParams(regex="a")
     known_by_the_host = ({"structured_outputs": form}, {"no_repeat_ngram_size": 2})
     for params, pending in (({}, 1), *((constraint, 0) for constraint in known_by_the_host)):

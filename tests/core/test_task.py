@@ -14,7 +14,7 @@ from core.task import choose_task
 
 @pytest.fixture
 def model(tmp_path: Path):
-    """Writes a config.json and returns its directory."""
+    """Return a function that writes a config.json and returns its directory."""
 
     def make(*architectures: str) -> Path:
         (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))

@@ -107,7 +107,7 @@ def test_text_is_cut_at_the_first_stop_string(text, stops, data):
         released += checker.push(piece)
         places = [seen.find(stop) for stop in stops if stop in seen]
         if places:
-            # Tokens arrive one by one, so the first piece that completes a stop string decides.
+            # Tokens arrive one by one: the text ends in the first piece with a whole stop string.
             whole = seen[: min(places)] if whole is None else whole
             break
         assert not any(stop in released for stop in stops)

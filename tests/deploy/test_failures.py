@@ -1,4 +1,4 @@
-"""Failures half-way: the reason, the resources left, and how to remove them."""
+"""A failure half-way prints the reason, the resources left, and how to remove them."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_ctrl_c(
     monkeypatch: pytest.MonkeyPatch,
     operation: str,
 ) -> None:
-    """Raise KeyboardInterrupt during this call."""
+    """Ctrl-C during a call of `operation`: the command says how to remove what was created."""
     call = Aws.sagemaker.fget
 
     def interrupted(aws: Aws) -> Any:

@@ -35,7 +35,7 @@ def test_lines_and_characters_are_not_split(lines: list[str], cuts: list[int], e
 
 @pytest.fixture
 def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
-    """Return the body of a streamed response in pieces."""
+    """Serve a streamed response. The test adds the pieces of its body to the yielded list."""
     pieces: list[bytes] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:

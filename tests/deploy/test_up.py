@@ -25,7 +25,7 @@ Peek = Callable[[str], Any]
 
 
 def objects(peek: Peek, bucket: str = BUCKET) -> dict[str, str]:
-    """Return the full S3 keys below the deployment's prefix."""
+    """Return the prefix of each uploaded file, by the file's name below that prefix."""
     listed = peek("s3").list_objects_v2(Bucket=bucket).get("Contents", [])
     keys = [entry["Key"].split("/", 3) for entry in listed]
     assert all(key[:2] == ["longshore", "demo"] for key in keys)

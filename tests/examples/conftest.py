@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.serving import ROOT, Container, serve
 
 NUM_NEW = 20
-"""Options that the examples need."""
+"""Tokens that each client requests."""
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The parts of examples/ray_data that need no Ray; tests/fleet/on_ray runs the whole."""
+"""The parts of examples/ray_data that need no Ray; tests/fleet/on_ray runs the whole example."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_prompts_of_a_failed_step_are_tried_in_halves(
 
 
 def test_a_part_that_is_written_is_not_answered_again(answerer: Answerer):
-    """Its actor died after it had written the file."""
+    """The actor that wrote the file died afterwards, so the part is tried again."""
     row = {"number": 0, "first_line": 1, "offset": 0, "num_lines": 2}
     counts = {"num_lines": 2, "num_errors": 1}
     assert answerer(row) == counts
@@ -181,7 +181,7 @@ def test_answers_of_different_runs_are_not_mixed(
     output = tmp_path / "answers"
     command = ["--input", str(source), "--output", str(output), *COMMAND]
     assert main([*command, *changed]) == 0
-    assert main(command) == 0  # nothing was answered with the others
+    assert main(command) == 0  # the run with other settings answered nothing
     (output / "part-00000000.jsonl").write_text("")
     assert main(command) == 0
     capsys.readouterr()
@@ -211,5 +211,5 @@ def test_wrong_arguments_are_errors_before_ray_starts(
 def exit_code(command: list[str]) -> object:
     try:
         return main(command)
-    except SystemExit as end:  # argparse's
+    except SystemExit as end:  # argparse raises it
         return end.code

@@ -40,7 +40,7 @@ def sample(at_s: float, **metrics: float) -> Sample:
 
 
 def run(name: str = "paged", seconds: float = 2.0, **changes: Any) -> Run:
-    """Two rounds of four concurrent requests."""
+    """Four users send two requests each, one after the other. Each request takes `seconds`."""
     records = [record(4 * at + user, at * seconds, seconds) for at in range(2) for user in range(4)]
     samples = [sample(at * seconds / 2) for at in range(5)]
     values: dict[str, Any] = {
@@ -65,7 +65,7 @@ def results(*runs: Run, **changes: Any) -> Results:
 
 
 def rounds(name: str, *seconds: float, **changes: Any) -> list[Run]:
-    """Runs of one server, one per round."""
+    """Runs of one server, one run per round. seconds: how long a request takes in each round."""
     return [run(name, length, round=at, **changes) for at, length in enumerate(seconds, 1)]
 
 
@@ -87,7 +87,7 @@ def swept() -> Results:
 
 
 def tuned() -> Results:
-    """Dynamic batching as given, and with the best of two settings tried."""
+    """Runs of dynamic batching as given and with the better of two settings, and runs of paged."""
     given = {"option.batching": "dynamic", "batch_size": "64", "max_batch_delay": "1000"}
     found = given | {"batch_size": "16", "max_batch_delay": "10"}
     trials = [

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Script = Callable[[str, dict[str, Any]], Iterator[bytes | float]]
-"""Returns for a path and a body: parts of the response, and seconds to wait between them."""
+"""Takes a path and a body. Yields parts of the response, and the seconds to wait between them."""
 
 METRICS = """\
 # TYPE vllm:num_requests_running gauge
@@ -25,7 +25,7 @@ MODELS = json.dumps({"data": [{"id": "stub", "max_model_len": 4096}]}).encode()
 
 
 def lmi(path: str, body: dict[str, Any]) -> Iterator[bytes | float]:
-    """Return one token per requested token in LMI's schema; for several answers, a document."""
+    """Stream as many tokens as requested in LMI's schema, or return all samples as one document."""
     parameters = body["parameters"]
     count, samples = parameters["max_new_tokens"], parameters.get("n", 1)
     details = {"finish_reason": "length", "generated_tokens": count}
@@ -58,7 +58,7 @@ def _event(record: object) -> bytes:
 
 
 class Stub(ThreadingHTTPServer):
-    """A running stub, as tests see it."""
+    """A running stub. Tests set its responses and read the requests it received."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -70,7 +70,7 @@ class Stub(ThreadingHTTPServer):
         self.metrics = METRICS
         self.status = 200
         self.breaks_off = False
-        """End a stream without its last chunk."""
+        """Whether streams end without their last chunk."""
         self.bodies: list[dict[str, Any]] = []
         self.num_connections = 0
 

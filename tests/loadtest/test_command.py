@@ -159,7 +159,7 @@ def test_a_server_that_is_down_is_an_error_before_any_measurement(
 
 
 def first_line(url: str) -> dict[str, Any]:
-    """Wait until the page of strategies has a line with a point, and return it."""
+    """Wait until the page of strategies has a line with a point, and return its first line."""
     deadline = time.monotonic() + 40
     while time.monotonic() < deadline:
         with suppress(OSError), urllib.request.urlopen(url) as response:
@@ -171,7 +171,10 @@ def first_line(url: str) -> dict[str, Any]:
 
 
 def test_running_the_locustfile_by_hand(stub: Stub) -> None:
-    """Rows and lines are named by strategy, and only requests count in the total."""
+    """Statistics and chart lines are named by strategy, and only whole requests count in the total.
+
+    The rows for first tokens and stalls do not count.
+    """
     port = free_port()
     stub.metrics += 'longshore:kv_blocks{model_name="stub",batching="paged"} 40.0\n'
     command = [

@@ -1,4 +1,4 @@
-"""The order of runs, and what is measured again, with a measurement that takes no time."""
+"""The order of runs, and which runs are measured again. Nothing is really measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from loadtest.workloads import WORKLOADS
 from tests.loadtest.known_runs import run
 
 ARTICLE = Setting(64, 1000)
-"""The setting in the properties of these tests, which is that of AWS's article."""
+"""The setting in the properties of these tests. It is the one of AWS's article."""
 
 
 class Endpoint:
@@ -57,9 +57,10 @@ class Servers:
 
 @dataclass
 class Measurement:
-    """Stands in for `measure`: no time passes, and other processes use `other_cores` in turn."""
+    """Stands in for `measure`. No time passes."""
 
     other_cores: list[float] = field(default_factory=list)
+    """How many cores other processes use in each run, in the order of the runs; then 0."""
     seconds: dict[Setting | None, float] = field(default_factory=dict)
     """How long a request takes with a setting of dynamic batching."""
     loads: list[tuple[str, Load]] = field(default_factory=list)
@@ -139,7 +140,7 @@ def test_a_machine_that_stays_busy_delays_the_comparison_once() -> None:
 def test_no_round_follows_once_every_server_was_disturbed(
     names: tuple[str, ...], other_cores: list[float], num_rounds: int
 ) -> None:
-    """After such a round, the verdict is known. A single server has no verdict."""
+    """No further round could name a winner. A single server needs none, so its rounds go on."""
     runs, _ = compared(Servers(names, True), Measurement(other_cores))
     assert runs[-1].round == num_rounds
     assert len(runs) == num_rounds * len(names), "rounds are whole"
@@ -176,7 +177,10 @@ def test_rounds_and_attempts_differ_in_words_alone() -> None:
     ],
 )
 def test_the_search_finds_the_fastest_setting_it_tries(fast: Setting, found: Setting) -> None:
-    """Other settings are slower, more so the more they differ from the fastest."""
+    """The fastest setting serves 10 requests/s, and the given one 2.
+
+    Others serve 1.5 with the batch size of the fastest, and 1 with another.
+    """
     tried: list[Setting] = []
 
     def rate_of(setting: Setting) -> float:

@@ -11,7 +11,7 @@ from tests.loadtest.known_runs import record, run
 
 
 def test_the_gantt_shows_stages_and_padding() -> None:
-    """A batch of two, admitted together, of which one ends first; then the next batch."""
+    """Two requests are admitted as one batch, and one of them ends first. The third comes later."""
     short = Timings(arrived=100.0, admitted=101.0, first_token=102.0, finished=103.0)
     members = [record(0, 0.0, 4.0), record(1, 0.0, 4.0, timings=short), record(2, 1.0, 4.0)]
     bars = list(bars_of(run("dynamic", records=members), 2))
@@ -36,7 +36,7 @@ def waiting(name: str, *finished: float) -> Run:
 
 
 def test_the_axis_of_a_long_panel_is_broken_where_all_wait() -> None:
-    """The gap lies between the events at 0.5 and 4.5 s, and the label has its length."""
+    """The gap lies between the events at 0.5 and 4.5 s. Its label says how much is left out."""
     quick, slow = waiting("paged", 0.5, 1.2), waiting("none", 0.5, 5.0)
     spec = gantt([slow, quick])
     assert spec is not None

@@ -1,4 +1,4 @@
-"""`harm` and `soak` against stub servers that keep or break the limits."""
+"""`harm` against stub servers that keep or break the limits, and the findings of `soak`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Stub:
-    """Answers pings and streams at once, and hostile requests as told."""
+    """Answers pings and streams at once, and hostile requests with `hostile`.
+
+    After a hostile request, it answers nothing for `stuck_s`.
+    """
 
     def __init__(self, listener: socket.socket, hostile: bytes, stuck_s: float) -> None:
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -15,7 +15,7 @@ from tests.loadtest.known_runs import in_an_open_loop, results, rounds
 
 
 def keeping_up() -> list[Run]:
-    """Return runs: `paged` has the lowest latency, `none` serves a few requests/s more."""
+    """Return runs: `paged` has the lowest latency, `none` serves slightly more requests/s."""
     runs = [*in_an_open_loop(0.9, 2.0, "none"), *in_an_open_loop(0.9, 1.0, "paged")]
     runs += in_an_open_loop(0.9, 1.5, "dynamic")
     for run in runs:

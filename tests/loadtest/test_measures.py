@@ -57,7 +57,7 @@ def test_an_open_loop_reports_lateness_and_no_clients() -> None:
 
 
 def test_figures_from_the_servers_counters() -> None:
-    """They cover the time from the first sample to the last one, which is after the end."""
+    """Counters cover the time up to the last sample, which is taken after the end of the run."""
     samples = [sample(0.0, kv_used=0.0), sample(1.0), sample(2.0), sample(4.0, kv_used=0.9)]
     inside = measures_of([record(0)], [], samples, clients=1).inside
     assert inside.batch == 2.5
@@ -177,7 +177,7 @@ def test_the_best_rate_is_below_the_first_that_fails() -> None:
 
 
 def test_goodput_counts_requests_that_meet_every_bound_themselves() -> None:
-    """Five in four seconds, of which one fails, one starts late and one has slow tokens."""
+    """Of five requests in 4 s, one fails, one has a late first token and one has slow tokens."""
     records = [
         record(0, length=2.0, gap_s=0.2),
         record(1, length=2.0, gap_s=None, output_tokens=1),

@@ -70,7 +70,7 @@ def test_every_chart_has_a_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [1200, 500])
 @pytest.mark.parametrize(("made", "num_charts"), [(compared, 4), (swept, 1)])
 def test_a_browser_draws_every_chart(tmp_path: Path, made, num_charts: int, width: int) -> None:
-    """On a narrow page, panels lie one below the other, so that no chart is wider than it."""
+    """On a narrow page, panels lie one below the other, so that no chart is wider than the page."""
     path = write_report(made(), tmp_path)
     command = [
         str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000",

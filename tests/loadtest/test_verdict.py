@@ -59,7 +59,7 @@ def test_medians_that_are_close_prove_no_difference(seconds: float, is_proved: b
 
 
 def packed(loop: str = "closed", **metrics: float) -> list[Run]:
-    """Three rounds of continuous and of paged whose samples have these metrics."""
+    """Three rounds of continuous, whose last samples have these metrics, and three of paged."""
     samples = [sample(0.0), sample(2.0, **metrics)]
     return [
         *rounds("continuous", 2.0, 2.0, 2.0, samples=samples, loop=loop),
@@ -118,7 +118,7 @@ def test_a_difference_is_explained_by_what_differs(seconds: float) -> None:
 
 
 def measured(run: Run, **causes: float) -> Run:
-    """The run with these measures of the server; `queue` is the share of the latency."""
+    """Return the run with these measures set. `queue` is the share of latency spent queueing."""
     queue = causes.pop("queue", None)
     if queue is not None and run.measures.latency is not None:
         run.measures.queue = Spread(**dict.fromkeys(("mean", "p50", "p90", "p99", "max"), 0.0))
