@@ -14,7 +14,8 @@ def internal_arguments(module: str, description: str, *forms: str) -> list[str]:
     """Return the arguments of this process, which runs `module`.
 
     forms: what the module accepts, such as "join PARENT:int FILE". Words in capitals stand for any
-    value, of the type after the colon if there is one; other words stand for themselves.
+    value, of the type after the colon if there is one; other words stand for themselves. A last
+    word that ends with "..." stands for one value or more.
     description: a sentence that says what the process is and who starts it.
 
     With --help, prints the description and exits with code 0. If no form fits, exits with code 2.
@@ -35,6 +36,9 @@ def internal_arguments(module: str, description: str, *forms: str) -> list[str]:
 
 
 def _fits(values: list[str], words: list[str]) -> bool:
+    if words[-1].endswith("..."):
+        last = words[-1].removesuffix("...")
+        words = [*words[:-1], *[last] * max(1, len(values) - len(words) + 1)]
     return len(values) == len(words) and all(map(_accepts, words, values))
 
 

@@ -1,7 +1,4 @@
-"""Loads the functions that the options name as hooks.
-
-`python -m container.hooks.load LIBRARY_DIR OPTION=FILE:FUNCTION ...` checks them.
-"""
+"""Loads the functions that the options name as hooks. As a process, checks that they load."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from core.errors import ConfigurationError
+from core.internal_arguments import internal_arguments
 from core.user_code import exit_code_of_check, run_file, start_error
 
 Function = Callable[..., object]
@@ -72,10 +70,12 @@ def _function(module: ModuleType, option: str, place: str, name: str) -> Functio
 
 
 def main(library_dir: str, *assignments: str) -> int:
-    """Check the files and return the exit code."""
+    """Check the functions of `assignments`, OPTION=FILE:FUNCTION, and return the exit code."""
     options = dict(text.split("=", 1) for text in assignments)
     return exit_code_of_check(lambda: load_hooks(options, library_dir))
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    description = "Checks that hooks can be loaded. `longshore serve` starts it."
+    form = "LIBRARY_DIR ASSIGNMENT..."
+    sys.exit(main(*internal_arguments("container.hooks.load", description, form)))

@@ -1,7 +1,6 @@
 """The user's formatters: functions of a model.py that change requests and responses.
 
-`python -m container.apis.generation.formatters FILE [LIBRARY_DIR]` checks that a file's formatters
-can be loaded.
+As a process, checks that the formatters of a file can be loaded.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import cast
 import msgspec
 
 from core.errors import ConfigurationError, GenerationError, LongshoreError, RequestError
+from core.internal_arguments import internal_arguments
 from core.text.chat_template import ChatTemplate, Message
 from core.text.tokenizer import Tokenizer
 from core.user_code import exit_code_of_check, run_file, start_error
@@ -152,4 +152,6 @@ def main(path: str, library_dir: str = "") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    module = "container.apis.generation.formatters"
+    description = "Checks that formatters can be loaded. `longshore serve` starts it."
+    sys.exit(main(*internal_arguments(module, description, "FILE LIBRARY_DIR")))
