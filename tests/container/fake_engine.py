@@ -282,7 +282,7 @@ def last_performed(engine: FakeEngine) -> Perform:
 
 
 def _refuses(mode: str, run_dir: Path) -> bool:
-    """Return whether to exit with status 2, as an engine that refuses its options.
+    """Return whether to exit with status 2, as an engine does after a configuration error.
 
     In mode `refuse` the engine always does, in `refuse-second` only at the second start in run_dir.
     """
