@@ -186,7 +186,7 @@ def test_past_tool_calls_are_rendered_for_the_model(
 def test_a_past_call_without_content_has_an_empty_one(
     client: EngineClient, engine: FakeEngine, tokenizer: Tokenizer, content: dict[str, str | None]
 ) -> None:
-    """The demo model's template, like this one, appends the content to the role: it must be a text."""
+    """The demo model's template, like this one, appends content to role, and fails on null."""
     template = ChatTemplate(
         "{% for message in messages %}{{ message.role[0] + message.content }}{% endfor %}"
     )
