@@ -55,7 +55,7 @@ def leak_detector() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a tokenizer with one token per byte, so `é` takes two."""
+    """The directory of a tokenizer with one token per byte, so that `é` takes two tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     model = models.BPE({letter: number for number, letter in enumerate(alphabet)}, [])
     tokenizer = tokenizers.Tokenizer(model)

@@ -84,7 +84,7 @@ def is_gone(pid: int) -> bool:
 
 
 def _state(pid: int) -> str:
-    """Return the letter of the process's state, as proc(5) names them, or '' if it is gone."""
+    """Return the letter of the process's state, as in proc(5), or '' if the process is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -38,7 +38,7 @@ def test_the_schema_of_hugging_faces_chat(http: FlaskClient, engine: FakeEngine,
 
 
 def test_custom_attributes_choose_the_route(serve: Serve) -> None:
-    """boto3 sends a `route` with and without streaming, and beside attributes of other names."""
+    """boto3 sends the attribute `route`, streaming or not, and beside other attributes."""
     http = serve(local_runtime_api=True)
     prompt, chat = json.dumps({"prompt": "Q"}), json.dumps({"messages": [USER], "stream": True})
     with closing(sagemaker_runtime(http)) as client:
