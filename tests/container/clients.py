@@ -1,4 +1,4 @@
-"""Other people's clients, connected to an application without a socket."""
+"""Clients of OpenAI, Hugging Face and AWS, connected to an application without a socket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BASE_URL = "http://testserver"
 
 
 def openai_client(http: FlaskClient, path: str = "/v1") -> openai.OpenAI:
-    """Return OpenAI's client."""
+    """Return OpenAI's client for the routes below `path`."""
     transport = httpx.WSGITransport(app=http.application, raise_app_exceptions=True)
     return openai.OpenAI(
         base_url=f"{BASE_URL}{path}",
@@ -32,7 +32,7 @@ def openai_client(http: FlaskClient, path: str = "/v1") -> openai.OpenAI:
 
 @contextmanager
 def hugging_face(http: FlaskClient, path: str = "") -> Iterator[InferenceClient]:
-    """Yield huggingface_hub's client."""
+    """Yield huggingface_hub's client. Its model is the URL of the application with `path`."""
     transport = httpx2.WSGITransport(app=http.application)
     huggingface_hub.set_client_factory(lambda: httpx2.Client(transport=transport))
     try:
@@ -43,7 +43,10 @@ def hugging_face(http: FlaskClient, path: str = "") -> Iterator[InferenceClient]
 
 
 def sagemaker_runtime(http: FlaskClient) -> Any:
-    """Return boto3's client; the application needs option.local_runtime_api."""
+    """Return boto3's client of the SageMaker runtime API.
+
+    The application serves that API only with option.local_runtime_api.
+    """
     client = boto3.client(
         "sagemaker-runtime",
         endpoint_url=BASE_URL,
@@ -63,7 +66,7 @@ def sagemaker_runtime(http: FlaskClient) -> Any:
 
 
 class _Raw(io.BytesIO):
-    """A body with urllib3's methods."""
+    """A response body with the methods of urllib3 that botocore calls."""
 
     def stream(self, amt: int = 2**16, decode_content: bool = False) -> Iterator[bytes]:
         while part := self.read(amt):

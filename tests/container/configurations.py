@@ -1,4 +1,4 @@
-"""Configurations that are refused."""
+"""A helper of tests in which a configuration is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from container.configuration.resolve import Configuration
 from core.errors import ConfigurationError
 
 Load = Callable[..., Configuration]
-"""The type of the fixture `load`, which configures from a file's text and variables."""
+"""The type of the fixture `load`, which resolves a configuration from the text of a
+serving.properties file and environment variables."""
 
 
 def refusal(load: Load, text: str, variables: Mapping[str, str] | None = None) -> str:

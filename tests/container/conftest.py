@@ -55,7 +55,7 @@ def leak_detector() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A byte tokenizer, so characters span several tokens."""
+    """The directory of a tokenizer with one token per byte, so that `é` takes two tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     model = models.BPE({letter: number for number, letter in enumerate(alphabet)}, [])
     tokenizer = tokenizers.Tokenizer(model)
@@ -101,7 +101,7 @@ def client(endpoint: str, engine: FakeEngine) -> Iterator[EngineClient]:
 
 @pytest.fixture(scope="session")
 def template() -> ChatTemplate:
-    """The chat template; short, because every byte is a token."""
+    """A chat template. It is short, because every byte is a token."""
     return ChatTemplate(
         "{% if messages[0].role == 'robot' %}{{ raise_exception('no robots') }}{% endif %}"
         "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
@@ -112,7 +112,10 @@ def template() -> ChatTemplate:
 
 @pytest.fixture(scope="session")
 def helper(tokenizer: Tokenizer, template: ChatTemplate) -> Iterator[Helper]:
-    """A helper process that is started early, so that no test seems to leave it behind."""
+    """A helper whose process has already started.
+
+    It starts before `leak_detector`, which therefore does not report it as left behind.
+    """
     helper = Helper(tokenizer.model_dir, template.source)
     helper.grammar(StructuredOutputsParams(regex="a"), (EOS,))
     yield helper

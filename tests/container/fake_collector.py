@@ -39,14 +39,17 @@ class FakeCollector:
         self.spans: list[Received] = []
 
     def add(self, data: bytes) -> None:
-        """Decode the body of an export."""
+        """Decode the body of an export request, and keep its spans."""
         for group in ExportTraceServiceRequest.FromString(data).resource_spans:
             resource = _attributes(group.resource.attributes)
             for scope in group.scope_spans:
                 self.spans += [_received(span, resource) for span in scope.spans]
 
     def trees(self) -> dict[str, list[Received]]:
-        """Return the spans of each request, the request's first, by its path."""
+        """Return the spans of each request, by the request's path.
+
+        The request's own span is the first. Its children follow in the order of their start.
+        """
         found: dict[str, list[Received]] = {}
         for root in (span for span in self.spans if span.kind == "SPAN_KIND_SERVER"):
             children = [span for span in self.spans if span.parent_id == root.id]

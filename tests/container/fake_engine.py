@@ -75,7 +75,8 @@ Script = Callable[[Any], Answer]
 def says(token_ids: list[int], *others: list[int], per_step: int = 1) -> Script:
     """A script that answers every request with these tokens, up to max_tokens.
 
-    If several answers are requested, `others` are the next ones; then the last one repeats.
+    If several answers are requested, `others` are those after the first. If there are too few, the
+    last one repeats.
     """
 
     def script(submit: Submit) -> Answer:
@@ -183,7 +184,7 @@ class FakeEngine:
 
     @property
     def num_clients(self) -> int:
-        """Front-end workers that have connected."""
+        """The number of front-end workers that have connected."""
         return len(self._clients)
 
     def of_type(self, kind: type[ToEngine]) -> list[ToEngine]:
@@ -191,7 +192,7 @@ class FakeEngine:
         return [message for message in list(self.received) if isinstance(message, kind)]
 
     def send(self, message: FromEngine) -> None:
-        """Send a message to every client that has sent Hello."""
+        """Send a message to every client whose Hello was answered with Ready."""
         data = msgspec.msgpack.encode(message)
 
         def command(socket: zmq.Socket[bytes]) -> None:
@@ -281,7 +282,10 @@ def last_performed(engine: FakeEngine) -> Perform:
 
 
 def _refuses(mode: str, run_dir: Path) -> bool:
-    """Return whether to refuse: `refuse` always, `refuse-second` at the second start in run_dir."""
+    """Return whether to exit with status 2, as an engine does after a configuration error.
+
+    In mode `refuse` the engine always does, in `refuse-second` only at the second start in run_dir.
+    """
     starts = run_dir / "starts"
     with starts.open("a") as file:
         file.write("+")
@@ -289,7 +293,10 @@ def _refuses(mode: str, run_dir: Path) -> bool:
 
 
 def _crashes(mode: str, run_dir: Path) -> bool:
-    """Return whether to crash: `crash` always, `crash-once` at the first start in run_dir."""
+    """Return whether to crash.
+
+    In mode `crash` the engine always does, in `crash-once` only at the first start in run_dir.
+    """
     marker = run_dir / "crashed"
     if mode == "crash" or (mode == "crash-once" and not marker.exists()):
         marker.touch()
@@ -300,13 +307,13 @@ def _crashes(mode: str, run_dir: Path) -> bool:
 def main(mode: str, parent: int, launch_path: str, copy: int) -> None:
     """Run until SIGTERM.
 
-    mode: well, stalls, crash, crash-once, refuse, refuse-second or never-ready; with `-1` at the
-    end, only copy 1 is like that, and the others are well.
+    mode: well, stalls, crash, crash-once, refuse, refuse-second or never-ready. If `-1` is at the
+    end, only copy 1 has this mode, and the other copies have the mode `well`.
     """
     mode, is_of_one, _ = mode.partition("-1")
     mode = "well" if is_of_one and copy != 1 else mode
     die_with_parent(parent)
-    tempfile.mkdtemp()  # never removed; the supervisor's run directory must not outlive it
+    tempfile.mkdtemp()  # never removed here: the supervisor must remove it
     launch = read_launch(Path(launch_path))
     if _crashes(mode, Path(launch_path).parent):
         os.kill(os.getpid(), signal.SIGKILL)

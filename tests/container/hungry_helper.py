@@ -1,4 +1,4 @@
-"""A helper process that has no memory for some jobs."""
+"""A helper process that runs out of memory at each job that contains the word `hungry`."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 HANG_S = 60.0
-"""Limit of waits that end much sooner, so that a test fails instead of hanging. Busy machines are
-slow: nothing that a test checks may depend on it."""
+"""The limit of waits that should end much sooner. It lets a test fail instead of hanging. Nothing
+that a test checks may depend on this time, because busy machines are slow."""
 
 
 _RESERVED: list[socket.socket] = []
@@ -64,9 +64,10 @@ def running(arguments: list[str], **options: object) -> Iterator[subprocess.Pope
 def running_alone(
     arguments: list[str], run_dirs: Path, **variables: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """Like `running`, as a session leader with its directories in `run_dirs`.
+    """Like `running`, but the process leads a session and has `run_dirs` as its TMPDIR.
 
-    Checks that all processes it started have ended."""
+    At the end, kill the process, and check that its descendants end, too.
+    """
     environment = {**os.environ, **variables, "TMPDIR": str(run_dirs)}
     with running(arguments, env=environment, start_new_session=True) as process:
         try:
@@ -83,7 +84,7 @@ def is_gone(pid: int) -> bool:
 
 
 def _state(pid: int) -> str:
-    """Return the letter of the process's state, in the notation of proc(5); '' without one."""
+    """Return the letter of the process's state, as in proc(5), or '' if the process is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):

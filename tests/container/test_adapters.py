@@ -63,7 +63,7 @@ def test_fields_may_be_query_parameters_as_in_djl_serving(lora: FlaskClient) -> 
 
 
 def test_routes_of_lmi_below_the_model(lora: FlaskClient, engine: FakeEngine) -> None:
-    """The requests are those of LMI's own tests and of its description of /adapters."""
+    """The requests come from LMI's own tests and from its description of /adapters."""
     path = "/models/demo/adapters"
     assert load(lora, "a").status_code == 200
     assert lora.post(f"{path}?name=b&src=/opt/ml/b").get_json() == {
@@ -82,7 +82,7 @@ def test_routes_of_lmi_below_the_model(lora: FlaskClient, engine: FakeEngine) ->
 
 
 def test_vllms_routes(lora: FlaskClient) -> None:
-    """The requests are those of vLLM's documentation."""
+    """The requests come from vLLM's documentation."""
     body = {"lora_name": "sql", "lora_path": "/opt/ml/sql"}
     loaded = lora.post("/v1/load_lora_adapter", json=body)
     assert (loaded.status_code, loaded.text) == (
@@ -98,7 +98,7 @@ def test_vllms_routes(lora: FlaskClient) -> None:
 
 
 def test_a_delete_without_a_name(lora: FlaskClient) -> None:
-    """AWS's container standards check whether the status is 405."""
+    """AWS's container standards (docs/conformance.md) expect the status 405."""
     assert lora.delete("/adapters/").status_code == 405
     assert lora.get("/adapters/").status_code == 200
 

@@ -52,7 +52,7 @@ def guarded(
     keys_of: Callable[[str], tuple[ApiKey, ...]],
     clock: Clock,
 ) -> Guarded:
-    """Make a client of an application that admits the keys of this text."""
+    """Make a client of an application whose key file has this text."""
 
     def make(text: str) -> FlaskClient:
         keys = keys_of(text)
@@ -142,7 +142,7 @@ def test_requests_per_minute(guarded: Guarded, clock: Clock) -> None:
 
 
 def test_tokens_per_minute_count_the_prompt_and_the_answer(guarded: Guarded, clock: Clock) -> None:
-    """Each request has one token of prompt and two of answer."""
+    """Each request has one prompt token and two generated tokens."""
     http = guarded("limited-key name=one tokens_per_minute=4\n")
     headers = {"x-api-key": "limited-key"}
 
@@ -280,9 +280,11 @@ def ask(path: Path, method: str, target: str, **headers: str) -> tuple[int, byte
 def test_one_of_several_models_counts_for_itself_but_leaves_metrics_open(
     tmp_path: Path, short_dir: Path, tokenizer_dir: Path, engine: FakeEngine, endpoint: str
 ) -> None:
-    """The front of several models has checked the key for /metrics, and asks without one.
+    """The front end of several models checks keys for /metrics, and asks the models without one.
 
-    Two workers, so that a limit that they did not share would admit a third request."""
+    The model has two front-end workers. If they did not share the limit, they would admit a third
+    request.
+    """
     (tmp_path / "keys").write_text("the-only-key requests_per_minute=2\n")
     options = Options(http_workers=2, api_keys_file=str(tmp_path / "keys"))
     server = short_dir / "http.sock"

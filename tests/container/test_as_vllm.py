@@ -1,4 +1,4 @@
-"""Token counts, finish reasons and errors, compared with those of vLLM (docs/contract.md)."""
+"""Token counts, finish reasons and errors, as docs/contract.md compares them with vLLM's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ANSWERS: list[tuple[dict[str, Any], str, str | None, int]] = [
     ({"stop": "the", "include_stop_str_in_output": True}, "stop", "the", len("Hi the")),
     ({"n": 2}, "stop", None, 2 * (len("Hi there") + 1)),
 ]
-"""Fields, with the finish reason, the stop reason and the number of tokens."""
+"""The fields of a request, and the finish reason, stop reason and number of tokens it must get."""
 
 
 @APIS

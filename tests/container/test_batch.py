@@ -36,7 +36,7 @@ class Files:
         )
 
     def outcomes(self) -> dict[str, dict[str, Any]]:
-        """Return the outcomes by the numbers of their lines."""
+        """Return the outcomes by their ids: `line-1` for the first line of the input, and so on."""
         found = [json.loads(line) for line in self.output.read_text().splitlines()]
         assert len({outcome["id"] for outcome in found}) == len(found), "one outcome a line"
         return {outcome["id"]: outcome for outcome in found}

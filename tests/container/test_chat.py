@@ -116,7 +116,7 @@ def test_logprobs(http: FlaskClient) -> None:
 
 
 def test_by_default_logprobs_include_the_likeliest_token(http: FlaskClient) -> None:
-    """LMI does the same. Beam search scores no other tokens, but still returns logprobs."""
+    """This is LMI's default, too. Beam search returns logprobs, but no top_logprobs."""
     (entry,) = ask(http, logprobs=True, max_tokens=1).get_json()["choices"][0]["logprobs"][
         "content"
     ]
@@ -163,7 +163,7 @@ def test_tools_are_omitted_if_tool_choice_is_none(
 def test_tool_calls_may_use_special_tokens(
     serve: Serve, engine: FakeEngine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mistral's [TOOL_CALLS] is a special token, as <eos> is here."""
+    """Mistral's [TOOL_CALLS] is a special token. Here <eos> takes its place."""
     monkeypatch.setattr("core.text.tools.mistral.MistralParser.mark", "<eos>")
     monkeypatch.setattr("core.text.tools.mistral.MistralParser.special_tokens", ("<eos>",))
     engine.script = says([*tokenizer.encode("<eos>f{}")])
@@ -186,7 +186,7 @@ def test_past_tool_calls_are_rendered_for_the_model(
 def test_a_past_call_without_content_has_an_empty_one(
     client: EngineClient, engine: FakeEngine, tokenizer: Tokenizer, content: dict[str, str | None]
 ) -> None:
-    """Templates that join a role and a content fail without one, as the demo model's does."""
+    """The demo model's template, like this one, appends content to role, and fails on null."""
     template = ChatTemplate(
         "{% for message in messages %}{{ message.role[0] + message.content }}{% endfor %}"
     )

@@ -1,4 +1,4 @@
-"""What other people's clients send, and what they read from the answers."""
+"""Requests as other projects' clients send them, and the fields that these clients read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_schema_of_hugging_faces_chat(http: FlaskClient, engine: FakeEngine,
 
 
 def test_custom_attributes_choose_the_route(serve: Serve) -> None:
-    """boto3 sends them, with and without streaming, and beside attributes of other names."""
+    """boto3 sends the attribute `route`, streaming or not, and beside other attributes."""
     http = serve(local_runtime_api=True)
     prompt, chat = json.dumps({"prompt": "Q"}), json.dumps({"messages": [USER], "stream": True})
     with closing(sagemaker_runtime(http)) as client:
@@ -66,7 +66,8 @@ def test_custom_attributes_choose_the_route(serve: Serve) -> None:
 class LineIterator:
     """AWS's own iterator, from its examples and LangChain's `SagemakerEndpoint`.
 
-    It stops at a newline. At the end of the stream it does not stop while characters remain.
+    It yields a line at each newline. Where characters remain at the end of the stream, AWS's code
+    loops forever, and this copy fails an assertion.
     """
 
     def __init__(self, stream: Iterator[dict[str, dict[str, bytes]]]) -> None:
@@ -125,7 +126,7 @@ def test_fields_that_clients_leak(http: FlaskClient, engine: FakeEngine) -> None
 
 
 def test_tenants_are_kept_apart(http: FlaskClient, engine: FakeEngine) -> None:
-    """`cache_salt`, as vLLM's clients send it in `extra_body`."""
+    """The engine gets the `cache_salt` that vLLM's clients send in `extra_body`."""
     assert ask(http, cache_salt="tenant").status_code == 200
     assert submitted(engine).params.cache_salt == "tenant"
     http.post("/invocations", json={"inputs": "Q", "parameters": {"cache_salt": "other"}})
@@ -134,7 +135,7 @@ def test_tenants_are_kept_apart(http: FlaskClient, engine: FakeEngine) -> None:
 
 @pytest.mark.parametrize("logprobs", [0, 1])
 def test_prompt_scorers_generate_nothing(http: FlaskClient, logprobs: int) -> None:
-    """`max_tokens=0` with `echo` and `logprobs`, whole and streamed."""
+    """Prompt scorers send `max_tokens=0` with `echo` and `logprobs`, streamed or not."""
     fields = {"model": "demo", "prompt": ["Qu", "R"], "max_tokens": 0, "echo": True}
     with openai_client(http) as client:
         whole = client.completions.create(**fields, logprobs=logprobs)
@@ -165,7 +166,7 @@ def test_without_echo_an_answer_has_a_token(http: FlaskClient) -> None:
 
 
 def test_every_chunk_may_count_tokens(http: FlaskClient) -> None:
-    """vLLM's `continuous_usage_stats`, from which benchmarks count tokens while they arrive."""
+    """With vLLM's `continuous_usage_stats`, benchmarks count the tokens while they arrive."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     with openai_client(http) as client:
         chat = client.chat.completions.create(
@@ -191,7 +192,7 @@ def test_fields_that_vllms_clients_read_are_null(http: FlaskClient) -> None:
 
 
 def test_what_clients_of_lmi_send(http: FlaskClient, engine: FakeEngine) -> None:
-    """`stop` as one text, `seed: -1`, and `max_new_tokens` beside `inputs`."""
+    """`stop` is one string, `seed: -1` means no seed, and `max_new_tokens` is beside `inputs`."""
     parameters = {"stop": "there", "seed": -1, "do_sample": True}
     response = http.post(
         "/invocations", json={"inputs": "Q", "parameters": parameters, "max_new_tokens": 5}
@@ -205,7 +206,7 @@ def test_what_clients_of_lmi_send(http: FlaskClient, engine: FakeEngine) -> None
 
 
 def test_token_ids_as_vllm_returns_them(http: FlaskClient, tokenizer: Tokenizer) -> None:
-    """Reinforcement learning needs them, since it must not tokenize texts again."""
+    """Reinforcement learning needs the token ids, since it must not tokenize the texts again."""
     extra = {"return_token_ids": True, "return_tokens_as_token_ids": True, "request_id": "mine"}
     answer = [*tokenizer.encode("Hi there"), EOS]
     chat = ask(http, logprobs=True, **extra).get_json()
@@ -250,7 +251,7 @@ def test_prompts_are_truncated_from_the_left(
 
 
 def test_an_echo_of_the_last_message(http: FlaskClient) -> None:
-    """vLLM's `echo` for chats, with `continue_final_message`."""
+    """With vLLM's `echo` and `continue_final_message`, the answer begins with the last message."""
     started = {"role": "assistant", "content": "Well. "}
     fields = {"continue_final_message": True, "echo": True}
     for message in (started, {**started, "content": [{"type": "text", "text": "Well. "}]}):
@@ -278,7 +279,7 @@ def test_fields_of_vllm_without_effect(http: FlaskClient, engine: FakeEngine) ->
 def test_allowed_tools(
     serve: Serve, engine: FakeEngine, tokenizer: Tokenizer, mode: Literal["auto", "required"]
 ) -> None:
-    """OpenAI's choice of some of the tools."""
+    """With `allowed_tools` as OpenAI's `tool_choice`, the model sees only some of the tools."""
     http = serve(tool_call_parser="hermes")
     functions: list[Any] = [{"type": "function", "function": {"name": name}} for name in "fgh"]
     choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": functions[1:]}}
@@ -350,7 +351,7 @@ def test_routes_of_text_generation_inference(http: FlaskClient) -> None:
 
 
 def test_browsers_may_call_from_an_allowed_origin(serve: Serve) -> None:
-    """Open WebUI's and other pages' requests: first OPTIONS, then the call itself."""
+    """For pages such as Open WebUI, a browser sends OPTIONS first, and then the call itself."""
     http = serve(cors_allowed_origin="https://example.com")
     asks = {"Origin": "https://example.com", "Access-Control-Request-Method": "POST"}
     asks |= {"Access-Control-Request-Headers": "authorization,content-type"}
@@ -364,7 +365,7 @@ def test_browsers_may_call_from_an_allowed_origin(serve: Serve) -> None:
 
 
 def test_openais_former_functions(serve: Serve, engine: FakeEngine, tokenizer: Tokenizer) -> None:
-    """`functions` and `function_call`, which older agents still send."""
+    """Older agents still send `functions` and `function_call` instead of `tools`."""
     http = serve(tool_call_parser="mistral")
     calls = '[TOOL_CALLS][{"name":"f","arguments":{}},{"name":"f","arguments":{}}]'
     engine.script = says([*tokenizer.encode(calls), EOS])

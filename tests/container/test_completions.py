@@ -24,7 +24,7 @@ def ask(
 
 @pytest.fixture
 def parrot(engine: FakeEngine) -> None:
-    """Make the engine answer with the prompt, twice."""
+    """Make the engine answer with two copies of the prompt."""
 
     def script(submit: Submit):
         return says([*submit.prompt_token_ids * 2, EOS])(submit)
@@ -199,7 +199,7 @@ def test_invalid_tokenize_requests(http: FlaskClient, path: str, body: object, p
 
 
 def test_answers_without_text(http: FlaskClient, engine: FakeEngine) -> None:
-    """vLLM's `detokenize`, for clients that have the tokenizer themselves."""
+    """vLLM's `detokenize: false` is for clients that turn the token ids into text themselves."""
     fields = {"detokenize": False, "return_token_ids": True, "max_tokens": 2}
     chat = {"messages": [{"role": "user", "content": "Q"}], **fields}
     (choice,) = http.post("/v1/chat/completions", json=chat).get_json()["choices"]

@@ -1,4 +1,4 @@
-"""Several copies of the model: which one gets a request, and what a worker says of them."""
+"""Several copies of the model: which one gets a request, and what workers report about them."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_workers_agree_about_a_session(client: EngineClient, engines: list[FakeE
     try:
         eventually(lambda: other.num_serving() == 2)
         homes: set[int] = set()
-        for number in range(30):  # all at one engine: once in 10**8 runs
+        for number in range(30):  # fewer than one run in 10**8 uses only one engine
             before = submits(engines)
             for worker in (client, other, client):
                 submit(worker, [1], session=f"session {number}")

@@ -170,7 +170,8 @@ def test_the_client_is_not_ready_before_the_engine(endpoint: str) -> None:
 def quick_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the client look for messages every 10 ms.
 
-    The tests advance the fake clock whenever they poll: a slow client would find the engine silent.
+    The tests advance the fake clock whenever they poll. A client that looked less often would take
+    the engine for silent.
     """
     module = "container.wire.engine_connection"
     monkeypatch.setattr(f"{module}.LIVENESS_CHECK_INTERVAL_S", 0.01)
@@ -228,7 +229,7 @@ def test_missing_heartbeats_count_as_death(
     failures: list[str] = []
 
     def has_failed() -> bool:
-        clock.now += MAX_SILENCE_S  # repeated, as a last heartbeat may still arrive
+        clock.now += MAX_SILENCE_S  # repeatedly, as a last heartbeat may still arrive
         try:
             stream.get(0.02)
         except GenerationError as error:
