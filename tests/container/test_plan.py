@@ -103,6 +103,7 @@ def test_what_a_70b_needs(
 def test_a_tied_head_in_int8_stands_beside_the_embedding(
     model: Path, precision: str, more: int
 ) -> None:
+    """int8 and int4 store the head in int8. A tied head is then a copy of the embedding."""
     (model / "config.json").write_text(json.dumps({**LLAMA_8B, "tie_word_embeddings": True}))
     decoder = decoder_from_directory(model, Options(quantize=cast(Any, precision)))
     embedding = 128256 * 4096
@@ -129,7 +130,10 @@ def test_a_tied_head_in_int8_stands_beside_the_embedding(
 def test_quantized_checkpoints(
     model: Path, quantization: dict[str, Any], bytes_per_weight: float
 ) -> None:
-    """The size of the weights comes from the config, or from the bytes of the files."""
+    """Without files, the size of the weights is computed from the config.
+
+    With files, it is the sum of the bytes of their tensors.
+    """
     (model / "config.json").write_text(
         json.dumps({**LLAMA_8B, "quantization_config": quantization})
     )
@@ -161,7 +165,8 @@ def test_memory_budget(model: Path) -> None:
     free = usable - 2 * 8_030_261_248 - CONTEXT_BYTES - plan.activation_bytes
     assert plan.num_blocks == free // plan.block_bytes
     assert plan.max_concurrent == min(256, plan.num_blocks // 45)
-    # The seven linear layers, in and out.
+    # Each of the 7 linear layers of a decoder layer has two matrices: its inputs and its outputs
+    # by 64 (option.max_loras=4 times option.max_lora_rank=16).
     adapters = 32 * 64 * (2 * 8192 + 2 * 5120 + 3 * 18432) * 2
     with_lora = planned(model, "paged", enable_lora=True)
     assert with_lora.num_blocks == (free - adapters) // plan.block_bytes
@@ -173,7 +178,7 @@ def test_memory_budget(model: Path) -> None:
 
 
 def test_graphs_are_planned_without_sampling(model: Path) -> None:
-    """The largest graph has 255 decodes and 16 prompts, which have 1,024 tokens together."""
+    """The largest graph runs 255 decodes and 16 prompts. The prompts have 1,024 tokens in all."""
     eager = planned(model, "paged", enforce_eager=True).activation_bytes
     layer_bytes = (255 + 1024) * (2 * 4096 + 3 * 14336) * 2
     logits_bytes = (255 + 16) * 128256 * 4

@@ -179,7 +179,7 @@ class TestRequirements:
     def test_installation_errors(self, tmp_path: Path) -> None:
         path = tmp_path / "requirements.txt"
         path.write_text("--no-index\nno-such-package-anywhere\n")
-        for _ in range(2):  # a partial installation is never used
+        for _ in range(2):  # the second call must not use what the first has installed in part
             with pytest.raises(ConfigurationError) as caught:
                 install_requirements_file(path)
             assert "option.install_requirements=false" in str(caught.value)

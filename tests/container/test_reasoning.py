@@ -1,4 +1,4 @@
-"""Reasoning in chats: apart from the content, as OpenAI's client reads it."""
+"""Chat answers keep the reasoning apart from the content, as OpenAI's client reads them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_reasoning_may_be_left_out(http: FlaskClient) -> None:
 def test_an_answer_of_a_set_format_does_not_reason(
     client: EngineClient, engine: FakeEngine, tokenizer: Tokenizer, helper: Helper
 ) -> None:
-    """Its first token is content, even if the template has begun the reasoning."""
+    """With guided_choice, the first token is content, even if the template began the reasoning."""
     engine.script = says([*tokenizer.encode("yes</think>"), EOS])
     http = create_app(client, tokenizer, Options(), "demo", THINKING, helper=helper).test_client()
     assert ask(http).get_json()["choices"][0]["message"]["reasoning"] == "yes"
@@ -98,7 +98,10 @@ def test_an_answer_of_a_set_format_does_not_reason(
 def test_the_end_of_the_prompt_decides(
     client: EngineClient, engine: FakeEngine, tokenizer: Tokenizer, helper: Helper
 ) -> None:
-    """A template that opens or closes the reasoning itself, which also chooses the parser."""
+    """The template opens the reasoning at the end of the prompt, and may also close it there.
+
+    Unless option.reasoning_parser is set, the tags in the template also choose the parser.
+    """
     engine.script = says([*tokenizer.encode("Well</think>Hi"), EOS])
 
     def message(app_options: Options, **fields: Any) -> dict[str, Any]:

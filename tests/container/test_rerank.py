@@ -26,7 +26,10 @@ def jobs(engine: FakeEngine) -> list[PipelineBody]:
 
 @pytest.fixture
 def encoder(task_app: Serve, engine: FakeEngine) -> FlaskClient:
-    """A cross-encoder to which a longer second text is better."""
+    """A cross-encoder that scores a pair of texts by the length of the second text.
+
+    It gives one label for each "?" in the first text, and an error if "!" is in the second.
+    """
 
     def answer(job: Perform) -> Performed:
         def result(pair: Any) -> object:

@@ -179,7 +179,7 @@ def test_runtime_routes_are_disabled_by_default(http: FlaskClient) -> None:
 
 
 def test_a_single_model_is_listed_under_models(http: FlaskClient) -> None:
-    """LMI's own client counts workers this way."""
+    """LMI's own client counts a model's workers in the answer of /models/NAME."""
     entry = {"modelName": "demo", "modelUrl": "fake", "status": "READY"}
     assert http.get("/models").get_json() == {"models": [entry]}
     assert http.get("/models?next_page_token=demo").get_json() == {"models": []}

@@ -227,7 +227,7 @@ def test_arbitrary_parameters_raise_only_request_errors(parameters: dict[str, ob
 
 
 def test_every_sampling_parameter_reaches_the_engine():
-    """Every parameter keeps its name in vLLM and the value that the request gives."""
+    """The engine gets each parameter under its name in vLLM, with the value of the request."""
     read = {
         "top_p": 0.5, "top_k": 3, "min_p": 0.1, "typical_p": 0.9, "repetition_penalty": 1.5,
         "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 4, "min_tokens": 2,
@@ -257,7 +257,8 @@ def test_every_sampling_parameter_reaches_the_engine():
     ],
 )
 def test_number_of_answers(parameters: object, expected: tuple[int, int | None]) -> None:
-    """Several samples with n=1 are ranked; `best_of` alone returns all of them."""
+    """`best_of` without n returns all answers if the response can show them: with details and
+    without stream. With n, only the n best answers are returned."""
     params = parse_request(request({"inputs": "a", "parameters": parameters}), JSON).decoding.params
     assert (params.n, params.best_of) == expected
 

@@ -107,7 +107,10 @@ def test_a_stop_string_ends_only_its_choice(
 def test_the_likeliest_answer_comes_first_in_the_text_schema(
     http: FlaskClient, three: list[str]
 ) -> None:
-    """The fake's answers have logprobs of -0.5, -1 and -1.5 per token; the short second is best."""
+    """The answers of the fake engine have logprobs of -0.5, -1 and -1.5 per token.
+
+    The second answer is short, so the sum of its logprobs is the highest.
+    """
     answer = invoke(http, best_of=3, details=True, max_new_tokens=50).get_json()
     others = answer["details"]["best_of_sequences"]
     ranked = [answer["generated_text"], *(sequence["generated_text"] for sequence in others)]

@@ -42,7 +42,7 @@ def invoke(http: FlaskClient, **parameters: Any) -> TestResponse:
 
 
 def grammar(engine: FakeEngine) -> str:
-    """Return the structured outputs sent to the engine, which must be valid there."""
+    """Return the grammar that the engine got last. Converting it again must not change it."""
     form = submitted(engine).params.structured_outputs
     assert form is not None
     assert form.grammar == grammar_text(form)
@@ -78,7 +78,10 @@ TGI_GRAMMARS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 def is_that(grammar: str, form: dict[str, Any]) -> bool:
-    """Return whether they are equal; flask's test client sorts the keys of a schema."""
+    """Return whether `grammar` is that of `form`.
+
+    The keys of a schema may be in any order, as flask's test client sorts them.
+    """
     expected = grammar_text(StructuredOutputsParams(**form))
     if "json" in form:
         return bool(json.loads(grammar) == json.loads(expected))
@@ -103,7 +106,7 @@ def test_invocations_api(
 
 
 def test_schema_properties_keep_their_order(http: FlaskClient, engine: FakeEngine) -> None:
-    """The engine gets them in the order of the request."""
+    """The engine gets the properties of a schema in the order of the request."""
     schema = '{"type":"object","properties":{"b":{},"a":{}}}'
     body = f'{{"prompt":"Q","guided_json":{schema}}}'
     http.post("/v1/completions", data=body, content_type="application/json")
@@ -244,7 +247,7 @@ def test_forced_tool_calls(
 ) -> None:
     """The model writes calls in its own notation.
 
-    If that is unknown or not JSON, it writes plain JSON.
+    If this notation is unknown or does not use JSON, it writes plain JSON.
     """
     http = serve(tool_call_parser=parser)
     engine.script = says([*tokenizer.encode(WRITTEN[parser]), EOS])

@@ -27,7 +27,7 @@ Start = Callable[..., AbstractContextManager[subprocess.Popen[str]]]
 
 @pytest.fixture
 def start(tokenizer_dir: Path, caller: Caller, short_dir: Path) -> Start:
-    """Start a supervisor whose fake engine has this mode."""
+    """Return a function that starts a supervisor. Its fake engine runs in the given mode."""
 
     def start(mode: str, **variables: str) -> AbstractContextManager[subprocess.Popen[str]]:
         arguments = [str(tokenizer_dir), str(caller.port), mode]
@@ -46,7 +46,7 @@ def test_the_supervisor_serves_until_it_is_stopped(
         assert caller.post({"inputs": "Q"})[0] == 200
         pids = descendants(process.pid)
         assert len(pids) == 3  # engine, gunicorn and its worker
-        # Like Ctrl-C in a terminal: to the process group, which does not include the children.
+        # As Ctrl-C in a terminal does, signal the process group. The children are not in it.
         os.killpg(process.pid, signum)
         assert process.wait(HANG_S) == 0
         assert all(map(is_gone, pids))
@@ -77,7 +77,7 @@ def test_a_dead_engine_is_restarted(start: Start) -> None:
             for pid in descendants(process.pid)
             if b"fake_engine" in Path(f"/proc/{pid}/cmdline").read_bytes()
         )
-        os.kill(engine, signal.SIGKILL)  # the second time
+        os.kill(engine, signal.SIGKILL)  # the second crash: the first one was while loading
         _, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
     assert errors.count("restarting the engine") == 1
@@ -180,7 +180,7 @@ def test_an_engine_with_a_configuration_error_is_not_restarted(start: Start) -> 
 def test_a_configuration_error_of_an_engine_that_has_served_is_not_final(
     start: Start, short_dir: Path
 ) -> None:
-    """Ranks of other machines may be missing for a while."""
+    """The reason may pass by itself: ranks of other machines may be missing for a while."""
     with start("refuse-second", SERVING_RETRY_THRESHOLD="2") as process:
         next(line for line in process.stdout if line.startswith("ready: "))
         kill_engine(process, 0)
@@ -208,7 +208,7 @@ def test_children_die_with_a_killed_supervisor(start: Start, caller: Caller) -> 
 
 
 def read_to_the_end(connection: socket.socket) -> bytes:
-    """Return what still comes until the connection is closed or reset."""
+    """Return the data that arrive until the connection is closed or reset."""
     data = b""
     with contextlib.suppress(ConnectionResetError):
         while part := connection.recv(4096):

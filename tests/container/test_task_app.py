@@ -66,7 +66,7 @@ class TestPipelines:
     def test_parameters_that_requests_may_not_set(
         self, task_app: Serve, engine: FakeEngine
     ) -> None:
-        """They change how the model runs, or make transformers load a file or code."""
+        """These parameters change how the model runs, or make transformers load files or code."""
         engine.script = performs(lambda job: Performed(job.id, b"[]", "application/json"))
         for task, inputs in (
             ("table-question-answering", {"table": {"a": ["1"]}, "query": "q"}),
@@ -203,7 +203,8 @@ class TestImages:
 class TestEmbeddings:
     @pytest.fixture
     def http(self, task_app: Serve, engine: FakeEngine) -> FlaskClient:
-        """Every input gets the vector (0.5, its index) and two tokens."""
+        """A client whose engine returns, for each input, the vector (0.5, index of the input) and
+        the number of its tokens, which is always two."""
 
         def answer(job: Perform) -> Performed:
             count = len(msgspec.msgpack.decode(job.body, type=EmbeddingBody).inputs)
@@ -237,7 +238,7 @@ class TestEmbeddings:
     def test_a_long_answer_is_encoded_in_a_thread(
         self, http: FlaskClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, kind: str
     ) -> None:
-        """Otherwise the other requests of the worker would wait for it."""
+        """Encoding it in the event loop would make the worker's other requests wait."""
         hub, applied = gevent.get_hub(), []
         pool = hub.threadpool
 

@@ -21,7 +21,7 @@ from tests.container.invocations import invoke, records, stream
 
 @pytest.fixture
 def reply(engine: FakeEngine, tokenizer: Tokenizer) -> Any:
-    """Make the engine answer every request with this text."""
+    """Return a function that makes the engine answer every request with a text."""
 
     def set_reply(text: str, **options: int) -> None:
         engine.script = says([*tokenizer.encode(text), EOS], **options)
@@ -31,7 +31,7 @@ def reply(engine: FakeEngine, tokenizer: Tokenizer) -> Any:
 
 @pytest.fixture
 def rolling(serve: Serve) -> FlaskClient:
-    """Answers in the shape of LMI's rolling batch."""
+    """A client of an app whose answers have the shape of LMI's rolling batch."""
     return serve(rolling_batch="vllm")
 
 
@@ -95,7 +95,10 @@ def test_stream_without_details(rolling: FlaskClient) -> None:
 def test_options_choose_the_shape_of_answers(
     serve: Serve, options: dict[str, Any], names: set[str]
 ) -> None:
-    """The default shape is asynchronous, as in LMI since version 17. A rolling batch changes it."""
+    """The default is the shape of LMI's asynchronous mode, as in LMI since version 17.
+
+    A rolling_batch other than auto makes the shape of LMI's rolling batch the default.
+    """
     last = json.loads(
         stream(serve(**options), accept="application/jsonlines").data.splitlines()[-1]
     )
@@ -232,7 +235,8 @@ def test_long_prompts_are_tokenized_in_a_thread(http: FlaskClient, engine: FakeE
 
 
 def test_text_that_cannot_fit_is_not_tokenized(http: FlaskClient) -> None:
-    """The longest token of the vocabulary has 5 characters, and the context 100 tokens."""
+    """The context has 100 tokens, and the longest token of the vocabulary has 5 characters. So a
+    text of 501 characters cannot fit."""
     for fields in ({}, {"truncate": 10}):
         response = invoke(http, "x" * 501, **fields)
         assert response.status_code == 400

@@ -224,7 +224,8 @@ front_end.main('{os.getpid()}', {str(launch)!r})
 def test_a_disconnect_aborts_the_request(
     front_end: subprocess.Popen[str], caller: TlsCaller, engine: FakeEngine, says_goodbye: bool
 ) -> None:
-    """A client that sends TLS's close notice leaves unread data on a server that waits."""
+    """A client may send TLS's close notice before it disconnects. The notice arrives as data that
+    the server does not read while it waits for the engine."""
     engine.script = stalls()
     connection = caller.open({"inputs": "Q"})
     wait_until(lambda: engine.of_type(Submit))

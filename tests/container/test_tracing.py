@@ -1,4 +1,4 @@
-"""The spans of requests, as a collector gets them, and what a dead collector does not disturb."""
+"""The spans of requests, as a collector gets them. A dead collector must not disturb requests."""
 
 from __future__ import annotations
 
@@ -102,7 +102,10 @@ def create_plain_app(tracing: Tracing) -> FlaskClient:
 
 
 def timed(timings: list[Timing], *, seconds: float = 0.05) -> Script:
-    """A script that answers with two tokens after some time, and keeps its times."""
+    """A script that answers with two tokens. Each phase lasts `seconds`.
+
+    It adds the times of the phases to `timings`.
+    """
 
     def script(submit: Submit) -> Answer:
         arrived = time.monotonic()
@@ -211,7 +214,7 @@ def test_the_environment_names_the_service(
 def test_phases_of_an_answer_that_a_stop_string_ends(
     traced: Traced, engine: FakeEngine, tokenizer: Tokenizer
 ) -> None:
-    """The engine sends no times for it; these are the worker's."""
+    """The engine sends no times for such an answer, so its phases have the worker's times."""
     admitted: list[float] = []
 
     def script(submit: Submit) -> Answer:
@@ -299,7 +302,7 @@ def test_a_dead_collector_only_loses_spans(
 
 
 class SlowExporter(SpanExporter):
-    """Keeps the sizes of batches, and accepts none until the test allows it."""
+    """Keeps the sizes of batches. It accepts no batch until the test allows it."""
 
     def __init__(self) -> None:
         self.may_export = Event()

@@ -1,4 +1,4 @@
-"""OpenAI's client asks for transcripts; a fake engine hears the same in every sound."""
+"""OpenAI's client asks for transcripts. A fake engine returns the same one for every sound."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.container.fake_engine import FakeEngine, fails, performs
 FILE = ("speech.wav", b"RIFF")
 PATH = "/v1/audio/transcriptions"
 translates = pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")
-"""OpenAI's client warns of its own translations."""
+"""OpenAI's client warns that its `translations.create` is deprecated."""
 SEGMENTS = [Span(" Hi", 0.0, 0.5), Span(" there --> you", 0.5, 3661.25)]
 WORDS = [Span(" Hi", 0.1, 0.4), Span(" there", 0.5, 1.0)]
 

@@ -27,7 +27,7 @@ from tests.container.test_frontend import with_time_to_stop, write_launch
 
 KEY = {"Authorization": "Bearer a-key"}
 LIMITED = {"x-api-key": "limited"}
-"""The key of one upgrade and two messages."""
+"""A key with three requests per minute: one upgrade and two messages."""
 MAX_BYTES = 2**16
 TEXT = {"inputs": "Q"}
 CHAT = {"messages": [{"role": "user", "content": "Q"}]}
@@ -38,11 +38,11 @@ UPGRADE = {
     "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
 }
 PART = b"\x01\x81\x00\x00\x00\x00{"
-"""A frame with the first character of a message, whose rest is to follow."""
+"""A frame with the first character of a message. The frames with the rest are never sent."""
 
 
 class Server:
-    """A front end, its engine, and clients of both kinds."""
+    """A front end, its engine, and clients for WebSockets and for plain HTTP."""
 
     def __init__(self, port: int, engine: FakeEngine) -> None:
         self.port = port
@@ -71,7 +71,7 @@ class Server:
             connection.close()
 
     def begins(self, number: int) -> list[Submit]:
-        """Wait for further requests at the engine and return them."""
+        """Wait until the engine has got this many requests in all, and return all of them."""
         wait_until(lambda: len(self.engine.of_type(Submit)) == number)
         return [submit for submit in self.engine.of_type(Submit) if isinstance(submit, Submit)]
 
@@ -84,7 +84,7 @@ class Server:
 def front_end(
     tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path
 ) -> Iterator[tuple[int, str]]:
-    """Start a front end and yield its port, and where it expects the engine of a test."""
+    """Start a front end. Yield its port and the endpoint at which it expects a test's engine."""
     folder = tmp_path_factory.mktemp("socket")
     keys, template = folder / "keys", folder / "template.jinja"
     keys.write_text("a-key\nlimited name=limited requests_per_minute=3\n")
@@ -138,7 +138,7 @@ def close_code(client: ClientConnection) -> int:
 
 
 def content(record: Any) -> Any:
-    """Return a record without what differs from answer to answer."""
+    """Return a record without the fields that differ from answer to answer."""
     return {name: value for name, value in record.items() if name not in ("id", "created")}
 
 
@@ -340,7 +340,8 @@ def test_frames_behind_the_upgrade_request_are_read(server: Server) -> None:
 def test_shutdown_ends_the_running_request_and_closes_the_sockets(
     tmp_path: Path, tokenizer_dir: Path, engine: FakeEngine, endpoint: str, caller: Caller
 ) -> None:
-    """The message that waits is not answered; each request has a line in the log."""
+    """A message that waits behind the running one is not answered. The log has a line for each
+    upgrade and for the message that is answered."""
     engine.script = stalls(after=[65])
     launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port, log_requests="true")
     program = ["-c", with_time_to_stop(10 * HANG_S, launch)]

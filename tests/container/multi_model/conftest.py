@@ -1,4 +1,4 @@
-"""The application of several models over fake ones, real processes that echo requests."""
+"""The application that serves several models. The models are real processes that echo requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model_dir(tmp_path: Path) -> MakeModel:
 
 @pytest.fixture
 def serve_models(tmp_path: Path, short_dir: Path) -> Iterator[Front]:
-    """A client of the application over fake models, which stop with the test."""
+    """Return a function that creates a client of the application. Its models stop with the test."""
     opened: list[Models] = []
 
     def serve(*gpus: str, **variables: str) -> FlaskClient:

@@ -1,9 +1,10 @@
-"""A fake model container: takes the same arguments and echoes the requests it gets.
+"""A fake for container.multi_model.child. It takes the same arguments and echoes its requests.
 
-`python -m tests.container.multi_model.fake_model PARENT URL NAME SOCKET SHARE_OF_OTHERS [FLAG ...]`
+`python -m tests.container.multi_model.fake_model PARENT URL NAME SOCKET SHARE_OF_OTHERS OVERRIDES`
 
-The directory at the URL may hold a file `mode` with a word: `refuse`, `short`, `killed`,
-`never-ready`, `stays`.
+The directory at the URL may hold a file `mode` with one word that says what goes wrong:
+`refuse` (the model is wrong), `short` (memory is short), `killed` (SIGKILL while loading),
+`never-ready`, or `stays` (SIGTERM does not end it).
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.tell(self.read())
 
     def tell(self, body: bytes) -> None:
-        """Return the request as JSON."""
+        """Answer with the request as JSON."""
         echo = {
             "name": self.server.name,
             "share": self.server.share,
@@ -149,7 +150,7 @@ def main(parent: str, url: str, name: str, socket: str, share: str, *_: str) -> 
     ends = threading.Thread(target=server.shutdown)
 
     def end(*_: object) -> None:
-        """Stop like the supervisor: running requests may finish, unless a second signal arrives."""
+        """Stop as the supervisor does: let running requests finish, unless a signal comes again."""
         if ends.ident is not None:
             os._exit(1)
         (path / "asked").touch()

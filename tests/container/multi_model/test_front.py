@@ -137,6 +137,7 @@ def test_invalid_model_choices(front: FlaskClient, body: bytes, field: str) -> N
 
 
 def test_an_incomplete_body(front: FlaskClient) -> None:
+    """A body of more than 64 KiB is refused."""
     assert front.post("/models", data=b"x" * 2**17).status_code == 413
 
 

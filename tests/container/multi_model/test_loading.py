@@ -1,4 +1,4 @@
-"""Models are loaded and unloaded, each a real process that echoes requests."""
+"""Loading and unloading of models. Each model is a real process that echoes requests."""
 
 from __future__ import annotations
 

@@ -234,7 +234,8 @@ def test_running_requests_may_finish(
         with send(caller, "/models/a/stream") as connection, send(caller, "/ping") as idle:
             read_until(connection, b"first\n\r\n")
             read_until(idle, b"}\n")
-            os.killpg(process.pid, signum)  # like Ctrl-C in a terminal; models do not get it
+            # As Ctrl-C in a terminal does, signal the process group. The models are not in it.
+            os.killpg(process.pid, signum)
             wait_until(lambda: caller.ping() is None)
             assert process.poll() is None
             (path / "end").write_text("last\n")
@@ -247,7 +248,7 @@ def test_running_requests_may_finish(
 
 
 def test_stopping_while_a_model_unloads(start: Start, caller: Caller, model: Model) -> None:
-    """The model was already asked to stop; a second signal would kill its requests."""
+    """The model has already got a signal to stop; a second one would kill its requests."""
     path = model("a")
     with start() as process, ThreadPoolExecutor(1) as pool:
         wait_until(caller.is_healthy)

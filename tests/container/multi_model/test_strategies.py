@@ -37,7 +37,7 @@ def compare(
 
 
 def options_of(comparison: Comparison, name: str, **variables: str) -> Options:
-    """Return the options of a strategy's container, which reads its command line."""
+    """Return the options that a strategy's container reads from its command line."""
     overrides = overrides_from_json(comparison.overrides[name].as_json())
     return overrides.load(NO_MODEL, variables).options
 
@@ -125,7 +125,7 @@ def test_the_front_decides_who_sees_the_events(front: str, engine: str) -> None:
 
 @pytest.fixture
 def models(short_dir: Path, model_dir: MakeModel) -> Iterator[Models]:
-    """A strategy's fake model."""
+    """The models of a comparison with one strategy, paged. The model is a fake."""
     comparison = compare("paged")
     models = Models(short_dir, {"PYTHONPATH": "."}, FAKE, gpus=())
     models.load("paged", model_dir("m"), comparison.overrides["paged"])
