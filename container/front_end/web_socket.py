@@ -233,7 +233,8 @@ class WebSocket:
         message.length += len(data)
         if message.length > self._options.max_request_size:
             self._application.count_refusal(413)
-            reason = "the message is larger than max_request_size allows"
+            limit = self._options.max_request_size
+            reason = f"the message exceeds the limit of {limit} bytes; max_request_size sets it"
             return CloseConnection(CloseReason.MESSAGE_TOO_BIG, reason)
         try:
             if message.refusal is None:

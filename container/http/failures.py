@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from flask import Flask, Response, g, request
+from flask import Flask, Response, current_app, g, request
 from werkzeug.exceptions import (
     HTTPException,
     MethodNotAllowed,
@@ -168,7 +168,10 @@ def describe(error: Exception, request_id: str) -> Failure:
 
 def _http_exception_response(error: HTTPException) -> Response:
     if isinstance(error, RequestEntityTooLarge):
-        return failure_response(Failure(413, "the body is larger than max_request_size allows"))
+        limit = request.max_content_length
+        has_option = limit == current_app.config["MAX_CONTENT_LENGTH"]
+        cure = "; max_request_size sets it" if has_option else ""
+        return failure_response(Failure(413, f"the body exceeds the limit of {limit} bytes{cure}"))
     description = error.description or error.name
     if isinstance(error, NotFound) and error.description == NotFound.description:
         description = f"no such path: {request.path}; send requests to /invocations"

@@ -139,7 +139,10 @@ def test_http_errors_are_json(
     assert wrong_method.get_json()["code"] == 405
     assert "POST" in wrong_method.headers["Allow"]
     small = create_app(client, tokenizer, Options(max_request_size=10), "demo").test_client()
-    assert invoke(small).get_json()["code"] == 413
+    assert invoke(small).get_json() == {
+        "error": "the body exceeds the limit of 10 bytes; max_request_size sets it",
+        "code": 413,
+    }
     chunked = {"wsgi.input_terminated": True, "HTTP_TRANSFER_ENCODING": "chunked"}
     body = BytesIO(b'{"inputs":"too long for this"}')
     response = small.post("/invocations", input_stream=body, environ_overrides=chunked)

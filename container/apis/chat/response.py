@@ -99,7 +99,7 @@ class ChatResponse:
         message = self._messages[delta.index]
         parts = message.deltas(delta.tokens, is_last=delta.finish is not None)
         if (self._request.logprobs or self._request.response_options.shows_token_ids) and not parts:
-            parts.append({})  # the tokens have logprobs even if they have no text yet
+            parts.append({})  # a chunk without text, for the tokens' logprobs or ids
         chunks = [self._chunk(delta.index, part) for part in parts[:-1]]
         return chunks + [self._chunk(delta.index, part, delta.tokens) for part in parts[-1:]]
 
