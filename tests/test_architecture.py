@@ -82,7 +82,7 @@ MAY_BE_HEAVY = {"kernels", "engine", "benchmarks", "models"}
 
 
 def imported_roots(path: Path) -> set[str]:
-    """Return the top-level packages that a file imports, even locally or under TYPE_CHECKING."""
+    """Return the top-level packages of all imports in a file, wherever in the file they are."""
     roots = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

@@ -91,7 +91,7 @@ def check_choosing(ask, expected):
 
 
 def check_unloading(container, ask, load, expected):
-    """Unload an adapter during a stream. The stream ends normally, then its slot is free."""
+    """Unload an adapter during a stream. The stream ends normally, then the slot is free."""
     connection = http.client.HTTPConnection("127.0.0.1", container.port, timeout=60)
     payload = {
         "inputs": PROMPT, "adapters": "a", "stream": True,
