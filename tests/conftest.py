@@ -15,14 +15,14 @@ settings.load_profile("tests")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Whether --rewrite-golden was given."""
+    """Add the option --rewrite-golden."""
     parser.addoption(
         "--rewrite-golden", action="store_true", help="write tests/container/golden anew"
     )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest test first, so that no worker waits for another one's at the end."""
+    """Run the longest tests first, so that no worker is left with them when the others are done."""
     items.sort(key=lambda item: item.path.name != "test_interpreted.py")
 
 

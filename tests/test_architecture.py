@@ -26,9 +26,9 @@ MAY_IMPORT = {
     "conformance": set(),  # other people's clients, in their own environment
     "deploy": set(),  # runs the load test as a command
     "fleet": {"container", "core"},  # starts containers on the nodes of a Ray cluster
-    "examples": {"deploy", "longshore"},  # one parses SageMaker's streams, one uses LLM
+    "examples": {"deploy", "longshore"},  # one parses SageMaker's streams, one uses the class LLM
     "image": set(),
-    # runs the commands
+    # runs the commands of the other packages
     "longshore": {"benchmarks", "container", "deploy", "engine", "fleet", "loadtest"},
     "distribution": set(),
 }
@@ -70,10 +70,10 @@ PARTS = {
         ("build",),
     ),
 }
-"""The parts of a package, from the bottom up: its folders, and the modules beside them.
+"""The parts of a package (its folders and the modules beside them), the lowest layer first.
 
-A part may import itself and the parts of the rows above its own in this table. Two parts of one
-row may import each other in one direction.
+A part may import itself, and the parts of the rows that come before its own in this table. Of two
+parts in one row, one may import the other, but then not the other way round, too.
 """
 MAX_MODULES_PER_FOLDER = 14
 UNPICKLES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
@@ -82,7 +82,7 @@ MAY_BE_HEAVY = {"kernels", "engine", "benchmarks", "models"}
 
 
 def imported_roots(path: Path) -> set[str]:
-    """Return the top-level packages that a file imports, also locally or under TYPE_CHECKING."""
+    """Return the top-level packages of all imports in a file, wherever in the file they are."""
     roots = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -93,7 +93,7 @@ def imported_roots(path: Path) -> set[str]:
 
 
 def imported_parts(path: Path, package: str) -> set[str]:
-    """The parts of a package that a file imports from."""
+    """Return the parts of a package from which a file imports."""
     parts = set()
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
@@ -209,7 +209,7 @@ def test_only_route_functions_use_the_globals_of_flask():
 
 
 def test_kernels_init_imports_nothing_and_has_no_version():
-    """transformers looks for a package of this name and imports it if found."""
+    """transformers looks for a package named `kernels` and imports it if found."""
     path = ROOT / "kernels" / "__init__.py"
     assert imported_roots(path) == set()
     assert "__version__ =" not in path.read_text()

@@ -20,7 +20,7 @@ PAGES = sorted(
 
 
 def links(page: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the file and the anchor of every link of a page to this repository."""
+    """Yield the file and the anchor of every link in a page that leads into this repository."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" not in target:
@@ -44,7 +44,7 @@ def test_links_lead_somewhere(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_picture_says_how_it_was_made(name: str) -> None:
-    """With the command, the machine, the day and the commit (`make pictures`)."""
+    """`make pictures` writes captions with the command, the machine, the day and the commit."""
     text = (ROOT / name).read_text()
     for picture in re.findall(r"!\[[^]]*\]\((?:\w+/)*([\w.-]+\.png)\)", text):
         caption = marked_texts(text).get(picture)
@@ -66,7 +66,7 @@ def test_every_page_is_in_the_index() -> None:
 
 
 def test_the_sample_of_the_readme_is_true() -> None:
-    """In fp32; its likeliest tokens are the same in bf16."""
+    """The test runs the model in fp32. The likeliest tokens are the same in bf16."""
     readme = (ROOT / "README.md").read_text()
     sample = re.search(r"```text\n(.*?)\n```", readme, flags=re.DOTALL)
     assert sample is not None

@@ -1,4 +1,4 @@
-"""The manifests name what the container has: its arguments, port, paths, metrics and times."""
+"""The manifests agree with the container: its arguments, port, paths, metrics and times."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_container_takes_the_arguments(
     arguments[place] = str(FOLDER / "serving.properties")
     place = arguments.index("--port")
     port = int(arguments[place + 1])
-    del arguments[place : place + 2]  # only `serve` has it
+    del arguments[place : place + 2]  # `explain` has no --port
     assert main(["explain", *arguments]) == 0
     assert "batching" in capsys.readouterr().out
     assert container["ports"] == [{"name": "http", "containerPort": port}]

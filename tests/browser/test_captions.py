@@ -1,4 +1,4 @@
-"""Generated texts go between their markers, and README's are what their sources give."""
+"""Generated texts go between their markers, and the README's table has the measured figures."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]):
 def test_the_help_of_every_command_has_examples(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """Also where no extra is installed."""
-    for module in [*sys.modules]:  # modules of other tests may hold what an extra installs
+    """The help works even if no extra is installed."""
+    for module in [*sys.modules]:  # those that tests imported may hold an extra's packages
         if module.partition(".")[0] in ("deploy", "fleet", "loadtest"):
             monkeypatch.delitem(sys.modules, module)
     for module in ("locust", "psutil", "boto3", "botocore", "ray", "vl_convert"):

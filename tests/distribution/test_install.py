@@ -1,4 +1,4 @@
-"""make's installer says in a line what pip did, and all of it if pip fails."""
+"""make's installer reports in one line what pip did, and shows all its output if pip fails."""
 
 from __future__ import annotations
 

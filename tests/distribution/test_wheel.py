@@ -1,4 +1,4 @@
-"""A wheel puts everything below `longshore`, and works beside packages with our old names."""
+"""A wheel puts all packages below `longshore`, and works beside others named `core` or `engine`."""
 
 from __future__ import annotations
 

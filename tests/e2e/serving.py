@@ -1,8 +1,8 @@
 """Running containers for end-to-end tests: real processes on a free port, and HTTP helpers.
 
-They run from the checkout, or, if LONGSHORE_IMAGE names a buildah container, from that image
-(image/check): with the model in /opt/ml/model, read-only, and only the argument `serve`, as on
-SageMaker.
+The containers run from the checkout. If LONGSHORE_IMAGE names a buildah container, as in
+image/check, they run in that instead, as on SageMaker: with the model read-only in /opt/ml/model,
+and with only the argument `serve`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ MODEL_NAME = "model" if IMAGE else "demo"
 _MODELS = Path("/opt/ml/models")
 _COMMAND = (sys.executable, "-m", "container", "serve")
 _VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "OPTION_HTTP_WORKERS": "1"}
-"""One worker unless a test asks for more: with several, one may not know yet what another shows."""
+"""One front-end worker, unless a test asks for more. With several, one worker may not yet know
+something that another one has already shown to a client."""
 LONG_ANSWER = 8_000
-"""Tokens of an answer that takes seconds on any machine, from the model of `long_winded`."""
+"""The tokens of an answer by the model of `long_winded`. It takes seconds on any machine."""
 BUILDAH = shlex.split(os.environ.get("BUILDAH", "buildah"))
 
 
 def long_winded(folder: Path) -> Path:
     """Copy the demo model and let its answers have LONG_ANSWER tokens. Return the copy.
 
-    For requests that must still run when a test looks: the 1,000 tokens of the demo model itself
-    take a quick machine no longer than a heartbeat. Both answer alike.
+    Use it for requests that must still run when a test looks at them. The demo model itself stops
+    at 1,000 tokens, which a quick machine generates within a heartbeat. Both models answer alike.
     """
     copy = shutil.copytree(DEMO, folder / DEMO.name)
     config = json.loads((copy / "config.json").read_text())
@@ -83,7 +84,7 @@ class Container:
         return [sum(float(value) for sample, value in samples if sample == name) for name in names]
 
     def wait_for_log(self, text: str) -> None:
-        """Wait until the log has this text: a container is healthy before it has said so."""
+        """Wait for this text in the log. /ping can answer before the log is complete."""
         wait_until(lambda: text in self.log)
 
     def request(
@@ -115,7 +116,7 @@ class Container:
 
     @contextmanager
     def post_lines(self, body: object, *, path: str = "/invocations") -> Iterator[Iterator[dict]]:
-        """The same for any body."""
+        """Post any body. Yield the lines as they come; leaving the block disconnects."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request("POST", path, json.dumps(body))
         response = connection.getresponse()
@@ -149,7 +150,10 @@ class Container:
         return code
 
     def _supervisor(self, children: list[int]) -> int:
-        """The first Python process under buildah; process 1 in a real container."""
+        """Return the supervisor's process id.
+
+        With an image, it is the first Python process under buildah (process 1 in a real container).
+        """
         if not IMAGE:
             return self.process.pid
         programs = ((pid, Path(f"/proc/{pid}/exe").readlink().name) for pid in children)

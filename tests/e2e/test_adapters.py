@@ -1,4 +1,4 @@
-"""LoRA adapters end to end: next to the model, loaded, selected and unloaded over HTTP."""
+"""LoRA adapters end to end: in the model's folder or loaded over HTTP, then selected, unloaded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model(tmp_path):
 
 @pytest.fixture
 def expected(model):
-    """Return answers of the offline engine, which other tests compare with merged weights."""
+    """Return the offline engine's answers. Other tests compare those with merged weights."""
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW)
     wanted = [None, model / "adapters" / "a", model / "more" / "b"]
     requests = [folder and LoRARequest(folder.name, 1, str(folder)) for folder in wanted]
@@ -72,7 +72,7 @@ def test_adapters_end_to_end(tmp_path, model, expected):
 
 def check_choosing(ask, expected):
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": NUM_NEW}}
-    for _ in range(3):  # from any worker
+    for _ in range(3):  # either worker may answer
         for name, text in expected.items():
             payload = {**body, **({"adapters": name} if name else {})}
             assert ask("POST", "/invocations", payload)[1] == {"generated_text": text}
@@ -91,7 +91,7 @@ def check_choosing(ask, expected):
 
 
 def check_unloading(container, ask, load, expected):
-    """A running stream ends normally; then its slot is free."""
+    """Unload an adapter during a stream. The stream ends normally, then the slot is free."""
     connection = http.client.HTTPConnection("127.0.0.1", container.port, timeout=60)
     payload = {
         "inputs": PROMPT, "adapters": "a", "stream": True,

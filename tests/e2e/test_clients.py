@@ -119,7 +119,7 @@ def test_openai_choices(client):
 
 
 def test_openai_prompt_logprobs(client):
-    """As evaluation harnesses do: `echo` returns the log-probabilities of a given text."""
+    """With `echo`, the answer has the log-probabilities of the prompt, for evaluation harnesses."""
     options = {"model": "demo", "prompt": "To be, or not", "max_tokens": 1, "temperature": 0}
     (choice,) = client.completions.create(**options, echo=True, logprobs=1).choices
     places = choice.logprobs
@@ -213,7 +213,7 @@ def test_hugging_face(tmp_path, expected):
             assert sums[0] >= sums[1]
             for token, top in zip(answer.details.tokens, answer.details.top_tokens, strict=True):
                 assert len(top) == 2
-                assert token.logprob <= top[0]["logprob"]  # the client does not remove them
+                assert token.logprob <= top[0]["logprob"]  # the client leaves them as dicts
             with pytest.raises(HfHubHTTPError, match="watermark: not supported"):
                 client.text_generation("ROMEO:", **options, watermark=True)
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(bool(IMAGE), reason="signals processes of the ch
 
 
 def series(container, name):
-    """Return the values of a metric by the number of the copy."""
+    """Return the values of a metric by the number of the copy, which is None for the container."""
     status, data = container.request("GET", "/metrics")
     assert status == 200
     return {
@@ -51,7 +51,7 @@ def wait_for_both(container):
 
 
 def wait_until_idle(container):
-    """Wait until the worker knows that neither copy has anything to do, and prefers the first."""
+    """Wait until the worker knows that both copies are idle. It then prefers copy 0."""
     wait_until(lambda: series(container, RUNNING) == {"0": 0, "1": 0})
 
 
@@ -65,7 +65,7 @@ def test_two_copies_share_the_requests_and_one_survives_the_other(tmp_path):
         wait_until_idle(container)
         with container.stream("ROMEO:", max_new_tokens=LONG_ANSWER, ignore_eos=True) as first:
             next(first)
-            container.invoke(LONG, max_new_tokens=4)  # at the other copy
+            container.invoke(LONG, max_new_tokens=4)  # goes to copy 1, which is idle
             wait_until(lambda: series(container, RUNNING) == {"0": 1, "1": 0})
             parameters = {"max_new_tokens": 2000, "ignore_eos": True, "details": True}
             with container.stream("ROMEO:", **parameters) as second:
@@ -80,9 +80,8 @@ def test_two_copies_share_the_requests_and_one_survives_the_other(tmp_path):
         )  # fmt: skip
         wait_for_both(container)
         for _ in range(2):
-            container.invoke(
-                LONG, max_new_tokens=4
-            )  # stays, although the restarted copy has less to do
+            # goes to copy 1, which has cached the prefix, although the restarted copy 0 is idle
+            container.invoke(LONG, max_new_tokens=4)
         wait_until(lambda: series(container, "vllm:prefix_cache_hits_total")["1"] >= 2 * 256)
         assert series(container, "vllm:prompt_tokens_total")["0"] == 0
         wait_until_idle(container)

@@ -1,4 +1,4 @@
-"""Every strategy, from HTTP to the engine and back: the same texts, with all decoding parameters.
+"""Every strategy, over HTTP, gives the offline engine's texts, with all decoding parameters.
 
 Each strategy has one container, which all of its tests use.
 """
@@ -32,7 +32,7 @@ SEED = 7
 
 @pytest.fixture(scope="module")
 def offline():
-    """Answers of the offline engine, which other tests compare with transformers."""
+    """Return the offline engine's answers. Other tests compare those with transformers."""
     with LLM(DEMO, batching="none", dtype="fp32") as llm:
 
         def answers(prompt=PROMPT, **params):
@@ -44,7 +44,7 @@ def offline():
 
 @pytest.fixture(scope="module")
 def server(request, tmp_path_factory):
-    """A container with each strategy in turn; it ends with exit code 0."""
+    """A container with the strategy of the test's parameter. It must stop with exit code 0."""
     options = f"{OPTIONS[request.param]}option.dtype=fp32\n"
     folder = tmp_path_factory.mktemp("served")
     with serve(folder, options, model=long_winded(folder)) as container:
@@ -57,7 +57,7 @@ every_strategy = pytest.mark.parametrize("server", STRATEGIES, indirect=True)
 
 @every_strategy
 def test_texts_are_the_same_streamed_and_whole(server, offline, request):
-    """Several clients at once; then one that leaves."""
+    """Several clients ask at once. Then one leaves during its stream, and the next is answered."""
     batching = request.node.callspec.params["server"]
     server.wait_for_log(f"batching: {batching} (")
     answers, streams = {}, {}
@@ -171,7 +171,7 @@ def test_invalid_input_is_a_4xx_that_names_the_field(server):
 
 
 def check_choices(complete, offline):
-    """Several choices, whole and streamed; a stop string ends only its choice."""
+    """Compare several choices, whole and streamed. A stop string ends only the choice with it."""
     texts = [output.text for output in offline(seed=SEED, n=3).outputs]
     assert [made["text"] for made in complete(n=3)] == texts
     parts = [texts[1][at : at + 4] for at in range(4, 12)]
@@ -188,7 +188,7 @@ def check_choices(complete, offline):
 
 
 def check_echo(complete, offline):
-    """Log-probabilities of prompt and answers, also streamed, for two choices."""
+    """Compare the log-probabilities of the prompt and of two choices, whole and streamed."""
     output = offline(seed=SEED, n=2, logprobs=2, prompt_logprobs=2)
     scores = logprobs_of(output.prompt_token_ids[1:], output.prompt_logprobs[1:])
     for streamed in (False, True):

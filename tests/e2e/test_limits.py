@@ -65,7 +65,7 @@ BROKEN = {
 
 
 def test_requests_that_do_not_arrive_are_answered_closed_and_counted(container):
-    """All at once, as they take some seconds; the connections are fewer than the maximum."""
+    """Send all at once, as each takes some seconds. They take fewer connections than allowed."""
     refused = "longshore:requests_refused_total"
     before = container.metric(refused)
     with ThreadPoolExecutor(6) as pool:
@@ -98,7 +98,7 @@ def test_open_connections_are_limited_but_the_health_is_answered(container):
         for path in HEALTH_PATHS:
             assert container.request("GET", path)[0] == 200
         assert container.invoke("Once", max_new_tokens=2)
-        # Those idle for longest make room.
+        # The connections that have been idle longest are closed to make room.
         wait_until(lambda: sum(map(_is_closed, idle)) >= len(idle) - 8)
     finally:
         for client in idle:
@@ -115,7 +115,7 @@ def _is_closed(client):
 
 @pytest.mark.parametrize("is_web_socket", [False, True])
 def test_a_client_that_does_not_read_is_cut_off_and_its_blocks_are_freed(container, is_web_socket):
-    """Its answer has more bytes than the buffers of both sides."""
+    """The answer to the client has more bytes than the socket buffers of both sides hold."""
     parameters = {"max_new_tokens": LONG_ANSWER, "ignore_eos_token": True, "top_n_tokens": 20,
                   "details": True}  # fmt: skip
     body = json.dumps({"inputs": "Once", "stream": True, "parameters": parameters}).encode()
@@ -141,7 +141,7 @@ def test_a_queue_full_of_tokens_answers_429(container):
     with connect(container) as first, connect(container) as second:
         first.sendall(request)
         wait_until(lambda: container.metric(RUNNING) == 1)
-        second.sendall(request)  # waits, whatever its size, as it waits alone
+        second.sendall(request)  # waits: any size is allowed while no other waits
         wait_until(lambda: container.metrics(RUNNING, WAITING) == [1, 1])
         answer = container.invoke("Once", status=429)
         assert "option.job_queue_tokens" in answer["error"]

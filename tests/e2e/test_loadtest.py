@@ -1,4 +1,4 @@
-"""The load test against real containers: already running, through boto3, or started by it."""
+"""The load test against containers that run already, also through boto3, or that it starts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check(run: Run) -> None:
     assert tokens == sum(record.asked_tokens for record in run.records)
     first, last = run.samples[0].metrics, run.samples[-1].metrics
     assert last["queue_count"] - first["queue_count"] == 6
-    # Every token but an answer's first one is a sequence of a step, and so is each prompt.
+    # Each step sequence gives one token: a prefill gives an answer's first, a decode a later one.
     assert last["step_sequences"] - first["step_sequences"] == tokens
     assert measures.inside.batch is not None
     assert measures.inside.batch > 1

@@ -1,4 +1,4 @@
-"""The live page with real processes: the library executor, a lost engine, and the end."""
+"""The live page with real processes: the library executor, a lost engine, and a stop."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def is_ready(container):
 
 @pytest.mark.timeout(240)  # two starts of two processes
 def test_a_lost_rank_ends_its_requests_and_the_engine_starts_again(tmp_path):
-    """Ranks that hang, instead of dying, are in tests/engine/ranks."""
+    """Tests of ranks that hang instead of dying are in tests/engine/ranks."""
     with serve(tmp_path, PROPERTIES, model=long_winded(tmp_path)) as container:
         expected = container.invoke("ROMEO:", max_new_tokens=8)["generated_text"]
         lost = rank_1(container)

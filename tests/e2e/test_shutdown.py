@@ -1,4 +1,4 @@
-"""Stops and deaths under load: every stream ends with a last record, and nothing is left."""
+"""Stops and deaths under load: how requests end, and that no process or file is left."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(bool(IMAGE), reason="signals processes of the ch
 def test_sigterm_under_50_streams_and_20_whole_requests(
     tmp_path: Path, short_dir: Path, batching: str, max_new_tokens: int
 ) -> None:
-    """All are answered, or, on a machine too slow for that, told why not.
+    """All requests are answered or, on a machine too slow for that, get an error with a reason.
 
     The answers are so long that a quick machine cannot give them all before the last request comes.
     """
@@ -52,7 +52,7 @@ def test_sigterm_under_50_streams_and_20_whole_requests(
 
 
 def test_a_second_signal_stops_at_once(tmp_path: Path, short_dir: Path) -> None:
-    """Unlike after one signal, requests that do not end get no error: they are cut off."""
+    """Running requests are cut off without an error, which they would get after one signal."""
     with serve(tmp_path, model=long_winded(tmp_path), TMPDIR=str(short_dir)) as container:
         clients = Clients(container.port, num_streams=10, num_whole=2, max_new_tokens=LONG_ANSWER)
         wait_until(lambda: container.metric(RUNNING, WAITING) == 12)
@@ -67,7 +67,7 @@ def test_a_second_signal_stops_at_once(tmp_path: Path, short_dir: Path) -> None:
 def test_a_frozen_engine_is_noticed_and_the_container_recovers_when_it_goes_on(
     tmp_path: Path,
 ) -> None:
-    """As if the machine were suspended: no heartbeat, no end of the process."""
+    """SIGSTOP acts like a suspended machine: no more heartbeats, but the process does not end."""
     with serve(tmp_path, model=long_winded(tmp_path)) as container:
         clients = Clients(container.port, num_streams=4, num_whole=2, max_new_tokens=LONG_ANSWER)
         wait_until(lambda: container.metric(RUNNING, WAITING) == 6)

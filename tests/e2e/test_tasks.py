@@ -128,7 +128,7 @@ def test_images(tmp_path):
 
 @pytest.mark.parametrize("batching", ["none", "dynamic"])
 def test_custom_handler(tmp_path, short_dir, batching):
-    """With a required package, from a read-only directory."""
+    """The handler needs a package of its requirements.txt. Its directory is read-only."""
     directory = tmp_path / "model"
     directory.mkdir()
     (directory / "model.py").write_text(HANDLER)
@@ -152,7 +152,10 @@ def test_custom_handler(tmp_path, short_dir, batching):
 
 
 def test_speech_recognition(tmp_path):
-    """A WAV file with another sampling rate than the model's as the body, and two in base64."""
+    """The body is a WAV file with another sampling rate than the model's. Then two come in base64.
+
+    The second of these is cut off: it lasts 0.00 s and is refused.
+    """
     path = save_task_model("listener", tmp_path)
     data = io.BytesIO()
     with wave.open(data, "wb") as file:
@@ -189,7 +192,7 @@ async def with_length(request, call_next):
 
 
 def test_transcripts_and_a_hook_around_them(tmp_path):
-    """OpenAI's client, in a container with a middleware as AWS's containers take it."""
+    """OpenAI's client, and a middleware that is set by a variable of AWS's containers."""
     path = save_task_model("interpreter", tmp_path)
     (path / "hooks.py").write_text(HOOK)
     hook = {"CUSTOM_FASTAPI_MIDDLEWARE_PRE_POST_PROCESS": "hooks.py:with_length"}
@@ -218,7 +221,7 @@ def test_transcripts_and_a_hook_around_them(tmp_path):
 
 
 def test_speech_synthesis(tmp_path):
-    """As a WAV file or in base64."""
+    """The Accept header asks for a WAV file. By default, the sound comes in base64."""
     path = save_task_model("speaker", tmp_path)
     with serve(tmp_path, "option.task=text-to-speech\n", model=path) as container:
         body = {"inputs": "ab c"}
@@ -255,7 +258,7 @@ def handle(inputs):
 @pytest.mark.skipif(bool(IMAGE), reason="test and handler meet in a directory of this machine")
 @pytest.mark.parametrize("batching", ["none", "dynamic"])
 def test_streaming_handler(tmp_path, batching):
-    """The second part waits until the client has read the first."""
+    """The handler yields its second part only after the client has read the first."""
     directory = tmp_path / "model"
     directory.mkdir()
     (directory / "model.py").write_text(STREAMING)

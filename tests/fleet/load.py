@@ -16,15 +16,15 @@ TIMEOUT_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a client saw of one request."""
+    """The outcome of one request, as its client saw it."""
 
     kind: str
-    """complete, refused (a status other than 200), cut (a part of a stream), unreachable."""
+    """complete, refused (a status other than 200), cut (only a part came) or unreachable."""
     detail: str = ""
 
 
 class Load:
-    """Streams from several threads, each on a new connection for every request."""
+    """Sends streaming requests from several threads, each request on a new connection."""
 
     def __init__(self, port: int, num_clients: int, num_tokens: int) -> None:
         self.outcomes: list[Outcome] = []

@@ -113,7 +113,10 @@ def test_flags_are_checked(arguments: list[str], properties: Path):
 
 
 def test_a_local_fleet_ends_by_a_signal_at_any_line(properties: Path):
-    """Ray is replaced in this process. A signal's handler must not wait for the main thread."""
+    """The test replaces Ray, and raises SIGTERM at every line after the deployment.
+
+    The signal's handler interrupts the main thread, so it must not wait for that thread.
+    """
     flags = ["--port", str(free_port()), "--properties", str(properties)]
     command = [sys.executable, "-c", SIGNAL_AT_EVERY_LINE, *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S)
@@ -124,7 +127,7 @@ def test_a_local_fleet_ends_by_a_signal_at_any_line(properties: Path):
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("phase", ["cluster", "deploying"])
 def test_a_signal_ends_a_local_fleet_that_starts(signum: int, phase: str, properties: Path):
-    """Ray is replaced. A second signal during the clean-up does not disturb it."""
+    """The test replaces Ray. A second signal does not disturb the clean-up."""
     flags = ["--port", str(free_port()), "--properties", str(properties)]
     command = [sys.executable, "-c", SIGNAL_WHILE_DEPLOYING, str(int(signum)), phase, *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S)

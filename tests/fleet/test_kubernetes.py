@@ -32,7 +32,8 @@ FIELDS: dict[str, dict[str, type]] = {
 }
 """The fields that these manifests use, with the types that KubeRay's v1 gives them.
 
-Its definition of a RayService is 1 MB, most of it of pods, and is not part of this project.
+KubeRay's whole definition of a RayService is 1 MB, most of it about pods. This project does not
+include it.
 """
 
 
@@ -131,7 +132,7 @@ def test_every_pod_is_as_restricted_as_the_image_allows(cluster: dict[str, Any])
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 def test_a_change_of_the_properties_changes_the_pods(tmp_path: Path) -> None:
     def names(folder: Path) -> set[str]:
-        """Return the ConfigMaps: the one that is made, and those that pods name."""
+        """Return the names of the ConfigMap that kustomize makes, and of those that pods mount."""
         command = ["kubectl", "kustomize", str(folder)]
         made = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         config, service = sorted(yaml.safe_load_all(made), key=lambda one: one["kind"])

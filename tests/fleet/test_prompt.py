@@ -1,4 +1,4 @@
-"""What routers read from requests: sessions, and prompts that begin alike."""
+"""The parts of requests that routers read: sessions, and the beginnings of prompts."""
 
 from __future__ import annotations
 

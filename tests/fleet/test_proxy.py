@@ -34,7 +34,7 @@ async def nobody(request: Request) -> Sequence[tuple[str, Head, bytes]]:
 
 
 def gateway(*exchanges: Callable[[Request], Parts]) -> Gateway:
-    """Return a gateway whose replicas answer in turn, the last of them for ever."""
+    """Return a gateway whose tries use these exchanges in turn, and then always the last."""
     left = list(exchanges)
 
     def answer(request: Request) -> Parts:
@@ -78,7 +78,10 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 async def streaming(
     socket: Path,
 ) -> AsyncGenerator[tuple[FakeContainer, Exchange, asyncio.Future[Exchange]]]:
-    """A client that has the first piece of a stream; `may_go_on` lets the container send on."""
+    """Yield a container, a client that has the first piece of its stream, and the client's task.
+
+    `may_go_on` lets the container send the rest.
+    """
     async with fake_container(socket, STREAM, CHUNKS[0], CHUNKS[1] + LAST_CHUNK) as container:
         client = Exchange()
         running = asyncio.ensure_future(client.run(gateway_to(socket)))

@@ -1,4 +1,4 @@
-"""A container with ranks on two machines: network namespaces, each with an address of its own."""
+"""A container with ranks on two machines, which are network namespaces with their own addresses."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.container.processes import HANG_S, ROOT, descendants, is_gone, wait_u
 
 PLACE = MeetingPoint("10.99.0.1", 29400, b"a-key-of-the-tests")
 NOTICED_S = 15.0
-"""Up to 4 s of silence, a second for the engine's end, and what a busy machine needs. gloo itself
-would wait for half an hour."""
+"""The ranks notice a cut after up to 4 s of silence, and the engine takes a second to end. The rest
+is for busy machines. gloo itself would wait for half an hour."""
 SPLIT = "option.nodes=2\noption.tensor_parallel_degree=2\noption.device=cpu\noption.dtype=fp32\n"
 
 
@@ -32,13 +32,13 @@ class Machines(NamedTuple):
     first: str
     second: str
     link: str
-    """The second one's interface."""
+    """The network interface of the second machine."""
 
     def command(self, machine: str) -> tuple[str, ...]:
         return ("ip", "netns", "exec", machine, *COMMAND)
 
     def cut(self) -> None:
-        """Take the network between them away: no end of a connection arrives any more."""
+        """Cut the network between the machines. Neither learns that a connection has ended."""
         ip("-n", self.second, "link", "set", self.link, "down")
 
 

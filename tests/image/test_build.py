@@ -1,4 +1,4 @@
-"""The contents of the image, without building it; `make image-check` does that."""
+"""The contents of the image, without building it; `make image-check` builds it."""
 
 from __future__ import annotations
 

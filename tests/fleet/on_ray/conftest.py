@@ -56,7 +56,7 @@ class FleetProcess:
             return json.loads(response.read())
 
     def metric(self, name: str, **labels: str) -> dict[str, float]:
-        """Return a metric of each replica, by the replica's name, of samples with these labels."""
+        """Return a metric by replica, from the samples that have these labels."""
         samples = re.findall(rf"^{re.escape(name)}{{(.*)}} (\S+)$", self.get("/metrics"), re.M)
         found = ((dict(re.findall(r'(\w+)="([^"]*)"', text)), value) for text, value in samples)
         return {
@@ -79,7 +79,7 @@ class FleetProcess:
                 os.kill(pid, signal.SIGKILL)
 
     def update(self, text: str, *flags: str) -> subprocess.Popen[bytes]:
-        """Begin a rolling update to properties with this text. flags: instead of SCALE."""
+        """Begin a rolling update to properties with this text. The flags replace SCALE."""
         self.properties.write_text(text)
         arguments = ["serve", "--properties", str(self.properties), *(flags or SCALE)]
         return run_fleet(arguments, self.log)
@@ -109,7 +109,7 @@ def demo(batching: str) -> str:
 
 @contextmanager
 def running_fleet(folder: Path, text: str, *scale: str) -> Iterator[FleetProcess]:
-    """A fleet on two nodes, of replicas with properties of this text."""
+    """Run a fleet on two nodes. Its replicas have properties with this text."""
     properties, log, port = folder / "serving.properties", folder / "log", free_port()
     properties.write_text(text)
     arguments = ["serve", "--local-nodes", "2", "--port", str(port), *scale]

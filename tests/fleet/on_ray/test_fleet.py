@@ -44,7 +44,7 @@ def posted(fleet: FleetProcess, body: object) -> Iterator[http.client.HTTPRespon
 
 
 def num_running(fleet: FleetProcess) -> float:
-    """Return the sequences that run, as of the engines' last heartbeats."""
+    """Return the number of running sequences, as of the engines' last heartbeats."""
     return sum(fleet.metric(RUNNING).values())
 
 
@@ -146,7 +146,7 @@ def test_a_killed_node_costs_the_requests_on_it_only(fleet: FleetProcess):
     assert num_failures <= 8, load.failures
     assert {outcome.kind for outcome in load.failures} <= {"cut", "unreachable", "refused"}
     refused = [outcome.detail for outcome in load.failures if outcome.kind == "refused"]
-    # All tries of a request may meet the replica that ends, until Ray knows of it. If the front is
-    # on the node too, Serve's proxy answers.
+    # Until Ray knows that a replica is dead, all tries of a request may go to it. If the gateway
+    # was on the killed node, too, Serve's proxy answers.
     allowed = ("503 ", "500 b'Internal Server Error'")
     assert all(detail.startswith(allowed) for detail in refused), refused

@@ -47,7 +47,7 @@ def add_node(cluster: Any) -> Any:
 
 
 def rank_1_of(node: Any) -> list[int]:
-    """Return the rank processes on a node that have joined from there."""
+    """Return the processes of rank 1 on a node; none if it has rank 0."""
     return [pid for pid in processes_of(node) if b"engine.follow" in command_line(pid)]
 
 
@@ -103,7 +103,7 @@ def test_a_replica_on_two_nodes_answers_as_one_rank_and_outlives_a_node(
         kill(nodes[joined.index(max(joined))])
         wait_until(lambda: len(load.outcomes) >= begun + 2, NOTICED_S)
         failures = load.outcomes[begun : begun + 2]
-        # No replica has room until there is a node again; then these requests are answered.
+        # No replica has room until there is a second node again. Then requests are answered again.
         add_node(cluster)
         wait_until(lambda: load.outcomes[-1].kind == "complete", START_S)
     assert {outcome.kind for outcome in failures} <= {"cut", "refused", "unreachable"}, failures

@@ -1,4 +1,4 @@
-"""examples/ray_data: interrupted, with an actor killed, and compared with one process."""
+"""examples/ray_data is interrupted, loses an actor, and gives the answers of one process."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def start(arguments: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def _heed_sigint() -> None:
-    """Undo what shells do to background jobs, which inherit that SIGINT is ignored."""
+    """Let SIGINT interrupt the command: background jobs of shells inherit that it is ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

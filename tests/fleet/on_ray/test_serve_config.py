@@ -1,4 +1,4 @@
-"""A config file of Serve, as KubeRay passes one on, describes a fleet."""
+"""A config file of Ray Serve, such as KubeRay passes on, describes a fleet."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def test_bad_arguments_are_explained(arguments: dict[str, object], why: str):
 
 
 def test_serve_gets_the_application(tmp_path: Path):
-    """The test calls it as Serve does.
+    """The test calls the application's builder as Serve does.
 
-    It has the manifest's arguments, but other properties and no GPU.
+    The arguments are those of the manifest, but with other properties and no GPU.
     """
     from ray.serve import Application
     from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as call
