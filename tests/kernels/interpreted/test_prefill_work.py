@@ -82,7 +82,7 @@ def check_spans(spans, lengths, tile, window):
         assert all(end == begin for (_, end), (begin, _) in pairwise(items))
 
 
-@pytest.mark.parametrize("window", [None, 100, 1000, 4096])
+@pytest.mark.parametrize("window", [None, 100, 4096])
 @pytest.mark.parametrize("num_splits", [0, 1, 9, 66, 400])
 @pytest.mark.parametrize("name", BATCHES)
 def test_items_divide_the_visible_keys(name, num_splits, window):
@@ -152,14 +152,15 @@ def test_the_blocks_of_one_sequence_see_more_keys_than_int32_can_count():
     assert {len(items) for items in spans.values()} == {32 // 5}
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_many_sequences(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "tile", "window"), [(torch.int32, (1, 16), None), (torch.int64, (16, 16), 70_000)]
+)
+def test_many_sequences(dtype, tile, window):
     """There are more sequences than one step of the kernel's loops takes, and more keys than int32
     can count."""
     rng = random.Random(3)
     lengths = [(new, new + rng.choice([0, 0, 90_000])) for new in rng.choices(range(4), k=150)]
     lengths[140] = (30, 1_000_000)
-    for tile, window in (((1, 16), None), ((16, 16), 70_000)):
-        spans = listed(lengths, tile, 800, window=window, dtype=dtype)
-        check_spans(spans, lengths, tile, window)
-        assert sum(len(items) for items in spans.values() if len(items) > 1) > 150
+    spans = listed(lengths, tile, 800, window=window, dtype=dtype)
+    check_spans(spans, lengths, tile, window)
+    assert sum(len(items) for items in spans.values() if len(items) > 1) > 150
