@@ -86,7 +86,7 @@ _STANDARDS = (
     ("`CUSTOM_FASTAPI_INVOCATION_HANDLER`, `@custom_invocation_handler`",
      "the container refuses to start, since such a handler calls vLLM's engine; write "
      "`handle(inputs)` instead, or a `pre_post_process_hook`, whose `call_next` calls the model"),
-    ("`@custom_ping_handler`, `@custom_middleware`, its `@input_formatter` and "
+    ("`@custom_ping_handler`, `@custom_middleware`, the package's own `@input_formatter` and "
      "`@output_formatter`, functions found by their names",
      "the container refuses to start; name the function in an option instead"),
     ("`CUSTOM_SCRIPT_FILENAME`, `SAGEMAKER_MODEL_PATH`",
@@ -125,7 +125,7 @@ _ANSWERS = (
     ("a prompt that is too long", "400", "same, with the message of OpenAI's API"),
     ("unknown fields", "ignored, with a line in the log", "400, unless they are null"),
     ("an engine that fails during a request", "500", "424, as in LMI"),
-    ("a full queue", "there is none: the queue has no limit",
+    ("a full queue", "never happens: the queue has no limit",
      "503 with `Retry-After` (`option.overload_status`)"),
 )  # fmt: skip
 """The answers of chat completions and completions, in vLLM and here."""

@@ -35,8 +35,8 @@ from core.task import Task
 logger = logging.getLogger(__name__)
 
 FRONT_END_STOP_S = 26.0
-"""Time for the front end to stop. It gives running requests 25 s (`GRACEFUL_TIMEOUT_S`) to finish;
-SageMaker kills the container after 30 s."""
+"""Time for the front end to stop. It ends within 25 s (`GRACEFUL_TIMEOUT_S`), and gives running
+requests all but the last 2 s of them. SageMaker kills the container after 30 s."""
 ENGINE_STOP_S = 3.0
 _POLL_INTERVAL_S = 0.1
 _MAX_SOCKET_PATH = 100

@@ -92,7 +92,7 @@ PARAMETERS: Fields = {
         INTEGER,
         0,
         1,
-        instead="details has each token's log_prob, and top_n_tokens adds the most likely tokens",
+        instead="details has each token's logprob, and top_n_tokens adds the most likely tokens",
     ),
     "grammar": TGI_GRAMMAR,
     "watermark": unsupported(BOOLEAN, False),
