@@ -24,6 +24,7 @@ from container.front_end.connections import KEEPALIVE_S, allow_many_connections
 from container.http.failures import refusal_reason
 from container.http.health import HEALTH_PATHS
 from container.launch.ports import require_free_port
+from container.launch.stop_times import FAILED_REQUESTS_S, RUNNING_REQUESTS_S
 from container.security.authentication import open_gate
 from container.security.tls import tls_context
 from core.errors import ConfigurationError
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from container.hooks.load import Hooks
     from container.tracing.tracing import Tracing
 
-GRACEFUL_TIMEOUT_S = 25
+GRACEFUL_TIMEOUT_S = RUNNING_REQUESTS_S + FAILED_REQUESTS_S
 STUCK_WORKER_S = 120
 """A worker whose event loop is blocked for this long is replaced. Streams do not block it."""
 NICENESS = 10

@@ -34,12 +34,11 @@ from container.front_end.connections import Connections, silent_timeout
 from container.front_end.refusal import refuse
 from container.front_end.web_socket import WebSocket
 from container.http.off_loop import SWITCH_INTERVAL_S
+from container.launch.stop_times import FAILED_REQUESTS_S
 from core.errors import LongshoreError, RequestError
 from core.options import Options
 from core.processes import die_with_parent
 
-FAIL_EARLY_S = 2.0
-"""Seconds before the end of the graceful timeout at which running requests are failed."""
 _POLL_INTERVAL_S = 0.05
 
 
@@ -153,9 +152,9 @@ class DrainingWorker(GeventWorker):
             server.close()
         app.end_watching()
         self._connections.end_idle()
-        if not self._drained(servers, self.cfg.graceful_timeout - FAIL_EARLY_S):
+        if not self._drained(servers, self.cfg.graceful_timeout - FAILED_REQUESTS_S):
             app.end_requests("the server is stopping")
-            self._drained(servers, FAIL_EARLY_S)
+            self._drained(servers, FAILED_REQUESTS_S)
         for server in servers:
             server.stop(timeout=0)
         app.end_tracing()

@@ -169,8 +169,8 @@ def describe(error: Exception, request_id: str) -> Failure:
 def _http_exception_response(error: HTTPException) -> Response:
     if isinstance(error, RequestEntityTooLarge):
         limit = request.max_content_length
-        has_option = limit == current_app.config["MAX_CONTENT_LENGTH"]
-        cure = "; max_request_size sets it" if has_option else ""
+        configured: int | None = current_app.config["MAX_CONTENT_LENGTH"]
+        cure = "; max_request_size sets it" if limit == configured else ""
         return failure_response(Failure(413, f"the body exceeds the limit of {limit} bytes{cure}"))
     description = error.description or error.name
     if isinstance(error, NotFound) and error.description == NotFound.description:

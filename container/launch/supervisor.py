@@ -23,6 +23,7 @@ from container.launch.children import Child
 from container.launch.engine_process import EngineProcess
 from container.launch.ports import require_free_port
 from container.launch.preparation import PreparedModel
+from container.launch.stop_times import ENGINE_STOP_S, FRONT_END_STOP_S, RUNNING_REQUESTS_S
 from core.errors import ConfigurationError
 from core.layout import Layout, layout_here
 from core.logs import configure_logs
@@ -34,10 +35,6 @@ from core.task import Task
 
 logger = logging.getLogger(__name__)
 
-FRONT_END_STOP_S = 26.0
-"""Time for the front end to stop. It ends within 25 s (`GRACEFUL_TIMEOUT_S`), and gives running
-requests all but the last 2 s of them. SageMaker kills the container after 30 s."""
-ENGINE_STOP_S = 3.0
 _POLL_INTERVAL_S = 0.1
 _MAX_SOCKET_PATH = 100
 """Linux allows 107 bytes; the rest is for the longer names of further copies' sockets."""
@@ -92,7 +89,7 @@ class Supervisor:
                 code = self._run_until_stopped()
                 if self._num_stop_signals:
                     self._print_line(
-                        f"stopping; running requests have {FRONT_END_STOP_S:.0f} s to finish; "
+                        f"stopping; running requests have {RUNNING_REQUESTS_S} s to finish; "
                         "repeat the signal to stop now"
                     )
                 self._stop([self._front_end], FRONT_END_STOP_S)
