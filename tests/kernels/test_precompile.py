@@ -107,7 +107,7 @@ def test_all_sampling_kernels_of_the_engine_are_precompiled(num_rows, dtype):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("precision", QUANTIZERS)
 def test_quantized_layers_are_precompiled(precision):
-    """The compiled kernels are for weights of any size, with scales of groups or of outputs, and
+    """The compiled kernels are for weights of any size, with a scale per group or per output, and
     for any number of rows."""
     weight = quantize_weight(torch.randn(512, 1024), precision, torch.device("cpu"))
     assert isinstance(weight, IntegerWeight | Float8Weight)
@@ -138,7 +138,7 @@ def test_quantized_experts_are_precompiled(precision):
 
 
 @pytest.mark.skipif(
-    shutil.which("gcc") is None, reason="needs a C compiler, as it is all about one"
+    shutil.which("gcc") is None, reason="needs gcc, which compiles the driver module"
 )
 def test_the_driver_module_is_compiled_without_a_driver(tmp_path):
     with knobs.cache.scope():
