@@ -301,7 +301,7 @@ def test_the_plan_of_several_ranks_is_that_of_one_gpu(
     assert main([*command, "--instance-type", "ml.p5.48xlarge"]) == 0
     text = capsys.readouterr().out
     assert "8 x H100 (the model uses 2 of them)" in text
-    assert "on each GPU, as all figures below: weights 7,658.3 MiB" in text
+    assert "on each GPU, like all figures below: weights 7,658.3 MiB" in text
 
 
 def test_the_plan_of_several_copies_shows_their_gpus(

@@ -171,7 +171,8 @@ def _message(message: Mapping[str, object], field: str, images: Images) -> Mappi
     The exception is the content of a message with tool calls, which becomes empty if it is null or
     absent. Adds the message's images to `images`.
 
-    The reasoning of an earlier answer is given both of vLLM's names, as a template may use either.
+    The reasoning of an earlier answer is stored under both of vLLM's names for it, because a
+    template may use either.
     """
     given = {name: value for name, value in message.items() if value is not None}
     given = _in_current_format(given)
