@@ -89,7 +89,8 @@ class EngineConnection:
         *,
         copy: str = "",
     ) -> None:
-        """copy: the name of the engine's copy of the model in the log, if there are several."""
+        """copy: the number of the engine's copy of the model, for the log. It is '' if there is
+        only one copy."""
         self.endpoint = endpoint
         self._copy = copy
         self._heartbeat_timeout_s = heartbeat_timeout_s

@@ -189,7 +189,7 @@ def _message(message: Mapping[str, object], field: str, images: Images) -> Mappi
     elif "tool_calls" in given:
         given["content"] = ""  # many templates add it to the prompt without checking for it
     else:
-        raise RequestError(f"{field}.content", "expected a string or a list of text parts")
+        raise RequestError(f"{field}.content", "expected a string or a list of parts")
     if "tool_calls" in given:
         given["tool_calls"] = _tool_calls(given["tool_calls"], f"{field}.tool_calls")
     return given

@@ -33,7 +33,7 @@ MAX_BATCH = INPUTS.maximum
 _INPUT = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "object"}]}
 _INPUTS = Kind(
     "a string, an object or a list of them",
-    lambda _: True,  # `read_input` checks each one
+    lambda _: True,  # `read_input` checks each input
     {
         "anyOf": [
             _INPUT,
