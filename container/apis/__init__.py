@@ -2,5 +2,5 @@
 
 In a folder, these are the modules `api`, `schema` and `response`. The text APIs share `generation`,
 OpenAI's APIs share `openai`, and APIs for conversations share `chat.turn` and `chat.blocks`.
-Imports `container.http`, `container.schema` and `container.wire`.
+Imports `http`, `isolation`, `schema`, `security` and `wire`.
 """

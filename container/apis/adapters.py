@@ -93,7 +93,7 @@ def _src(values: Values, field: str) -> str:
 
 
 class AdapterRoutes:
-    """The routes for adapters of the only model."""
+    """The routes for the adapters of this container's model."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -23,7 +23,7 @@ from core.errors import RequestError
 _NAME = "[A-Za-z0-9][!-.0-~]{0,255}"
 """Printable characters other than the slash, since a name is one segment of a path."""
 MAX_PAGE = 100
-"""The number of models on a page: DJL Serving's default and maximum."""
+"""The default number of models on a page, as in DJL Serving. A request may ask for more here."""
 
 LOAD_FIELDS: Fields = {
     "model_name": Field(

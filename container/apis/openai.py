@@ -109,8 +109,8 @@ def read_openai_decoding(
 def read_adapter(values: Values) -> str | None:
     """Return the adapter that LMI's `adapters` names; None if the request has no such field.
 
-    Raises RequestError for a list without exactly one entry, since the prompts of a request share
-    their adapter.
+    Raises RequestError for a list that does not have exactly one entry, since all prompts of a
+    request use the same adapter.
     """
     adapters = cast(str | list[str] | None, values.given.get("adapters"))
     if isinstance(adapters, list):
@@ -166,9 +166,9 @@ class StreamUsage:
     """Which chunks of a stream have token counts."""
 
     is_included: bool
-    """Whether the stream ends with a chunk that has no choices but the counts of the response."""
+    """Whether the stream ends with a chunk of the response's token counts, without choices."""
     is_continuous: bool
-    """Whether each chunk has the counts so far of its prompt and of that prompt's choices."""
+    """Whether each chunk has the token counts so far of its prompt and that prompt's choices."""
     warnings: tuple[str, ...]
 
     def field(self, counts: Callable[[], Record]) -> Record:

@@ -10,7 +10,7 @@ from container.http.service import Service, json_response
 
 
 class StatusRoutes:
-    """The routes that clients ask for the server's version and how busy it is."""
+    """The routes that tell clients the server's version and how busy it is."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -78,7 +78,7 @@ def run_batch(
         started = _started(command, model_dir, properties, num_workers, flags)
         with (
             started as container,
-            tqdm(total=len(todo), unit="request", disable=None) as bar,  # no bar in files
+            tqdm(total=len(todo), unit="request", disable=None) as bar,  # no bar without a terminal
         ):
             _Sender(container, out, counts, bar.update).send_all(source, todo, num_workers)
     return counts

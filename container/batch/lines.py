@@ -78,7 +78,7 @@ def parse_line(text: bytes) -> Line | Outcome:
     if not re.fullmatch("/[!-~]*", line.url):
         problem = f"url: {line.url!r} is not a path in ASCII, such as /v1/chat/completions"
     elif line.body.get("stream"):
-        problem = "body.stream: answers of a batch are whole; leave it out"
+        problem = "body.stream: a batch does not stream answers; leave it out"
     if problem is not None:
         return Outcome("", line.custom_id, error=BatchError("invalid_line", problem))
     return line

@@ -114,7 +114,7 @@ def plan_lines(
     )
     decoder = rank_part(decoder, ranks)
     if ranks > 1:
-        yield f"  on each GPU, as all figures below: weights {_size(decoder.weights_bytes)}"
+        yield f"  on each GPU, like all figures below: weights {_size(decoder.weights_bytes)}"
     if options.enable_lora:
         yield f"  adapters: {_size(adapter_bytes(decoder, options))} for option.max_loras"
     usable = int(instance.gpu_mib * 2**20 * options.gpu_memory_utilization)
@@ -136,7 +136,7 @@ def plan_lines(
 
 
 def layout_on(instance: Instance, options: Options) -> Layout:
-    """Return the copies of the model and the GPUs of each. Raises ConfigurationError."""
+    """Return the copies of the model and the GPUs of each. Raises what `lay_out` raises."""
     gpus = [str(number) for number in range(instance.num_gpus)]
     return lay_out(options, gpus, num_cores=1, place=instance.name)
 
@@ -168,8 +168,8 @@ def _advice(options: Options, instance: Instance) -> str:
     if layout_on(instance, options).num_local_ranks == max_ranks:
         return ""
     return (
-        f"; option.tensor_parallel_degree={max_ranks * options.nodes} splits it over the "
-        "instance's GPUs"
+        f"; option.tensor_parallel_degree={max_ranks * options.nodes} splits the model over "
+        "the instance's GPUs"
     )
 
 

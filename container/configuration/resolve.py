@@ -37,7 +37,7 @@ class Configuration:
 def load_configuration(
     path: Path | None, variables: Mapping[str, str], flags: Sequence[Setting] = ()
 ) -> Configuration:
-    """Read the flags, the properties file, if `path` is not None, and the environment variables.
+    """Read the flags, the properties file (unless `path` is None) and the environment variables.
 
     If there is a handler beside the file, the file's unknown options are passed to it. Raises
     ConfigurationError, listing all errors in all sources.
@@ -113,7 +113,7 @@ class _SettingCollector:
         return (path.parent / name).is_file()
 
     def _option(self, setting: Setting) -> Option | None:
-        """Return the option that an entry of the file sets, or None after recording why not."""
+        """Return the option that an entry of the file sets. If it sets none, record that."""
         option = _options_by_key().get(ALIASES.get(setting.key, setting.key))
         if option is None and setting.key in ADVICE:
             advice = ADVICE[setting.key]

@@ -29,7 +29,7 @@ from core.limits import CHUNKS, UNREAD_BYTES
 logger = logging.getLogger(__name__)
 
 READ_BYTES = 2**18
-"""At most this much is read at once. gunicorn copies what it reads several times."""
+"""At most this much is read at once. gunicorn makes several copies of what it reads."""
 MIN_READ_RATE = 2**14
 """Bytes per second at which a client must read a response whose buffer is full."""
 DRAIN_BYTES = 2**25
@@ -234,8 +234,8 @@ class ArrivingBody(Body):
 
     @classmethod
     def of(cls, request: Request) -> ArrivingBody:
-        """Take over the body of gunicorn's request, none of which has been read."""
-        assert request.body is not None, "gunicorn makes it with the request"
+        """Take over the body of gunicorn's request, before any of it is read."""
+        assert request.body is not None, "gunicorn makes the body with the request"
         reader = request.body.reader
         if isinstance(reader, ChunkedReader):
             reader = _CountedChunks(request, request.unreader)

@@ -108,7 +108,7 @@ def _object(fields: Fields, required: Sequence[str] = ()) -> Json:
 
 
 def _form(fields: Fields, required: Sequence[str]) -> Json:
-    """Return the schema of a form. It has no null, so fields without a valid value are left out."""
+    """Return a form's schema. A form has no null, so fields without a valid value are left out."""
     properties: dict[str, Json] = {}
     for name, field in fields.items():
         if field.effect != "unsupported":

@@ -89,7 +89,7 @@ class WebSocket:
         """Messages to answer, then how to close the socket. None only wakes `_next`: after a ping,
         or when the client has left."""
         self._message: _Body | None = None
-        """The message of which a part has arrived."""
+        """The message of which only a part has arrived."""
         self._deadline = 0.0
         """The time by which the rest of that message must have arrived."""
         self._has_left = False

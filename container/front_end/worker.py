@@ -139,7 +139,7 @@ class DrainingWorker(GeventWorker):
     def run(self) -> None:
         """Serve until SIGTERM, then until all requests have ended or the graceful timeout ends."""
         gc.collect()
-        gc.freeze()  # the application stays: the collector need not scan it with each large body
+        gc.freeze()  # so that the collector does not scan the application for each large body
         self._tls = ssl_context(self.cfg) if self.cfg.is_ssl else None
         servers = [self._server(listener) for listener in self.sockets]
         for server in servers:

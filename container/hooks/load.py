@@ -20,7 +20,7 @@ _MIDDLEWARE = ("throttle_hook", "pre_post_process_hook")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """The user's functions, by the names of the options that name them."""
+    """The user's functions. Each field has the name of its option."""
 
     ping_hook: Function | None = None
     """() or (request) → the response of /ping, if the engine is healthy."""
@@ -37,7 +37,8 @@ class Hooks:
 def load_hooks(places: Mapping[str, str], library_dir: str) -> Hooks:
     """Run the files, each once, and return the functions. `places`: option → FILE:FUNCTION.
 
-    Raises ConfigurationError if a file fails, naming the line, or has no such function.
+    Raises ConfigurationError if a file lacks the function or fails. The message of a failure names
+    the line.
     """
     if library_dir:
         sys.path.insert(0, library_dir)

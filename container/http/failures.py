@@ -136,7 +136,7 @@ def register_failures(
 
 
 def refusal_reason(status: int) -> str:
-    """Return the name in the statistics of a refusal with this status."""
+    """Return the name that a refusal with this status has in the statistics."""
     return _REFUSALS[status]
 
 

@@ -1,4 +1,4 @@
-"""The paths that tell whether the model can answer requests; other requests wait until it can."""
+"""Paths that tell whether the model can answer. Requests to most others wait a moment for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from container.wire.engine_client import EngineClient
 
 HEALTH_PATHS = ("/ping", "/health", "/health/live", "/health/ready")
-"""SageMaker's path, other servers' paths and those of Kubernetes' probes, which answer the same."""
+"""SageMaker's path, other servers' path and those of Kubernetes' probes. All answer alike."""
 MAX_WAIT_S = 2.0
 """How long a request waits. A worker connects to a ready engine within about a second."""
 

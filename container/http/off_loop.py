@@ -1,8 +1,8 @@
 """Runs long work in threads, so that the other requests of the worker do not wait for it.
 
 Threads share the interpreter lock. A thread that runs Python code releases it every
-`SWITCH_INTERVAL_S`, but a single call into C may hold it until it returns. So each such call has to
-be short, which the limits on a request's size ensure (`core/limits.py`).
+`SWITCH_INTERVAL_S`, but a single call into C may hold the lock until it returns. So each such call
+has to be short, which the limits on a request's size ensure (`core/limits.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 SWITCH_INTERVAL_S = 0.001
 """For `sys.setswitchinterval` in a worker; Python's own 5 ms would add up over several threads."""
 LONG_TEXT_CHARACTERS = 4096
-"""Longer text is tokenized in a thread, which takes 1 µs for each character."""
+"""Longer text is tokenized in a thread. Tokenizing takes 1 µs for each character."""
 LONG_BODY_BYTES = 2**16
 """A longer body is parsed and checked in a thread. A shorter one takes at most some 10 ms."""
 _TURN_S = 0.01

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 MAX_WAIT_S = 30.0
 """Limit for a job's wait for its turn and, again, for its run. Unless the machine is overloaded, a
-job exceeds the process's own limit of CPU time long before."""
+job that runs for this long has long exceeded the process's own limit of CPU time."""
 GRACE_S = 0.1
 """Time for a process that is dying by itself to exit with its own code before it is killed."""
 

@@ -32,7 +32,8 @@ from core.text.grammar_matcher import (
 CPU_SECONDS = 1.0
 """Limit on a job's CPU time. A grammar of usual size takes 10 ms, a conversation of 1 MB 20 ms."""
 MEMORY_BYTES = 512 * 2**20
-"""Memory that a job may add to the memory of the process at its start and of the tokenizer."""
+"""Memory that all jobs together may add to what the process has after its start. Once it has read
+the tokenizer, they may add this much to what it has then."""
 HELPER_STACK_BYTES = STACK_BYTES // 8
 """The engine has eight times this stack, so it can compile every grammar that compiles here."""
 
@@ -56,7 +57,7 @@ class Jobs:
                 with cpu_limit(CPU_SECONDS):
                     return call_on_stack(HELPER_STACK_BYTES, lambda: self._compile(form))
             case Render():
-                assert self._template is not None, "the worker has checked that there is one"
+                assert self._template is not None, "the worker has checked that there is a template"
                 with cpu_limit(CPU_SECONDS):
                     return self._template.render(
                         job.messages,

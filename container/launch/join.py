@@ -41,7 +41,7 @@ def join(
     """
     if options.nodes == 1:
         raise ConfigurationError(
-            "option.nodes=1: the model is on one machine; set it to the number of machines"
+            "option.nodes=1: the model is on one machine; set the option to the number of machines"
         )
     layout = layout_here(options, variables)
     place = meeting_point(options, variables)

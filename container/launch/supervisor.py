@@ -113,7 +113,7 @@ class Supervisor:
         )
 
     def _with_launch(self, command: Sequence[str]) -> list[str]:
-        """Return the command of a child with its first arguments: its parent and the launch."""
+        """Return a child's command with its first arguments: our process id and the launch file."""
         return [*command, str(os.getpid()), self._launch_path]
 
     def _run_until_stopped(self) -> int:
@@ -162,7 +162,10 @@ class Supervisor:
         return True
 
     def _stop(self, children: Sequence[Child], timeout_s: float) -> None:
-        """Terminate the children and wait until all have ended, `timeout_s` or a second signal."""
+        """Terminate the children and wait until all have ended.
+
+        Waits for at most `timeout_s`, and not after a second signal.
+        """
         for child in children:
             child.terminate()
         deadline = time.monotonic() + timeout_s
@@ -232,7 +235,7 @@ def supervise(
 
 
 def _require_meeting_point(options: Options, task: Task) -> None:
-    """Raise ConfigurationError if ranks of other machines could not join, or have nothing to do."""
+    """Raise ConfigurationError if other machines' ranks could not join or would have no work."""
     if task.kind != "generation":
         raise ConfigurationError(
             f"option.nodes={options.nodes}: {task.name} ({task.reason}) runs on one machine; only "

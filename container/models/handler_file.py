@@ -35,8 +35,8 @@ _HOOKS: Mapping[str, str] = {
     "input_formatter": _HOOK_ADVICE.format("pre_process_hook"),
     "output_formatter": _HOOK_ADVICE.format("post_process_hook"),
 }
-"""Decorators and functions of AWS's container standards, which only options select here. Two of
-these decorators are LMI's too, so a file is refused only if it imports AWS's package."""
+"""Decorators and functions of AWS's container standards, and what to do instead of using them. Two
+of the decorators are LMI's, too, so decorators count only in a file that imports AWS's package."""
 _STANDARDS = "model_hosting_container_standards"
 
 

@@ -19,8 +19,8 @@ _MODEL = "model"
 def find_hooks(configuration: Configuration, model_dir: Path) -> dict[str, str]:
     """Return the hooks by the names of their options, each as /PATH/FILE.py:FUNCTION.
 
-    Files are looked for as `handler_file.find_handler` does. Raises ConfigurationError if a file is
-    missing, or if option.pre_post_process_hook is set together with option.pre_process_hook or
+    Files are looked for where `handler_file.find_handler` looks. Raises ConfigurationError if one
+    is missing, or if option.pre_post_process_hook is set together with option.pre_process_hook or
     option.post_process_hook.
     """
     given = {name: getattr(configuration.options, name) for name in HOOKS}

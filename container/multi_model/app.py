@@ -28,7 +28,7 @@ MAX_BODY_BYTES = 2**16
 _TARGET = "X-Amzn-SageMaker-Target-Model"
 _EXAMPLE = '{"model_name": "...", "url": "..."}'
 _SAFE_CHARACTERS = "/:@!$&'()*+,;=~"
-"""Characters besides letters and digits that need no quoting in a path."""
+"""Characters that need no quoting in a path, in addition to letters and digits."""
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 _MODEL_PATHS = (
     "/invocations",

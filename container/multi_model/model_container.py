@@ -75,7 +75,10 @@ class ModelContainer:
         return self._child.exit_code
 
     def wait_until_ready(self) -> bool:
-        """Return True once it answers requests, or False if it has ended and its output is read."""
+        """Wait until the container is ready or has ended. Return whether it is ready.
+
+        If it has ended, wait for the rest of its output, too.
+        """
         while self.exit_code is None:
             if self._is_healthy():
                 return True

@@ -247,7 +247,7 @@ class Models:
 def _failure(name: str, container: ModelContainer) -> RefusedError:
     """Return why a model was not loaded: 507 if it ran out of memory, else 400."""
     code = container.exit_code
-    # A container killed while it loads was killed by the kernel's out-of-memory killer.
+    # Assume that a signal during loading came from the kernel's out-of-memory killer.
     out_of_memory = code is not None and (code < 0 or code == InsufficientMemoryError.exit_code)
     hint = "; unload another model" if out_of_memory else ""
     reason = f"model '{name}' cannot be loaded: {container.exit_reason()}{hint}"

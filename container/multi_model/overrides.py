@@ -1,4 +1,4 @@
-"""Settings from the command line for one of several models, beside its own configuration."""
+"""Settings from the command line that override the configuration of one of several models."""
 
 from __future__ import annotations
 

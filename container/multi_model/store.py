@@ -14,9 +14,9 @@ def store_entries(path: Path) -> Mapping[str, Path]:
     """Return the models of a model store by name, or {} if the path is not a store.
 
     As in DJL, a directory is a store if all its entries, including hidden ones, are directories or
-    archives. A directory with a single entry is treated as that model, and one in which no entry
-    holds a model is not a store. Raises ConfigurationError if only some entries hold a model or two
-    have the same name.
+    archives. A directory with a single entry is treated as that model, and a directory in which no
+    entry holds a model is not a store. Raises ConfigurationError if only some entries hold a model
+    or two have the same name.
     """
     entries = sorted(path.iterdir()) if path.is_dir() else []
     if len(entries) < 2 or not all(entry.is_dir() or is_archive(entry.name) for entry in entries):

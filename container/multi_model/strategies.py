@@ -17,7 +17,8 @@ from core.suggest import did_you_mean
 
 FLAG = "--strategies"
 _SHARE_STEPS = 10_000
-"""GPU shares are rounded down to multiples of 1/10,000: their sum must not exceed the option."""
+"""GPU shares are rounded down to multiples of 1/10,000, so that their sum does not exceed
+option.gpu_memory_utilization."""
 
 
 @dataclass(frozen=True, slots=True)

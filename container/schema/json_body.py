@@ -14,7 +14,7 @@ from core.errors import RequestError
 from core.limits import JSON_DEPTH, JSON_OBJECTS, JSON_VALUES
 
 _SMALL_BYTES = 2 * JSON_OBJECTS.maximum
-"""A list takes two bytes, so JSON of this size cannot have more than JSON_OBJECTS."""
+"""A list takes at least two bytes, so JSON of this size cannot exceed JSON_OBJECTS."""
 _SLICE_BYTES = 2**20
 
 

@@ -16,7 +16,7 @@ HANDSHAKE_S = 10.0
 
 def tls_context(options: Options) -> ssl.SSLContext | None:
     """Return the context of a server with the configured certificate, for gevent's sockets;
-    None if there is none.
+    None if no certificate is configured.
 
     Raises ConfigurationError if only one of the files is given, or one cannot be used.
     """

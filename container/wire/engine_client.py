@@ -1,4 +1,4 @@
-"""A worker's access to the model, which one engine serves, or several engines with a copy each."""
+"""A worker's access to the engines that serve the model, each with a copy of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class EngineClient:
     """Chooses the engine for each request. There is one engine for each copy of the model.
 
     An engine that is not ready or hangs gets requests only if no other engine serves. A session's
-    requests go to the same copy while that copy serves, whichever worker gets them.
+    requests go to the same copy while that copy serves and has the request's adapter, whichever
+    worker gets them.
     """
 
     def __init__(
@@ -33,9 +34,9 @@ class EngineClient:
         has_several = len(endpoints) > 1
         self.copies = tuple(
             EngineConnection(
-                endpoint, heartbeat_timeout_s, clock, copy=str(copy) if has_several else ""
+                endpoint, heartbeat_timeout_s, clock, copy=str(number) if has_several else ""
             )
-            for copy, endpoint in enumerate(endpoints)
+            for number, endpoint in enumerate(endpoints)
         )
         self._router = router or PrefixAware()
 
@@ -50,7 +51,7 @@ class EngineClient:
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
-        """The adapters that at least one engine has loaded; empty while none is ready."""
+        """The adapters that at least one engine has loaded; empty while no engine is ready."""
         by_name: dict[str, Adapter] = {}
         for copy in self.copies:
             for adapter in copy.adapters:
@@ -58,7 +59,7 @@ class EngineClient:
         return tuple(by_name.values())
 
     def health(self) -> Health:
-        """Return the health of the first engine that is healthy, or else of the first one."""
+        """Return the health of the first engine that is healthy, or else of the first engine."""
         found = [copy.health() for copy in self.copies]
         return next((health for health in found if health.healthy), found[0])
 
@@ -78,7 +79,7 @@ class EngineClient:
     ) -> EngineConnection:
         """Return the connection to the engine that a request should be sent to.
 
-        While no engine is ready, it is one whose methods raise EngineUnavailableError.
+        While no engine is ready, the methods of this connection raise EngineUnavailableError.
         """
         if len(self.copies) == 1:
             return self.copies[0]
@@ -111,11 +112,14 @@ class EngineClient:
         return [copy.unload_adapter(name) for copy in copies_with or ready[:1]]
 
     def count_refusal(self, reason: str) -> None:
-        """Count a refused HTTP request; a ready engine gets the counts with its next heartbeat."""
+        """Count a refused HTTP request.
+
+        The counts are sent to a ready engine when its next heartbeat arrives.
+        """
         self._ready()[0].count_refusal(reason)
 
     def end_watching(self) -> None:
-        """End every wait for snapshots, now and later."""
+        """End all waits for snapshots. Later waits end at once."""
         for copy in self.copies:
             copy.snapshots.close()
 

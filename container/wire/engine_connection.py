@@ -89,7 +89,8 @@ class EngineConnection:
         *,
         copy: str = "",
     ) -> None:
-        """copy: the name of the engine's copy of the model in the log, if there are several."""
+        """copy: the number of the engine's copy of the model, for the log. It is '' if there is
+        only one copy."""
         self.endpoint = endpoint
         self._copy = copy
         self._heartbeat_timeout_s = heartbeat_timeout_s
@@ -180,7 +181,10 @@ class EngineConnection:
         return self._request(UnloadAdapter(self._new_id(), name))
 
     def count_refusal(self, reason: str) -> None:
-        """Count a refused HTTP request; the engine gets the counts with its next heartbeat."""
+        """Count a refused HTTP request.
+
+        The counts are sent to the engine when its next heartbeat arrives.
+        """
         self._refused[reason] = self._refused.get(reason, 0) + 1
 
     def abort_task(self, id: str, reason: AbortReason = "disconnect") -> None:
@@ -296,7 +300,7 @@ class EngineConnection:
     def _check_alive(self) -> None:
         """Reconnect if the engine has died without sending Dead.
 
-        Call only when no message waits, so that its last messages are read first.
+        Call only when no message waits, so that the engine's last messages are read first.
         """
         if self._monitor.poll(0):
             self._reconnect("the engine has ended")

@@ -21,7 +21,7 @@ class SnapshotFeed:
     """
 
     def __init__(self, ask: Callable[[float], None], clock: Callable[[], float]) -> None:
-        """ask: asks the engine for snapshots for this many seconds, if it is ready."""
+        """ask: asks the engine, if it is ready, for snapshots for a number of seconds."""
         self.is_closed = False
         self._ask = ask
         self._clock = clock
@@ -46,6 +46,6 @@ class SnapshotFeed:
         arrived.set(snapshot)
 
     def close(self) -> None:
-        """End every wait, now and later."""
+        """End all waits. Later waits end at once."""
         self.is_closed = True
         self.push(None)

@@ -199,7 +199,11 @@ class TestFiles:
                 "",
                 "py:6: ImportError",
             ),
-            ("@input_formatter\ndef second(data): ...\n", "", "has 2 functions @input_formatter"),
+            (
+                "@input_formatter\ndef second(data): ...\n",
+                "",
+                "has 2 functions with @input_formatter",
+            ),
             (
                 "@output_formatter\nasync def later(data): ...\n",
                 "",

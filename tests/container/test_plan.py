@@ -301,7 +301,7 @@ def test_the_plan_of_several_ranks_is_that_of_one_gpu(
     assert main([*command, "--instance-type", "ml.p5.48xlarge"]) == 0
     text = capsys.readouterr().out
     assert "8 x H100 (the model uses 2 of them)" in text
-    assert "on each GPU, as all figures below: weights 7,658.3 MiB" in text
+    assert "on each GPU, like all figures below: weights 7,658.3 MiB" in text
 
 
 def test_the_plan_of_several_copies_shows_their_gpus(
@@ -346,6 +346,6 @@ def test_a_degree_that_the_instance_cannot_have_is_refused(model: Path) -> None:
 def test_a_model_that_fits_on_all_gpus_together_is_told_so(model: Path) -> None:
     config = LLAMA_8B | {"hidden_size": 8192, "num_hidden_layers": 40, "num_attention_heads": 64}
     (model / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigurationError, match=r"option\.tensor_parallel_degree=4 splits it"):
+    with pytest.raises(ConfigurationError, match=r"tensor_parallel_degree=4 splits the model"):
         planned(model, "paged", "ml.g5.12xlarge")
     assert planned(model, "paged", "ml.g5.12xlarge", tensor_parallel_degree="4").num_blocks

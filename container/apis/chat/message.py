@@ -74,7 +74,7 @@ class Message:
         return {"tool_calls": [{"index": index, **call}]}
 
     def _reasoning(self, text: str) -> Record:
-        """Return the fields with reasoning: vLLM's current name and its former one."""
+        """Return the reasoning in two fields: under vLLM's current name and its former one."""
         shown = text if self._shows_reasoning else ""
         return {"reasoning": shown, "reasoning_content": shown} if shown else {}
 

@@ -109,8 +109,8 @@ class ChatResponse:
         A call to a function that the request names ends with `stop`, as in OpenAI's API.
         """
         reason = finish_reason(answer.finish)
-        is_choice = self._messages[index].has_calls and not self._request.names_function
-        if reason == "stop" and is_choice:
+        chose_call = self._messages[index].has_calls and not self._request.names_function
+        if reason == "stop" and chose_call:
             reason = "function_call" if self._request.uses_functions else "tool_calls"
         return {"finish_reason": reason, "stop_reason": answer.stop_reason}
 

@@ -139,9 +139,9 @@ def _last_text(conversation: Conversation) -> str:
 
 
 def _default_top_logprobs(values: Values) -> int:
-    """Return LMI's default: 1, which is the most likely token.
+    """Return the default of `top_logprobs`: 1, as in LMI.
 
-    It is 0 without `logprobs`, and for beam search, which has no top_logprobs.
+    The default is 0 without `logprobs`, and for beam search, which has no top_logprobs.
     """
     is_beam_search = values.get("num_beams", 1) != 1 or values.get("use_beam_search", False)
     return 1 if values.get("logprobs", False) and not is_beam_search else 0

@@ -64,7 +64,8 @@ FUNCTION_CALL = Kind(
 def with_functions_as_tools(values: Values) -> Values:
     """Turn OpenAI's former fields `functions` and `function_call` into `tools` and `tool_choice`.
 
-    Raises RequestError if they are combined with `tools`, or name a function without `functions`.
+    Raises RequestError if `functions` is combined with `tools` or `tool_choice`, or if
+    `function_call` names a function but `functions` is missing.
     """
     given = dict(values.given)
     functions = cast(list[object] | None, given.pop("functions", None))
@@ -183,7 +184,7 @@ def read_tools(
     is_parallel: bool,
     parallel_field: str = "parallel_tool_calls",
 ) -> Tools:
-    """Read the tools of an API that puts its fields in the form of chat completions.
+    """Read the tools of another API, whose fields are already in the form of chat completions.
 
     `parallel_field` is the API's name for `is_parallel`. Raises as `read_tool_choice` does.
     """

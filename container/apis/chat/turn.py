@@ -141,7 +141,7 @@ class Assistant:
         is_special = self._service.prompting.tokenizer.is_special
         special = {text: token_id for text, token_id in marks.items() if is_special(token_id)}
         notation = parser.notation(marks)
-        assert notation is not None, "_tool_parsers chose a parser that has one"
+        assert notation is not None, "_tool_parsers chooses a parser with a notation"
         form = notation.form(calls.functions, special, is_single=calls.is_single)
         return turn.decoding.with_structured_outputs(form, "tools")
 

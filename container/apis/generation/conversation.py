@@ -171,7 +171,8 @@ def _message(message: Mapping[str, object], field: str, images: Images) -> Mappi
     The exception is the content of a message with tool calls, which becomes empty if it is null or
     absent. Adds the message's images to `images`.
 
-    The reasoning of an earlier answer is given both of vLLM's names, as a template may use either.
+    The reasoning of an earlier answer is stored under both of vLLM's names for it, because a
+    template may use either.
     """
     given = {name: value for name, value in message.items() if value is not None}
     given = _in_current_format(given)
@@ -188,7 +189,7 @@ def _message(message: Mapping[str, object], field: str, images: Images) -> Mappi
     elif "tool_calls" in given:
         given["content"] = ""  # many templates add it to the prompt without checking for it
     else:
-        raise RequestError(f"{field}.content", "expected a string or a list of text parts")
+        raise RequestError(f"{field}.content", "expected a string or a list of parts")
     if "tool_calls" in given:
         given["tool_calls"] = _tool_calls(given["tool_calls"], f"{field}.tool_calls")
     return given

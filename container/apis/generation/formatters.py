@@ -120,7 +120,8 @@ def _takes_tokenizer(function: Formatter) -> bool:
 def load_formatters(path: Path, library_dir: str) -> Functions:
     """Run the file in its own directory and return its formatters.
 
-    Raises ConfigurationError if the file fails, naming the line, or misuses the decorators.
+    Raises ConfigurationError if the file misuses the decorators or fails. The message of a failure
+    names the line.
     """
     if library_dir:
         sys.path.insert(0, library_dir)
@@ -138,7 +139,9 @@ def _marked(module: ModuleType, path: Path, which: str) -> Formatter | None:
     # Functions are told apart by id, since one function may have several names.
     functions = list({id(value): value for value in values if getattr(value, mark, False)}.values())
     if len(functions) > 1:
-        raise ConfigurationError(f"{path}: has {len(functions)} functions @{which}_formatter")
+        raise ConfigurationError(
+            f"{path}: has {len(functions)} functions with @{which}_formatter; keep one"
+        )
     if functions and inspect.iscoroutinefunction(functions[0]):
         raise ConfigurationError(
             f"{path}: the @{which}_formatter function is async; make it a plain function"

@@ -36,7 +36,7 @@ class Generation:
         record: RequestRecord,
     ) -> None:
         """charge: counts tokens against the client's limit. The prompt's tokens count once an
-        answer has begun, because the engine may refuse the request before."""
+        answer has begun, because the engine may refuse the request until then."""
         self.prompt_token_ids = prompt_token_ids
         self.timing: Timing | None = None
         """Timing of the answer that ended last; None if a stop string ended it."""

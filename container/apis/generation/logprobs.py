@@ -89,7 +89,7 @@ def chat_logprobs(tokens: Sequence[TokenText], name: Callable[[int], str]) -> li
 def prompt_logprobs(
     token_ids: Sequence[int], scores: Sequence[TopLogprobs], tokenizer: Tokenizer
 ) -> list[Record | None]:
-    """Return vLLM's `prompt_logprobs`: None for the first token, and a record for each other one.
+    """Return vLLM's `prompt_logprobs`: None for the first token, then a record per token.
 
     The keys of a record are token ids: that of the token, and those of the most likely tokens.
     """
@@ -116,7 +116,7 @@ def _likely(top: TopLogprobs | None) -> Iterator[tuple[int, float]]:
 
 
 def _by_name(token: ScoredToken, num_top: int, name: Callable[[int], str]) -> Record | None:
-    """Return logprobs by token name, the token's own among them; None if it has no logprob."""
+    """Return logprobs by token name, including the token's own; None if the token has none."""
     if token.logprob is None:
         return None
     logprobs: Record = {name(token.token_id): token.logprob}

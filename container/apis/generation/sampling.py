@@ -116,12 +116,12 @@ SAMPLING_FIELDS: Fields = {
     **STRUCTURED_OUTPUT_FIELDS,
 }
 
-_ONLY_OF_CHOICES = {
+_NOT_FOR_ONE_ANSWER = {
     "n", "num_return_sequences", "best_of", "num_beams", "use_beam_search", "length_penalty",
     "early_stopping", "prompt_logprobs", "detokenize",
 }  # fmt: skip
 ONE_ANSWER_FIELDS: Fields = {
-    name: field for name, field in SAMPLING_FIELDS.items() if name not in _ONLY_OF_CHOICES
+    name: field for name, field in SAMPLING_FIELDS.items() if name not in _NOT_FOR_ONE_ANSWER
 }
 """The fields for APIs that return one answer, as text only."""
 

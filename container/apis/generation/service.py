@@ -84,7 +84,7 @@ class GenerationService(Service):
     def encode_chat(self, context: RequestContext, conversation: Conversation) -> EncodedPrompt:
         """Return a conversation's tokens and images.
 
-        Raises RequestError if the model takes no images, and as `Prompting.encode_chat` does.
+        Raises RequestError for images if the model takes none, and as `Prompting.encode_chat` does.
         """
         if conversation.images and not self.client.facts.takes_images:
             raise RequestError(conversation.images[0].field, NO_IMAGES)

@@ -1,4 +1,4 @@
-"""SageMaker's sessions: with a session's id SageMaker routes a client to the same container.
+"""SageMaker's sessions: SageMaker sends all requests of a session to the same container.
 
 Each session is an empty file, so that all workers see it, and the file's modification time is the
 time of the session's last use. The container keeps nothing else. The session's id decides which

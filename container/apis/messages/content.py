@@ -41,7 +41,7 @@ def read_messages(
             messages.append(_assistant(blocks, f"{field}.content"))
         else:
             allowed = images if role == "user" else None
-            messages += _others(role, blocks, f"{field}.content", allowed)
+            messages += _results_first(role, blocks, f"{field}.content", allowed)
     return tuple(messages), images.files
 
 
@@ -68,7 +68,7 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], field: str) -> Mapping[str, 
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _others(
+def _results_first(
     role: str, blocks: Sequence[Mapping[str, Any]], field: str, images: Images | None
 ) -> list[Mapping[str, object]]:
     """Return the results of tools, then the message with the other blocks, if there are any.

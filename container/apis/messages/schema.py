@@ -127,7 +127,7 @@ _SHARED = (
     "adapters", "truncate_prompt_tokens", "request_id", "ignore_eos", "logits_processors",
     "vllm_xargs", "kv_transfer_params",
 )  # fmt: skip
-"""The fields of chat completions that messages have too."""
+"""The fields of chat completions that the messages API has, too."""
 
 MESSAGES_FIELDS: Fields = {
     **ONE_ANSWER_FIELDS,

@@ -88,7 +88,7 @@ _SHARED = (
     "logits_processors", "vllm_xargs", "kv_transfer_params", "user", "service_tier",
     "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "aws_region_name",
 )  # fmt: skip
-"""The fields of chat completions that responses have too."""
+"""The fields of chat completions that the responses API has, too."""
 
 RESPONSES_FIELDS: Fields = {
     **ONE_ANSWER_FIELDS,

@@ -33,7 +33,7 @@ MAX_BATCH = INPUTS.maximum
 _INPUT = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "object"}]}
 _INPUTS = Kind(
     "a string, an object or a list of them",
-    lambda _: True,  # `read_input` checks each one
+    lambda _: True,  # `read_input` checks each input
     {
         "anyOf": [
             _INPUT,
@@ -58,8 +58,8 @@ _NESTED: Mapping[str, tuple[str, ...]] = {
     "generate_kwargs": _GENERATION,
     "forward_params": ("speaker_id",),
 }
-"""Parameters that are objects, with the fields allowed in them. Transformers' other fields name
-files and code to load."""
+"""Parameters that are objects, with the fields allowed in them. Some other fields that transformers
+knows name files or code to load."""
 _RANGES: Mapping[str, range] = {
     "num_frames": range(1, 129),
     "frame_sampling_rate": range(1, 129),

@@ -152,7 +152,7 @@ def _images(value: object, field: str) -> list[object]:
 
 
 def _table(value: object, field: str) -> Mapping[str, list[str]]:
-    """Return the columns by name. Numbers become strings, as models read them.
+    """Return the columns by name. Numbers become strings, which is how models read them.
 
     Raises RequestError if the columns differ in length.
     """

@@ -35,7 +35,7 @@ def form_of(options: Options) -> Form:
 
 @dataclass(frozen=True, slots=True)
 class TextStyle:
-    """The format of tokens, which is the same for all responses of a server."""
+    """The format of tokens, which is the same for all responses of a `TextApi`."""
 
     tokenizer: Tokenizer
     form: Form

@@ -12,7 +12,8 @@ const LENGTHS = [1, 0.25, 0.75, 0.5];
 // A browser opens at most six connections to a server, and one of them streams the events. So all
 // prompts whose answers have the same length go into one request.
 
-// Returns `count` prompts that begin alike, or `count` times `own`, each with its answer's length.
+// Returns `count` prompts, each with its answer's length. The prompts begin alike or, if `own` is
+// given, are equal to it.
 export function burst(count, own, maxTokens) {
   return Array.from({ length: count }, (_, index) => ({
     prompt: own || `${OPENING}${SPEAKERS[index % SPEAKERS.length]}.`,

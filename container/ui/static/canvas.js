@@ -28,7 +28,7 @@ export function sequenceColor(id) {
   return `hsl(${((id * 137.508) % 360).toFixed(0)} 62% ${palette()["seq-lightness"]})`;
 }
 
-// Returns a context in CSS pixels, with the canvas cleared.
+// Clears the canvas. Returns its context, scaled to CSS pixels, and its size.
 export function begin(canvas) {
   const ratio = devicePixelRatio || 1;
   const [width, height] = [canvas.clientWidth, canvas.clientHeight];

@@ -158,7 +158,7 @@ export class Panel {
     return [...this.history.rows.values()].filter((row) => row.end !== null);
   }
 
-  // Two times of the engine: when the first request arrived, and up to when the charts are drawn.
+  // Two times of the engine: when the first request arrived, and the end of what the charts show.
   #range() {
     const rows = [...this.history.rows.values()];
     if (!rows.length) return [0, 0];
