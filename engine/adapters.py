@@ -18,7 +18,7 @@ MIB = 2**20
 def start_adapters(
     model_dir: Path, options: Options, model: PackedModel | LibraryModel, executor_reason: str
 ) -> tuple[Adapters | None, tuple[str, ...]]:
-    """Return the adapters, or None if LoRA is not enabled, and notes for the log.
+    """Return the adapters (None if LoRA is not enabled) and notes for the log.
 
     Raises ConfigurationError if the model does not support LoRA or an adapter cannot be loaded.
     """

@@ -62,7 +62,7 @@ class StepInputs:
     each of its sequences; rows past `sampled_chunks` are 0."""
     batch: PagedBatch
     sampled_chunks: tuple[Chunk, ...]
-    """The chunk of each row."""
+    """The chunk of each sampled row that is not padding."""
     scored_rows: ScoredRows | None = None
     adapter_slots: Tensor | None = None
     """[T] int64: each token's adapter slot or NO_ADAPTER. None if no token has an adapter."""
@@ -241,7 +241,7 @@ class _Places:
         return starts
 
     def spans(self, chunks: Sequence[Chunk]) -> tuple[Span, ...] | None:
-        """Return the spans of an unpadded step."""
+        """Return the spans of an unpadded step, or None if the step is padded."""
         if self._is_padded:
             return None
         return tuple(
@@ -358,12 +358,12 @@ def _place_on_grids(axes: NDArray[np.int64], chunk: Chunk) -> None:
 
 
 def _growth(image: PromptImage) -> int:
-    """Return by how much the coordinates after an image differ from the tokens' indices."""
+    """Return the number that an image adds to the coordinates of all tokens after it."""
     return max(_grid(image)) - image.num_tokens
 
 
 def _grid(image: PromptImage) -> tuple[int, int]:
-    assert image.grid is not None, "all images of a model have a grid, or none"
+    assert image.grid is not None, "if one image of a model has a grid, all have one"
     return image.grid
 
 

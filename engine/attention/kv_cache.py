@@ -73,8 +73,8 @@ def _zeros(num_bytes: int) -> Tensor:
 def _populate_in_background(regions: Sequence[Tensor]) -> None:
     """Have Linux allocate every page, so that no step waits until a page is found and cleared.
 
-    A background thread does it, so the start does not wait either. Linux before 5.14 cannot
-    populate pages while others write them; there this function writes all of the memory.
+    A background thread does it, so that the start does not wait either. Linux before 5.14 has no
+    call for it. There this function writes zeros to all of the memory, before any step uses it.
     """
     pieces = [piece for region in regions for piece in region.split(POPULATE_BYTES)]
     if not pieces:
@@ -83,7 +83,7 @@ def _populate_in_background(regions: Sequence[Tensor]) -> None:
         for region in regions:
             region.zero_()
     elif len(pieces) > 1:
-        # NOTE: not a daemon: Python would stop it inside torch's code, which aborts the process.
+        # NOTE: not a daemon, which Python would stop inside torch's code, aborting the process.
         rest = partial(_populate_all, pieces[1:])
         threading.Thread(target=rest, name="populate-kv").start()
 

@@ -1,4 +1,4 @@
-"""The gate: a decoder serves a model only if its logits equal the logits of transformers' own code.
+"""The gate: a decoder serves a model only if its logits agree with those of transformers' own code.
 
 The name of a model type proves nothing, so every model is tried. A probe prompt runs in chunks
 through the paged path, with the kernels that will serve. Its logits are compared with those of

@@ -138,7 +138,7 @@ class ModelSource:
                 }
             # Without this argument, transformers falls back to *.bin files.
             keywords |= {} if self.allow_pickle else {"use_safetensors": True}
-            if "state_dict" in keywords:  # only the model's own class loads without a directory
+            if "state_dict" in keywords:  # an Auto class would need a directory
                 model_class = kind._model_mapping[type(self.config)]
                 return model_class.from_pretrained(None, **keywords)
             return kind.from_pretrained(self.model_dir, **keywords)

@@ -76,7 +76,7 @@ class PackedModel:
         return memory
 
     def forward(self, inputs: StepInputs, paged: PagedAttention) -> Tensor:
-        """Return logits [S + R, vocab_size]: S rows to sample from, then R rows to score."""
+        """Return logits [S + R, vocab_size]: S rows to sample from, then R rows for scores."""
         slots = inputs.adapter_slots
         if self.adapter_memory is not None:
             self.adapter_memory.choose(slots)

@@ -1,6 +1,6 @@
 """Random weights for our own decoder, made tensor by tensor.
 
-A rank therefore holds its shards and one whole tensor, never the whole model.
+While it loads, a rank holds its own shards and one whole tensor, never the whole model.
 """
 
 from __future__ import annotations

@@ -135,7 +135,8 @@ class Followers:
         self._has_failed.wait(MAX_REPORT_WAIT_S)
         if self._failure is not None:
             return self._failure
-        # The other ranks wait for rank 0 in a collective.
+        # The fault is rank 0's own. The other ranks may wait for it in a collective, so the model
+        # cannot go on.
         return EngineUnavailableError(f"rank 0 failed: {type(error).__name__}: {error}")
 
     def close(self) -> None:

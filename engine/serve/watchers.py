@@ -29,7 +29,10 @@ FirstToken = Callable[[int], float | None]
 
 
 class Watchers:
-    """Sends snapshots to each watching client until its time is up. False if nobody watches."""
+    """Sends snapshots to each watching client until its time is up.
+
+    As a condition, it is true while somebody watches.
+    """
 
     def __init__(
         self,

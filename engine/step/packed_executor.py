@@ -35,7 +35,9 @@ NOTHING_SAMPLED = Sampled((), ())
 
 
 class PackedExecutor:
-    """Runs any mix of prefills, chunked prefills and decodes as one row of tokens, unpadded.
+    """Runs any mix of prefills, chunked prefills and decodes as one row of tokens.
+
+    Only CUDA graphs need padding.
 
     `submit` never waits for the device, except for the encoder of new images. Inputs and sampled
     tokens are copied asynchronously, and the next step reads the tokens that it needs from the

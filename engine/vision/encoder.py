@@ -30,7 +30,7 @@ class ImageEncoder:
     def __init__(self, model: Any, blank: Callable[[int], PromptImage]) -> None:
         """model: a transformers model with `get_image_features`, on its device.
 
-        blank: returns an image of a number of pixels.
+        blank: takes a number of pixels, and returns a blank image of that size.
         """
         self._model = model
         self._blank = blank
@@ -62,7 +62,7 @@ class ImageEncoder:
 
     @torch.inference_mode()
     def run_blank(self, num_pixels: int) -> Tensor:
-        """Encode a blank image of this many pixels, or of the model's maximum."""
+        """Encode a blank image of this many pixels, or of the model's maximum if that is less."""
         return self._encode(self._blank(num_pixels))
 
     def _encode(self, image: PromptImage) -> Tensor:

@@ -17,7 +17,7 @@ class VisionFamily:
     language_model: str
     """Prefix of the language model's tensors in published files."""
     processor: Literal["tiles", "grid", "runs"]
-    """See `engine.vision.processors`, which only models that take images import."""
+    """See `engine.vision.processors`, which is imported only for models that take images."""
     model_type: str = ""
     """The family in `engine.model.families` that computes the language model; '': the model type
     in its config."""
