@@ -43,7 +43,7 @@ def start_adapters(
             raise ConfigurationError(f"adapter '{folder.name}': {error}") from error
     names = ", ".join(adapter.name for adapter in adapters.loaded) or "none yet"
     return adapters, (
-        f"LoRA: {memory.num_slots} adapters of rank {memory.max_rank} take "
+        f"LoRA: room for {memory.num_slots} adapters of rank {memory.max_rank} takes "
         f"{memory.num_bytes / MIB:,.1f} MiB; loaded: {names}",
     )
 

@@ -232,7 +232,7 @@ class _Places:
     def query_starts(self) -> NDArray[np.int32]:
         """Return where each prompt starts among the prompts' tokens, and where the last one ends.
 
-        Prompts of the padding have no tokens.
+        Prompts that are padding have no tokens.
         """
         num_decodes, first_prompt = self.step.num_decodes, self.size.num_decodes
         starts = np.full(self.size.num_prompts + 1, self.step.num_prompt_tokens, np.int32)

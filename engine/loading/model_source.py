@@ -157,5 +157,5 @@ def _as_model_type(config: PreTrainedConfig, model_type: str) -> PreTrainedConfi
     del settings["model_type"]
     ropes = settings.pop("rope_parameters")
     other: Any = AutoConfig.for_model(model_type, **settings)
-    other.rope_parameters = ropes  # set now, because transformers would warn of keys of other types
+    other.rope_parameters = ropes  # transformers warns of unknown keys (mrope_section) in settings
     return other

@@ -204,7 +204,7 @@ def _scratch_bytes(
 
 
 def max_model_len(options: Options, config: PreTrainedConfig) -> int:
-    """Return the most tokens of a sequence by the options and the config.
+    """Return how many tokens a sequence may have, according to the options and the config.
 
     Memory may have room for fewer.
     """

@@ -47,7 +47,7 @@ class RMSNorm:
     def __init__(
         self, weight: Tensor, eps: float, kind: NormKind, elementwise: Elementwise
     ) -> None:
-        """weight: [width] or, which needs `elementwise.norms_all_heads`, [heads, width]."""
+        """weight: [width]. If `elementwise.norms_all_heads`, it may also be [heads, width]."""
         self.weight, self.eps, self.kind, self.elementwise = weight, eps, kind, elementwise
         self._rms_norm, self._add_rms_norm = elementwise.rms_norm, elementwise.add_rms_norm
         self._options = {"offset": kind.offset, "rounds_first": kind.rounds_first}

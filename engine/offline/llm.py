@@ -217,7 +217,10 @@ class LLM:
         return embed(self.embedding_engine, as_list(prompts), limit, use_tqdm=use_tqdm)
 
     def close(self) -> None:
-        """Free the model and the KV cache. May be called again; any other call fails after it."""
+        """Free the model and the KV cache. May be called again.
+
+        Nothing can be generated or embedded after it.
+        """
         self.embedding_engine = None
         if self._driver is not None:
             self._driver.close()

@@ -1,7 +1,7 @@
 """The models that take images: what differs between their checkpoints and processors.
 
-All of them have a language model that runs packed, and an image encoder whose outputs replace the
-embeddings of its image tokens.
+Each has a language model that runs packed, and an image encoder whose outputs replace the
+embeddings of the image tokens.
 """
 
 from __future__ import annotations
