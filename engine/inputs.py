@@ -28,7 +28,7 @@ Fill = Callable[[Tensor, Tensor], None]
 
 @dataclass(frozen=True, slots=True)
 class ScoredRows:
-    """The R prompt tokens whose logits score the prompt token after them (`prompt_logprobs`)."""
+    """The R prompt tokens whose logits score the prompt token after each (`prompt_logprobs`)."""
 
     rows: Tensor
     """[R] int64: their indices among the step's T tokens."""
@@ -118,7 +118,7 @@ class InputBuilder:
         size: pad the step to this size, into which it fits. By default it is not padded.
 
         embeddings: the embeddings of the step's images by digest, on the device. The tokens of an
-        image that is missing here keep their embeddings from the table.
+        image that is missing here keep the embeddings of their token ids.
         """
         chunks = sorted(plan.chunks, key=lambda chunk: chunk.length > 1)  # decodes first; stable
         places = _Places(chunks, size)

@@ -41,7 +41,7 @@ class BlockKernels:
 class AttentionBackend(Protocol):
     """Computes one layer's attention over its KV cache.
 
-    keys, values: the layer's cache, [num_blocks, block_size, kv_heads, head_dim].
+    keys, values: the layer's cache, [num_blocks, block_size, kv_heads, head_dim or value_dim].
     """
 
     block_kernels: BlockKernels

@@ -26,8 +26,7 @@ POPULATE_NICENESS = 19
 
 
 class KVCache:
-    """Two tensors per layer, [num_blocks, block_size, kv_heads, head_dim].
-
+    """Keys and values of each layer: [num_blocks, block_size, kv_heads, head_dim or value_dim].
     On a GPU they are uninitialized. On a CPU they are zero, and a head's rows of one block are
     contiguous in memory. dtype: the model's dtype, float8_e4m3fn, or uint8 that holds the bytes of
     fp8 e4m3. `host` holds swapped blocks of all layers in host memory, [num_host_blocks, words]

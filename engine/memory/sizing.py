@@ -70,7 +70,8 @@ def choose_sizes(
 
     group: the ranks that share the model; the rank with the least memory decides. None: one rank.
 
-    Raises InsufficientMemoryError if the largest step does not fit beside the weights.
+    Raises InsufficientMemoryError if the largest step does not fit beside the weights, and as
+    `fit_length` does.
     """
     group = group or SingleRank(model.device)
     num_local_ranks = group.size // options.nodes

@@ -58,7 +58,7 @@ VLLM_NAMES: Mapping[str, str] = {
     "swap_space": "swap_space_gib",
     "quantization": "quantize",
 }
-"""Our names, which are LMI's, by vLLM's names."""
+"""Our options by vLLM's names. Ours are named as in LMI if LMI has them."""
 Message = Mapping[str, object]
 
 

@@ -1,4 +1,4 @@
-"""The types of prompts that `LLM` takes: the same as vLLM's."""
+"""The types of prompts that `LLM` takes: texts and token ids, in the forms that vLLM takes."""
 
 from __future__ import annotations
 

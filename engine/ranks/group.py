@@ -156,7 +156,7 @@ class StoreServer:
     """The store of ranks on several machines, run by rank 0."""
 
     def __init__(self, host: str, listener: socket.socket) -> None:
-        """listener: bound to an address of `host`, this machine; the store takes ownership of it.
+        """listener: bound to an address of `host`, which is this machine; the store takes it over.
 
         Without a listener, the store would listen at all addresses.
         """

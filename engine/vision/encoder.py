@@ -39,7 +39,7 @@ class ImageEncoder:
         self.max_kept_bytes: int = MAX_KEPT_TOKENS * hidden_size * model.dtype.itemsize
         sample = blank(BLANK_PIXELS)
         self.undivided_tokens: int = sample.num_tokens if sample.is_bidirectional else 0
-        """Tokens of an image that one step must compute whole; 0: a step may end inside it."""
+        """Tokens of an image that one step must compute whole; 0: steps may end inside an image."""
         self._kept: OrderedDict[tuple[str, bytes], Tensor] = OrderedDict()
 
     @torch.inference_mode()
