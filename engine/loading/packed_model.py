@@ -101,9 +101,9 @@ def load_packed_model(
 
     group: the ranks that share the model; None: one rank.
 
-    Raises UnsupportedModelError if no decoder reproduces the logits of transformers' own code,
-    ConfigurationError if the model's files are broken, or if `choice` is "own" and our own decoder
-    cannot run the model.
+    Raises UnsupportedModelError if no decoder reproduces the logits of transformers' own code.
+    Raises ConfigurationError if the model's files are broken, or if `choice` is "own" and our own
+    decoder cannot run the model.
     """
     model_type = source.config.model_type
     if model_type in VISION_FAMILIES:
