@@ -76,7 +76,7 @@ class PackedModel:
         return memory
 
     def forward(self, inputs: StepInputs, paged: PagedAttention) -> Tensor:
-        """Return logits [S + R, vocab_size]: S rows to sample from, then R rows to score."""
+        """Return logits [S + R, vocab_size]: S rows to sample from, then R rows for scores."""
         slots = inputs.adapter_slots
         if self.adapter_memory is not None:
             self.adapter_memory.choose(slots)
@@ -101,9 +101,9 @@ def load_packed_model(
 
     group: the ranks that share the model; None: one rank.
 
-    Raises UnsupportedModelError if no decoder reproduces the logits of transformers' own code,
-    ConfigurationError if the model's files are broken, or if `choice` is "own" and our own decoder
-    cannot run the model.
+    Raises UnsupportedModelError if no decoder reproduces the logits of transformers' own code.
+    Raises ConfigurationError if the model's files are broken, or if `choice` is "own" and our own
+    decoder cannot run the model.
     """
     model_type = source.config.model_type
     if model_type in VISION_FAMILIES:

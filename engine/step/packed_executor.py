@@ -35,7 +35,9 @@ NOTHING_SAMPLED = Sampled((), ())
 
 
 class PackedExecutor:
-    """Runs any mix of prefills, chunked prefills and decodes as one row of tokens, unpadded.
+    """Runs any mix of prefills, chunked prefills and decodes as one row of tokens.
+
+    Only CUDA graphs need padding.
 
     `submit` never waits for the device, except for the encoder of new images. Inputs and sampled
     tokens are copied asynchronously, and the next step reads the tokens that it needs from the
@@ -68,7 +70,7 @@ class PackedExecutor:
         self._newest_rows: dict[int, int] = {}
         """Indices into `_newest`, by sequence id."""
         self.model_time = Stopwatch()
-        """Runs during forward passes on a CPU, and while other devices are waited for."""
+        """Runs during forward passes on a CPU, and while the host waits for any other device."""
         is_cpu = model.device.type == "cpu"
         self._during_forward = self.model_time if is_cpu else nullcontext()
         self._during_wait = nullcontext() if is_cpu else self.model_time

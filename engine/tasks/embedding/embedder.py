@@ -120,8 +120,8 @@ class Embedder:
         if len(token_ids) > limit:
             raise RequestError(
                 field,
-                f"has {len(token_ids)} tokens; the model takes at most {limit}, unless the request "
-                "asks for truncation",
+                f"has {len(token_ids)} tokens; the model takes at most {limit}; shorten it, or ask "
+                "for truncation",
             )
         if not token_ids:
             raise RequestError(field, "has no tokens")
