@@ -91,9 +91,9 @@ class Embedder:
             return error
 
     def _check_dimensions(self, dimensions: int | None) -> None:
-        if dimensions is None:
-            return
         width = self.model.config.get_text_config().hidden_size * len(self._settings.pooling)
+        if dimensions is None or dimensions == width:
+            return
         if not self._matryoshka:
             raise RequestError(
                 "dimensions",

@@ -217,8 +217,12 @@ def test_max_model_len_can_be_lowered_but_not_raised(task_model):
 
 
 def test_dimensions_need_a_matryoshka_model(task_model, tmp_path):
-    (refused,) = perform(engine_of(task_model("encoder")), embed("the cat", dimensions=4))
+    plain = engine_of(task_model("encoder"))
+    whole, refused = perform(plain, embed("the cat"), embed("the cat", dimensions=4))
     assert refused.field == "dimensions"
+    width = len(vectors(whole)[0][0])
+    (same,) = perform(plain, embed("the cat", dimensions=width))
+    np.testing.assert_array_equal(vectors(same)[0], vectors(whole)[0])
     shutil.copytree(task_model("encoder"), tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"matryoshka_dimensions": [4, 8]}))
