@@ -18,7 +18,8 @@ class Adapter(msgspec.Struct, frozen=True):
     slot: int
     """The index of its slot in device memory."""
     generation: int
-    """Counts the loads of this process, from 1. No two adapters have the same generation."""
+    """1 for the first adapter that this process loads, 2 for the next one, and so on. A slot or a
+    name may be used again, a generation never is."""
 
 
 def lora_disabled(field: str = "adapters") -> RequestError:

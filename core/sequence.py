@@ -119,7 +119,8 @@ class Sequence:
     def chunk_end(self, end: int) -> int:
         """Return the last position up to `end` where a chunk may end.
 
-        A chunk may begin inside a bidirectional image: the K and V of earlier tokens are final.
+        That is not inside a bidirectional image. A chunk may begin inside such an image, because
+        the K and V of all earlier tokens are final.
         """
         cut = self.images_in(end - 1, end + 1) if self.images else ()
         inside = [

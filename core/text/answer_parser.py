@@ -14,13 +14,13 @@ AnswerPiece = Reasoning | str | ToolCall
 
 
 class AnswerParser:
-    """Parses one answer. Without a parser of reasoning or tool calls, such text is content."""
+    """Parses one answer. Reasoning and tool calls for which there is no parser count as content."""
 
     def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser | None) -> None:
         self._reasoning = reasoning
         self._tools = tools
         self.num_reasoning_tokens = 0
-        """The number of tokens so far that left the answer inside its reasoning."""
+        """The number of tokens so far after which the answer was still inside its reasoning."""
 
     @property
     def is_reasoning(self) -> bool:
