@@ -34,10 +34,11 @@ TILES: Mapping[tuple[int, int], tuple[int, int, int]] = {
     (64, 32): (64, 4, 3),
     (64, 64): (64, 4, 2),
 }
-"""Outputs of a tile, warps and stages, by its rows and inputs.
+"""Maps the rows and inputs of a tile to its outputs, and to the kernel's warps and stages.
 
-These sizes need no stack and read 16 bytes at a time on sm_80 to sm_90, as
-tests/kernels/test_quantized_compile.py checks; neighbouring sizes do not. No GPU has timed them.
+With these sizes, kernels need no stack and read 16 bytes at a time on sm_80 to sm_90, as
+tests/kernels/test_quantized_compile.py checks. With neighbouring sizes they do not. The sizes have
+not been timed on a GPU.
 """
 
 

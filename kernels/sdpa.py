@@ -17,7 +17,7 @@ from kernels.batch import PagedBatch
 
 
 class Scratch:
-    """Buffers for the gathered K and V of one sequence. They grow with the longest one so far."""
+    """Buffers for the gathered K and V of one sequence, as large as the longest one has needed."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
