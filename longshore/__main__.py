@@ -70,7 +70,8 @@ def _run(command: Command, arguments: list[str]) -> int:
         return 1
 
 
-# Each imports its command when it is called: `longshore --help` must not wait for the others.
+# Each function below imports its command only when it is called, so that `longshore --help` and the
+# other commands do not wait for the import.
 def _container(arguments: list[str]) -> int:
     from container.__main__ import main as run
 

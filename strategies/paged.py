@@ -9,8 +9,8 @@ back all of its blocks and waits until it is the oldest waiting group and fits a
 swap        they move to the host; if the swap space is full, recompute
 recompute   they are dropped, and later computed again from the tokens known by then
 auto        swap a group that would take more than one step to recompute, or that has several
-            sequences, which would no longer share the blocks they generated if they were
-            recomputed. Recompute all other groups
+            sequences: recomputed sequences share only the blocks of the prompt. Recompute all
+            other groups
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ class PagedMemory(KVMemory):
     def check_integrity(self) -> None:
         self._pool.check_integrity(self._tables.values(), cached=self._prefixes)
         self._host.check_integrity(self._swapped.values())
-        assert not self._tables.keys() & self._swapped.keys(), "a sequence has blocks on both sides"
+        assert not self._tables.keys() & self._swapped.keys(), "a sequence has two tables"
 
 
 def _distinct(tables: Mapping[int, tuple[int, ...]]) -> list[int]:
