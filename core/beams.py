@@ -56,7 +56,7 @@ def num_candidates(params: SamplingParams, num_stop_tokens: int) -> int:
 
 
 class BeamSearch:
-    """One search. Once `is_done` is set, `hypotheses` holds the best ones, best first."""
+    """One search. Once `is_done` is set, `hypotheses` holds the best answers, best first."""
 
     def __init__(self, params: SamplingParams, stop_token_ids: Mapping[int, Finish]) -> None:
         self._params = params

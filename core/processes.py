@@ -54,7 +54,7 @@ def note_stop_signals() -> Sequence[int]:
 
 @contextmanager
 def cpu_limit(seconds: float) -> Generator[None]:
-    """Have SIGPROF end the process when the block has used up this much CPU time."""
+    """Have SIGPROF end the process if its `with` block uses up this much CPU time."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield

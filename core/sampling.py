@@ -165,7 +165,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
     prompt_logprobs: int | None = None
     """Like `logprobs`, but for the tokens of the prompt, from the second one on."""
     truncate_prompt_tokens: int | None = None
-    """Use only this many tokens from the end of the prompt. -1: as many as leave room to answer."""
+    """Use only this many tokens from the end of the prompt. -1: use as many as leave room for the
+    answer."""
     n: int = 1
     """Number of answers to return."""
     best_of: int | None = None

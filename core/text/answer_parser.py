@@ -28,7 +28,7 @@ class AnswerParser:
         return self._reasoning is not None and self._reasoning.is_inside
 
     def push(self, tokens: Sequence[TokenText], *, is_last: bool) -> list[AnswerPiece]:
-        """Add tokens and return the pieces that are certain by now; all of them if `is_last`."""
+        """Add tokens and return the pieces that are certain by now; if `is_last`, all pieces."""
         pieces: list[AnswerPiece] = []
         for part in self._separated(tokens, is_last=is_last):
             if isinstance(part, Reasoning) or self._tools is None:

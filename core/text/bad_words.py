@@ -13,9 +13,9 @@ from core.text.tokenizer import Tokenizer
 def with_bad_word_ids(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
     """Return the parameters with the texts in `bad_words` replaced by their tokens.
 
-    A word has other tokens after a space than at the start of the answer. As in vLLM, the tokens of
-    the word with a space are forbidden too if they are as many as those of the plain word, and
-    begin with a different token.
+    A word may have other tokens after a space than at the start of the answer. As in vLLM, the
+    tokens of the word with a space are forbidden too if they are as many as those of the plain
+    word, and begin with a different token.
     """
     if not any(isinstance(word, str) for word in params.bad_words):
         return params
