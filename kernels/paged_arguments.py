@@ -25,7 +25,10 @@ def check_paged_arguments(
     sinks: Tensor | None,
     out: Tensor | None,
 ) -> None:
-    """Raise ValueError for unsupported arguments, with what is supported. Reads no contents."""
+    """Raise ValueError for unsupported arguments, with a message that says what is supported.
+
+    Does not read the contents of tensors.
+    """
     _check_shapes(query, key_cache, value_cache)
     _check_dtypes(query, key_cache, value_cache)
     for name, tensor in (("query", query), ("key_cache", key_cache), ("value_cache", value_cache)):

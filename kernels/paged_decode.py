@@ -155,7 +155,7 @@ def paged_decode(
     read after the call, and not used if the list has no more items than sequences. If `out`, `work`
     and `scratch` are given, nothing is allocated. Returns `out`, [N, heads, head_dim].
 
-    Raises ValueError for arguments that the kernel does not support but `kernels.sdpa` does.
+    Raises ValueError for arguments that the kernel does not support. `kernels.sdpa` supports more.
     """
     check_paged_arguments(query, key_cache, value_cache, block_tables, context_lens, sinks, out)
     if work is not None and len(work.rows) != len(query):

@@ -144,10 +144,10 @@ def _quantized(
     kind: str, group_size: int, *num_experts: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return uninitialized codes, scales and zero points."""
-    of_groups = (*num_experts, _INPUTS // group_size, _OUTPUTS)
+    group_shape = (*num_experts, _INPUTS // group_size, _OUTPUTS)
     codes = torch.empty(*num_experts, _OUTPUTS, _INPUTS // PER_BYTE[kind], dtype=torch.uint8)
-    scales = torch.empty(of_groups, dtype=torch.uint8 if kind == "fp4" else torch.float32)
-    zeros = torch.empty(of_groups, dtype=torch.uint8) if kind.startswith("int") else None
+    scales = torch.empty(group_shape, dtype=torch.uint8 if kind == "fp4" else torch.float32)
+    zeros = torch.empty(group_shape, dtype=torch.uint8) if kind.startswith("int") else None
     return codes, scales, zeros
 
 

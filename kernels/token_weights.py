@@ -48,7 +48,7 @@ class DrawnRows:
         if token_ids.shape != logits.shape[:1] or token_ids.dtype != torch.int64:
             raise ValueError(
                 f"token_ids are {list(token_ids.shape)} {token_ids.dtype} for "
-                f"{logits.shape[0]} rows of logits; they must be one int64 a row"
+                f"{logits.shape[0]} rows of logits; they must be one int64 per row"
             )
         types = {
             "row_index": torch.int64,
