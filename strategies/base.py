@@ -1,4 +1,4 @@
-"""The interface of a batching strategy, and the bookkeeping that all of them share.
+"""The interface of a batching strategy, and the bookkeeping that all strategies share.
 
 ```
 plan    = strategy.schedule(now)        # which tokens of which sequences, in which KV blocks

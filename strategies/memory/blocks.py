@@ -105,7 +105,7 @@ class PagedMemory(KVMemory):
     def _cached_block(self, sequence: Sequence, table: list[int], index: int) -> int:
         """Add `table[index]` to the prefix cache.
 
-        Returns the block to use instead: another one if the cache already has that prefix.
+        Returns the block to use from now on: another one if the cache already has that prefix.
         """
         if index > 0:
             parent = self._prefixes.digest(table[index - 1])
