@@ -110,7 +110,7 @@ def test_a_rank_that_dies_or_stops_ends_the_others(group, signum, reason, caplog
 
 
 def test_a_rank_that_fails_says_why(group):
-    with contextlib.suppress(ConfigurationError):  # rank 1 may end before rank 2 has it
+    with contextlib.suppress(ConfigurationError):  # rank 1 may end before rank 2 gets the order
         group.followers.send(Move(BlockMoves()))
     group.wait_for_the_end()
     assert str(group.error).endswith("the KV cache does not fit")
