@@ -215,7 +215,7 @@ SPEEDS = {"paged": 12.0, "generate": 2.0}
 @pytest.mark.parametrize(
     ("shape", "found"), [("llama-2-7b", "50%"), ("qwen3-0.6b", "not measured")]
 )
-def test_the_roofline_target_is_for_the_7b(shape, found):
+def test_the_roofline_target_is_for_the_7b_model(shape, found):
     report = Report(is_dry=False, shape=shape)
     take(report, "ceilings", {"bytes": 4_000_000, "us": {"torch": 1.0}})
     take(report, "roofline", {"batch": 50, "step us": 2.0, "GPU us": 1.5, "bytes": 4_000_000})

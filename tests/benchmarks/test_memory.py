@@ -69,7 +69,7 @@ def test_the_benchmark_runs_without_a_trace(tmp_path):
 
 
 def test_the_gain_of_the_prefix_cache_is_measured_in_pairs_of_runs(monkeypatch):
-    """The runs are faked: with the cache, twice as many requests per second."""
+    """The runs are faked: the cache doubles their requests per second."""
     runs = []
 
     def run(engine, requests):

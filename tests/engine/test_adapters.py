@@ -145,7 +145,7 @@ def test_adapters_with_cuda_graphs(adapted, overlaps):
         num_replays, num_steps = recorder.num_replays, llm.llm_engine.num_steps
         assert greedy(llm, folders, names) == each_with(names, answers)
         num_steps = llm.llm_engine.num_steps - num_steps
-        assert recorder.num_replays - num_replays > 0.9 * num_steps, "steps with prompts, too"
+        assert recorder.num_replays - num_replays > 0.9 * num_steps, "even with prompts"
     assert llm.llm_engine.strategy.num_preemptions > 0
 
 

@@ -120,7 +120,7 @@ def test_steps_and_graphs_are_budgeted_and_sampling_is_counted_once(
     else:
         vocab_size, num_rows = model.config.vocab_size, graph.num_sequences
         attended.clear()
-        assert measured[1]().shape == (num_rows, vocab_size), "logits, nothing sampled"
+        assert measured[1]().shape == (num_rows, vocab_size), "logits, but no sampled tokens"
         assert attended == {(graph.num_tokens, num_rows)}
         assert total == 1000 + 2000 + num_rows * vocab_size * 4
 

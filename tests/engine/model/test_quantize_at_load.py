@@ -61,7 +61,7 @@ def test_tokens_equal_those_of_the_rounded_weights(tiny_model, precision):
 )
 @pytest.mark.parametrize("precision", QUANTIZERS)
 def test_families(tiny_model, load, architecture, precision):
-    """At load, the gate compares each family with transformers' layers that have the same weights.
+    """Loading compares each family with transformers' layers that have the rounded weights.
 
     The weights of experts are rounded, too.
     """
