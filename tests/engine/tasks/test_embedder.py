@@ -79,7 +79,10 @@ def described(task_model, tmp_path):
 
 
 def test_the_default_is_a_normalized_mean(task_model):
-    """There are no settings. Each text runs alone, and then all texts run in one batch."""
+    """The model has no settings of sentence-transformers.
+
+    All texts come in one request first, and then each in a request of its own.
+    """
     path = task_model("encoder")
     engine = engine_of(path)
     assert engine.facts.task == "text-embedding"
@@ -299,7 +302,7 @@ def test_offline_calls_must_match_the_task(task_model, tiny_model):
         LLM(tiny_model("llama"), dtype="fp32", device="cpu").embed("x")
 
 
-def test_offline_a_failure_is_raised(task_model):
+def test_a_failure_is_raised_offline(task_model):
     llm = LLM(task_model("encoder"), dtype="fp32", device="cpu", batching="none")
 
     def fail(lengths):
