@@ -284,7 +284,7 @@ def last_performed(engine: FakeEngine) -> Perform:
 def _refuses(mode: str, run_dir: Path) -> bool:
     """Return whether to exit with status 2, as an engine does after a configuration error.
 
-    In mode `refuse` the engine always does, in `refuse-second` only at the second start in run_dir.
+    It exits at every start in mode `refuse`, and at the second start in run_dir in `refuse-second`.
     """
     starts = run_dir / "starts"
     with starts.open("a") as file:
@@ -295,7 +295,7 @@ def _refuses(mode: str, run_dir: Path) -> bool:
 def _crashes(mode: str, run_dir: Path) -> bool:
     """Return whether to crash.
 
-    In mode `crash` the engine always does, in `crash-once` only at the first start in run_dir.
+    It crashes at every start in mode `crash`, and at the first start in run_dir in `crash-once`.
     """
     marker = run_dir / "crashed"
     if mode == "crash" or (mode == "crash-once" and not marker.exists()):
