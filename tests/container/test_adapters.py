@@ -283,7 +283,7 @@ def test_models_lists_the_adapters(lora: FlaskClient) -> None:
     assert lora.get("/v1/models/x").status_code == 404
 
 
-def test_unless_lora_is_enabled_adapters_are_rejected_and_model_names_ignored(
+def test_adapters_are_rejected_and_model_names_ignored_unless_lora_is_enabled(
     http: FlaskClient, engine: FakeEngine
 ) -> None:
     def field(response: TestResponse) -> Any:

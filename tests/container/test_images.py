@@ -42,7 +42,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reader(model_dir: Path) -> Iterator[Helper]:
-    """A helper. Its processes start before a test's leak check, which would report them later."""
+    """A helper whose processes start before the tests, so that no leak check reports them."""
     template = load_chat_template(model_dir, None)
     assert template is not None
     helper = Helper(model_dir, template.source)
@@ -108,7 +108,7 @@ def test_images_become_image_tokens_and_tensors(ask: Ask, engine: FakeEngine) ->
     assert isinstance(submit, Submit)
     assert answer["usage"]["prompt_tokens"] == len(submit.prompt_token_ids)
     assert [tile.num_tokens for tile in submit.images] == [4] * 10, (
-        "four tiles and the whole, twice"
+        "each picture gives four tiles and one of the whole"
     )
     image_token = submit.prompt_token_ids[submit.images[0].start]
     places = [at for at, id in enumerate(submit.prompt_token_ids) if id == image_token]
@@ -289,7 +289,7 @@ def item(**fields: object) -> Json:
 
 SOURCE = "messages[0].content[0].source"
 ITEM = "input[0].content[0]"
-BAD_ELSEWHERE = [
+BAD_REQUESTS = [
     (source(type="url", url="https://example.org/cat.png"), f"{SOURCE}.url: addresses are not"),
     (source(type="base64", media_type="image/gif", data="R0lG"),
      f"{SOURCE}.media_type: expected one of image/png, image/jpeg, image/webp"),
@@ -302,8 +302,8 @@ BAD_ELSEWHERE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("body", "why"), BAD_ELSEWHERE, ids=[why for _, why in BAD_ELSEWHERE])
-def test_images_that_are_refused_elsewhere(vision: FlaskClient, body: Json, why: str) -> None:
+@pytest.mark.parametrize(("body", "why"), BAD_REQUESTS, ids=[why for _, why in BAD_REQUESTS])
+def test_images_that_other_apis_refuse(vision: FlaskClient, body: Json, why: str) -> None:
     path = "/v1/messages" if "messages" in body else "/v1/responses"
     response = vision.post(path, json=body)
     assert response.status_code == 400
@@ -334,7 +334,7 @@ def test_the_number_of_images_is_limited(vision: FlaskClient, api: API) -> None:
         (in_responses, f"{ITEM}.image_url"),
     ],
 )
-def test_models_without_images_say_so(http: FlaskClient, api: API, field: str) -> None:
+def test_models_that_take_no_images_say_so(http: FlaskClient, api: API, field: str) -> None:
     path, body = api(picture(1))
     response = http.post(path, json=body)
     assert response.status_code == 400
