@@ -1,4 +1,4 @@
-"""The Python clients of OpenAI, Hugging Face and AWS. They call an application without a socket."""
+"""Clients of OpenAI, Hugging Face and AWS that call an application directly, without a socket."""
 
 from __future__ import annotations
 

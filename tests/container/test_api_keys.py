@@ -209,7 +209,7 @@ def test_forked_workers_share_the_limits(clock: Clock) -> None:
         limits.admit(0)
 
 
-def test_the_file(keys_of: Callable[[str], tuple[ApiKey, ...]]) -> None:
+def test_the_key_file(keys_of: Callable[[str], tuple[ApiKey, ...]]) -> None:
     keys = keys_of(
         "# for the batch jobs\n\nkey-of-a name=a requests_per_minute=5\n"
         "key-of-b tokens_per_minute=7  # a comment\n"

@@ -186,7 +186,7 @@ def in_chat(*parts: bytes | str) -> tuple[str, Json]:
 
 
 def block(part: bytes | str) -> Json:
-    """Return a block of Anthropic's messages."""
+    """Return a block of Anthropic's Messages API."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
     data = base64.b64encode(part).decode()
@@ -200,7 +200,7 @@ def in_messages(*parts: bytes | str) -> tuple[str, Json]:
 
 
 def item_part(part: bytes | str) -> Json:
-    """Return a part of OpenAI's responses."""
+    """Return a part of an input item of OpenAI's Responses API."""
     if isinstance(part, str):
         return {"type": "input_text", "text": part}
     data = f"data:image/png;base64,{base64.b64encode(part).decode()}"
@@ -256,7 +256,7 @@ def test_results_of_tools_may_have_images(vision: FlaskClient, engine: FakeEngin
     assert len(chat[1]) == 5
 
 
-def test_images_keep_to_their_messages(vision: FlaskClient, engine: FakeEngine) -> None:
+def test_an_image_in_a_tool_result_moves_with_it(vision: FlaskClient, engine: FakeEngine) -> None:
     """A tool's result is put before the other blocks of its message, and the image in the result
     moves with it.
     """

@@ -218,9 +218,10 @@ def test_a_job_that_needs_too_much_memory_does_not_fail_the_next() -> None:
     child.close()
 
 
-def test_long_conversations_are_rendered_alike(
+def test_short_and_long_conversations_are_rendered_alike(
     tokenizer: Tokenizer, helper: Helper, template: ChatTemplate
 ) -> None:
+    """By its size, a conversation is rendered at once, in a thread, or in the helper process."""
     prompting = Prompting(tokenizer, template, lambda: 10**6, helper)
     said = conversation("é" * 300)
     alike = [prompting.encode_chat(said, size=size) for size in (1, 10_000, ISOLATED_BYTES + 1)]

@@ -206,8 +206,8 @@ def test_concurrent_requests(
 ) -> None:
     """A request of 512 + 200 tokens takes 45 blocks of 16.
 
-    For `continuous`, `pow2` reserves 512 + 256 tokens, 48 blocks. By default, it reserves the
-    maximum, 8,192 tokens in 512 blocks.
+    With `pow2`, `continuous` reserves 512 + 256 tokens, which take 48 blocks. By default, it
+    reserves max_model_len, which is 8,192 and takes 512 blocks.
     """
     assert planned(model, batching, **options).max_concurrent == max_concurrent
 
@@ -330,7 +330,7 @@ def test_weights_and_kv_heads_are_divided_among_the_ranks(model: Path) -> None:
     one = planned(model, "paged", "ml.g5.12xlarge")
     four = planned(model, "paged", "ml.g5.12xlarge", tensor_parallel_degree="max")
     assert four.block_bytes == one.block_bytes / 4
-    assert four.num_blocks > 4 * one.num_blocks, "the weights also take a fourth"
+    assert four.num_blocks > 4 * one.num_blocks, "each rank has only a fourth of the weights"
     eight = planned(model, "paged", "ml.p5.48xlarge", tensor_parallel_degree="8")
     assert eight.block_bytes == one.block_bytes / 8
 

@@ -73,7 +73,7 @@ def test_reasoning_is_streamed(
             reasoning += fields.get("reasoning", "")
             content += delta.content or ""
             calls += delta.tool_calls or []
-            assert not (content and fields), "reasoning is first"
+            assert not (content and fields), "no reasoning after content"
     assert (reasoning, content) == ("Well, f.", "So:")
     assert [call.function.name for call in calls] == ["f"]
 

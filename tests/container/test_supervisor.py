@@ -64,7 +64,7 @@ def test_the_supervisor_serves_until_it_is_stopped(
 def test_an_engine_killed_while_loading_stops_the_supervisor(start: Start, short_dir: Path) -> None:
     with start("crash") as process:
         _, errors = process.communicate(timeout=HANG_S)
-    assert process.returncode == 3, "out of memory: nobody else kills an engine that loads"
+    assert process.returncode == 3, "SIGKILL while loading counts as out of memory"
     assert "engine was killed by SIGKILL" in errors
     assert list(short_dir.iterdir()) == []
 
