@@ -36,8 +36,6 @@ from tests.engine.greedy_answers import generate, prompts, tokens
 
 KEY = "a-key-of-the-tests"
 PROOF_BYTES = 16 + 32 + 32 + 32 + 1
-NOTICED_S = 15.0
-"""The loss of a rank ends the others within 4 s. On a busy machine, this takes longer."""
 IDLE = """
 import os, sys, time
 from core.options import Options
