@@ -31,8 +31,7 @@ class CompletionsApi:
         adapter = service.adapter(context, request.adapter, request.model)
         prompts = self._encode(request)
         echoes = self._echoes(request) if request.echo else [""] * len(prompts)
-        decoding = service.with_checked_grammar(request.decoding)
-        decoding = service.with_tokenized_words(decoding)
+        decoding = service.for_engine(request.decoding)
         generations = service.start(context, prompts, decoding, adapter=adapter)
         response = CompletionsResponse(
             generations,

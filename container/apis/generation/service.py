@@ -90,34 +90,28 @@ class GenerationService(Service):
             raise RequestError(conversation.images[0].field, NO_IMAGES)
         return self.prompting.encode_chat(conversation, size=len(context.body))
 
-    def with_checked_grammar(self, decoding: Decoding) -> Decoding:
-        """Replace the structured outputs by a grammar that the engine can compile.
+    def for_engine(self, decoding: Decoding) -> Decoding:
+        """Return the decoding as the engine takes it: with a grammar and the tokens of bad words.
 
-        Raises RequestError if they are invalid or too complex.
+        Raises RequestError if the structured outputs are invalid or too complex, or if the bad
+        words are too long.
         """
         params, dialect = decoding.params, decoding.dialect
-        structured_outputs = params.structured_outputs
-        if structured_outputs is None:
-            return decoding
-        try:
-            grammar = self._helper.grammar(structured_outputs, self.client.facts.eos_token_ids)
-        except RequestError as error:
-            raise dialect.error(error) from None
-        params = msgspec.structs.replace(params, structured_outputs=grammar)
-        return replace(decoding, params=params)
-
-    def with_tokenized_words(self, decoding: Decoding) -> Decoding:
-        """Replace the texts in `bad_words` by their tokens.
-
-        Raises RequestError if the texts are too long.
-        """
-        params, tokenizer = decoding.params, self.prompting.tokenizer
+        if params.structured_outputs is not None:
+            try:
+                grammar = self._helper.grammar(
+                    params.structured_outputs, self.client.facts.eos_token_ids
+                )
+            except RequestError as error:
+                raise dialect.error(error) from None
+            params = msgspec.structs.replace(params, structured_outputs=grammar)
         num_characters = sum(map(len, params.bad_words))
-        BAD_WORDS_CHARACTERS.check(decoding.dialect.name("bad_words"), num_characters)
-        tokenized = in_thread_if_long(
+        BAD_WORDS_CHARACTERS.check(dialect.name("bad_words"), num_characters)
+        tokenizer = self.prompting.tokenizer
+        params = in_thread_if_long(
             lambda: with_bad_word_ids(params, tokenizer), size=num_characters
         )
-        return replace(decoding, params=tokenized)
+        return replace(decoding, params=params)
 
     def start(
         self,

@@ -32,9 +32,7 @@ class TextApi:
         service = self._service
         always_details = self._style.form == "tgi"
         request = context.checked(lambda: read_text_request(body, always_details=always_details))
-        decoding = service.with_checked_grammar(request.decoding)
-        decoding = service.with_tokenized_words(decoding)
-        request = replace(request, decoding=decoding)
+        request = replace(request, decoding=service.for_engine(request.decoding))
         context.warn(request.warnings)
         inputs = [self._fitting(text, request, index) for index, text in enumerate(request.inputs)]
         texts = ["" if isinstance(text, LongshoreError) else text for text in inputs]
