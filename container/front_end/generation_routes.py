@@ -31,12 +31,13 @@ class GenerationApi:
 
     def answer(self, context: RequestContext, body: Mapping[str, object]) -> Response:
         """Answer a body with `messages`, `prompt` or, if it has neither, `inputs`."""
-        stream_format = self._stream_format(context.accept)
+        api = self._text
         if "messages" in body:
-            return self._chat.answer(context, body, stream_format)
-        if "prompt" in body:
-            return self._completions.answer(context, body, stream_format)
-        return self._text.answer(context, body, stream_format)
+            api = self._chat
+        elif "prompt" in body:
+            api = self._completions
+        stream_format = self._stream_format(context.accept)
+        return self._service.send(context, api.start(context, body), stream_format)
 
     def _stream_format(self, accept: str | None) -> StreamFormat:
         """Return the configured format, unless the client prefers the other one."""
@@ -53,6 +54,7 @@ class OpenAIRoutes:
     """OpenAI's routes; clients use the `base_url` http://HOST:PORT/v1."""
 
     def __init__(self, service: GenerationService) -> None:
+        self._service = service
         self._chat = ChatApi(service)
         self._completions = CompletionsApi(service)
 
@@ -64,9 +66,11 @@ class OpenAIRoutes:
     def chat(self) -> Response:
         """Handle POST /v1/chat/completions."""
         context = request_context()
-        return self._chat.answer(context, context.json_fields(), "sse")
+        response = self._chat.start(context, context.json_fields())
+        return self._service.send(context, response, "sse")
 
     def completions(self) -> Response:
         """Handle POST /v1/completions."""
         context = request_context()
-        return self._completions.answer(context, context.json_fields(), "sse")
+        response = self._completions.start(context, context.json_fields())
+        return self._service.send(context, response, "sse")

@@ -164,8 +164,6 @@ class GenerationService(Service):
         self,
         context: RequestContext,
         response: ApiResponse,
-        *,
-        stream: bool,
         stream_format: StreamFormat,
     ) -> Response:
         """Return the HTTP response, after all tokens or, if streaming, after the first ones.
@@ -176,7 +174,7 @@ class GenerationService(Service):
         if self._formatters is not None:
             response = FormattedResponse(response, self._formatters)
         try:
-            if not stream:
+            if not response.stream:
                 return json_response(response.full())
             chunks = response.chunks()
             first = next(chunks)
