@@ -10,10 +10,9 @@ import msgspec
 from flask import Response
 
 from container.apis.generation.conversation import Conversation
-from container.apis.generation.formatters import Formatters
 from container.apis.generation.generation import Generation
 from container.apis.generation.prompting import Prompting, too_long
-from container.apis.generation.response import ApiResponse, FormattedResponse
+from container.apis.generation.response import ApiResponse
 from container.apis.generation.sampling import Decoding
 from container.apis.generation.stream import MIMETYPES, StreamFormat, stream_lines
 from container.http.deadline import Deadline
@@ -44,21 +43,10 @@ class GenerationService(Service):
         helper: Helper,
         options: Options,
         model_name: str,
-        formatters: Formatters | None = None,
     ) -> None:
-        """`formatters` are the user's own; they apply to all requests of this service."""
         super().__init__(client, options, model_name)
         self.prompting = prompting
         self._helper = helper
-        self._formatters = formatters
-
-    def read(self, context: RequestContext) -> dict[str, object]:
-        """Parse a body of any supported type and pass it through the user's input_formatter.
-
-        Raises GenerationError if the formatter fails, and what `RequestContext.fields` raises.
-        """
-        body = context.fields()
-        return body if self._formatters is None else self._formatters.format_input(body)
 
     def adapter(self, context: RequestContext, from_body: str | None, model: object = None) -> str:
         """Return the name of the LoRA adapter for a request; '' for none.
@@ -171,8 +159,6 @@ class GenerationService(Service):
         No status is sent before that. So an earlier failure is raised, and the response gets the
         status of that failure.
         """
-        if self._formatters is not None:
-            response = FormattedResponse(response, self._formatters)
         try:
             if not response.stream:
                 return json_response(response.full())
