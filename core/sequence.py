@@ -65,7 +65,9 @@ class Sequence:
         """Tokens of the prompt and of the longest possible answer."""
         self.num_computed_tokens = 0
         self.num_in_flight = 0
+        """Tokens that scheduled steps have still to sample."""
         self.num_scored_rows = 0
+        """How many of the prompt's first positions are scored (see `rows_to_score`)."""
         self.params = params
         self.adapter = adapter
         """The LoRA adapter to use, if any."""
@@ -77,7 +79,10 @@ class Sequence:
         self.top_logprobs: list[TopLogprobs] = []
         """The most likely tokens at the position of each generated token, if `logprobs` is set."""
         self.stop_token_ids = _stop_reasons(params, eos_token_ids)
+        """Maps each token that ends the answer to the finish reason it gives."""
         self.end_token_ids = frozenset((*params.stop_token_ids, *eos_token_ids))
+        """These tokens and, even with `ignore_eos`, the model's end-of-sequence tokens. None of
+        them is sampled before `min_tokens`."""
         self.finish: Finish | None = None
 
     @property

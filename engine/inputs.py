@@ -77,18 +77,18 @@ class StepInputs:
         return torch.cat([self.sampled_rows, self.scored_rows.rows])
 
     @property
-    def input_ids(self) -> Tensor:
-        """[1, T]."""
-        return self.tokens[0:1]
+    def token_ids(self) -> Tensor:
+        """[T] int64."""
+        return self.tokens[0]
 
     @property
-    def position_ids(self) -> Tensor:
-        """[1, T]."""
-        return self.tokens[1:2]
+    def positions(self) -> Tensor:
+        """[T] int64."""
+        return self.tokens[1]
 
     def newest(self) -> Tensor:
         """Return [S] int64: the input token of each sampled row."""
-        return self.tokens[0].index_select(0, self.sampled_rows[: len(self.sampled_chunks)])
+        return self.token_ids.index_select(0, self.sampled_rows[: len(self.sampled_chunks)])
 
 
 class InputBuilder:

@@ -76,7 +76,7 @@ def paged_logits(
         is_last = start + length == PROBE_LENGTH
         inputs = builder.build(StepPlan((Chunk(sequence, start, length, blocks, is_last),)))
         step = PagedStep(inputs.batch, cache, backend)
-        logits = decoder(inputs.tokens[0], inputs.tokens[1], inputs.logit_rows, step)
+        logits = decoder(inputs.token_ids, inputs.positions, inputs.logit_rows, step)
     assert logits is not None
     return logits[0].float()
 

@@ -80,13 +80,13 @@ class PackedModel:
         slots = inputs.adapter_slots
         if self.adapter_memory is not None:
             self.adapter_memory.choose(slots)
-        ids, positions, rows = inputs.tokens[0], inputs.tokens[1], inputs.logit_rows
+        token_ids, positions, rows = inputs.token_ids, inputs.positions, inputs.logit_rows
         has_adapters = slots is not None
         if inputs.images is None:
-            return self._decoder(ids, positions, rows, paged, has_adapters=has_adapters)
+            return self._decoder(token_ids, positions, rows, paged, has_adapters=has_adapters)
         assert isinstance(self._decoder, Decoder), "a model with an encoder has its own decoder"
         return self._decoder(
-            ids, positions, rows, paged, has_adapters=has_adapters, images=inputs.images
+            token_ids, positions, rows, paged, has_adapters=has_adapters, images=inputs.images
         )
 
 

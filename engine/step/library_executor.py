@@ -31,7 +31,8 @@ from engine.executor import FinishedStep
 from engine.loading.model_source import ModelSource
 from engine.sampling.grammars import Grammars
 from engine.sampling.ranking import rank
-from engine.sampling.sampler import Row, Sampler
+from engine.sampling.rows import Row
+from engine.sampling.sampler import Sampler
 from engine.staging import Staging
 from engine.step.prompt_scores import MAX_SCORED_ROWS
 from engine.stopwatch import Stopwatch

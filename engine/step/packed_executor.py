@@ -20,7 +20,8 @@ from engine.executor import FinishedStep, SubmittedStep
 from engine.inputs import InputBuilder
 from engine.loading.packed_model import PackedModel
 from engine.sampling.grammars import Grammars
-from engine.sampling.sampler import HostChoices, Row, Sampler
+from engine.sampling.rows import Row
+from engine.sampling.sampler import HostChoices, Sampler
 from engine.staging import Staging
 from engine.step.beam_candidates import BeamCandidates
 from engine.step.block_mover import BlockMover

@@ -27,7 +27,8 @@ from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
 from engine.model.quantization.weights import Float4Weight
 from engine.model.spec import read_spec
 from engine.sampling.grammars import Grammars
-from engine.sampling.sampler import Row, Sampler
+from engine.sampling.rows import Row
+from engine.sampling.sampler import Sampler
 from engine.staging import Staging
 from engine.step.beam_candidates import BeamCandidates
 from engine.step.prompt_scores import PromptScores
