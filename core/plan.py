@@ -13,7 +13,7 @@ import msgspec
 
 from core.beams import Candidates, Hypotheses
 from core.images import PromptImage
-from core.sampling import Failure, Sampled
+from core.sampling import Sampled, SequenceFailure
 from core.sequence import Sequence
 
 
@@ -91,7 +91,7 @@ class StepPlan:
         return sum(chunk.length for chunk in self.chunks)
 
 
-StepResult = Mapping[int, Sampled | Candidates | Hypotheses | Failure]
+StepResult = Mapping[int, Sampled | Candidates | Hypotheses | SequenceFailure]
 """Maps sequence ids to results, for each chunk with `samples_token` or `scored_positions`. A result
 is sampled tokens and prompt logprobs, or the candidates of a beam, or the hypotheses of a beam
 search that the executor runs as a whole, or the reason of a failure."""

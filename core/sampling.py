@@ -86,7 +86,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class SequenceFailure:
     """No next token of a sequence could be sampled, so its request fails."""
 
     reason: str

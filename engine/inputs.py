@@ -16,7 +16,7 @@ from core.plan import Chunk, StepPlan
 from core.step_size import StepSize
 from engine.block_tables import BlockTables
 from engine.staging import DeviceTensor, Staging, Upload
-from kernels.batch import ImageSpan, PagedBatch, Span
+from kernels.batch import ImageSpan, PagedBatch, QuerySpan
 
 PADDING_SLOT = -1
 NO_ADAPTER = -1
@@ -240,7 +240,7 @@ class _Places:
         starts[: len(ends)] = [end - first_prompt for end in ends]
         return starts
 
-    def spans(self, chunks: Sequence[Chunk]) -> tuple[Span, ...] | None:
+    def spans(self, chunks: Sequence[Chunk]) -> tuple[QuerySpan, ...] | None:
         """Return the spans of an unpadded step, or None if the step is padded."""
         if self._is_padded:
             return None

@@ -35,7 +35,7 @@ class ImageSpan(NamedTuple):
     """Tokens in the sequence up to the image's end."""
 
 
-Span = tuple[int, int, int]
+QuerySpan = tuple[int, int, int]
 """Start and end (exclusive) of a sequence's new tokens among all tokens, and its context length."""
 
 
@@ -51,14 +51,14 @@ class PagedBatch:
     """int32 or int64."""
     slot_mapping: Tensor
     """int64."""
-    spans: tuple[Span, ...] | None
+    spans: tuple[QuerySpan, ...] | None
     """One per sequence, on the host; None if only the device has them."""
     num_decodes: int = 0
     images: tuple[ImageSpan, ...] = ()
     """The tokens whose attention is not causal. Kernels treat all tokens as causal, and then
     `kernels.sdpa.attend_in_images` computes these rows again."""
 
-    def host_spans(self) -> tuple[Span, ...]:
+    def host_spans(self) -> tuple[QuerySpan, ...]:
         """Return `spans`, read from the device if they are not on the host."""
         if self.spans is not None:
             return self.spans

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from core.output import Output
 from core.plan import Chunk, StepPlan, StepResult
 from core.request import Request
-from core.sampling import Failure, Finish
+from core.sampling import Finish, SequenceFailure
 from core.sequence import Sequence
 from strategies.beam_group import BeamGroup
 from strategies.group import SequenceGroup
@@ -213,7 +213,7 @@ class Strategy(ABC):
             {
                 self._group_of[id].request.id: failure.reason
                 for id, failure in result.items()
-                if isinstance(failure, Failure) and id in self._group_of
+                if isinstance(failure, SequenceFailure) and id in self._group_of
             }
         )
 

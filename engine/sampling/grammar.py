@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from core.sampling import Failure, Sampled
+from core.sampling import Sampled, SequenceFailure
 from core.text.grammar import grammar_error
 from engine.sampling.grammars import MAX_OVERRUN_S, Constraint, Grammars
 from engine.sampling.rows import Row, integers
@@ -75,22 +75,22 @@ class GrammarMask:
         logits.masked_fill_(is_empty & is_allowed, 0.0)
         scores.index_copy_(0, self._row_index(), logits)
 
-    def settle(self, sampled: list[Sampled | Failure]) -> None:
+    def settle(self, sampled: list[Sampled | SequenceFailure]) -> None:
         """Advance the matchers by the sampled tokens of all rows of the step.
 
         Changes `sampled`: a row whose answer is complete gets `completes_grammar=True`. A row with
-        a grammar error becomes a Failure, and so does a row whose masks take too long before its
-        answer is complete.
+        a grammar error becomes a SequenceFailure, and so does a row whose masks take too long
+        before its answer is complete.
         """
         for row, constraint in self._constraints.items():
             sample, matcher = sampled[row], constraint.matcher
             assert isinstance(sample, Sampled)
             if not matcher.consume_token(sample.token_ids[0]):
-                sampled[row] = Failure(str(grammar_error(matcher.get_error())))
+                sampled[row] = SequenceFailure(str(grammar_error(matcher.get_error())))
             elif matcher.is_stopped():
                 sampled[row] = replace(sample, completes_grammar=True)
             elif constraint.overrun_s > MAX_OVERRUN_S:
-                sampled[row] = Failure(str(grammar_error(TOO_AMBIGUOUS)))
+                sampled[row] = SequenceFailure(str(grammar_error(TOO_AMBIGUOUS)))
 
 
 def _is_constrained(row: Row) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from core.sampling import Failure, Sampled
+from core.sampling import Sampled, SequenceFailure
 from engine.sampling.allowed import Allowed
 from engine.sampling.edits import Edits
 from engine.sampling.grammar import Grammar, GrammarMask
@@ -50,14 +50,14 @@ class HostChoices:
         self._widths = choices.widths
         self._mask = choices.mask
 
-    def wait(self) -> list[Sampled | Failure]:
+    def wait(self) -> list[Sampled | SequenceFailure]:
         """Block until the copy is done. Call once, since it advances the grammars' matchers."""
         token_ids, logprobs = (tensor.tolist() for tensor in self._copy.wait())
         top = [()] * len(token_ids)
         if self._ranking is not None:
             ranked = self._ranking.wait([width for width in self._widths if width is not None])
             top = [() if width is None else (next(ranked),) for width in self._widths]
-        sampled: list[Sampled | Failure] = [
+        sampled: list[Sampled | SequenceFailure] = [
             Sampled((token_id,), (logprob,), best)
             for token_id, logprob, best in zip(token_ids, logprobs, top, strict=True)
         ]

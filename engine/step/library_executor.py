@@ -25,7 +25,7 @@ from transformers import (
 
 from core.beams import Candidates, Hypotheses, Hypothesis
 from core.plan import StepPlan
-from core.sampling import Failure, Finish, Sampled, TopLogprobs
+from core.sampling import Finish, Sampled, SequenceFailure, TopLogprobs
 from core.sequence import Sequence
 from engine.executor import FinishedStep
 from engine.loading.model_source import ModelSource
@@ -102,7 +102,7 @@ class LibraryExecutor:
         assert all(chunk.start == 0 and chunk.samples_token for chunk in plan.chunks), (
             "`generate` runs only whole prompts"
         )
-        result: dict[int, Sampled | Candidates | Hypotheses | Failure] = {}
+        result: dict[int, Sampled | Candidates | Hypotheses | SequenceFailure] = {}
         answers = [
             _Row(chunk.sequence, tuple(self._scores(chunk.sequence, chunk.scored_positions)))
             for chunk in plan.chunks
@@ -222,14 +222,14 @@ class _Row:
         self._top_logprobs: list[TopLogprobs] = []
         self._prompt_logprobs = prompt_logprobs
         self._completes_grammar = False
-        self.failure: Failure | None = None
+        self.failure: SequenceFailure | None = None
 
     @property
     def has_ended(self) -> bool:
         return self.copy.finish is not None or self.sequence.finish is not None
 
-    def append(self, sampled: Sampled | Failure) -> None:
-        if isinstance(sampled, Failure):
+    def append(self, sampled: Sampled | SequenceFailure) -> None:
+        if isinstance(sampled, SequenceFailure):
             self.failure, self.copy.finish = sampled, Finish.ERROR
             return
         self.copy.append(sampled)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from core.beams import Candidates, Hypotheses
 from core.plan import Chunk, StepPlan, StepResult
-from core.sampling import Failure, Sampled, TopLogprobs
+from core.sampling import Sampled, SequenceFailure, TopLogprobs
 from engine.attention.backends import AttentionBackend
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
@@ -92,13 +92,13 @@ class PackedExecutor:
         self._newest_rows = {chunk.sequence.id: row for row, chunk in enumerate(chunks)}
         return _PackedStep(parts, failures, self._during_wait)
 
-    def _encode(self, plan: StepPlan) -> tuple[dict[bytes, Tensor], dict[int, Failure]]:
+    def _encode(self, plan: StepPlan) -> tuple[dict[bytes, Tensor], dict[int, SequenceFailure]]:
         """Return the embeddings of the plan's images by digest, and the failures by sequence id.
 
         A sequence whose image fails still takes part in the step, and ends after it.
         """
         embeddings: dict[bytes, Tensor] = {}
-        failures: dict[int, Failure] = {}
+        failures: dict[int, SequenceFailure] = {}
         encoder = self.model.encoder
         if encoder is None:
             return embeddings, failures
@@ -108,7 +108,7 @@ class PackedExecutor:
                     embeddings[image.digest] = encoder(image, chunk.sequence.prefix_salt)
             except Exception as error:  # transformers' code may raise anything
                 logger.exception("image encoder failed request=%d", chunk.sequence.id)
-                failures[chunk.sequence.id] = Failure(f"the image encoder failed: {error}")
+                failures[chunk.sequence.id] = SequenceFailure(f"the image encoder failed: {error}")
         return embeddings, failures
 
     def _run_forward(self, plan: StepPlan, embeddings: Mapping[bytes, Tensor]) -> _Part:
@@ -159,7 +159,7 @@ class _Part:
 @dataclass(frozen=True, slots=True)
 class _PackedStep:
     parts: list[_Part]
-    failures: dict[int, Failure]
+    failures: dict[int, SequenceFailure]
     during_wait: AbstractContextManager[None]
 
     def wait(self) -> StepResult:
@@ -167,7 +167,7 @@ class _PackedStep:
             return self._results()
 
     def _results(self) -> StepResult:
-        result: dict[int, Sampled | Candidates | Hypotheses | Failure] = {}
+        result: dict[int, Sampled | Candidates | Hypotheses | SequenceFailure] = {}
         scores: list[dict[int, tuple[TopLogprobs, ...]]] = []
         for part in self.parts:
             if part.choices is not None:
@@ -179,7 +179,7 @@ class _PackedStep:
                 scores.append(part.scores.wait())
         for id, prompt_logprobs in join_scores(scores).items():
             sampled = result.get(id, NOTHING_SAMPLED)
-            if not isinstance(sampled, Failure):
+            if not isinstance(sampled, SequenceFailure):
                 assert isinstance(sampled, Sampled), "a beam search scores no prompt"
                 result[id] = replace(sampled, prompt_logprobs=prompt_logprobs)
         return result | self.failures

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.sampling import Failure, Finish, Sampled
+from core.sampling import Finish, Sampled, SequenceFailure
 from core.strategy_table import BATCHING_NAMES
 from tests.strategies.fakes import (
     Arrival,
@@ -194,7 +194,7 @@ def test_a_failed_sequence_fails_only_its_request(name):
         result = dict(executor.run(plan))
         num_sampled += 1 in result
         if num_sampled == 3 and 1 in result:  # its third token
-            result[1] = Failure("no token")
+            result[1] = SequenceFailure("no token")
         outputs += strategy.commit(plan, result)
     failed = [output for output in outputs if output.request_id == 0]
     assert (failed[-1].finish, failed[-1].failure) == (Finish.ERROR, "no token")
