@@ -67,7 +67,7 @@ def test_block_sizes():
     assert [block_size("int4", 256, group) for group in (16, 32, 64, 128, 256)] == [
         None, 32, 64, 64, 64,
     ]  # fmt: skip
-    assert block_size("int4", 96, 96) is None, "int4 takes two blocks at a time"
+    assert block_size("int4", 96, 96) is None, "96 inputs are 3 blocks, and int4 takes 2 at a time"
     assert block_size("int8", 96, 96) == 32
     with pytest.raises(ValueError, match="no kernel for 4-bit"):
         pack_pairs(torch.zeros(4, 32, dtype=torch.uint8), 16)
