@@ -174,7 +174,7 @@ def test_invalid_input_is_a_4xx_that_names_the_field(server):
 
 
 def check_choices(complete, offline):
-    """Compare several choices, whole and streamed. A stop string ends only the choice that has it."""
+    """Compare several choices, whole and streamed. Only a choice with the stop string is cut."""
     texts = [output.text for output in offline(seed=SEED, n=3).outputs]
     assert [made["text"] for made in complete(n=3)] == texts
     parts = [texts[1][at : at + 4] for at in range(4, 12)]
