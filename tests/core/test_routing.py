@@ -46,14 +46,14 @@ def test_least_loaded_takes_the_first_of_the_least_loaded():
 
 
 def test_a_known_prefix_goes_where_it_was_seen_unless_that_is_overloaded():
-    """No server may get more than 1.25 times the mean load, rounded up, with the new request."""
+    """The limit is 1.25 times the mean load, rounded up. Both loads include the new request."""
     router = PrefixAware()
     one, two = with_prefixes(1), with_prefixes(2)
-    assert router.choose(one, named(3, 2, 3)) == "b"  # new: the least loaded
+    assert router.choose(one, named(3, 2, 3)) == "b"  # a new prefix goes to the least loaded
     assert router.choose(one, named(2, 4, 3)) == "b"  # 4 + 1 <= 1.25 x (9 + 1) / 3, rounded up
     assert router.choose(two, named(2, 3, 3)) == "a"
     assert router.choose(one, named(1, 5, 3)) == "a"  # 5 + 1 > 1.25 x (9 + 1) / 3, rounded up
-    assert router.choose(one, named(4, 4, 3)) == "a"  # seen by a and b, so not c, the least loaded
+    assert router.choose(one, named(4, 4, 3)) == "a"  # only a and b have seen it
 
 
 def test_a_prefix_stays_where_at_most_one_request_runs():

@@ -35,7 +35,7 @@ _VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "OPTION_HTTP_WORK
 """One front-end worker, unless a test asks for more. With several, one worker may not yet know
 something that another one has already shown to a client."""
 LONG_ANSWER = 8_000
-"""Tokens that tests request of the model of `long_winded`. They take seconds on any machine."""
+"""How many tokens tests request from the model of `long_winded`, to keep it busy for seconds."""
 BUILDAH = shlex.split(os.environ.get("BUILDAH", "buildah"))
 
 
@@ -141,7 +141,7 @@ class Container:
             connection.close()
 
     def stop(self, signum: int = signal.SIGTERM) -> int:
-        """Stop the container and return its exit code. Fails if a process is left."""
+        """Stop the container and return its exit code. Fail if a process is left."""
         children = descendants(self.process.pid)
         assert len(children) >= 3, "the engine, gunicorn and a worker run"
         os.kill(self._supervisor(children), signum)

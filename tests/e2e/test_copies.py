@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(bool(IMAGE), reason="signals processes of the ch
 
 
 def series(container, name):
-    """Return a metric's values by the copy's number. A value of the whole container has None."""
+    """Return a metric's values by copy number; a value of the whole container has the key None."""
     status, data = container.request("GET", "/metrics")
     assert status == 200
     return {

@@ -32,7 +32,7 @@ SEED = 7
 
 @pytest.fixture(scope="module")
 def offline():
-    """Yield a function that returns an answer of the offline engine, to compare the server's with.
+    """Yield a function that returns the offline engine's answer, which the server's must equal.
 
     Other tests compare the offline engine with transformers.
     """

@@ -35,7 +35,7 @@ def check(run: Run) -> None:
     measures = run.measures
     errors = [record.error for record in run.records if record.error]
     assert (measures.num_good, measures.num_short, errors) == (6, 0, [])
-    assert run.tokens_per_word == 1.0, "each of its words is one token of the model"
+    assert run.tokens_per_word == 1.0, "each word of the prompts is one token"
     tokens = sum(record.output_tokens or 0 for record in run.records)
     assert tokens == sum(record.asked_tokens for record in run.records)
     first, last = run.samples[0].metrics, run.samples[-1].metrics

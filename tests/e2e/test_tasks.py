@@ -152,9 +152,9 @@ def test_custom_handler(tmp_path, short_dir, batching):
 
 
 def test_speech_recognition(tmp_path):
-    """The body is a WAV file with another sampling rate than the model's. Then two come in base64.
+    """The body is a WAV file whose sampling rate is not the model's. Then two files come in base64.
 
-    The second file in base64 is cut off: it lasts 0.00 s and is refused.
+    The second of the two is cut off: it lasts 0.00 s and is refused.
     """
     path = save_task_model("listener", tmp_path)
     data = io.BytesIO()
@@ -192,7 +192,7 @@ async def with_length(request, call_next):
 
 
 def test_transcripts_and_a_hook_around_them(tmp_path):
-    """OpenAI's client, and a middleware that is set by a variable of AWS's containers."""
+    """OpenAI's client works, and so does a middleware that a variable of AWS's containers names."""
     path = save_task_model("interpreter", tmp_path)
     (path / "hooks.py").write_text(HOOK)
     hook = {"CUSTOM_FASTAPI_MIDDLEWARE_PRE_POST_PROCESS": "hooks.py:with_length"}

@@ -1,6 +1,6 @@
 """Three ways to test kernels without a GPU.
 
-They are kept apart because Triton decides when kernels are imported whether it interprets them.
+They are kept apart because the import of a kernel decides whether Triton interprets it.
 
 - interpreted/test_*.py run the kernels on CPU tensors through Triton's interpreter. They are
   collected only where TRITON_INTERPRET=1, with the interpreter repaired before they are imported;

@@ -51,7 +51,7 @@ def is_stored_as_bits(dtype: tl.dtype) -> bool:
 
 
 def values_of(handle: TensorHandle) -> np.ndarray:
-    """Decode the handle's bits: fp32 for all narrow floats, else unchanged."""
+    """Return the handle's values: narrow floats as fp32, others unchanged."""
     dtype, data = handle.dtype.scalar, handle.data
     if dtype == tl.bfloat16:
         return (data.astype(np.uint32) << 16).view(np.float32)

@@ -46,11 +46,12 @@ def make_paged(
     """Make inputs.
 
     lengths: for each sequence, the number of its query tokens and the length of its context, which
-    includes them. layout: "NHD", "HND", or "pair": the caches are halves of blocks of K and V.
+    includes them. layout: "NHD", "HND", or "pair": each cache is one half of larger blocks,
+    as if these held K and V.
 
     All slots past a context and all blocks that no sequence has are poisoned: they hold NaN (in
-    uint8 its code, which the kernels take for 480). Past a sequence's end, its block table names
-    such a block.
+    uint8, the code of NaN, which the kernels take for 480). Past a sequence's end, its block table
+    names such a block.
     """
     generator = torch.Generator().manual_seed(hash((heads, head_dim, block_size)) % 2**31)
     num_heads, num_kv_heads = heads
@@ -90,7 +91,7 @@ def _poisoned_but(
 
 
 def _in_layout(cache: Tensor, dtype: torch.dtype, layout: str) -> Tensor:
-    """Return a cache in layout NHD, HND or "pair": half of each block, as if of K and V."""
+    """Return a cache in layout NHD, HND or "pair": one half of blocks that hold it twice."""
     if dtype == torch.uint8:
         cache = cache.to(torch.float8_e4m3fn).view(torch.uint8)
     cache = cache.to(dtype)

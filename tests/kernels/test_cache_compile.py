@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(1800)
 ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 PARAMETERS = (
-    # Powers of two fill a token's tiles.
+    # Numbers of heads that are powers of two fill a token's tiles.
     parameter("heads", [1], [2, 4, 8, 32], [3, 10, 18]),
     parameter("block_size", *([size] for size in BLOCK_SIZES)),
     parameter("slots", [torch.int64], [torch.int32]),
@@ -81,7 +81,7 @@ def sample(arch):
 
 
 def matrix(arch):
-    """Return each head dim with each pair of dtypes, and with each kind of the parameters."""
+    """Return writes for each head dim and pair of dtypes, with each kind of each parameter."""
     writes = []
     for dim, types in product(HEAD_DIMS, cache_types(arch)):
         rng = random.Random(f"{arch} {dim} {types}")

@@ -36,7 +36,7 @@ SELECTED = variants.matrix if ALL else variants.representative
 CASES = [(arch, variant) for arch in dry_run.ARCHS for variant in SELECTED(arch)]
 ATTENTION = ("paged_decode_kernel", "paged_prefill_kernel")
 MOST_NARROW_LOADS = {False: 0, True: 8}
-"""Without and with sinks: a thread reads the sinks of its rows once, before the loop."""
+"""Maximum, without and with sinks. A thread reads the sinks of its rows before the loop."""
 
 
 @pytest.mark.parametrize(("arch", "variant"), CASES, ids=str)
@@ -93,9 +93,9 @@ def test_tma_loads_tiles_ahead_by_num_stages(variant):
     ("arch", "formats", "most"),
     [
         (90, 0, 55),  # bf16
-        (90, 5, 180),  # e4m3; 258 with 8 warps and bf16 products
+        (90, 5, 180),  # e4m3; with 8 warps and bf16 products, it would be 258
         (89, 5, 180),
-        (80, 3, 235),  # e4m3 in uint8; 404 with 8 warps and bf16 products
+        (80, 3, 235),  # e4m3 in uint8; with 8 warps and bf16 products, it would be 404
         (86, 3, 235),
     ],
 )
@@ -163,7 +163,7 @@ def test_work_lists_are_made_in_registers(arch, lens):
         make_prefill_work(torch.arange(6, dtype=lens), torch.ones(5, dtype=lens), (4, 64), 9, 7)
     decode, prefill = launches
     assert decode.grid == (5,), "a program for each of 5 sequences"
-    assert prefill.grid == (7,), "a program for each of up to 9 // 4 + 5 blocks"
+    assert prefill.grid == (7,), "a program for each block: 9 tokens have up to 9 // 4 + 5"
     for launch in launches:
         assert not faults(launch.kernel, arch), facts(launch.kernel)
 

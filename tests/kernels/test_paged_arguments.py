@@ -1,4 +1,4 @@
-"""Invalid arguments of the attention wrappers: messages name the remedy, nothing is launched."""
+"""Invalid arguments of the attention wrappers: messages say what is wrong; nothing is launched."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_sizes_compile_no_variants(num_experts):
 
 @pytest.mark.parametrize("num_experts", [1, 60, 128])
 def test_numbers_of_experts_compile_no_variants(num_experts):
-    """Up to MIN_EXPERTS experts share a kernel, as a program reads that many ends anyway."""
+    """Models of up to MIN_EXPERTS experts share kernels: a program reads that many ends anyway."""
     first = compiled(90, 8, "int4", 1, 4096, 128, BF16)
     assert first.hash == compiled(90, num_experts, "int4", 1, 4096, 128, BF16).hash
 

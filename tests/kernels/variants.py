@@ -234,7 +234,7 @@ def covering(parameters: Sequence[Parameter], rng: random.Random) -> list[dict[s
 
 
 def _turns(kinds: Parameter, count: int, rng: random.Random) -> list[dict[str, Any]]:
-    """Return `count` values in random order, of each kind equally many (or one more)."""
+    """Return `count` values in random order, taken from the kinds in turn."""
     order = islice(cycle(rng.sample(kinds, len(kinds))), count)
     values = [rng.choice(kind) for kind in order]
     rng.shuffle(values)

@@ -1,4 +1,4 @@
-"""A fake executor and a driver loop, to test strategies without torch on a fake clock."""
+"""A fake executor and a driver loop, to test strategies on a fake clock and without torch."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class Record:
     tokens: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     finish: dict[int, Finish] = field(default_factory=dict[int, Finish])
     aborted: set[int] = field(default_factory=set[int])
-    """Aborted answers."""
+    """Ids of aborted answers."""
     most_at_once: int = 0
 
     def take(self, output: Output) -> None:

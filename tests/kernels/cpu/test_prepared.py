@@ -256,7 +256,7 @@ def test_layers(make, dtype, has_norms):
                 ids = torch.tensor(wanted, dtype=torch.int64)
                 kept = expected[count][ids]
             got = run(given, inputs[:count], ids)
-            if has_norms[1]:  # the norm's last product and sum are rounded once
+            if has_norms[1]:  # the norm's product is added to the residual with one rounding
                 torch.testing.assert_close(got, kept)
             else:
                 assert torch.equal(got, kept)

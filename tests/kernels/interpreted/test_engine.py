@@ -150,7 +150,7 @@ def answers(
     num_kv_blocks=8,
     max_rolling_batch_prefill_tokens=16,
 ):
-    """Return an engine's answers. Its steps first mix chunks of prompts with decodes, then decode.
+    """Return an engine's answers. The first steps mix chunks of prompts with decodes.
 
     graph_tokens: steps with up to this many tokens of prompts are padded, as for CUDA graphs. If 0,
     no step is padded.

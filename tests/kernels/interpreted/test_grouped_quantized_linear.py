@@ -65,7 +65,7 @@ def check(kind, counts, num_outputs, num_inputs, group_size, dtype=BF16):
     [(64, 40, 32), (192, 1, 32), (256, 130, 64), (256, 64, 128), (256, 33, 256)],
 )
 def test_widths_and_groups(kind, dtype, num_inputs, num_outputs, group_size):
-    """Blocks of 32 and 64 inputs, groups of one block and of several, and whole rows."""
+    """Inputs are in blocks of 32 or 64. A group has one block, several, or all blocks of a row."""
     check(kind, [3, 0, 17, 1], num_outputs, num_inputs, group_size, dtype)
 
 
@@ -89,7 +89,7 @@ def test_numbers_of_rows_per_expert(kind, counts):
 
 @pytest.mark.parametrize("num_experts", [60, 128, 160])
 def test_many_experts(num_experts):
-    """A program reads the ends of at least MIN_EXPERTS (128). There are fewer, as many, or more."""
+    """A program reads at least MIN_EXPERTS (128) ends. The experts are fewer, as many, or more."""
     counts = [0] * num_experts
     for expert in (0, 7, 7, 7, num_experts - 1):
         counts[expert] += 5

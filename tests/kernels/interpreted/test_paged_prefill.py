@@ -20,7 +20,7 @@ SHORT = [(1, 40), (21, 21), (5, 70)]
 
 
 LONG = [(20, 400), (3, 3), (1, 330), (0, 90), (40, 201)]
-"""Few tokens after cached prefixes that are long and short."""
+"""A few tokens each, after long and short cached prefixes."""
 
 
 def check(lengths, options=None, *, num_splits=0, **shape):

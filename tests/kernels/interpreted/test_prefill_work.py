@@ -23,7 +23,7 @@ BATCHES = {
 
 @pytest.fixture(autouse=True)
 def _filled_memory():
-    """Let torch fill new tensors with large numbers, so that entries without a value show."""
+    """Let torch fill new tensors with large numbers, so that entries that are not written show."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -50,7 +50,7 @@ def listed(lengths, tile, num_splits, *, num_tokens=None, dtype=torch.int32, **o
     live = [item for item in whole if item[0] != -1]
     assert live == sorted(live, reverse=True), "the last blocks first"
     for sequence, token, begin, end in live:
-        assert (sequence, token) not in spans, "a block is split or whole"
+        assert (sequence, token) not in spans, "a block is either split or whole"
         spans[sequence, token].append((begin, end))
     expected_rows = [
         [int(starts[sequence]) + token + row, slot + row, len(spans[sequence, token])]
@@ -91,7 +91,9 @@ def test_items_divide_the_visible_keys(name, num_splits, window):
     check_spans(spans, lengths, tile, window)
     if num_splits:
         is_split = any(len(items) > 1 for items in spans.values())
-        assert is_split == is_any_split(lengths, 32, num_splits, window), "the host foresees it"
+        assert is_split == is_any_split(lengths, 32, num_splits, window), (
+            "the host foresees whether a block is split"
+        )
 
 
 @pytest.mark.parametrize("tile", [(1, 16), (18, 64), (128, 64), (16, 16), (64, 128)])

@@ -39,7 +39,7 @@ def check(rows, made, kind, group_size, bias=None):
     ("num_inputs", "group_size"), [(64, 32), (192, 192), (128, 64), (256, 128), (256, 256)]
 )
 def test_groups(kind, dtype, num_inputs, group_size):
-    """Groups of one block and of several, blocks of 64 and 32 inputs, and whole rows."""
+    """Inputs are in blocks of 32 or 64. A group has one block, several, or all blocks of a row."""
     rows = strided(5, num_inputs, dtype=dtype, seed=1)
     check(rows, make(kind, 40, num_inputs, group_size), kind, group_size)
 
