@@ -32,14 +32,14 @@ def test_decodes_fill_the_gpu_and_never_need_more_items_than_promised(rows, prog
     ("num_rows", "longest", "expected"),
     [
         (1, 300, 0),  # too short to split
-        (1, 4096, 16),
+        (1, 4096, 16),  # 256 keys each
         (1, 131072, 49),  # 396 programs run at once, 8 for each split
         (16, 131072, 49),
         (40, 2048, 196),  # whole contexts would leave some processors idle
         (48, 2048, 0),  # 98 % full, and no context is long
         (48, 4096, 196),
         (64, 2048, 0),
-        (64, 131072, 196),
+        (64, 131072, 196),  # four times 49
         (256, 131072, 196),
     ],
 )

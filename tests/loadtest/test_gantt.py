@@ -20,6 +20,7 @@ def test_the_gantt_shows_stages_and_padding() -> None:
         Bar(1, "waiting", 0.0, 1.0), Bar(1, "prefill", 1.0, 2.0), Bar(1, "decoding", 2.0, 3.0),
         Bar(1, "padding", 3.0, 4.0),
     ]  # fmt: skip
+    # Each of the three holds a slot for 3 s. One second of the 9 s is padding.
     assert padding_share(run("dynamic", records=members)) == pytest.approx(1 / 9)
     continuous = run("continuous", records=members)
     assert padding_share(continuous) is None
