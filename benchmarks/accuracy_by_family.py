@@ -118,7 +118,7 @@ def all_logits(folder: Path, config: PreTrainedConfig, precision: str | None) ->
     chunk = Chunk(sequence, 0, LENGTH, tuple(range(num_blocks)), True)
     inputs = InputBuilder(BLOCK_SIZE, Staging(CPU)).build(StepPlan((chunk,)))
     step = PagedStep(inputs.batch, cache, backend)
-    return decoder(inputs.tokens[0], inputs.tokens[1], torch.arange(LENGTH), step)
+    return decoder(inputs.token_ids, inputs.positions, torch.arange(LENGTH), step)
 
 
 def measure(family: str) -> dict[str, Change]:

@@ -19,7 +19,7 @@ from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine.sampling import draw
 from engine.sampling.kernels import SamplingKernels, make_sampling_kernels
-from engine.sampling.sampler import Row
+from engine.sampling.rows import Row
 from engine.staging import Staging, Upload
 from kernels import torch_logits
 

@@ -1,4 +1,4 @@
-"""A loaded LoRA adapter as data, without its weights, and the error where LoRA is disabled."""
+"""A loaded LoRA adapter as data, without its weights, and the error if LoRA is off."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class Adapter(msgspec.Struct, frozen=True):
     slot: int
     """The index of its slot in device memory."""
     generation: int
-    """Counts the loads of this process, from 1. No two adapters have the same generation."""
+    """1 for the first adapter that this process loads, 2 for the next one, and so on. Slots and
+    names may be used again. Generations are not."""
 
 
 def lora_disabled(field: str = "adapters") -> RequestError:

@@ -17,7 +17,8 @@ from core.strategy_table import (
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The strategy the options choose. `name` is None if they choose none."""
+    """The strategy that the options choose. `name` is None if they leave the choice to the model's
+    task and executor; the strategy `none` is a choice like the others."""
 
     name: Batching | None
     reason: str

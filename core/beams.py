@@ -32,7 +32,7 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class Hypotheses:
-    """The result of an executor that runs the whole search itself, best first."""
+    """The finished answers, best first, of a search that an executor runs as a whole."""
 
     best: tuple[Hypothesis, ...]
 
@@ -56,7 +56,7 @@ def num_candidates(params: SamplingParams, num_stop_tokens: int) -> int:
 
 
 class BeamSearch:
-    """One search. Once `is_done` is set, `hypotheses` holds the best ones, best first."""
+    """One search. Once `is_done` is set, `hypotheses` holds the best answers, best first."""
 
     def __init__(self, params: SamplingParams, stop_token_ids: Mapping[int, Finish]) -> None:
         self._params = params
@@ -94,8 +94,8 @@ class BeamSearch:
         ]
         live = [beam for beam in ranked if self._finish(beam) is None]
         if self._can_improve and not (self._is_full and self._params.early_stopping is True):
-            # Beams ranked below the beam width only replace live beams; they never become
-            # hypotheses.
+            # Beams ranked below the beam width never become hypotheses. They only take the places
+            # of finished beams.
             self._keep_best([beam for beam in ranked[: self._width] if self._finish(beam)])
         self.beams = live[: self._width]
         self._can_improve = self._can_improve and bool(live) and self._may_improve()
@@ -119,8 +119,8 @@ class BeamSearch:
     def _may_improve(self) -> bool:
         """Whether the most likely beam could still score higher than the worst hypothesis.
 
-        Computes that score for the beam's current length. If `early_stopping` is "never" and longer
-        answers score higher, uses the longest possible length instead.
+        Scores the beam at its current length. If `early_stopping` is "never" and longer answers
+        score higher, scores it at the longest possible length instead.
         """
         if not self._is_full:
             return True

@@ -17,9 +17,9 @@ T = TypeVar("T")
 class Checked(type(msgspec.Struct)):
     """Makes the constructor check names and types, and treat None as "not given".
 
-    A class may map None to another value (`_if_none`) and define aliases of its fields
-    (`_other_names`, alias to field name). The constructor raises RequestError with the name of the
-    field.
+    A class may set the value that None stands for in a field (`_if_none`, by field name), and
+    define aliases of its fields (`_other_names`, alias to field name). The constructor raises
+    RequestError with the name of the field.
     """
 
     _if_none: Mapping[str, object] = {}

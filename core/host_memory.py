@@ -10,7 +10,8 @@ CGROUP = Path("/sys/fs/cgroup")
 def available_host_memory(cgroup: Path = CGROUP) -> int:
     """Return the bytes this process may still allocate.
 
-    That is the free memory of the machine, or of its container (cgroup v2) if that is less.
+    That is the free memory of the machine or, if less, of the container (cgroup v2) around this
+    process.
     """
     available = _field(Path("/proc/meminfo"), "MemAvailable:") * 1024
     limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")

@@ -1,4 +1,4 @@
-"""HTTP headers that our proxies must know: the front of several models, and a fleet's gateway."""
+"""HTTP headers for our two proxies, the front of several models and a fleet's gateway."""
 
 HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer",

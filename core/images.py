@@ -1,4 +1,4 @@
-"""Images of prompts, from the process that reads them to the encoder in the engine."""
+"""Images of prompts, on their way from the process that reads them to the engine's encoder."""
 
 from __future__ import annotations
 

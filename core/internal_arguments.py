@@ -1,4 +1,4 @@
-"""Arguments of the processes that our other processes start, such as a rank or a helper."""
+"""Arguments of the processes that only Longshore itself starts, such as a rank or a helper."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def internal_arguments(module: str, description: str, *forms: str) -> list[str]:
     """Return the arguments of this process, which runs `module`.
 
     forms: what the module accepts, such as "join PARENT:int FILE". Words in capitals stand for any
-    value, of the type after the colon if there is one; other words stand for themselves. A last
-    word that ends with "..." stands for one value or more.
+    value, of the type after the colon if there is one; other words stand for themselves. If the
+    last word ends with "...", it stands for one or more values.
     description: a sentence that says what the process is and who starts it.
 
     With --help, prints the description and exits with code 0. If no form fits, exits with code 2.

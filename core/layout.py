@@ -43,10 +43,11 @@ class Layout:
         return self.gpus[copy * self.num_local_ranks : (copy + 1) * self.num_local_ranks]
 
     def variables(self, copy: int, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of a copy's engine; `variables` is that of this process.
+        """Return the environment of a copy's engine. variables: this process's environment.
 
-        A single copy gets all GPUs and cores, and divides them by itself. The user's own
-        OMP_NUM_THREADS may lower the number of threads, but not raise it.
+        A single copy gets this environment unchanged, and divides all GPUs and cores among its
+        ranks. For several copies on a CPU, the user's own OMP_NUM_THREADS may lower the number of
+        threads, but not raise it.
         """
         if self.num_copies == 1:
             return dict(variables)

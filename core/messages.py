@@ -113,7 +113,7 @@ class Refused(Message, frozen=True):
 
 
 class Watch(Message, frozen=True):
-    """Send snapshots for this long from now on. A later Watch replaces an earlier one."""
+    """Send snapshots for so many seconds from now on. A later Watch replaces an earlier one."""
 
     seconds: float
 
@@ -152,8 +152,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """How the weights are quantized: option.quantize, or the checkpoint's quant_method."""
     kv_bytes: int = 0
     activation_bytes: int = 0
-    """Bytes of device memory kept free for the largest step, its block tables and the CUDA graphs,
-    if that was measured."""
+    """Bytes of device memory kept free for the largest step, its block tables and the CUDA graphs.
+    0 if they were not measured."""
     vocab_size: int = 0
     eos_token_ids: tuple[int, ...] = ()
     load_seconds: float
@@ -219,7 +219,8 @@ class Heartbeat(Message, frozen=True):
     """Seconds since the loop last finished a step or was idle."""
     stats: Stats
     stalled_s: float = 0.0
-    """Seconds for which no thread has run within the step. 0 for handlers, which may sleep."""
+    """Seconds for which every thread of the engine has slept during the current step. 0 for
+    handlers, which may sleep."""
 
 
 class Watched(Message, frozen=True):

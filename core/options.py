@@ -240,8 +240,8 @@ class Options:
         "this many, which its ranks on a machine divide equally. Default on CUDA: the part of "
         "option.gpu_memory_utilization that the weights and the largest step leave free. Default "
         "on a CPU: for each copy, 4 GiB, but at most a quarter of its equal part of the available "
-        "memory. A rank takes at most 16 times the size of its weights, or 128 MiB or the memory "
-        "of one sequence of the maximum length if that is more.",
+        "memory. Of this default, a rank uses at most the largest of three amounts: 16 times the "
+        "size of its weights, 128 MiB, and the memory of one sequence of the maximum length.",
         minimum=1,
     )
     kv_cache_dtype: KVCacheDType = _option(
@@ -562,7 +562,8 @@ class Option:
     def parse(self, text: str) -> Value:
         """Convert the text of a properties file or an environment variable to a value.
 
-        An empty text is None if the option allows that. Raises ConfigurationError.
+        An empty text is None if the option allows that. Raises ConfigurationError for a text that
+        cannot be converted.
         """
         stripped = text.strip()
         if not stripped and self.optional:

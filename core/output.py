@@ -9,9 +9,10 @@ from core.stats import Timing
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """New tokens of one answer, or logprobs of the prompt. `finish` is set on the last one only.
+    """New tokens of one answer, or logprobs of the prompt.
 
-    Finish.ERROR ends the whole request, whatever the index.
+    `finish` is set only in the last output of an answer. Finish.ERROR ends the whole request,
+    whatever the index.
     """
 
     request_id: int

@@ -79,7 +79,7 @@ class BlockMoves:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Block moves, then one forward pass over chunks: at most one per sequence, none empty."""
+    """Block moves, then one forward pass. A sequence has at most one chunk; no chunk is empty."""
 
     chunks: tuple[Chunk, ...]
     moves: BlockMoves = field(default_factory=BlockMoves)

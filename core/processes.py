@@ -1,4 +1,4 @@
-"""Ends processes with their parent or at a signal, and limits the resources of their jobs."""
+"""Helps a process to end with its parent or at a signal, and to limit what its jobs use."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def die_with_parent(parent: int) -> None:
     The child calls this itself. parent: the parent's process id. If the parent has already ended,
     the kernel sends no signal, so the child kills itself.
 
-    NOTE: to the kernel, the parent is the thread that started the child, so that thread must live
-    as long as its process. Does nothing outside Linux.
+    NOTE: to the kernel, the parent is the thread that started the child. When that thread ends, the
+    kernel kills the child, even if the parent's process lives on. Does nothing outside Linux.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -54,7 +54,7 @@ def note_stop_signals() -> Sequence[int]:
 
 @contextmanager
 def cpu_limit(seconds: float) -> Generator[None]:
-    """Have SIGPROF end the process when the block has used up this much CPU time."""
+    """Have SIGPROF end the process if its `with` block uses up this much CPU time."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield

@@ -20,9 +20,9 @@ from core.sequence import Sequence
 class Request:
     """The sequences of one prompt: one per sample, or the first beam of a beam search.
 
-    The sequence of sample i has the id `id + i`. Each sample has its own seed, derived from the
-    request's seed and its index. So the first of several samples is the same as a single one, and
-    samples do not depend on the strategy.
+    The sequence of sample i has the id `id + i`. The first sample has the request's own seed, so it
+    is the same as if it were the only one. Each further sample has a seed derived from the
+    request's seed and the sample's index, so samples do not depend on the strategy.
     """
 
     def __init__(

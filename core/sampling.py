@@ -52,7 +52,7 @@ Operation = Literal["chat", "text_completion"]
 
 
 class TopLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The logprobs at one position: of the token there and of the most likely ones.
+    """The logprobs at one position: of the token there, and of the most likely tokens.
 
     They are the model's own, before temperature, penalties and other logits processors.
     """
@@ -71,7 +71,7 @@ class Sampled:
     """The next tokens of one sequence with their logprobs, in nats.
 
     The packed executor returns one token, the library executor the whole answer. A chunk that only
-    scores the prompt has none.
+    scores the prompt has no next token.
     """
 
     token_ids: tuple[int, ...]
@@ -93,9 +93,10 @@ class Failure:
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checked):
-    """Sampling parameters of one request. Names and defaults are vLLM's.
+    """Sampling parameters of one request.
 
-    They are applied in this order, each to the result of the one before (engine/sampling):
+    Names and defaults are vLLM's or, for parameters that vLLM does not have, transformers'. The
+    parameters are applied in this order, each to the result of the previous one (engine/sampling):
     `allowed_token_ids`; `bad_words`, `no_repeat_ngram_size`, `min_tokens`, `logit_bias`;
     repetition, frequency and presence penalty; `structured_outputs`; temperature; `min_p`,
     `top_k`, `top_p`, `typical_p`. Tokens of equal probability are kept or dropped together.
@@ -116,8 +117,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
     min_p: float = 0.0
     """Keep tokens with at least this share of the most likely token's probability."""
     typical_p: float = 1.0
-    """Locally typical sampling: keep the smallest set with this total probability of tokens whose
-    information content is nearest to the entropy (Meister et al., 2022)."""
+    """Locally typical sampling (Meister et al., 2022): of the tokens whose information content is
+    nearest to the entropy, keep the smallest set with at least this total probability."""
     repetition_penalty: float = 1.0
     """Above 1, tokens of the prompt and the answer so far become less likely (CTRL, 2019)."""
     presence_penalty: float = 0.0
@@ -164,7 +165,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
     prompt_logprobs: int | None = None
     """Like `logprobs`, but for the tokens of the prompt, from the second one on."""
     truncate_prompt_tokens: int | None = None
-    """Use only this many tokens from the end of the prompt. -1: as many as leave room to answer."""
+    """Use only this many tokens from the end of the prompt. -1: use as many as leave room for the
+    answer."""
     n: int = 1
     """Number of answers to return."""
     best_of: int | None = None
@@ -257,7 +259,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
     def needs_newest_token(self) -> bool:
         """Whether the host needs the newest token to sample the next one.
 
-        Then the next step cannot be scheduled while that token is in flight.
+        If so, the sequence is not scheduled while that token is in flight.
         """
         return self.structured_outputs is not None or self.no_repeat_ngram_size > 0
 

@@ -65,7 +65,9 @@ class Sequence:
         """Tokens of the prompt and of the longest possible answer."""
         self.num_computed_tokens = 0
         self.num_in_flight = 0
+        """Tokens that scheduled steps have still to sample."""
         self.num_scored_rows = 0
+        """How many of the prompt's first positions are scored (see `rows_to_score`)."""
         self.params = params
         self.adapter = adapter
         """The LoRA adapter to use, if any."""
@@ -75,9 +77,12 @@ class Sequence:
         self.logprobs: list[float] = []
         """Logprobs of the generated tokens, in nats."""
         self.top_logprobs: list[TopLogprobs] = []
-        """The most likely tokens at the position of each generated one, if `logprobs` is set."""
+        """The most likely tokens at the position of each generated token, if `logprobs` is set."""
         self.stop_token_ids = _stop_reasons(params, eos_token_ids)
+        """Maps each token that ends the answer to the finish reason it gives."""
         self.end_token_ids = frozenset((*params.stop_token_ids, *eos_token_ids))
+        """These tokens and, even with `ignore_eos`, the model's end-of-sequence tokens. None of
+        them is sampled before `min_tokens`."""
         self.finish: Finish | None = None
 
     @property
@@ -119,7 +124,8 @@ class Sequence:
     def chunk_end(self, end: int) -> int:
         """Return the last position up to `end` where a chunk may end.
 
-        A chunk may begin inside a bidirectional image: the K and V of earlier tokens are final.
+        A chunk must not end inside a bidirectional image. It may begin inside one, because the K
+        and V of all earlier tokens are final.
         """
         cut = self.images_in(end - 1, end + 1) if self.images else ()
         inside = [
@@ -149,7 +155,7 @@ class Sequence:
     def num_skippable_tokens(self) -> int:
         """Tokens that need not be computed if their K/V are cached.
 
-        That is all tokens before the first one whose logits are needed.
+        These are all tokens before the first one whose logits are needed.
         """
         last = self.num_tokens - 1
         unscored = self.rows_to_score(0, last)
@@ -165,7 +171,7 @@ class Sequence:
         return child
 
     def append(self, sampled: Sampled) -> int:
-        """Append sampled tokens until one of them ends the sequence. Returns how many."""
+        """Append sampled tokens until one of them ends the sequence. Return their number."""
         self.num_in_flight = max(0, self.num_in_flight - 1)
         pairs = zip(sampled.token_ids, sampled.logprobs, strict=True)
         for count, (token_id, logprob) in enumerate(pairs, start=1):

@@ -55,7 +55,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ended: list[EndedSnapshot]
     num_running: int
     num_waiting: int
-    """Waiting groups, including those that are not in `sequences`."""
+    """Waiting groups of sequences that run together, including groups that are not in `sequences`.
+    """
     num_blocks: int
     num_held_blocks: int
     kept_blocks: BlockRuns

@@ -17,12 +17,13 @@ BOUNDS_TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The times of one request, in seconds of the engine's monotonic clock."""
+    """The times of one answer, in seconds of the engine's monotonic clock."""
 
     arrived: float
     admitted: float
-    """When it was first scheduled. Until then it was queued."""
+    """When its request was first scheduled. Until then the request was queued."""
     first_token: float
+    """When its request got the first token of any answer."""
     finished: float
 
 
@@ -60,7 +61,8 @@ class Stats(msgspec.Struct, kw_only=True):
     num_waiting: int = 0
     num_held_blocks: int = 0
     num_filled_tokens: int = 0
-    """Token slots already written in held blocks. The others are reserved, or unused block ends."""
+    """Token slots already written in held blocks. The other slots of these blocks are reserved, or
+    are the unused ends of blocks."""
 
     num_steps: int = 0
     num_step_sequences: int = 0

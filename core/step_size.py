@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 DEFAULT_PROMPT_SIZES = (64, 128, 256, 512, 768, 1024)
 """Prompt tokens of mixed steps that run as graphs; see `option.cuda_graph_sizes`."""
 MAX_PROMPTS = 16
-"""Prompts in a mixed step that runs as a graph. Each place that no prompt takes costs an empty
-program per layer and KV head."""
+"""Maximum prompts in a mixed step that runs as a graph. If a step has fewer prompts than its graph,
+each missing one costs an empty program of the attention kernel per layer and KV head."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, metacla
     """Exactly one of these constraints. The names are vLLM's.
 
     core/text/grammar.py converts it to a grammar. The constructor raises RequestError, naming the
-    field, in the same cases as SamplingParams, and also unless exactly one constraint is set.
+    field, for an unknown field, for a value of the wrong type or an empty `choice`, and if not
+    exactly one constraint is set.
     """
 
     json: str | dict[str, Any] | None = None

@@ -76,7 +76,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 def choose_task(model_dir: Path, options: Options) -> Task:
     """Return the task that `option.task` names or, by default, the task of the model's files.
 
-    Raises ConfigurationError if the chosen strategy or executor cannot serve it.
+    Raises ConfigurationError if config.json cannot be read, or if another option does not work with
+    the task.
     """
     task = _detect_task(model_dir) if options.task is None else _named(options.task)
     check_options(task, options)

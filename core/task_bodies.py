@@ -56,7 +56,7 @@ class Transcription(msgspec.Struct, frozen=True):
     language: str | None = None
     """The code or the name of the spoken language. None: the model detects it."""
     prompt: str | None = None
-    """Text that precedes the speech, whose style the answer follows."""
+    """Text that the model takes as preceding the speech. The transcript follows its style."""
     temperature: float = 0.0
     segments: bool = False
     words: bool = False

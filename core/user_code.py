@@ -29,7 +29,7 @@ def run_file(path: Path) -> ModuleType:
         sys.path.insert(0, directory)
     spec = importlib.util.spec_from_file_location(_MODULE, path)
     assert spec is not None
-    assert spec.loader is not None, "a .py file"
+    assert spec.loader is not None, "every .py file has a loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[_MODULE] = module  # pickle, for example, looks up classes here
     spec.loader.exec_module(module)

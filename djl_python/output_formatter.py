@@ -9,9 +9,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def output_formatter(function: F) -> F:
-    """Mark an output formatter: `function(response_data: dict) -> dict | str`.
+    """Mark an output formatter: `function(response_data: dict | list) -> dict | list | str`.
 
-    It is called with a whole answer, or with each record of a stream.
+    It is called with each record of a stream, or with a whole answer, which is a list for several
+    inputs and with option.tgi_compat. A str is sent unchanged.
     """
     function.is_output_formatter = True  # pyright: ignore[reportFunctionMemberAccess]
     return function

@@ -1,4 +1,4 @@
-"""The engine: turns token ids into token ids on the device. `LLM` runs it without a server."""
+"""The engine runs the model: token ids in, token ids out. `LLM` runs it without a server."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ MIB = 2**20
 def start_adapters(
     model_dir: Path, options: Options, model: PackedModel | LibraryModel, executor_reason: str
 ) -> tuple[Adapters | None, tuple[str, ...]]:
-    """Return the adapters, or None if LoRA is not enabled, and notes for the log.
+    """Return the adapters (None if LoRA is not enabled) and notes for the log.
 
     Raises ConfigurationError if the model does not support LoRA or an adapter cannot be loaded.
     """
@@ -43,7 +43,7 @@ def start_adapters(
             raise ConfigurationError(f"adapter '{folder.name}': {error}") from error
     names = ", ".join(adapter.name for adapter in adapters.loaded) or "none yet"
     return adapters, (
-        f"LoRA: {memory.num_slots} adapters of rank {memory.max_rank} take "
+        f"LoRA: room for {memory.num_slots} adapters of rank {memory.max_rank} takes "
         f"{memory.num_bytes / MIB:,.1f} MiB; loaded: {names}",
     )
 

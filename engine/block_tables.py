@@ -81,7 +81,7 @@ class BlockTables:
             self._sent[chunk.sequence.id] = chunk.blocks
 
     def _assign_rows(self, chunks: Sequence[Chunk], changed: Sequence[Chunk]) -> None:
-        """Give each new sequence a row. If too few are free, drop all sequences but these."""
+        """Give each new sequence a row. If too few are free, drop all sequences without a chunk."""
         new = [chunk.sequence.id for chunk in changed if chunk.sequence.id not in self._rows]
         if len(new) > len(self._free_rows):
             self._drop_all_but({chunk.sequence.id for chunk in chunks})
@@ -96,8 +96,8 @@ class BlockTables:
     def _grow(self, num_rows: int, width: int) -> None:
         """Allocate a larger tensor. All rows must be sent again.
 
-        The table has twice as many rows as a step has sequences: with overlapped steps, two halves
-        of the sequences may take turns.
+        The table has twice as many rows as a step has sequences, because two overlapped steps may
+        have no sequence in common.
         """
         num_rows = max(len(self._table), _power_of_two(2 * num_rows))
         width = max(self._table.shape[1], _power_of_two(width))

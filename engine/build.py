@@ -161,7 +161,10 @@ def _strategy_settings(options: Options, batching: Batching, sizes: Sizes) -> St
 
 
 def overlaps_steps(options: Options, model: PackedModel | LibraryModel) -> bool:
-    """Whether a step is scheduled before the one in flight is done. `generate` cannot do that."""
+    """Whether a step is scheduled before the one in flight is done.
+
+    The library executor cannot do that.
+    """
     if isinstance(model, LibraryModel):
         return False
     if options.async_scheduling is None:

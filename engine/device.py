@@ -77,7 +77,9 @@ def choose_dtype(options: Options, config: PreTrainedConfig, device: torch.devic
 
 
 def choose_kv_dtype(options: Options, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the KV cache's type. GPUs without fp8 (below 8.9) store e4m3 values as uint8.
+    """Return the KV cache's type.
+
+    GPUs without fp8 (compute capability below 8.9) store e4m3 values as uint8.
 
     Raises ConfigurationError for an fp8 cache with an fp32 model on CUDA, which the kernels do not
     support.
@@ -96,7 +98,7 @@ def choose_kv_dtype(options: Options, dtype: torch.dtype, device: torch.device) 
 def use_expandable_segments(environment: Mapping[str, str] = os.environ) -> None:
     """Let torch's memory segments grow, unless the environment configures torch's allocator.
 
-    Otherwise each segment has a fixed size, and steps of many sizes leave gaps in them.
+    In segments of fixed size, steps of many sizes would leave gaps.
     """
     if not any(environment.get(name) for name in ALLOCATOR_VARIABLES):
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue] - torch has no public function
@@ -105,8 +107,8 @@ def use_expandable_segments(environment: Mapping[str, str] = os.environ) -> None
 def use_writable_kernel_cache() -> tuple[str, ...]:
     """Give Triton a temporary cache if it cannot write to its own, and return a note for the log.
 
-    Without it, a read-only root file system would prevent Triton from compiling the kernels that
-    the image does not contain. The temporary cache starts as a copy of Triton's own cache.
+    On a read-only root file system, Triton could otherwise not compile the kernels that the image
+    does not contain. The temporary cache starts as a copy of Triton's own cache.
     """
     from triton import knobs  # imported here, so that CPUs do not need Triton
 
@@ -116,7 +118,7 @@ def use_writable_kernel_cache() -> tuple[str, ...]:
         with tempfile.TemporaryFile(dir=cache):
             return ()
     except OSError:
-        # In the container, TMPDIR is deleted with the supervisor.
+        # In the container, TMPDIR is deleted when the supervisor ends.
         writable = tempfile.mkdtemp(prefix="triton-")
     unfinished = shutil.ignore_patterns("tmp.pid_*")  # files that other processes are writing
     # A kernel that cannot be copied is compiled again.

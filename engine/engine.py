@@ -102,6 +102,7 @@ class Engine:
         changes nothing.
         """
         chosen = self._find_adapter(adapter) if adapter else None
+        # The front end has truncated and checked its prompts already; `LLM` has not.
         prompt_token_ids = params.truncated(prompt_token_ids, self.facts.max_model_len)
         params = self._resolved(params, len(prompt_token_ids))
         self._check(prompt_token_ids, params)

@@ -24,8 +24,8 @@ class Executor(Protocol):
     def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> SubmittedStep:
         """Start one forward pass over all chunks, or several, one after the other.
 
-        The next plan may be submitted before `wait` is called on this one. It runs after this one,
-        and its chunks may end with tokens that this one samples.
+        The next plan may be submitted before this one is done. It runs after this plan, and its
+        chunks may end with tokens that this plan samples.
 
         `between_tokens` is called between the forward passes of a step, if there are several. It
         may abort sequences of the plan; these then have `finish` set. Raises as `wait` does.

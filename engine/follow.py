@@ -140,7 +140,7 @@ def _run(orders: Connection, launch: RankLaunch) -> None:
     with explaining_out_of_memory():  # if memory runs out in a step, the engine restarts instead
         parts = build_parts(Path(launch.model_dir), launch.options, device, Phases(), group)
     model, packed = parts.model, parts.packed
-    assert isinstance(model, PackedModel), "others run on one rank"
+    assert isinstance(model, PackedModel), "only a packed model runs on several ranks"
     assert packed is not None, "a packed model has a KV cache"
     follower = Follower(model, packed.kv_cache, packed.backend, packed.graphs, group)
     decode = msgspec.msgpack.Decoder[AnyOrder](AnyOrder).decode

@@ -28,7 +28,7 @@ Fill = Callable[[Tensor, Tensor], None]
 
 @dataclass(frozen=True, slots=True)
 class ScoredRows:
-    """The R prompt tokens whose logits score the prompt token after them (`prompt_logprobs`)."""
+    """The R prompt tokens whose logits score the prompt token after each (`prompt_logprobs`)."""
 
     rows: Tensor
     """[R] int64: their indices among the step's T tokens."""
@@ -62,7 +62,7 @@ class StepInputs:
     each of its sequences; rows past `sampled_chunks` are 0."""
     batch: PagedBatch
     sampled_chunks: tuple[Chunk, ...]
-    """The chunk of each row."""
+    """The chunk of each sampled row that is not padding."""
     scored_rows: ScoredRows | None = None
     adapter_slots: Tensor | None = None
     """[T] int64: each token's adapter slot or NO_ADAPTER. None if no token has an adapter."""
@@ -77,18 +77,18 @@ class StepInputs:
         return torch.cat([self.sampled_rows, self.scored_rows.rows])
 
     @property
-    def input_ids(self) -> Tensor:
-        """[1, T]."""
-        return self.tokens[0:1]
+    def token_ids(self) -> Tensor:
+        """[T] int64."""
+        return self.tokens[0]
 
     @property
-    def position_ids(self) -> Tensor:
-        """[1, T]."""
-        return self.tokens[1:2]
+    def positions(self) -> Tensor:
+        """[T] int64."""
+        return self.tokens[1]
 
     def newest(self) -> Tensor:
         """Return [S] int64: the input token of each sampled row."""
-        return self.tokens[0].index_select(0, self.sampled_rows[: len(self.sampled_chunks)])
+        return self.token_ids.index_select(0, self.sampled_rows[: len(self.sampled_chunks)])
 
 
 class InputBuilder:
@@ -118,7 +118,7 @@ class InputBuilder:
         size: pad the step to this size, into which it fits. By default it is not padded.
 
         embeddings: the embeddings of the step's images by digest, on the device. The tokens of an
-        image that is missing here keep their embeddings from the table.
+        image that is missing here keep the embeddings of their token ids.
         """
         chunks = sorted(plan.chunks, key=lambda chunk: chunk.length > 1)  # decodes first; stable
         places = _Places(chunks, size)
@@ -232,7 +232,7 @@ class _Places:
     def query_starts(self) -> NDArray[np.int32]:
         """Return where each prompt starts among the prompts' tokens, and where the last one ends.
 
-        Prompts of the padding have no tokens.
+        Prompts that are padding have no tokens.
         """
         num_decodes, first_prompt = self.step.num_decodes, self.size.num_decodes
         starts = np.full(self.size.num_prompts + 1, self.step.num_prompt_tokens, np.int32)
@@ -241,7 +241,7 @@ class _Places:
         return starts
 
     def spans(self, chunks: Sequence[Chunk]) -> tuple[Span, ...] | None:
-        """Return the spans of an unpadded step."""
+        """Return the spans of an unpadded step, or None if the step is padded."""
         if self._is_padded:
             return None
         return tuple(
@@ -358,12 +358,12 @@ def _place_on_grids(axes: NDArray[np.int64], chunk: Chunk) -> None:
 
 
 def _growth(image: PromptImage) -> int:
-    """Return by how much the coordinates after an image differ from the tokens' indices."""
+    """Return the number that an image adds to the coordinates of all tokens after it."""
     return max(_grid(image)) - image.num_tokens
 
 
 def _grid(image: PromptImage) -> tuple[int, int]:
-    assert image.grid is not None, "all images of a model have a grid, or none"
+    assert image.grid is not None, "if one image of a model has a grid, all have one"
     return image.grid
 
 

@@ -188,9 +188,9 @@ def _load_library(source: ModelSource) -> LibraryModel:
     except Exception as error:  # loading weights may raise anything
         if type(config) in AutoModelForImageTextToText._model_mapping:
             raise ConfigurationError(
-                f"{config.model_type} takes images; text-generation supports only "
-                f"{', '.join(VISION_FAMILIES)} of the models that do; "
-                "option.task=image-text-to-text serves others, one request at a time"
+                f"{config.model_type} takes images; of such models, text-generation supports only "
+                f"{', '.join(VISION_FAMILIES)}; option.task=image-text-to-text serves others, "
+                "one request at a time"
             ) from error
         raise ConfigurationError(
             f"transformers cannot load {config.model_type} for text generation: {error}"
@@ -250,11 +250,12 @@ def capture_graphs(
     sizes: Sizes,
     group: Group | None = None,
 ) -> tuple[StepGraphs | None, tuple[str, ...]]:
-    """Capture CUDA graphs, or return None if there are none to capture. Also return notes.
+    """Capture CUDA graphs. Return them, or None if steps run without graphs, and notes.
 
     group: the ranks that share the model, which must all have the same graphs; None: one rank.
 
-    Raises InsufficientMemoryError if they do not fit.
+    Raises InsufficientMemoryError if the graphs do not fit, and ConfigurationError if several ranks
+    cannot capture them.
     """
     shows_progress = sys.stderr.isatty() and (group is None or group.rank == 0)
     if options.enforce_eager or model.device.type != "cuda" or isinstance(backend, TorchBackend):
@@ -288,7 +289,7 @@ def capture_graphs(
 
 
 def _graph_notes(graphs: StepGraphs) -> tuple[str, ...]:
-    """Return why mixed steps of some sizes have no graph."""
+    """Return why steps with prompts have no graph in some sizes."""
     notes: list[str] = []
     if graphs.num_timed_out:
         notes.append(

@@ -111,9 +111,9 @@ def softmax_step(
 ):  # fmt: skip
     """Compute one step of the online softmax (Milakov and Gimelshein, arXiv 1805.02867).
 
-    products: [M, N] fp32, q·k; with `cap` the scores are cap * tanh(products * score_scale / 2 *
-    ln 2). Returns the tile's weights, the factor that corrects earlier sums, and the new row_max
-    and row_sum.
+    products: [M, N] fp32, q·k. With `cap` the scores are cap * tanh(products * score_scale * ln(2)
+    / 2). Returns the tile's weights, the factor that corrects earlier sums, and the new row_max and
+    row_sum.
     """
     if cap is None:
         factor = score_scale

@@ -29,6 +29,7 @@ def ordered(numbers):
 
 @triton.jit
 def finite(number):
+    """Return the number, or 0 if it is infinite."""
     return tl.where(tl.abs(number) == float("inf"), 0.0, number)
 
 
@@ -75,7 +76,7 @@ def best_of_row_kernel(
 
 
 def best_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's argmax, [N] int64, and log-sum-exp, [N] fp32, nats.
+    """Return each row's argmax, [N] int64, and log-sum-exp in nats, [N] fp32.
 
     logits: [N, vocabulary] in fp32, fp16 or bf16, rows contiguous. The first token wins a tie, and
     NaN is greater than any number. Raises ValueError for other shapes, strides and types.

@@ -17,7 +17,8 @@ def copy_blocks_kernel(addresses, strides, sizes, pairs, TILE: tl.constexpr):
     words = tl.program_id(2) * TILE + tl.arange(0, TILE)
     if tl.program_id(2) * TILE >= size:
         return
-    # The table's numbers are even, which `cache_table` checks and the compiler cannot know.
+    # `cache_table` checks what the compiler cannot know: addresses are multiples of 16 bytes, and
+    # strides and sizes are even numbers of words.
     base = tl.multiple_of(tl.load(addresses + cache).to(tl.pointer_type(tl.int64)), 16)
     stride = tl.multiple_of(tl.load(strides + cache), 2)
     is_inside = words < tl.multiple_of(size, 2)

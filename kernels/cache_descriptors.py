@@ -22,7 +22,7 @@ DTYPES = (torch.float16, torch.bfloat16)
 
 
 class CacheDescriptors(NamedTuple):
-    """A layer's K and V, described in boxes of one block and one head."""
+    """The descriptors of a layer's K and V. One load reads a box: one block of one head."""
 
     keys: TensorDescriptor
     values: TensorDescriptor
@@ -60,16 +60,16 @@ def check_descriptors(
     tile_keys, window: those of the call of paged_prefill. The current GPU must have TMA.
     """
     if descriptors.keys.base is not key_cache or descriptors.values.base is not value_cache:
-        raise ValueError("descriptors of other caches: describe these")
+        raise ValueError("the descriptors are of other caches: call describe_caches with these")
     if key_cache.shape[1] != tile_keys:
         raise ValueError(
-            f"descriptors of blocks of {key_cache.shape[1]} tokens; tiles have {tile_keys} keys, "
-            "and a tile must be a block"
+            f"the descriptors load blocks of {key_cache.shape[1]} tokens, but tiles have "
+            f"{tile_keys} keys; a tile must be a block"
         )
     if window is not None:
         raise ValueError(
-            f"descriptors with a window of {window}: any tile may then need a mask, and they have "
-            "none"
+            f"descriptors cannot be used with a window of {window}: any tile may then need a mask, "
+            "and loads by descriptor have none"
         )
     if 0 < (arch := current_arch()) < 90:
         raise ValueError(f"descriptors need TMA, which sm_{arch} does not have")

@@ -71,4 +71,7 @@ def _check(cache: Tensor) -> None:
         raise ValueError(f"blocks must be dense, got strides {cache.stride()} of {cache.shape}")
     step = cache.stride(0) * cache.element_size()
     if cache.data_ptr() % 16 or block.nbytes % 16 or step % 16:
-        raise ValueError(f"blocks must be aligned to 16 bytes, got blocks of {block.nbytes}")
+        raise ValueError(
+            f"blocks must be aligned to 16 bytes, got blocks of {block.nbytes} bytes, {step} bytes "
+            f"apart, from address {cache.data_ptr():#x} on"
+        )

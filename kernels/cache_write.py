@@ -143,4 +143,7 @@ def check_rows(rows: Tensor, cache: Tensor) -> None:
     if cache.dtype not in (rows.dtype, torch.uint8, torch.float8_e4m3fn):
         raise ValueError(f"cannot write {rows.dtype} into a cache of {cache.dtype}")
     if rows.stride(2) != 1 or cache.stride(3) != 1:
-        raise ValueError(f"rows must be contiguous, got {rows.stride()} and {cache.stride()}")
+        raise ValueError(
+            f"rows must be contiguous, got strides {rows.stride()} and, of the cache, "
+            f"{cache.stride()}"
+        )

@@ -47,7 +47,10 @@ def end_of_top_k(scores, CHUNK: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def end_of_top_p(width, top_p):
-    """Return a key that top-p never keeps: all tokens from this key on have a mass below 1 - p."""
+    """Return a key that top-p never keeps.
+
+    All tokens from this key on have together less than the share 1 - p of the mass.
+    """
     # The mass of all tokens is at least the mass of the most likely token, whose score is 0. The
     # division is in fp32, as one in fp64 would call a function, which needs a stack.
     score = tl.log((1.0 - top_p).to(tl.float32) / width) - MARGIN

@@ -1,8 +1,8 @@
 """Tile sizes per GPU and shape, from configurations.json; nothing is tuned at run time.
 
-The first row of a kernel whose `when` matches applies. `when` may give lists of accepted values for
-`arch` (90 is sm_90), `head_dim`, `group` (query heads per KV head), `query_bits` and `kv_bits`, and
-the largest group, `max_group`. Rows without `arch` fit the smallest supported GPU.
+Of a kernel's rows, the first one applies whose `when` matches. `when` may give lists of accepted
+values for `arch` (90 is sm_90), `head_dim`, `group` (query heads per KV head), `query_bits` and
+`kv_bits`, and the largest group, `max_group`. Rows without `arch` fit the smallest supported GPU.
 """
 
 from __future__ import annotations

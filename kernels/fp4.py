@@ -1,4 +1,4 @@
-"""MXFP4 as bytes: e2m1 codes, and for each 32 codes a power of two, e8m0.
+"""MXFP4 as bytes: e2m1 codes, and one power of two (e8m0) for every 32 codes.
 
 A code has one sign bit, two exponent bits (bias 1) and one mantissa bit. Decoding moves the three
 low bits to the two lowest exponent bits and the highest mantissa bit of the wider type, and

@@ -24,7 +24,7 @@ def decode_factor(dtype: torch.dtype) -> float:
 
 @triton.jit
 def e4m3_shrunk(codes):
-    """Convert uint8 codes to 2^-8 times their exact values in fp16.
+    """Convert uint8 codes to fp16: to their exact values, multiplied by 2^-8.
 
     Triton's float8e4b15 has the bits of e4m3 with fp16's exponent bias, 15. Two codes at once are
     shifted into place, so this takes fewer instructions than `e4m3_decode`. Wrappers multiply

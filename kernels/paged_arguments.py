@@ -25,7 +25,10 @@ def check_paged_arguments(
     sinks: Tensor | None,
     out: Tensor | None,
 ) -> None:
-    """Raise ValueError with a remedy for unsupported arguments. Tensor contents are not read."""
+    """Raise ValueError for unsupported arguments, with a message that says what is supported.
+
+    Does not read the contents of tensors.
+    """
     _check_shapes(query, key_cache, value_cache)
     _check_dtypes(query, key_cache, value_cache)
     for name, tensor in (("query", query), ("key_cache", key_cache), ("value_cache", value_cache)):
@@ -43,7 +46,8 @@ def check_paged_arguments(
             raise ValueError(f"out is {list(out.shape)} {out.dtype}; it must be like the query")
     if sinks is not None and (sinks.shape != (query.shape[1],) or not sinks.is_contiguous()):
         raise ValueError(
-            f"sinks are {list(sinks.shape)}; they must be one number per head in a row"
+            f"sinks are {list(sinks.shape)} with strides {sinks.stride()}; they must be "
+            f"[{query.shape[1]}], one number per head, and contiguous"
         )
 
 
@@ -75,7 +79,10 @@ def check_integers(name: str, tensor: Tensor) -> None:
 
 @planned
 def score_factors(scale: float, softcap: float | None) -> tuple[float, float | None]:
-    """Return `score_scale` and `cap` of `kernels.attention_tile.softmax_step`, both in base 2."""
+    """Return `score_scale` and `cap` of `kernels.attention_tile.softmax_step`.
+
+    Both include the factor log2(e), as the kernels compute powers of 2.
+    """
     if not scale > 0:
         raise ValueError(f"scale is {scale}; it must be positive")
     log2_e = math.log2(math.e)
@@ -93,19 +100,21 @@ def _check_shapes(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None
     if query.ndim != 3 or key_cache.ndim != 4 or key_cache.shape != value_cache.shape:
         raise ValueError(
             f"query {list(query.shape)}, caches {list(key_cache.shape)} and "
-            f"{list(value_cache.shape)}; they must be [tokens, heads, dim] and twice [blocks, "
-            "block_size, kv_heads, dim]: kernels.sdpa takes K and V of different dims"
+            f"{list(value_cache.shape)}; the query must be [tokens, heads, dim] and both caches "
+            "[blocks, block_size, kv_heads, dim]; kernels.sdpa takes K and V of different dims"
         )
     _, block_size, num_kv_heads, head_dim = key_cache.shape
     if head_dim not in HEAD_DIMS or query.shape[2] != head_dim:
         raise ValueError(
-            f"head dims {query.shape[2]} and {head_dim}; both must be one of {HEAD_DIMS}: "
-            "kernels.sdpa takes any"
+            f"head dims of the query and the caches are {query.shape[2]} and {head_dim}; they must "
+            f"be equal and one of {HEAD_DIMS}; kernels.sdpa takes any head dim"
         )
     if block_size not in BLOCK_SIZES:
         raise ValueError(f"block size {block_size}; it must be one of {BLOCK_SIZES}")
     if query.shape[1] % num_kv_heads:
-        raise ValueError(f"{query.shape[1]} heads do not divide among {num_kv_heads} KV heads")
+        raise ValueError(
+            f"{query.shape[1]} query heads cannot be divided evenly among {num_kv_heads} KV heads"
+        )
 
 
 def _check_dtypes(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
@@ -117,5 +126,6 @@ def _check_dtypes(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None
     ):
         raise ValueError(
             f"query {query.dtype}, caches {key_cache.dtype} and {value_cache.dtype}; the query "
-            "must be fp16, bf16 or fp32, the caches the same or, but for fp32, fp8 e4m3"
+            "must be fp16, bf16 or fp32; both caches must have its dtype or, unless it is fp32, "
+            "be fp8 e4m3"
         )

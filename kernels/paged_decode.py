@@ -107,7 +107,8 @@ def paged_decode_kernel(
             input_precision=PRECISION,
         )  # fmt: skip
 
-    # A padding row has no key and no sink; its output is zero.
+    # A padding row has no keys, so its weighted sum of values is zero. Its sum of weights is zero,
+    # too, if there are no sinks.
     row_sum = tl.where(row_sum > 0, row_sum, 1.0)
     attended = attended * (value_scale / row_sum)[:, None]
     row_index = tl.arange(0, BLOCK_M) + unknown_zero(item_ptr + 2, end_key)
@@ -154,11 +155,13 @@ def paged_decode(
     read after the call, and not used if the list has no more items than sequences. If `out`, `work`
     and `scratch` are given, nothing is allocated. Returns `out`, [N, heads, head_dim].
 
-    Raises ValueError for arguments that the kernel does not support but `kernels.sdpa` does.
+    Raises ValueError for arguments that the kernel does not support. `kernels.sdpa` supports more.
     """
     check_paged_arguments(query, key_cache, value_cache, block_tables, context_lens, sinks, out)
     if work is not None and len(work.rows) != len(query):
-        raise ValueError(f"a work list of {len(work.rows)} sequences for {len(query)}")
+        raise ValueError(
+            f"the work list has {len(work.rows)} sequences, but the query has {len(query)}"
+        )
     factor = decode_factor(key_cache.dtype)
     score_scale, cap = score_factors(scale * key_scale * factor, softcap)
     tile = _tile(query, key_cache)

@@ -154,9 +154,9 @@ def paged_prefill_kernel(
     context_len = tl.load(context_ptr + sequence).to(tl.int32)
     first_position = context_len - query_len + first_token
     first_key = 0 if window is None else tl.maximum(first_position - window + 1, 0)
-    # Tiles that all rows see in full need no mask, so they have a loop of their own. There is only
-    # one loop, with masks, if there is a window, as any tile may then need a mask; and if heads are
-    # large and tiles have to be converted, as two loops would spill registers.
+    # Tiles that all rows see in full need no mask, so they have a loop of their own. In two cases
+    # there is only one loop, with masks. With a window, any tile may need a mask. With large heads
+    # whose tiles have to be converted, two loops would spill registers.
     IS_CONVERTED: tl.constexpr = key_ptr.dtype.element_ty != query_ptr.dtype.element_ty
     TWO_LOOPS: tl.constexpr = window is None and not (IS_CONVERTED and HEAD_DIM > 128)
     first_masked = begin
@@ -370,7 +370,8 @@ def _plan(
     num_blocks = num_tokens // block_q + num_sequences
     if num_items - num_splits != num_blocks:
         raise ValueError(
-            f"a work list of {num_items - num_splits} blocks of tokens for {num_blocks}"
+            f"the work list has {num_items - num_splits} blocks of tokens, but this batch has "
+            f"{num_blocks}"
         )
     return Plan(
         (num_items * num_tiles,),

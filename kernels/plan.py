@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 from torch import Tensor
 
 MAX_KEPT = 512
-"""Maximum cached results of a function. The layers of a step share one result. Steps with another
-number of tokens need another."""
+"""Maximum cached results of a function. The layers of a step share one result. A step with another
+number of tokens needs another result."""
 
 P = ParamSpec("P")
 R = TypeVar("R")

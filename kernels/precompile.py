@@ -121,7 +121,8 @@ def compile_quantized(arch: int, num_rows: Sequence[int] = (1, 32, 64)) -> list[
     bias = torch.empty(_OUTPUTS, dtype=torch.bfloat16)
     with dry_run.target(arch) as launches:
         for rows, kind in product(num_rows, PER_BYTE):
-            # Blocks of 64 inputs, except in MXFP4, which only gpt-oss's experts have.
+            # Groups of 128 inputs are read in blocks of 64. MXFP4, which only gpt-oss's experts
+            # have, has groups of 32.
             group_size = 32 if kind == "fp4" else _INPUTS // 2
             _compile_experts(rows, kind, group_size)
             if kind != "fp4":
@@ -143,10 +144,10 @@ def _quantized(
     kind: str, group_size: int, *num_experts: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return uninitialized codes, scales and zero points."""
-    of_groups = (*num_experts, _INPUTS // group_size, _OUTPUTS)
+    group_shape = (*num_experts, _INPUTS // group_size, _OUTPUTS)
     codes = torch.empty(*num_experts, _OUTPUTS, _INPUTS // PER_BYTE[kind], dtype=torch.uint8)
-    scales = torch.empty(of_groups, dtype=torch.uint8 if kind == "fp4" else torch.float32)
-    zeros = torch.empty(of_groups, dtype=torch.uint8) if kind.startswith("int") else None
+    scales = torch.empty(group_shape, dtype=torch.uint8 if kind == "fp4" else torch.float32)
+    zeros = torch.empty(group_shape, dtype=torch.uint8) if kind.startswith("int") else None
     return codes, scales, zeros
 
 
@@ -216,10 +217,10 @@ def _compile_elementwise(shape: Shape) -> None:
 
 
 def _compile_job(job: tuple[int, Shape | int | None]) -> int:
-    """Compile one job for an arch.
+    """Compile the kernels of one job, and return how many these are.
 
-    It is the kernels of a shape, the sampling kernels of a vocabulary size, or (None) the kernels
-    that depend on neither.
+    job: an arch, and the shape of a decoder, or a vocabulary size for the sampling kernels, or None
+    for the kernels that depend on neither.
     """
     arch, size = job
     if size is None:

@@ -126,7 +126,8 @@ def _most_units(window: int | None, block_q: int) -> int:
 
 @triton.jit
 def _sequences(starts_ptr, context_ptr, index, num_sequences, block_q):
-    """Return the sequences' first rows, new tokens, contexts, blocks and first blocks' units.
+    """Return five numbers of each sequence `index`: its first row, its number of new tokens, its
+    context length, its number of blocks, and the units that its first block sees.
 
     Sequences from `num_sequences` on have no blocks.
     """

@@ -34,10 +34,11 @@ TILES: Mapping[tuple[int, int], tuple[int, int, int]] = {
     (64, 32): (64, 4, 3),
     (64, 64): (64, 4, 2),
 }
-"""Outputs of a tile, warps and stages, by its rows and inputs.
+"""Maps the rows and inputs of a tile to its outputs, and to the kernel's warps and stages.
 
-These sizes need no stack and read 16 bytes at a time on sm_80 to sm_90, as
-tests/kernels/test_quantized_compile.py checks; neighbouring sizes do not. No GPU has timed them.
+With these sizes, kernels need no stack and read 16 bytes at a time on sm_80 to sm_90, as
+tests/kernels/test_quantized_compile.py checks. With neighbouring sizes they do not. The sizes have
+not been timed on a GPU.
 """
 
 
@@ -248,14 +249,14 @@ def check_codes(
     got = None if zeros is None else (tuple(zeros.shape), zeros.dtype)
     if got != ((groups, torch.uint8) if kind.startswith("int") else None):
         raise ValueError(
-            f"zeros must have the shape of scales, {list(groups)}, and be uint8, or None for fp8 "
-            f"and fp4; got {got}"
+            f"zeros must have the shape of scales, {list(groups)}, and be uint8 for int4 and int8; "
+            f"they must be None for fp8 and fp4; got {got}"
         )
-    of_scales = torch.uint8 if kind == "fp4" else torch.float32
-    if rows.dtype not in DTYPES or codes.dtype != torch.uint8 or scales.dtype != of_scales:
+    scale_dtype = torch.uint8 if kind == "fp4" else torch.float32
+    if rows.dtype not in DTYPES or codes.dtype != torch.uint8 or scales.dtype != scale_dtype:
         raise ValueError(
             f"rows are {rows.dtype}, codes {codes.dtype} and scales {scales.dtype}; they must be "
-            f"fp16 or bf16, uint8 and {of_scales}"
+            f"fp16 or bf16, uint8 and {scale_dtype}"
         )
     others = [tensor for tensor in (codes, scales, zeros) if tensor is not None]
     if rows.stride(-1) != 1 or not all(tensor.is_contiguous() for tensor in others):

@@ -215,9 +215,12 @@ def _check(rows: Tensor, weight: Tensor, rounds_first: bool) -> None:
     if rows.ndim not in (2, 3) or weight.shape not in weights or width > MAX_WIDTH:
         raise ValueError(
             f"rows {list(rows.shape)} and weight {list(weight.shape)}; they must be "
-            f"[tokens, (heads,) width] and [width] or [heads, width], of at most {MAX_WIDTH}"
+            f"[tokens, (heads,) width] and [width] or [heads, width]; width at most {MAX_WIDTH}"
         )
     if rows.stride(-1) != 1 or not weight.is_contiguous():
-        raise ValueError(f"rows must be contiguous, got {rows.stride()} and {weight.stride()}")
+        raise ValueError(
+            f"rows must be contiguous, got strides {rows.stride()} and, of the weight, "
+            f"{weight.stride()}"
+        )
     if rounds_first and torch.promote_types(rows.dtype, weight.dtype) != rows.dtype:
         raise ValueError(f"{weight.dtype} weights would widen rows of {rows.dtype}")

@@ -167,7 +167,7 @@ def _check(rows: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int) -> None:
     if cos.shape != sin.shape or cos.shape[0] != num_tokens or cos.shape[1] not in widths:
         raise ValueError(
             f"cos {list(cos.shape)} and sin {list(sin.shape)} for {num_tokens} tokens and "
-            f"{rotary_dim} dims; they must be [tokens, dims or half of them]"
+            f"{rotary_dim} dims; both must be [tokens, dims] or [tokens, dims / 2]"
         )
     if rotary_dim % 2 or rotary_dim > head_dim:
         raise ValueError(f"rotary_dim={rotary_dim} must be even, and at most head_dim={head_dim}")

@@ -17,7 +17,7 @@ from kernels.batch import PagedBatch
 
 
 class Scratch:
-    """Buffers for the gathered K and V of one sequence. They grow with the longest one so far."""
+    """Buffers for the gathered K and V of one sequence, as large as the longest one has needed."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
@@ -57,8 +57,9 @@ def paged_attention(
 ) -> Tensor:
     """Return the causal attention of new tokens over their sequence's K and V so far.
 
-    query: [T, heads, head_dim]. Caches: [blocks, block_size, kv_heads, head_dim] of the same type
-    or fp8 e4m3 (float8_e4m3fn, or its bytes). They already contain the K and V of these tokens.
+    query: [T, heads, head_dim]. Caches: [blocks, block_size, kv_heads, head_dim] of the query's
+    type or fp8 e4m3 (float8_e4m3fn, or its bytes). They already contain the K and V of these
+    tokens.
     window: the number of newest positions that a query sees, including its own. softcap: scores
     become softcap * tanh(score / softcap). sinks: [heads], an extra logit per head that joins the
     softmax but has no value. Returns [T, heads, value_dim].

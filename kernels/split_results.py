@@ -14,8 +14,8 @@ from kernels.paged_arguments import stride
 from kernels.plan import Plan, planned
 
 MAX_PROGRAMS = 4096
-"""Programs of the combining kernel: enough to fill any GPU. A list may have room for many more rows
-than it contains, and a program for each entry would mostly do nothing."""
+"""Maximum programs of the combining kernel: enough to fill any GPU. A list may have room for many
+more rows than it contains. If each entry had a program, most programs would do nothing."""
 
 
 class SplitResults(NamedTuple):

@@ -27,7 +27,8 @@ def swap_kernel(
     words = tl.program_id(2) * TILE + tl.arange(0, TILE)
     if tl.program_id(2) * TILE >= size:
         return
-    # The table's numbers are even, which `cache_table` checks and the compiler cannot know.
+    # `cache_table` checks what the compiler cannot know: addresses are multiples of 16 bytes, and
+    # strides and sizes are even numbers of words. So the starts are even, too.
     base = tl.multiple_of(tl.load(addresses + cache).to(tl.pointer_type(tl.int64)), 16)
     stride = tl.multiple_of(tl.load(strides + cache), 2)
     start = tl.multiple_of(tl.load(starts + cache), 2)

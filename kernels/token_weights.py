@@ -21,7 +21,7 @@ KEEP_ALL = 2**31 - 1
 """A limit that drops no token."""
 WEIGHT_OF_ONE = tl.constexpr(2.0**44)
 END_KEY = tl.constexpr(0x42000000)
-"""The key of 32: tokens with a score below -32 have a weight of 0."""
+"""The key of a score of -32. Tokens with this score or a lower one have a weight of 0."""
 INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 
@@ -48,7 +48,7 @@ class DrawnRows:
         if token_ids.shape != logits.shape[:1] or token_ids.dtype != torch.int64:
             raise ValueError(
                 f"token_ids are {list(token_ids.shape)} {token_ids.dtype} for "
-                f"{logits.shape[0]} rows of logits; they must be one int64 a row"
+                f"{logits.shape[0]} rows of logits; they must be one int64 per row"
             )
         types = {
             "row_index": torch.int64,

@@ -26,8 +26,8 @@ def write_kv(
     """Write token t's K and V into slot `slot_mapping[t]`; skip negative slots (padding).
 
     key, value: [T, kv_heads, head_dim]. caches: [blocks, block_size, kv_heads, head_dim], changed
-    in place. They have the same type, or hold value / scale in fp8 e4m3 (float8_e4m3fn, or its
-    codes in uint8). slot_mapping: [T], without duplicates.
+    in place. They have the type of `key` and `value`, or hold value / scale in fp8 e4m3
+    (float8_e4m3fn, or its codes in uint8). slot_mapping: [T], without duplicates.
     """
     is_token = slot_mapping >= 0
     if not is_token.all():

@@ -24,9 +24,9 @@ FULL = 0.9
 """A batch fills the GPU without splits if it has at least this many sequences per program that the
 GPU runs at once."""
 WAVES = 4
-"""Maximum splits per program that runs at once, in a batch that would fill the GPU unsplit. Shorter
-splits end closer together, but each split has a fixed cost: more splits would cost more than they
-gain."""
+"""Maximum splits per program that runs at once, if unsplit sequences would fill more than half of
+the GPU. Shorter splits end closer together, but each split has a fixed cost: more splits would cost
+more than they gain."""
 
 
 @dataclass(frozen=True, slots=True)

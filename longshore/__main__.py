@@ -23,7 +23,7 @@ class Command:
     run: Callable[[list[str]], int | None]
     """Takes the arguments after `longshore`, of which the first is the command's name."""
     extra: str = ""
-    """What to install for it: the name of an extra of this distribution."""
+    """The extra of this distribution that the command needs; empty if it needs none."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,7 +70,8 @@ def _run(command: Command, arguments: list[str]) -> int:
         return 1
 
 
-# Each imports its command when it is called: `longshore --help` must not wait for the others.
+# Each function below imports its command only when it is called, so that `longshore --help` and the
+# other commands do not wait for the import.
 def _container(arguments: list[str]) -> int:
     from container.__main__ import main as run
 
@@ -116,7 +117,9 @@ COMMANDS = {
     "batch": Command("answer all requests of a file", _container),
     "plan": Command("estimate how many requests fit into an instance's GPU memory", _container),
     "compare": Command("load-test all four strategies, and write a report", _compare, "loadtest"),
-    "load": Command("test any server under load, kills and hostile requests", _load, "loadtest"),
+    "load": Command(
+        "test any server with load, killed processes and hostile requests", _load, "loadtest"
+    ),
     "simulate": Command("simulate the strategies on GPUs that you do not have", _simulate),
     "fleet": Command("serve a model on many machines, with Ray", _fleet, "ray"),
     "deploy": Command("deploy to SageMaker, and remove everything again", _deploy, "aws"),

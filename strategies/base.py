@@ -1,4 +1,4 @@
-"""The interface of a batching strategy, and the bookkeeping that all of them share.
+"""The interface of a batching strategy, and the bookkeeping that all strategies share.
 
 ```
 plan    = strategy.schedule(now)        # which tokens of which sequences, in which KV blocks
@@ -112,7 +112,7 @@ class Strategy(ABC):
 
     def add(self, request: Request) -> None:
         """Queue a request. It must pass `fits`, and its `max_length` must fit into the memory."""
-        assert request.sequences[0].max_length <= self.memory.num_tokens, "can never run"
+        assert request.sequences[0].max_length <= self.memory.num_tokens, "it can never run"
         for group in self._groups(request):
             self._group_of |= dict.fromkeys(group.sequence_ids, group)
             self._enqueue(group)

@@ -19,7 +19,7 @@ class BeamGroup(SequenceGroup):
 
     ```
     step k     beam 0   beam 1   beam 2      The sequence ids are fixed: one for each slot of the
-                │  └──────┐ └──x   │         beam. `KVMemory.reassign` gives each slot the K/V of
+                │  └──────┐ └──x   │         search. `KVMemory.reassign` gives each slot the K/V of
     step k+1   beam 0   beam 1   beam 2      the beam it continues, and frees beams that end.
     ```
 

@@ -1,16 +1,17 @@
 """Paged batching: continuous batching whose sequences allocate KV blocks on demand.
 
-PagedAttention and the scheduler of vLLM (SOSP 2023, sections 4.3 to 4.5): requests are served in
-order of arrival, and sequences of one prompt share its blocks. A prefix that is still in the prefix
-cache is not computed again. When blocks run out, the newest running group is preempted: it gives
-back all of its blocks and waits until it is the oldest waiting group and fits again.
+PagedAttention and the scheduler of vLLM (SOSP 2023, sections 4.3 to 4.5): requests of one priority
+are served in order of arrival, and sequences of one prompt share its blocks. A prefix that is still
+in the prefix cache is not computed again. When blocks run out, the newest running group is
+preempted: it gives back all of its blocks and waits until it is the oldest waiting group and fits
+again.
 `option.preemption_mode` says what happens to the contents of the blocks:
 
 swap        they move to the host; if the swap space is full, recompute
 recompute   they are dropped, and later computed again from the tokens known by then
 auto        swap a group that would take more than one step to recompute, or that has several
-            sequences, which would no longer share the blocks they generated if they were
-            recomputed. Recompute all other groups
+            sequences: recomputed sequences share only the blocks of the prompt. Recompute all
+            other groups
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class PagedStrategy(Strategy):
             if not turns:
                 break
             self._admit(group, now)
-            self.memory.reserve(_spans(turns))
+            self.memory.reserve(_spans(turns))  # they fit: see `_has_room_for`
             chunks += self._chunks(turns, budget)
         return chunks
 

@@ -22,7 +22,7 @@ from core.errors import RequestError
 
 _NAME = "[A-Za-z0-9][!-.0-~]{0,255}"
 """Printable characters other than the slash, since a name is one segment of a path."""
-MAX_PAGE = 100
+_DEFAULT_PAGE = 100
 """The default number of models on a page, as in DJL Serving. A request may ask for more here."""
 
 LOAD_FIELDS: Fields = {
@@ -91,7 +91,7 @@ def read_load_request(body: Mapping[str, object]) -> LoadRequest:
 
 def read_page_request(query: Mapping[str, str]) -> PageRequest:
     """Read DJL Serving's query parameters. Raises RequestError for an invalid limit."""
-    limit = query.get("limit", str(MAX_PAGE))
+    limit = query.get("limit", str(_DEFAULT_PAGE))
     if not re.fullmatch("[1-9][0-9]{0,5}", limit):
         raise RequestError("limit", "expected a number of at least 1")
     return PageRequest(int(limit), query.get("next_page_token", ""))

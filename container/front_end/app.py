@@ -64,14 +64,11 @@ def create_app(
     helper = helper or Helper(tokenizer.model_dir, template.source if template else None)
     prompting = Prompting(tokenizer, template, lambda: client.facts.max_model_len, helper)
     service = GenerationService(client, prompting, helper, options, model_name)
-    # As in LMI, formatters apply only to /invocations and its aliases.
-    formatted_service = service
+    user_formatters = None
     if formatters is not None:
         user_formatters = Formatters(formatters, FormatterTokenizer(tokenizer, template))
-        formatted_service = GenerationService(
-            client, prompting, helper, options, model_name, user_formatters
-        )
-    app = _create(service, GenerationApi(formatted_service), "generation", gate, tracing, hooks)
+    api = GenerationApi(service, user_formatters)
+    app = _create(service, api, "generation", gate, tracing, hooks)
     AdapterRoutes(service).add_to(app)
     OpenAIRoutes(service).add_to(app)
     ResponsesRoutes(service).add_to(app)

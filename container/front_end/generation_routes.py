@@ -10,6 +10,8 @@ from werkzeug.http import parse_accept_header
 
 from container.apis.chat.api import ChatApi
 from container.apis.completions.api import CompletionsApi
+from container.apis.generation.formatters import Formatters
+from container.apis.generation.response import FormattedResponse
 from container.apis.generation.service import GenerationService
 from container.apis.generation.stream import MIMETYPES, StreamFormat
 from container.apis.text.api import TextApi
@@ -19,24 +21,34 @@ from container.http.request_context import RequestContext, request_context
 class GenerationApi:
     """Answers requests to /invocations, where the body's fields select the API."""
 
-    def __init__(self, service: GenerationService) -> None:
+    def __init__(self, service: GenerationService, formatters: Formatters | None = None) -> None:
+        """formatters: the user's own. As in LMI, only /invocations and its aliases have them."""
         self._service = service
+        self._formatters = formatters
         self._text = TextApi(service)
         self._chat = ChatApi(service)
         self._completions = CompletionsApi(service)
 
     def read(self, context: RequestContext) -> Mapping[str, object]:
-        """Return the body's fields, as `GenerationService.read` does."""
-        return self._service.read(context)
+        """Parse a body of any supported type and pass it through the user's input_formatter.
+
+        Raises GenerationError if the formatter fails, and what `RequestContext.fields` raises.
+        """
+        body = context.fields()
+        return body if self._formatters is None else self._formatters.format_input(body)
 
     def answer(self, context: RequestContext, body: Mapping[str, object]) -> Response:
         """Answer a body with `messages`, `prompt` or, if it has neither, `inputs`."""
-        stream_format = self._stream_format(context.accept)
+        api = self._text
         if "messages" in body:
-            return self._chat.answer(context, body, stream_format)
-        if "prompt" in body:
-            return self._completions.answer(context, body, stream_format)
-        return self._text.answer(context, body, stream_format)
+            api = self._chat
+        elif "prompt" in body:
+            api = self._completions
+        stream_format = self._stream_format(context.accept)
+        response = api.start(context, body)
+        if self._formatters is not None:
+            response = FormattedResponse(response, self._formatters)
+        return self._service.send(context, response, stream_format)
 
     def _stream_format(self, accept: str | None) -> StreamFormat:
         """Return the configured format, unless the client prefers the other one."""
@@ -53,6 +65,7 @@ class OpenAIRoutes:
     """OpenAI's routes; clients use the `base_url` http://HOST:PORT/v1."""
 
     def __init__(self, service: GenerationService) -> None:
+        self._service = service
         self._chat = ChatApi(service)
         self._completions = CompletionsApi(service)
 
@@ -64,9 +77,11 @@ class OpenAIRoutes:
     def chat(self) -> Response:
         """Handle POST /v1/chat/completions."""
         context = request_context()
-        return self._chat.answer(context, context.json_fields(), "sse")
+        response = self._chat.start(context, context.json_fields())
+        return self._service.send(context, response, "sse")
 
     def completions(self) -> Response:
         """Handle POST /v1/completions."""
         context = request_context()
-        return self._completions.answer(context, context.json_fields(), "sse")
+        response = self._completions.start(context, context.json_fields())
+        return self._service.send(context, response, "sse")

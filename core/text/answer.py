@@ -32,53 +32,31 @@ class Answer:
 
     def __init__(
         self,
-        tokenizer: Tokenizer | None,
-        prompt_token_ids: Sequence[int] = (),
-        stop: Sequence[str] = (),
-        *,
-        skip_special_tokens: bool = True,
-        kept_special_ids: Collection[int] = (),
-        spaces_between_special_tokens: bool = True,
-        include_stop: bool = False,
-        min_tokens: int = 0,
-    ) -> None:
-        """Without a tokenizer, the answer has no text.
-
-        kept_special_ids: special tokens that are not skipped; include_stop: keep the stop string in
-        the text; min_tokens: ignore stop strings that end within the first `min_tokens` tokens.
-        """
-        self._detokenizer = tokenizer and Detokenizer(
-            tokenizer,
-            prompt_token_ids,
-            skip_special_tokens=skip_special_tokens,
-            spaces_between_special_tokens=spaces_between_special_tokens,
-            kept_special_ids=kept_special_ids,
-        )
-        self._stop = StopStrings(stop, includes_stop=include_stop)
-        self._num_exempt = min_tokens
-        self.tokens: list[TokenText] = []
-        self.finish: Finish | None = None
-
-    @classmethod
-    def of(
-        cls,
         params: SamplingParams,
         tokenizer: Tokenizer | None,
         prompt_token_ids: Sequence[int] = (),
         *,
         kept_special_ids: Collection[int] = (),
-    ) -> Answer:
-        """Create an answer with the text settings of the sampling parameters."""
-        return cls(
-            tokenizer if params.detokenize else None,
-            prompt_token_ids,
-            params.stop_strings,
-            kept_special_ids=kept_special_ids,
-            skip_special_tokens=params.skip_special_tokens,
-            spaces_between_special_tokens=params.spaces_between_special_tokens,
-            include_stop=params.include_stop_str_in_output,
-            min_tokens=params.min_tokens,
+    ) -> None:
+        """Without a tokenizer, the answer has no text.
+
+        kept_special_ids: special tokens that are not skipped.
+        """
+        self._detokenizer = None
+        if tokenizer is not None and params.detokenize:
+            self._detokenizer = Detokenizer(
+                tokenizer,
+                prompt_token_ids,
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
+                kept_special_ids=kept_special_ids,
+            )
+        self._stop = StopStrings(
+            params.stop_strings, includes_stop=params.include_stop_str_in_output
         )
+        self._min_tokens = params.min_tokens
+        self.tokens: list[TokenText] = []
+        self.finish: Finish | None = None
 
     @property
     def stop_string(self) -> str | None:
@@ -119,7 +97,7 @@ class Answer:
         pairs = zip(token_ids, logprobs, strict=True)
         for (position, (token_id, logprob)), best in zip_longest(enumerate(pairs, 1), top_logprobs):
             is_last = finish is not None and position == len(token_ids)
-            is_exempt = len(self.tokens) + position <= self._num_exempt
+            is_exempt = len(self.tokens) + position <= self._min_tokens
             text = self._text_of(token_id, is_last, is_exempt)
             new.append(TokenText(token_id, text, logprob, best))
             if self._stop.is_reached:

@@ -14,13 +14,13 @@ AnswerPiece = Reasoning | str | ToolCall
 
 
 class AnswerParser:
-    """Parses one answer. Without a parser of reasoning or tool calls, such text is content."""
+    """Parses one answer. Reasoning and tool calls for which there is no parser count as content."""
 
     def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser | None) -> None:
         self._reasoning = reasoning
         self._tools = tools
         self.num_reasoning_tokens = 0
-        """The number of tokens so far that left the answer inside its reasoning."""
+        """The number of tokens so far after which the answer was still inside its reasoning."""
 
     @property
     def is_reasoning(self) -> bool:
@@ -28,7 +28,7 @@ class AnswerParser:
         return self._reasoning is not None and self._reasoning.is_inside
 
     def push(self, tokens: Sequence[TokenText], *, is_last: bool) -> list[AnswerPiece]:
-        """Add tokens and return the pieces that are certain by now; all of them if `is_last`."""
+        """Add tokens and return the pieces that are certain by now; if `is_last`, all pieces."""
         pieces: list[AnswerPiece] = []
         for part in self._separated(tokens, is_last=is_last):
             if isinstance(part, Reasoning) or self._tools is None:

@@ -43,7 +43,7 @@ class Answers:
         """
         self._params = params
         self._sampled = [
-            Answer.of(params, tokenizer, prompt_token_ids, kept_special_ids=kept_special_ids)
+            Answer(params, tokenizer, prompt_token_ids, kept_special_ids=kept_special_ids)
             for _ in range(params.num_answers)
         ]
         self.prompt_logprobs: list[TopLogprobs] = []

@@ -13,8 +13,9 @@ from core.text.tokenizer import Tokenizer
 def with_bad_word_ids(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
     """Return the parameters with the texts in `bad_words` replaced by their tokens.
 
-    A word may start the answer or follow a space. As in vLLM, the spelling with a space is
-    forbidden too if it has as many tokens as the plain one and a different first token.
+    A word may have other tokens after a space than at the start of the answer. As in vLLM, the
+    tokens of the word with a space are forbidden too if they are as many as those of the plain
+    word, and begin with a different token.
     """
     if not any(isinstance(word, str) for word in params.bad_words):
         return params

@@ -2,8 +2,8 @@
 
 A helper process beside each worker first converts and compiles every grammar
 (container/isolation/). So a grammar that crashes llguidance harms no other request. Then the engine
-constrains answers with it (engine/sampling/grammars.py). The first request that needs llguidance
-imports it.
+constrains answers with the grammar (engine/sampling/grammars.py). llguidance is imported by the
+first request that needs it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _stack_size_lock = threading.Lock()
 
 
 def read_grammar_tokenizer(model_dir: Path, eos_token_ids: Collection[int]) -> GrammarTokenizer:
-    """Read a model's tokenizer. Holds the GIL, for most of a second with 128,000 tokens.
+    """Read a model's tokenizer. Holds the GIL, for most of a second if there are 128,000 tokens.
 
     Raises RequestError if the model has no tokenizer that llguidance can use.
     """
@@ -45,7 +45,7 @@ def compile_grammar(
 ) -> Matcher:
     """Return the grammar's matcher in its initial state. Compiles without the GIL.
 
-    Raises RequestError if the grammar is wrong, too complex, or does not fit the tokenizer.
+    Raises RequestError if the grammar is wrong or too complex, or does not fit the tokenizer.
     """
     llguidance = load_llguidance()
     limits = llguidance.LLParserLimits(verbose_errors=False)
@@ -70,7 +70,7 @@ def call_on_stack(num_bytes: int, work: Callable[[], T]) -> T:
             future.set_exception(error)
 
     thread = threading.Thread(target=run)
-    with _stack_size_lock:  # it applies to every thread that the process starts meanwhile
+    with _stack_size_lock:  # the size applies to every thread that the process starts meanwhile
         before = threading.stack_size(num_bytes)
         try:
             thread.start()

@@ -10,7 +10,7 @@ import tokenizers
 
 from core.errors import ConfigurationError
 
-_MAX_DECODED_AT_ONCE = 4096
+_MAX_DECODED_WITH_GIL = 4096
 """Longer runs of tokens are decoded without the GIL."""
 
 
@@ -70,7 +70,7 @@ class Tokenizer:
                 id for id in token_ids if id in kept_special_ids or not self.is_special(id)
             ]
             skip_special_tokens = False
-        if len(token_ids) <= _MAX_DECODED_AT_ONCE:
+        if len(token_ids) <= _MAX_DECODED_WITH_GIL:
             return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         # `decode` is quicker but holds the GIL throughout.
         return self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]

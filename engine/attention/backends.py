@@ -41,7 +41,7 @@ class BlockKernels:
 class AttentionBackend(Protocol):
     """Computes one layer's attention over its KV cache.
 
-    keys, values: the layer's cache, [num_blocks, block_size, kv_heads, head_dim].
+    keys, values: the layer's cache, [num_blocks, block_size, kv_heads, head_dim or value_dim].
     """
 
     block_kernels: BlockKernels
@@ -105,7 +105,7 @@ def sdpa_backend(device: torch.device) -> TorchBackend:
 
 
 class TorchBackend:
-    """Runs torch's SDPA: any shape on any device."""
+    """Runs torch's SDPA, which takes any shape on any device."""
 
     def __init__(self, rotary: Callable[..., None] = torch_elementwise.rotary) -> None:
         """rotary: rotates queries and keys in place."""
@@ -123,8 +123,8 @@ class TorchBackend:
         torch_cache.write_kv(call.key, call.value, keys, values, slots)
 
     def scratch_bytes(self, call: AttentionCall, kv_dtype: torch.dtype, num_sequences: int) -> int:
-        # The K and V of one sequence at a time. They are not counted, because no limit of a step
-        # bounds the length of a sequence.
+        # `attend` gathers the K and V of one sequence at a time. They are not counted, because no
+        # limit of a step bounds the length of a sequence.
         return 0
 
     def attend(

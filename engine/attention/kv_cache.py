@@ -26,8 +26,7 @@ POPULATE_NICENESS = 19
 
 
 class KVCache:
-    """Two tensors per layer, [num_blocks, block_size, kv_heads, head_dim].
-
+    """Keys and values of each layer: [num_blocks, block_size, kv_heads, head_dim or value_dim].
     On a GPU they are uninitialized. On a CPU they are zero, and a head's rows of one block are
     contiguous in memory. dtype: the model's dtype, float8_e4m3fn, or uint8 that holds the bytes of
     fp8 e4m3. `host` holds swapped blocks of all layers in host memory, [num_host_blocks, words]
@@ -73,8 +72,8 @@ def _zeros(num_bytes: int) -> Tensor:
 def _populate_in_background(regions: Sequence[Tensor]) -> None:
     """Have Linux allocate every page, so that no step waits until a page is found and cleared.
 
-    A background thread does it, so the start does not wait either. Linux before 5.14 cannot
-    populate pages while others write them; there this function writes all of the memory.
+    A background thread does it, so that the start does not wait either. Linux before 5.14 has no
+    call for it. There this function writes zeros to all of the memory, before any step uses it.
     """
     pieces = [piece for region in regions for piece in region.split(POPULATE_BYTES)]
     if not pieces:
@@ -83,7 +82,7 @@ def _populate_in_background(regions: Sequence[Tensor]) -> None:
         for region in regions:
             region.zero_()
     elif len(pieces) > 1:
-        # NOTE: not a daemon: Python would stop it inside torch's code, which aborts the process.
+        # NOTE: not a daemon, which Python would stop inside torch's code, aborting the process.
         rest = partial(_populate_all, pieces[1:])
         threading.Thread(target=rest, name="populate-kv").start()
 

@@ -33,8 +33,8 @@ def load_dequantized(source: ModelSource, spec: DecoderSpec) -> Any:
 
     def is_needed(name: str) -> bool:
         found = layer.search(name)
-        is_first = found is None or int(found[1]) < config.num_hidden_layers
-        return is_first and not name.endswith(scheme.unused_suffixes)
+        is_in_model = found is None or int(found[1]) < config.num_hidden_layers
+        return is_in_model and not name.endswith(scheme.unused_suffixes)
 
     checkpoint.keep(is_needed)
     state = _dequantized(checkpoint, scheme, getattr(config, "num_local_experts", 1))

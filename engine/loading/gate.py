@@ -1,4 +1,4 @@
-"""The gate: a decoder serves a model only if its logits equal the logits of transformers' own code.
+"""The gate: a decoder serves a model only if its logits agree with those of transformers' own code.
 
 The name of a model type proves nothing, so every model is tried. A probe prompt runs in chunks
 through the paged path, with the kernels that will serve. Its logits are compared with those of
@@ -36,8 +36,8 @@ PROBE_CHUNKS = ((0, 19), (19, 20), (39, 1))
 MAX_RELATIVE_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 """Limit for the probe's logits, by dtype. A wrong model has an error of about 1."""
 MAX_KERNEL_ERROR = 0.5
-"""Limit for layers that passed in fp32 and then run as they will serve, in low precision or
-quantized. Rounding and a router's near ties stay below it."""
+"""Limit for layers that have passed in fp32 and are tried again as they will serve: in low
+precision, or quantized. Rounding and a router's near ties stay below it."""
 
 
 class PagedDecoder(Protocol):
@@ -76,7 +76,7 @@ def paged_logits(
         is_last = start + length == PROBE_LENGTH
         inputs = builder.build(StepPlan((Chunk(sequence, start, length, blocks, is_last),)))
         step = PagedStep(inputs.batch, cache, backend)
-        logits = decoder(inputs.tokens[0], inputs.tokens[1], inputs.logit_rows, step)
+        logits = decoder(inputs.token_ids, inputs.positions, inputs.logit_rows, step)
     assert logits is not None
     return logits[0].float()
 

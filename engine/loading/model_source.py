@@ -138,7 +138,7 @@ class ModelSource:
                 }
             # Without this argument, transformers falls back to *.bin files.
             keywords |= {} if self.allow_pickle else {"use_safetensors": True}
-            if "state_dict" in keywords:  # only the model's own class loads without a directory
+            if "state_dict" in keywords:  # an Auto class would need a directory
                 model_class = kind._model_mapping[type(self.config)]
                 return model_class.from_pretrained(None, **keywords)
             return kind.from_pretrained(self.model_dir, **keywords)
@@ -157,5 +157,5 @@ def _as_model_type(config: PreTrainedConfig, model_type: str) -> PreTrainedConfi
     del settings["model_type"]
     ropes = settings.pop("rope_parameters")
     other: Any = AutoConfig.for_model(model_type, **settings)
-    other.rope_parameters = ropes  # set now, because transformers would warn of keys of other types
+    other.rope_parameters = ropes  # transformers warns of unknown keys (mrope_section) in settings
     return other

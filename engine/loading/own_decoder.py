@@ -39,7 +39,7 @@ def load_own_decoder(
 ) -> Decoder:
     """Load our decoder, or this rank's part of it. max_length: maximum tokens of a sequence.
 
-    Raises UnsupportedModelError if the family table lacks the model or the comparison fails,
+    Raises UnsupportedModelError if the family table lacks the model or the comparison fails. Raises
     ConfigurationError if a tensor is missing, unused, of the wrong shape or unreadable, or if the
     model cannot be split over the ranks.
     """

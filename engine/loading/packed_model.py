@@ -76,17 +76,17 @@ class PackedModel:
         return memory
 
     def forward(self, inputs: StepInputs, paged: PagedAttention) -> Tensor:
-        """Return logits [S + R, vocab_size]: S rows to sample from, then R rows to score."""
+        """Return logits [S + R, vocab_size]: S rows to sample from, then R rows for scores."""
         slots = inputs.adapter_slots
         if self.adapter_memory is not None:
             self.adapter_memory.choose(slots)
-        ids, positions, rows = inputs.tokens[0], inputs.tokens[1], inputs.logit_rows
+        token_ids, positions, rows = inputs.token_ids, inputs.positions, inputs.logit_rows
         has_adapters = slots is not None
         if inputs.images is None:
-            return self._decoder(ids, positions, rows, paged, has_adapters=has_adapters)
+            return self._decoder(token_ids, positions, rows, paged, has_adapters=has_adapters)
         assert isinstance(self._decoder, Decoder), "a model with an encoder has its own decoder"
         return self._decoder(
-            ids, positions, rows, paged, has_adapters=has_adapters, images=inputs.images
+            token_ids, positions, rows, paged, has_adapters=has_adapters, images=inputs.images
         )
 
 
@@ -101,9 +101,9 @@ def load_packed_model(
 
     group: the ranks that share the model; None: one rank.
 
-    Raises UnsupportedModelError if no decoder reproduces the logits of transformers' own code,
-    ConfigurationError if the model's files are broken, or if `choice` is "own" and our own decoder
-    cannot run the model.
+    Raises UnsupportedModelError if no decoder reproduces the logits of transformers' own code.
+    Raises ConfigurationError if the model's files are broken, or if `choice` is "own" and our own
+    decoder cannot run the model.
     """
     model_type = source.config.model_type
     if model_type in VISION_FAMILIES:

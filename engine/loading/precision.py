@@ -1,4 +1,4 @@
-"""Decide what option.quantize asks for: quantize at load, or only name the checkpoint's format."""
+"""Decides what option.quantize means: quantize at load, or just confirm the checkpoint's format."""
 
 from __future__ import annotations
 

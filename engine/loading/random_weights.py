@@ -1,6 +1,6 @@
 """Random weights for our own decoder, made tensor by tensor.
 
-A rank therefore holds its shards and one whole tensor, never the whole model.
+While it loads, a rank holds its own shards and one whole tensor, never the whole model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CONSTANTS = {"act_fn.beta": XIELU.BETA, "act_fn.eps": XIELU.EPS}
 
 
 def random_weights(source: ModelSource) -> dict[str, Callable[[], Tensor]]:
-    """Return the readers of a model's tensors, by the names of transformers' modules.
+    """Return functions that make a model's tensors, by the names of transformers' modules.
 
     Matrices are normally distributed, biases 0 and other vectors 1. A tensor's values depend on its
     name and shape and on the kind of device, so they are the same on all ranks.

@@ -12,7 +12,8 @@ from core.sequence import Sequence
 from engine.attention.call import AttentionCall
 from engine.inputs import StepInputs
 from engine.loading.packed_model import PackedModel
-from engine.sampling.sampler import Row, Sampler
+from engine.sampling.rows import Row
+from engine.sampling.sampler import Sampler
 from engine.staging import Staging
 from kernels.batch import PagedBatch
 

@@ -39,7 +39,7 @@ GIB = 2**30
 MAX_DEFAULT_ON_CPU = 4 * GIB
 MAX_DEFAULT_SWAP = 4 * GIB
 KV_PER_WEIGHT = 16
-"""The most K and V on a CPU by default, in bytes per byte of weights.
+"""By default, KV blocks on a CPU take at most this many bytes per byte of weights.
 
 A step reads the weights once, and the K and V of all running sequences. When K and V are many times
 larger than the weights, more sequences hardly add tokens per second.
@@ -70,7 +70,8 @@ def choose_sizes(
 
     group: the ranks that share the model; the rank with the least memory decides. None: one rank.
 
-    Raises InsufficientMemoryError if the largest step does not fit beside the weights.
+    Raises InsufficientMemoryError if the largest step does not fit beside the weights, and as
+    `fit_length` does.
     """
     group = group or SingleRank(model.device)
     num_local_ranks = group.size // options.nodes
@@ -195,13 +196,16 @@ def activation_bytes(
 def _scratch_bytes(
     options: Options, model: PackedModel, max_len: int, kv_dtype: torch.dtype
 ) -> ScratchBytes:
-    """Return a function for the serving backend's scratch; contexts have up to `max_len` tokens."""
+    """Return a function that tells the scratch bytes of the backend that will serve.
+
+    max_len: the most tokens of a context.
+    """
     backend, _ = make_backend(model.device, model.shapes, options.block_size, max_len, kv_dtype)
     return lambda call, num_sequences: backend.scratch_bytes(call, kv_dtype, num_sequences)
 
 
 def max_model_len(options: Options, config: PreTrainedConfig) -> int:
-    """Return the most tokens of a sequence by the options and the config.
+    """Return how many tokens a sequence may have, according to the options and the config.
 
     Memory may have room for fewer.
     """

@@ -91,7 +91,7 @@ class Decoder:
         """Return logits [R, vocab_size] of the tokens at `rows`.
 
         token_ids, positions: [T] int64. rows: [R] int64, indices of tokens. has_adapters: whether
-        any token of the step uses an adapter. images: tokens with embeddings of their own.
+        any token of the step uses an adapter. images: the image tokens and their embeddings.
         """
         hidden = self.embed(token_ids, positions)
         if images is not None:
@@ -124,7 +124,7 @@ class Decoder:
     def _look_up(self, token_ids: Tensor) -> Tensor:
         """Return the embeddings of the ids [T].
 
-        Only one rank has the embedding of an id. The sum over ranks takes zeros from the others.
+        Only one rank has the embedding of an id; the other ranks add zeros to the sum.
         """
         if self.group.shard.is_whole:
             return F.embedding(token_ids, self.embedding)

@@ -61,9 +61,9 @@ class Dense:
 class Panels:
     """A weight packed into panels for the C++ kernel; see `kernels.cpu.linear`.
 
-    A weight that bf16 represents exactly is stored in bf16 even if rows are fp32: half the memory
-    traffic, the same results. For bf16 rows, panels hold pairs of inputs if the CPU can multiply
-    bf16 pairs.
+    A weight that bf16 represents exactly is stored in bf16 even if rows are fp32, which halves the
+    memory traffic and changes no result. For bf16 rows, panels hold pairs of inputs if the CPU can
+    multiply bf16 pairs.
     """
 
     def __init__(self, panels: Tensor, num_columns: int) -> None:

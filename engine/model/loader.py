@@ -160,8 +160,8 @@ class Loader:
     def _tied_head(self, embedding: Tensor) -> Format:
         """Return the head that multiplies by the embedding.
 
-        Panels would be a second copy of the embedding, so they are used only if bf16 represents it
-        exactly.
+        Panels would be a second copy of the embedding. They are used only if they can be bf16, that
+        is, if bf16 represents the embedding exactly.
         """
         weight = self.quantized(embedding, is_head=True)
         format: Format = Dense(embedding)

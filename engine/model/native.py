@@ -41,7 +41,7 @@ class NativeLayers:
     def __call__(
         self, hidden: Tensor, angles: AnglesByRope, paged: PagedStep, rows: Tensor | None
     ) -> Tensor:
-        """Return hidden states [T, hidden], or [R, hidden] of the tokens at `rows`, with R < T."""
+        """Return hidden states [T, hidden]. With `rows`, R < T, return only theirs, [R, hidden]."""
         cache = paged.cache
         inputs = [
             AttentionInputs(None if rope is None else angles[rope], keys, values, paged.batch)

@@ -47,7 +47,7 @@ class RMSNorm:
     def __init__(
         self, weight: Tensor, eps: float, kind: NormKind, elementwise: Elementwise
     ) -> None:
-        """weight: [width], or [heads, width] if `elementwise.norms_all_heads`."""
+        """weight: [width]. If `elementwise.norms_all_heads`, it may also be [heads, width]."""
         self.weight, self.eps, self.kind, self.elementwise = weight, eps, kind, elementwise
         self._rms_norm, self._add_rms_norm = elementwise.rms_norm, elementwise.add_rms_norm
         self._options = {"offset": kind.offset, "rounds_first": kind.rounds_first}
@@ -60,10 +60,10 @@ class RMSNorm:
 
 
 def norm_of_all_heads(norms: Sequence[Norm], num_heads: Sequence[int]) -> RMSNorm | None:
-    """Return a norm of rows [T, heads, width] whose heads have different norms, in one launch.
+    """Merge norms into one that normalizes rows [T, heads, width] in one launch.
 
-    num_heads: the number of successive heads of each norm. Returns None if there is no kernel for
-    these norms.
+    Each head is normalized with the weight of its own norm. num_heads: the number of successive
+    heads of each norm. Returns None if there is no kernel for these norms.
     """
     first = norms[0]
     if not isinstance(first, RMSNorm) or not first.elementwise.norms_all_heads:

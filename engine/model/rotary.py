@@ -56,7 +56,7 @@ class Rotary:
         if positions.dim() == 1:
             angles = torch.outer(positions.float(), frequencies)
         else:
-            assert axes is not None, "only models with axes have such positions"
+            assert axes is not None, "positions [3, T] need a rope with mrope_section"
             # The kernels need contiguous rows.
             angles = positions[axes].T.float().contiguous() * frequencies
         cos, sin = angles.cos(), angles.sin()

@@ -58,7 +58,7 @@ VLLM_NAMES: Mapping[str, str] = {
     "swap_space": "swap_space_gib",
     "quantization": "quantize",
 }
-"""Our names, which are LMI's, by vLLM's names."""
+"""Our options by vLLM's names. Ours are named as in LMI if LMI has them."""
 Message = Mapping[str, object]
 
 
@@ -107,7 +107,7 @@ class LLM:
         use_tqdm: bool = True,
         lora_request: LoRARequests = None,
     ) -> list[RequestOutput]:
-        """Answer all prompts in the strategy's batches. Return the results in their order.
+        """Answer all prompts in the strategy's batches. Return the results in the prompts' order.
 
         lora_request: one adapter for all prompts, or one per prompt; needs option enable_lora.
 
@@ -217,7 +217,10 @@ class LLM:
         return embed(self.embedding_engine, as_list(prompts), limit, use_tqdm=use_tqdm)
 
     def close(self) -> None:
-        """Free the model and the KV cache. May be called again; any other call fails after it."""
+        """Free the model and the KV cache. May be called again.
+
+        Nothing can be generated or embedded after it.
+        """
         self.embedding_engine = None
         if self._driver is not None:
             self._driver.close()

@@ -1,4 +1,4 @@
-"""The outputs of `LLM`, with the class and field names of vLLM."""
+"""The outputs of `LLM`. Classes and fields are named as in vLLM if vLLM has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The types of prompts that `LLM` takes: the same as vLLM's."""
+"""The types of prompts that `LLM` takes: texts and token ids, in the forms that vLLM takes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def encoded(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, list[int]]:
-    """Return the prompt's text, or None if only its token ids were given, and its token ids.
+    """Return the prompt's text (None if only its token ids were given) and its token ids.
 
     Raises RequestError for a dict with other keys, and for text if there is no tokenizer.
     """

@@ -26,7 +26,7 @@ class EmbeddingOutput:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequestOutput:
-    """A prompt and its vector. Fields are named as in vLLM."""
+    """A prompt and its vector, which is `outputs.embedding` as in vLLM."""
 
     prompt: str | None
     """None if the prompt was given as token ids."""

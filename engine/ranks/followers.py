@@ -135,7 +135,8 @@ class Followers:
         self._has_failed.wait(MAX_REPORT_WAIT_S)
         if self._failure is not None:
             return self._failure
-        # The other ranks wait for rank 0 in a collective.
+        # The fault is rank 0's own. The other ranks may wait for it in a collective, so the model
+        # cannot go on.
         return EngineUnavailableError(f"rank 0 failed: {type(error).__name__}: {error}")
 
     def close(self) -> None:
@@ -163,7 +164,7 @@ class Followers:
         self._server: StoreServer | None = None
         self._model_digest = ""
         if options.nodes == 1:
-            # For gloo: the host name may not resolve, in a container without network.
+            # gloo would look up the host name, which may fail in a container without network.
             interface = "lo" if device.type == "cpu" else ""
             self.address = GroupAddress(str(self._folder / "store"), "", interface, timeout_s)
             return []

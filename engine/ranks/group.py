@@ -156,7 +156,7 @@ class StoreServer:
     """The store of ranks on several machines, run by rank 0."""
 
     def __init__(self, host: str, listener: socket.socket) -> None:
-        """listener: bound to an address of `host`, this machine; the store takes ownership of it.
+        """listener: bound to an address of `host`, which is this machine; the store takes it over.
 
         Without a listener, the store would listen at all addresses.
         """
@@ -182,9 +182,9 @@ def open_store(address: GroupAddress, size: int) -> Store:
         store = TCPStore(address.host, address.store, is_master=False, timeout=limit)
     except RuntimeError as error:
         raise ConfigurationError(
-            f"cannot reach rank 0 at {address.host}:{address.store} within {STORE_S:g} s, a port "
-            "that ranks use besides option.rank_address; torch chooses such ports, so open all "
-            "ports between the machines"
+            f"cannot reach rank 0 at {address.host}:{address.store} within {STORE_S:g} s; ranks "
+            "use this port too, not only that of option.rank_address, and each start chooses other "
+            "ports, so open all ports between the machines"
         ) from error
     store.set_timeout(timedelta(seconds=address.timeout_s))
     return store

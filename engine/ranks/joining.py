@@ -86,7 +86,7 @@ class _Meeting:
             channel.connection.close()
 
     def _wait(self, until: float) -> None:
-        """Wait for events, but not past the time `until`, and handle the first events."""
+        """Wait for events, but not past the time `until`, and handle those that have come."""
         until = min([until, *(candidate.deadline for candidate in self._candidates.values())])
         sources: list[Connection | socket.socket] = [rank.beats for rank in self.ranks]
         sources += self._candidates
@@ -99,7 +99,7 @@ class _Meeting:
                 self._hear(self._candidates[ready])
         for candidate in list(self._candidates.values()):
             if time.monotonic() >= candidate.deadline:
-                self._drop(candidate, "it did not prove that it knows the key in time")
+                self._drop(candidate, "it did not prove in time that it knows the key")
         self._drop_those_that_left()
 
     def _accept(self) -> None:

@@ -47,7 +47,7 @@ def _plan_draw(rows: Sequence[Row], indices: list[int], vocab_size: int, upload:
         total = cumulative[:, -1:]
         threshold = (uniform() * total).to(torch.int64).minimum(total - 1)
         tokens = torch.searchsorted(cumulative, threshold, right=True)
-        # A row of only NaN or masked tokens has no weight: it keeps its token.
+        # A row of only NaN or masked tokens has no weight: it keeps its greedy token.
         tokens = torch.where(total > 0, tokens, token_ids[row_index()][:, None])
         token_ids.index_copy_(0, row_index(), tokens[:, 0])
 

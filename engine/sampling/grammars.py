@@ -31,8 +31,8 @@ from core.text.grammar_matcher import (
 MAX_KEPT = 64
 """Compiled grammars to keep. The least recently used are dropped, unless in use."""
 MAX_CHARACTERS_KEPT = 8 * GRAMMAR.maximum
-"""The total length of the texts of these grammars. A compiled grammar takes up to 0.5 KB for each
-character."""
+"""The most characters that the texts of these grammars have together. A compiled grammar takes up
+to 0.5 KB for each character."""
 SECONDS_PER_MASK = 0.01
 """CPU time that an answer's masks may take on average. Usual masks take 0.1 ms, masks of ambiguous
 grammars up to 1 s."""

@@ -1,4 +1,7 @@
-"""Selects the sampler's kernels: Triton on CUDA, C++ and torch on a CPU, otherwise torch."""
+"""Selects the sampler's kernels: Triton on CUDA, C++ and torch on a CPU.
+
+Without a compiler for C++, torch runs alone.
+"""
 
 from __future__ import annotations
 

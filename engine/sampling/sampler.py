@@ -20,8 +20,6 @@ from engine.sampling.ranking import Ranking, plan_ranking
 from engine.sampling.rows import Row
 from engine.staging import HostCopy, Staging, Upload
 
-__all__ = ["Choices", "HostChoices", "Row", "Sampler"]
-
 
 @dataclass(frozen=True, slots=True)
 class Choices:

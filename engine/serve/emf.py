@@ -1,4 +1,4 @@
-"""Statistics for CloudWatch: a line of JSON on stdout in its embedded metric format (EMF).
+"""Statistics for CloudWatch: a line of JSON on stdout, in the embedded metric format (EMF).
 
 CloudWatch Logs turns such lines into metrics by itself. On SageMaker, a container's output goes
 there. The format is specified in CloudWatch's user guide, "Embedded metric format specification".

@@ -28,7 +28,7 @@ class StallTimer:
         self._stalled_since: float | None = None
 
     def seconds(self, step_age_s: float, now: float) -> float:
-        """Return for how long the current step, of this age, has stood still."""
+        """Return how long the current step has stood still. step_age_s: the age of the step."""
         if step_age_s < MIN_STEP_AGE_S or self._is_active():
             self._stalled_since = None
             return 0.0

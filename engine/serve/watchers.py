@@ -29,7 +29,10 @@ FirstToken = Callable[[int], float | None]
 
 
 class Watchers:
-    """Sends snapshots to each watching client until its time is up. False if nobody watches."""
+    """Sends snapshots to each watching client until its time is up.
+
+    As a condition, it is true while somebody watches.
+    """
 
     def __init__(
         self,
@@ -141,6 +144,7 @@ def _phase(
         return "prefill" if is_first or sequence.num_pending_tokens > 1 else "decode"
     if strategy.memory.is_swapped(sequence.id):
         return "swapped"
-    # Without preemption, a request may be admitted although one of its groups has not begun.
+    # If nothing was ever preempted, a waiting group has not begun: another group of its request may
+    # have been admitted first.
     was_running = group.request.admitted is not None and strategy.num_preemptions > 0
     return "preempted" if was_running else "waiting"

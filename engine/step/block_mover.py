@@ -22,7 +22,7 @@ MAX_SWAP_ROWS = 16
 
 
 class CopyStream:
-    """Copies to the host beside the kernels, so that these do not wait for the bus.
+    """Copies to the host while kernels run, so that the kernels do not wait for the bus.
 
     On CUDA, the copies have a stream of their own. On a CPU everything runs in order.
     """

@@ -45,7 +45,7 @@ class CudaRecorder:
     def is_launch_bound(self, work: Work) -> bool:
         """Whether launching the kernels of `work` takes about as long as running them, or longer.
 
-        If not, the device is busy all the time without a graph.
+        If not, the device is busy all the time even without a graph.
         """
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):

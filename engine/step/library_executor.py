@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Rows
 from copy import copy
 from typing import Any
 
@@ -32,7 +31,8 @@ from engine.executor import FinishedStep
 from engine.loading.model_source import ModelSource
 from engine.sampling.grammars import Grammars
 from engine.sampling.ranking import rank
-from engine.sampling.sampler import Row, Sampler
+from engine.sampling.rows import Row
+from engine.sampling.sampler import Sampler
 from engine.staging import Staging
 from engine.step.prompt_scores import MAX_SCORED_ROWS
 from engine.stopwatch import Stopwatch
@@ -91,7 +91,7 @@ class LibraryExecutor:
         has_encoder = model.config.is_encoder_decoder
         self._sampler = Sampler(Staging(model.device), grammars, with_prompt=not has_encoder)
         self.model_time = Stopwatch()
-        """Runs during all of a step: transformers' loop samples between the forward passes."""
+        """Runs for the whole step: transformers' loop samples between the forward passes."""
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> FinishedStep:
@@ -100,7 +100,7 @@ class LibraryExecutor:
 
     def _run(self, plan: StepPlan, between_tokens: Callable[[], None]) -> FinishedStep:
         assert all(chunk.start == 0 and chunk.samples_token for chunk in plan.chunks), (
-            "whole prompts"
+            "`generate` runs only whole prompts"
         )
         result: dict[int, Sampled | Candidates | Hypotheses | Failure] = {}
         answers = [
@@ -116,7 +116,7 @@ class LibraryExecutor:
                 result[chunk.sequence.id] = self._search(chunk.sequence, between_tokens)
         return FinishedStep(result)
 
-    def _sample(self, answers: Rows[_Row], between_tokens: Callable[[], None]) -> None:
+    def _sample(self, answers: list[_Row], between_tokens: Callable[[], None]) -> None:
         input_ids, attention_mask = self._pad([row.sequence.token_ids for row in answers])
         self.model.generate(
             input_ids=input_ids,
@@ -154,7 +154,7 @@ class LibraryExecutor:
         return Hypotheses(tuple(_hypothesis(sequence, *row) for row in rows))
 
     def _scores(self, sequence: Sequence, scored: range) -> Iterator[TopLogprobs]:
-        """Yield the scores of the prompt tokens after the positions `scored`.
+        """Yield, for each position in `scored`, the score of the prompt token that follows it.
 
         Takes extra forward passes. If the model supports `logits_to_keep`, each pass computes the
         logits of at most MAX_SCORED_ROWS positions, which bounds memory.
@@ -171,7 +171,7 @@ class LibraryExecutor:
             ranking = rank(logits, ids[0, rows + 1], logits.logsumexp(-1), width)
             yield from ranking.to_host().wait([width] * len(rows))
 
-    def _generation_config(self, answers: Rows[_Row]) -> Any:
+    def _generation_config(self, answers: list[_Row]) -> Any:
         config = copy(self.model.generation_config)
         config.max_new_tokens = max(row.sequence.params.max_tokens for row in answers)
         config.do_sample = False
@@ -250,7 +250,7 @@ class _Row:
 class _ForceSampled(LogitsProcessor):
     """Samples each row's token and masks all others, so that `generate` must pick it."""
 
-    def __init__(self, answers: Rows[_Row], sampler: Sampler) -> None:
+    def __init__(self, answers: list[_Row], sampler: Sampler) -> None:
         self._answers = answers
         self._sampler = sampler
 
@@ -281,7 +281,7 @@ class _StopSearch(StoppingCriteria):
 class _StopEnded(StoppingCriteria):
     """Stops each row where its answer ends or its request was aborted."""
 
-    def __init__(self, answers: Rows[_Row], between_tokens: Callable[[], None]) -> None:
+    def __init__(self, answers: list[_Row], between_tokens: Callable[[], None]) -> None:
         self._answers = answers
         self._between_tokens = between_tokens
 

@@ -20,7 +20,8 @@ from engine.executor import FinishedStep, SubmittedStep
 from engine.inputs import InputBuilder
 from engine.loading.packed_model import PackedModel
 from engine.sampling.grammars import Grammars
-from engine.sampling.sampler import HostChoices, Row, Sampler
+from engine.sampling.rows import Row
+from engine.sampling.sampler import HostChoices, Sampler
 from engine.staging import Staging
 from engine.step.beam_candidates import BeamCandidates
 from engine.step.block_mover import BlockMover
@@ -35,7 +36,9 @@ NOTHING_SAMPLED = Sampled((), ())
 
 
 class PackedExecutor:
-    """Runs any mix of prefills, chunked prefills and decodes as one row of tokens, unpadded.
+    """Runs any mix of prefills, chunked prefills and decodes as one row of tokens.
+
+    Only CUDA graphs need padding.
 
     `submit` never waits for the device, except for the encoder of new images. Inputs and sampled
     tokens are copied asynchronously, and the next step reads the tokens that it needs from the
@@ -68,7 +71,7 @@ class PackedExecutor:
         self._newest_rows: dict[int, int] = {}
         """Indices into `_newest`, by sequence id."""
         self.model_time = Stopwatch()
-        """Runs during forward passes on a CPU, and while other devices are waited for."""
+        """Runs during forward passes on a CPU, and while the host waits for any other device."""
         is_cpu = model.device.type == "cpu"
         self._during_forward = self.model_time if is_cpu else nullcontext()
         self._during_wait = nullcontext() if is_cpu else self.model_time

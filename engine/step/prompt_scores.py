@@ -14,14 +14,14 @@ from engine.inputs import ScoredRows
 from engine.sampling.ranking import rank
 
 MAX_SCORED_ROWS = 256
-"""Maximum rows per forward pass whose logits serve only as scores: as many as a large batch samples
-from."""
+"""Maximum rows per forward pass whose logits serve only as scores. A large batch samples from about
+as many rows."""
 
 
 def split_plan(plan: StepPlan, max_rows: int) -> list[StepPlan]:
     """Split the plan into parts that score at most `max_rows` rows each.
 
-    The first part gets the block moves.
+    An image that one pass must compute whole may need more. The first part gets the block moves.
     """
     parts: list[list[Chunk]] = [[]]
     room = max_rows

@@ -29,7 +29,8 @@ from engine.step.cuda_recorder import Work
 from kernels.batch import PagedBatch
 
 MAX_CAPTURE_SECONDS = 60.0
-"""The start captures no further mixed steps after this time; they need some 50 ms each."""
+"""After this time, the start captures no further mixed steps, that is, steps with prompts. Each of
+them takes some 50 ms."""
 
 
 class Recorder(Protocol):
@@ -77,9 +78,9 @@ class StepGraphs:
     ) -> None:
         """Capture the graphs.
 
-        sizes: the result of `core.step_size.graph_sizes`. Mixed sizes are left out after
-        MAX_CAPTURE_SECONDS and, with `skips_device_bound`, if the device would be busy without a
-        graph.
+        sizes: the result of `core.step_size.graph_sizes`. Those of mixed steps are left out after
+        MAX_CAPTURE_SECONDS and, with `skips_device_bound`, if the device would be busy even without
+        a graph.
         progress: wraps the list of sizes, to show a progress bar. group: the ranks that share the
         model; rank 0 decides what to leave out. None: one rank.
         """
@@ -98,8 +99,8 @@ class StepGraphs:
         variants = (False, True) if model.adapter_memory is not None else (False,)
         self._graphs: dict[tuple[StepSize, bool], StepGraph] = {}
         self.num_timed_out = self.num_device_bound = 0
-        """Numbers of mixed sizes left out: the first because time was up, the second because the
-        device would be busy without a graph."""
+        """How many sizes of mixed steps were left out: the first number because time was up, the
+        second because the device would be busy even without a graph."""
         deadline = clock() + MAX_CAPTURE_SECONDS
         # The largest first: the smaller graphs reuse its memory.
         for size in progress(list(sizes)[::-1]):

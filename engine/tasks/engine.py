@@ -31,7 +31,7 @@ class TaskOutput:
 
 
 class TaskEngine:
-    """Runs the jobs of a task. Has the interface of `engine.engine.Engine`.
+    """Runs the jobs of a task, with the step interface of `engine.engine.Engine`.
 
     To the strategy, a job is a request with a one-token prompt and a one-token answer. So the
     strategy handles the waiting queue, batching and aborts.

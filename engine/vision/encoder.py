@@ -30,7 +30,7 @@ class ImageEncoder:
     def __init__(self, model: Any, blank: Callable[[int], PromptImage]) -> None:
         """model: a transformers model with `get_image_features`, on its device.
 
-        blank: returns an image of a number of pixels.
+        blank: takes a number of pixels, and returns a blank image of that size.
         """
         self._model = model
         self._blank = blank
@@ -39,7 +39,7 @@ class ImageEncoder:
         self.max_kept_bytes: int = MAX_KEPT_TOKENS * hidden_size * model.dtype.itemsize
         sample = blank(BLANK_PIXELS)
         self.undivided_tokens: int = sample.num_tokens if sample.is_bidirectional else 0
-        """Tokens of an image that one step must compute whole; 0: a step may end inside it."""
+        """Tokens of an image that one step must compute whole; 0: steps may end inside an image."""
         self._kept: OrderedDict[tuple[str, bytes], Tensor] = OrderedDict()
 
     @torch.inference_mode()
@@ -62,7 +62,7 @@ class ImageEncoder:
 
     @torch.inference_mode()
     def run_blank(self, num_pixels: int) -> Tensor:
-        """Encode a blank image of this many pixels, or of the model's maximum."""
+        """Encode a blank image of this many pixels, or of the model's maximum if that is less."""
         return self._encode(self._blank(num_pixels))
 
     def _encode(self, image: PromptImage) -> Tensor:

@@ -1,7 +1,7 @@
 """The models that take images: what differs between their checkpoints and processors.
 
-All of them have a language model that runs packed, and an image encoder whose outputs replace the
-embeddings of its image tokens.
+Each has a language model that runs packed, and an image encoder whose outputs replace the
+embeddings of the image tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class VisionFamily:
     language_model: str
     """Prefix of the language model's tensors in published files."""
     processor: Literal["tiles", "grid", "runs"]
-    """See `engine.vision.processors`, which only models that take images import."""
+    """See `engine.vision.processors`, which is imported only for models that take images."""
     model_type: str = ""
     """The family in `engine.model.families` that computes the language model; '': the model type
     in its config."""

@@ -29,7 +29,7 @@ CPU_SECONDS = 10.0
 MAX_CPU_SECONDS = 90.0
 """CPU time of a job. It is less than the time for which the worker waits."""
 MEMORY_BYTES = 4 * 2**30
-"""Memory that a job may add to the memory of the process at its start."""
+"""Memory that jobs may use on top of what the process has once it has read the processor."""
 FORMATS = ("PNG", "JPEG", "WEBP")
 FIELD = "messages"
 

@@ -12,14 +12,14 @@ from kernels.cpu.shared_library import TARGETS, LibraryError, build, cache_direc
 
 def main() -> int:
     """Compile into the cache. Return 0 if at least one target was compiled, else 1."""
-    built = 0
+    num_built = 0
     for target in TARGETS:
         try:
             print(build(target, cache_directory()))
-            built += 1
+            num_built += 1
         except LibraryError as error:  # for example a target of another architecture
             print(f"skipped {target.name}: {error}", file=sys.stderr)
-    return 0 if built else 1
+    return 0 if num_built else 1
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ constexpr int64_t MAX_ROWS = 32;
 constexpr int64_t MIN_SPLIT = 256;         // in keys
 constexpr int64_t ITEMS_PER_THREAD = 4;    // several, so that the load is balanced
 constexpr int64_t CHUNKS_PER_THREAD = 16;  // a chunk is a run of items that a thread takes at once
-constexpr float INITIAL_MAX = -1e30f;  // finite, so that the difference of two of them is not NaN
+constexpr float INITIAL_MAX = -1e30f;  // finite, so that the difference of two initial maxima is not NaN
 constexpr float MASKED = -3e38f;
 
 struct Span {

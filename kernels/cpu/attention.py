@@ -99,7 +99,10 @@ def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: PagedBa
             f"{WIDTH} up to {MAX_DIM}"
         )
     if query.dtype not in SUFFIXES or any(cache.dtype != query.dtype for cache in caches):
-        raise ValueError(f"queries of {query.dtype}, K/V of {key_cache.dtype}: use fp32 or bf16")
+        raise ValueError(
+            f"queries of {query.dtype}, keys of {key_cache.dtype}, values of {value_cache.dtype}: "
+            "all must be fp32, or all bf16"
+        )
     if any(tensor.stride(-1) != 1 for tensor in (query, *caches)):
         raise ValueError("the last dim of queries, keys and values must be contiguous")
     check_ids(batch)

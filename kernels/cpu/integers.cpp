@@ -1,5 +1,5 @@
 // Multiplies rows by integer weights that become fp32 as they are read, for up to BLOCK_ROWS rows at a
-// time. A weight is bitwise (code - zero) * scale, and sums are fp32.
+// time. A weight equals (code - zero) * scale bit for bit, and sums are fp32.
 
 #include "integers.h"
 #include "team.h"

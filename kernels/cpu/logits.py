@@ -22,7 +22,7 @@ class Logits(ctypes.Structure):
 
 
 def best_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Same as `kernels.torch_logits.best_tokens`, which also handles inputs the C++ does not."""
+    """Same as `kernels.torch_logits.best_tokens`, which gets inputs that the C++ cannot read."""
     if logits.dtype not in SUFFIXES or logits.stride(1) != 1 or logits.shape[1] == 0:
         return torch_logits.best_tokens(logits)
     best = logits.new_empty(len(logits), dtype=torch.int64)

@@ -3,7 +3,7 @@
 If kernels are called one by one, Python checks and collects the arguments of every kernel on every
 call, which takes longer than a small step takes to compute. Here, arguments that never change are
 set once; `bind` sets the addresses of a step's buffers, and then all kernels run in one call.
-Addresses point to rows of the part's `dtype`, dense unless strides are passed.
+Addresses point to rows of the layer's `dtype`, dense unless strides are passed.
 """
 
 from __future__ import annotations

@@ -207,11 +207,11 @@ class PreparedLayer:
         self.scratch_width = max(attention.scratch_width, mlp.scratch_width)
         before, after, before_mlp, after_mlp = ([norm.kernel] if norm else [] for norm in norms)
         self.attention_kernels = [*before, *attention.kernels]
-        """They compute `Memory.attended` from the layer's input, and need all tokens."""
+        """Kernels that compute `Memory.attended` from the layer's input. They need all tokens."""
         self.output_kernels = [
             attention.out.kernel, *after, *before_mlp, *mlp.kernels, *after_mlp
         ]  # fmt: skip
-        """They compute the layer's output from `Memory.attended`, each token on its own."""
+        """Kernels that compute the layer's output from `Memory.attended`, each token by itself."""
 
     def bind_attention(
         self, hidden: int, num_tokens: int, inputs: AttentionInputs, memory: Memory

@@ -45,7 +45,7 @@ struct RoundedRows {
     }
 };
 
-// Rounds `count` numbers. Writes zeros after them, up to a whole vector. The scale of NaN and infinity is NaN.
+// Rounds `count` numbers. Writes zeros after them, up to a whole vector. If one is NaN or infinite, the scale is NaN.
 template <class Row>
 void round_group(const Row* from, int64_t count, uint8_t* to, float& scale, int32_t& total) {
     alignas(64) float numbers[ROW_GROUP + LANES] = {};

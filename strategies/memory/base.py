@@ -54,9 +54,10 @@ class KVMemory(ABC):
 
     @abstractmethod
     def reserve(self, spans: Collection[Span]) -> bool:
-        """Make every span writable: in the block table, in blocks that no other sequence shares.
+        """Make every span writable.
 
-        At most one span per sequence. Returns False, and reserves none, if they do not all fit.
+        Its positions are then in the block table, in blocks that no other sequence shares. At most
+        one span per sequence. Returns False, and reserves none, if they do not all fit.
         """
 
     @abstractmethod

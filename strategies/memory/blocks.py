@@ -105,7 +105,7 @@ class PagedMemory(KVMemory):
     def _cached_block(self, sequence: Sequence, table: list[int], index: int) -> int:
         """Add `table[index]` to the prefix cache.
 
-        Returns the block to use instead: another one if the cache already has that prefix.
+        Returns the block to use from now on: another one if the cache already has that prefix.
         """
         if index > 0:
             parent = self._prefixes.digest(table[index - 1])
@@ -250,7 +250,7 @@ class PagedMemory(KVMemory):
     def check_integrity(self) -> None:
         self._pool.check_integrity(self._tables.values(), cached=self._prefixes)
         self._host.check_integrity(self._swapped.values())
-        assert not self._tables.keys() & self._swapped.keys(), "a sequence has blocks on both sides"
+        assert not self._tables.keys() & self._swapped.keys(), "a sequence has two tables"
 
 
 def _distinct(tables: Mapping[int, tuple[int, ...]]) -> list[int]:

@@ -61,7 +61,10 @@ class BlockPool:
             self._num_references[block] += 1
 
     def release(self, blocks: Iterable[int], cached: Container[int] = ()) -> None:
-        """Remove a reference from each block. At 0 it is free; its content is kept if `cached`."""
+        """Remove a reference from each block. Blocks without references become free.
+
+        cached: the blocks whose content is kept when they are free.
+        """
         for block in blocks:
             assert self._num_references[block] > 0, f"block {block} is released twice"
             self._num_references[block] -= 1
@@ -89,5 +92,5 @@ class BlockPool:
         assert len(free) == self.num_free, "a block is free twice"
         assert not free & held.keys(), "a block is held and free"
         assert len(free) + len(held) == len(self._num_references), "a block is lost"
-        assert all(block in cached for block in self._kept), "kept, but not in the prefix cache"
-        assert not any(block in cached for block in self._empty), "empty, but in the prefix cache"
+        assert all(block in cached for block in self._kept), "a kept block is not cached"
+        assert not any(block in cached for block in self._empty), "an empty block is cached"

@@ -1,4 +1,4 @@
-"""The benchmark of logits by family: every family has a model, and fewer bits a larger error."""
+"""The benchmark of logits by family. Each family has a model; fewer bits give a larger error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.model.spec import read_spec
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_has_groups_of_128_inputs(family):
+def test_the_model_of_every_family_has_whole_groups_of_128_inputs(family):
     spec = read_spec(family_config(family), 512)
     assert spec.family == FAMILIES[family]
     assert spec.hidden_size % 128 == 0
@@ -21,7 +21,7 @@ def test_every_family_has_groups_of_128_inputs(family):
     assert len(spec.layers) == 4
 
 
-def test_a_constant_does_not_count():
+def test_a_constant_added_to_all_logits_does_not_count():
     logits = torch.tensor([[0.0, 1.0, 3.0], [5.0, 1.0, 0.0]])
     assert Change.between(logits + 7, logits).error < 1e-6
     assert Change.between(logits + 7, logits).same_best == 1

@@ -36,7 +36,7 @@ def test_token_ids_decode_to_distinct_texts():
     for text in ("the and of it", "Ünï, 42!"):
         ids = tokenizer.encode(text).ids
         assert tokenizer.decode(ids) == f" {text}"
-    assert len(tokenizer.encode("a to of it by").ids) == 5, "each two-letter word is one token"
+    assert len(tokenizer.encode("a to of it by").ids) == 5, "each word is one token"
 
 
 def test_models_are_reproducible_and_transformers_loads_them(tmp_path):
@@ -56,13 +56,14 @@ def result(many, one):
 
 def test_ratios_are_medians_over_pairs():
     ours = [result(100, 10), result(300, 30), result(90, 9)]
-    theirs = [result(50, 20), result(100, 15), result(60, 9)]  # ratios 2, 3, 1.5 and 0.5, 2, 1
+    # Our rates are 2, 3 and 1.5 times theirs; with one user, they are 0.5, 2 and 1 times theirs.
+    theirs = [result(50, 20), result(100, 15), result(60, 9)]
     *_, first, second = table({"paged": ours, "vllm": theirs})
     assert first == "| paged, over HTTP | 100 (90 to 300) | 1.00× | 10 (9 to 30) | 1.00× |"
     assert second.endswith("| 60 (50 to 100) | 2.00× | 15 (9 to 20) | 1.00× |")
     *_, third, fourth = table({"paged": ours, "openvino": theirs, "offline": theirs})
     assert third.endswith("| 60 (50 to 100) | 1.00× | 15 (9 to 20) | 1.00× |"), (
-        "ours is offline too"
+        "OpenVINO runs offline, so it is compared with our offline run"
     )
     assert fourth.startswith("| paged, offline |")
     (*_, only) = table({"paged": ours[:1]})
@@ -84,7 +85,7 @@ def test_offline_systems_get_requests_of_the_same_sizes_as_ours(tmp_path, monkey
     for _ in range(2):
         found = measure(tmp_path, WORK, sent, tmp_path / "run")
         assert found == Result(5.0, 2.0, 1.0, sent)
-    assert sent_requests[0] == sent_requests[1], "the same in every round"
+    assert sent_requests[0] == sent_requests[1], "every round has the same requests"
     (first, first_answer), (second, second_answer) = sent_requests[0]["requests"]
     assert (len(first), first_answer, len(second), second_answer) == (3, 9, 2, 4)
     assert set(first + second) <= set(range(7))
@@ -120,7 +121,7 @@ def test_the_comparison_runs(tmp_path):
     done = run("--dry", "--vs", "transformers", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "cpu.json").read_text())
-    assert list(found["runs"]) == ["paged", "transformers", "offline"], "ours is offline too"
+    assert list(found["runs"]) == ["paged", "transformers", "offline"], "ours runs offline, too"
     (ours,), (theirs,), (offline,) = found["runs"].values()
     assert ours["sent"] == theirs["sent"] == offline["sent"]
     assert len(ours["sent"]) == 4

@@ -58,7 +58,7 @@ def test_a_machine_that_may_run_few_sequences_sustains_less():
     assert 0 < rates[0] < rates[1]
 
 
-def test_services_go_through_the_trace_in_a_circle():
+def test_a_service_starts_the_trace_again_after_its_end():
     traffic = Superposed(ROWS, 4096, num_services=1)
     assert traffic.rate == 1.0
     lap = [arrival.lengths for arrival in traffic.arrivals(1.0, 20.0)]
@@ -69,7 +69,7 @@ def test_services_go_through_the_trace_in_a_circle():
     assert gaps == {0.5}
 
 
-def test_services_are_at_places_of_their_own():
+def test_each_service_starts_elsewhere_in_the_trace():
     arrivals = Superposed(ROWS, 4096, num_services=8).arrivals(8.0, 20.0)
     assert len(arrivals) == 8 * 20
     assert [arrival.at_s for arrival in arrivals] == sorted(arrival.at_s for arrival in arrivals)
@@ -118,7 +118,7 @@ def test_the_command_prints_a_row_for_each_fleet(command, tmp_path):
     out = tmp_path / "out.json"
     found = command("--prices", "a10g=1.5,2xa10g=4", "--sizes", "1,2", "--json", str(out))
     assert found.out.startswith("SIMULATION: llama-3.1-8b, paged; trace.csv (0 requests over 4096")
-    assert not found.err, "no bar where there is no terminal"
+    assert not found.err, "no progress bar without a terminal"
     cells = [line.split(" | ") for line in found.out.splitlines()[4:]]
     assert [row[:3] for row in cells] == [
         ["| a10g", "1", "1.50"], ["| a10g", "2", "3.00"],
@@ -175,7 +175,7 @@ def test_a_rate_is_sustained_and_a_much_higher_one_is_not():
 
 
 @pytest.mark.parametrize("routing", ["sessions", "prefix-aware"])
-def test_prefixes_are_cached_where_they_meet_again(routing):
+def test_latency_is_lower_if_a_prefix_returns_to_the_machine_that_cached_it(routing):
     """With round robin, each of eight machines has to compute nearly every prefix itself."""
     assert mean_latency(routing, 8, 16.0) < 0.8 * mean_latency("round-robin", 8, 16.0)
 
@@ -201,7 +201,7 @@ def test_invalid_arguments_are_rejected(command, capsys, arguments, why):
     assert why in capsys.readouterr().err
 
 
-def test_every_routing_has_a_name_in_the_help(capsys):
+def test_the_help_names_every_routing(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     text = capsys.readouterr().out

@@ -67,7 +67,7 @@ def test_a_batch_starts_only_if_it_would_end_in_time(clock, seconds, num_batches
 
 
 class FakeManager:
-    """Streams one token per second for each request, in turn."""
+    """Streams a token to every running request each second."""
 
     def __init__(self, clock, error=None, is_alive=True):
         self.cancelled = []

@@ -104,7 +104,7 @@ def options_of(tmp_path, *, dry=True):
 
 
 def test_the_next_worker_runs_the_remaining_jobs(tmp_path, monkeypatch):
-    """Each worker in this test dies during its first section."""
+    """The first worker dies during its first section, the second during its last."""
     monkeypatch.setattr(gpu, "collect", lambda *_: progress.pop(0))
     progress = [gpu.Progress(0, "decode", "it died"), gpu.Progress(1, "moves", "it died")]
     report = Report(is_dry=True)
@@ -215,7 +215,7 @@ SPEEDS = {"paged": 12.0, "generate": 2.0}
 @pytest.mark.parametrize(
     ("shape", "found"), [("llama-2-7b", "50%"), ("qwen3-0.6b", "not measured")]
 )
-def test_the_roofline_target_is_for_the_7b(shape, found):
+def test_the_roofline_target_is_for_the_7b_model(shape, found):
     report = Report(is_dry=False, shape=shape)
     take(report, "ceilings", {"bytes": 4_000_000, "us": {"torch": 1.0}})
     take(report, "roofline", {"batch": 50, "step us": 2.0, "GPU us": 1.5, "bytes": 4_000_000})
@@ -243,7 +243,7 @@ def test_the_targets_are_those_of_the_documentation():
     assert rows == [[target.what, target.goal] for target in TARGETS]
 
 
-def test_rates_are_relative_to_this_run_and_peers_are_ratios(tmp_path):
+def test_rates_are_shares_of_this_runs_ceilings_and_peers_are_ratios(tmp_path):
     report = Report(is_dry=False)
     for event in (
         begin("ceilings"),

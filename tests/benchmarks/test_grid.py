@@ -109,14 +109,17 @@ def test_every_check_runs_at_its_real_size(section, num_rows):
 
 
 def test_bytes_and_operations_are_counted():
-    """4 queries see 3, 4, 5 and 6 keys; each key costs two products, 2 operations per number."""
+    """The 4 queries see 3, 4, 5 and 6 keys.
+
+    For each key, each of 2 heads computes two products of 64 numbers, 2 operations per number.
+    """
     lengths, shape = Lengths((4,), (6,)), Shape(2, 1, 64)
     assert lengths.flop(shape) == (3 + 4 + 5 + 6) * 2 * 2 * 64 * 2
     assert lengths.kv_bytes(shape, 2) == 6 * 2 * 64 * 2
     assert lengths.query_bytes(shape, 2) == 4 * 2 * 2 * 64 * 2
 
 
-def test_ragged_lengths_are_distinct_up_to_the_longest():
+def test_ragged_lengths_are_distinct_and_include_the_longest():
     lengths = ragged(16, 4096)
     assert len(set(lengths)) == 16
     assert (min(lengths), max(lengths)) == (256, 4096)

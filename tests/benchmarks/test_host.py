@@ -1,4 +1,4 @@
-"""The host's work per decoding sequence, in Python calls: deterministic, unlike its time."""
+"""The host's work per decoding sequence. Python calls are counted, as times are not repeatable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def calls_of_a_step(num_sequences: int) -> int:
         host.measure(num_sequences, num_steps=4)
     finally:
         host.run_step = run_step_unprofiled
-    return min(counts)  # a step without new blocks
+    return min(counts)  # of a step in which no sequence gets a new block
 
 
 def test_calls_grow_linearly_with_the_sequences():

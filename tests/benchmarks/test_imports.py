@@ -21,7 +21,7 @@ SERVING = (
 )  # fmt: skip
 """Files of benchmarks/ that run the engine or its parts and need its packages."""
 OF_AN_IMAGE = {"precompile": {"tqdm"}}
-"""A command for image builds, with the package that it needs. No other module imports it."""
+"""A command for image builds, and the package that it alone imports."""
 SERVICE = ("flask", "gunicorn", "gevent", "zmq", "javaproperties", "locust")
 BLOCK = f"""
 import importlib, sys

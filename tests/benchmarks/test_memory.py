@@ -47,8 +47,8 @@ def test_slots_and_shared_blocks_are_counted():
     usage = measure(make("paged", 256, 128), [request(num_prompt_tokens=40)])
     assert usage.used == 40 / 48
     usage = measure(make("paged", 256, 128), [request(num_prompt_tokens=41, n=3)])
-    # One step computes 40 tokens in three blocks. Then three tables of three blocks share two, and
-    # two of them have copied the third.
+    # The first step computes 40 tokens in three blocks. In the second step, the tables of the
+    # three samples have nine entries. They share two blocks, and each has a third block of its own.
     assert usage.shared == 1 - (3 + 5) / (3 + 9)
 
 
@@ -69,7 +69,7 @@ def test_the_benchmark_runs_without_a_trace(tmp_path):
 
 
 def test_the_gain_of_the_prefix_cache_is_measured_in_pairs_of_runs(monkeypatch):
-    """The runs are faked: with the cache, twice as many requests per second."""
+    """The runs are faked: the cache doubles their requests per second."""
     runs = []
 
     def run(engine, requests):

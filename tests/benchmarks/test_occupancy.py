@@ -1,4 +1,4 @@
-"""How many programs fit on a multiprocessor, by the compiled kernel."""
+"""How many programs of a compiled kernel fit on a multiprocessor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kernels.variants import Variant
 
 
 def test_a_deeper_pipeline_leaves_room_for_fewer_programs():
-    """Every stage except one holds tiles of K and V: 32 KiB of the processor's 228 KiB."""
+    """Each stage except one holds tiles of K and V in 32 KiB. The processor has 228 KiB."""
     variant = Variant("decode", 128)
     with dry_run.target(90):
         row = attention_configuration("decode", 128, variant.group, *variant.formats)

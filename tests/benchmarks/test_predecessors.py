@@ -46,12 +46,12 @@ def test_late_kernels_are_used_only_within_their_context():
         late = kernels()
     assert kernels() == before
     with ids_ahead.ids_loaded_late():
-        assert kernels() == late, "compiled once"
+        assert kernels() == late, "the late kernels are compiled only once"
     assert not set(before) & set(late)
 
 
 class CountingBench(PretendBench):
-    """Reports as the time of a call how many kernels of ours it launches."""
+    """Reports the number of our kernels that a call launches, in place of its time."""
 
     def __init__(self, events, launches):
         super().__init__(events)
@@ -75,7 +75,7 @@ def test_norms_of_queries_and_keys_take_one_launch_or_two():
     (row,) = (event["row"] for event in events)
     assert row["us"] == {"ours": 1.0, "torch": 0.0, "F.rms_norm": 0.0, "two launches": 2.0}
     *_, both, queries, keys = (launch.grid[0] for launch in launches)
-    assert queries + keys == both, "the same rows"
+    assert queries + keys == both, "two launches have as many rows together as one launch"
     assert queries == SHAPES[1].heads // SHAPES[1].kv_heads * keys
 
 
@@ -127,7 +127,7 @@ class RecordingBench(PretendBench):
 
 
 def test_blocks_are_copied_beside_the_products_or_before_them(monkeypatch):
-    """Copies run beside products only on a device with streams: here, the meta device."""
+    """Copies run beside products only on a device with streams. Here, `meta` counts as one."""
 
     def copy_stream(device):
         return CopyStream(torch.device("cuda" if device.type == "meta" else device))
@@ -140,7 +140,7 @@ def test_blocks_are_copied_beside_the_products_or_before_them(monkeypatch):
     copies, product, beside, before, products = bench.timed_calls
     assert copies == ["copy on kernels"] * MAX_SWAP_ROWS
     assert product == ["product on kernels"]
-    assert products == ["product on kernels"] * 2, "twice as long as the copies"
+    assert products == ["product on kernels"] * 2, "the products take twice as long as the copies"
     assert beside == [
         "gather on kernels",
         "copies waits for kernels",

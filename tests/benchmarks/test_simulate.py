@@ -90,7 +90,7 @@ def test_a_request_that_misses_a_static_batch_waits_for_the_next():
     found = latencies("dynamic", arrivals((0.0, 10, 2), (0.001, 20, 4), (0.01, 5, 1)))
     expected[1] -= 0.001
     assert found == pytest.approx(expected)
-    # Two at once form one batch; the third waits for its longest member.
+    # Two that arrive at once form a batch. The third waits until the longest of them ends.
     batch = [step(10, 20), step(11, 21), step(22), step(23)]
     assert latencies("dynamic", requests) == pytest.approx({
         0: sum(batch[:2]), 1: sum(batch), 2: sum(batch) + step(5) - 0.01
@@ -141,7 +141,7 @@ def test_a_long_prompt_is_compute_bound():
 
 
 def test_gpus_sum_two_times_per_layer_and_once_for_the_embedding():
-    """Each of four GPUs in a ring sends 3/2 of the hidden states."""
+    """In a ring of four GPUs, each sends two times three quarters of the hidden states."""
     gpu = Gpu(name="a", memory_gib=1, bandwidth=1e30, flops=1e30, link=1e6)
     efficiency = Efficiency(overhead_s=0.0, link=0.5, sum_s=1e-3)
     sums = 2 * TOY.num_layers + 1
@@ -164,7 +164,10 @@ def test_kv_memory_is_about_that_of_the_paper(model, gpu, count, slots):
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_leaps_change_no_result(system):
-    """Times and counts are exactly equal, also with preemption, prefixes and several machines."""
+    """A run that takes many steps in one leap gives exactly the times and counts of single steps.
+
+    This includes preemption, prefixes and several machines.
+    """
     preemptions = 0
     for seed in range(6):
         rng = random.Random(seed)
@@ -248,11 +251,11 @@ def test_an_overloaded_run_is_stopped_early():
 
 
 def test_routers_see_unfinished_requests():
-    """The first is long and the second short, so the fourth finds the second's machine idle."""
+    """Request 0 is long and request 1 short, so request 3 finds the machine of request 1 idle."""
     rows = [(0.0, 10, 50), (0.0, 10, 1), (step(10) - 0.001, 10, 1), (step(10) + 0.5, 10, 1)]
     served = fleet("paged", arrivals(*rows), num_machines=2, router=LeastLoaded())
     assert served.run().loads == (2, 2)
-    # A millisecond before its end the second still counts, so the third goes to machine one.
+    # Request 2 arrives a millisecond before request 1 ends, so it joins request 0.
     assert served.tally.latencies[2] > step(10)
 
 

@@ -83,17 +83,17 @@ def test_the_step_time_is_found(tmp_path: Path) -> None:
     assert found.per_token == pytest.approx(STEP.per_token)
 
 
-def test_runs_in_which_the_server_may_idle_are_not_fitted(tmp_path: Path) -> None:
-    idle = [
+def test_other_runs_are_not_fitted(tmp_path: Path) -> None:
+    others = [
         served("dynamic", (1, 1, 1)),
         served("paged", (1, 1, 1), due=(0.0, 1.0)),
         served("paged", (1, 1, 1), is_whole=False),
         served("paged", (1, 1, 1), variant="all outputs 64 tokens"),
         served("paged", (1, 1, 1), workload="parallel"),
     ]
-    for entry in idle:
+    for entry in others:
         entry.measures.seconds = 1000.0
-    assert fitted(read(tmp_path, *DETERMINED, *idle)).per_step == pytest.approx(STEP.per_step)
+    assert fitted(read(tmp_path, *DETERMINED, *others)).per_step == pytest.approx(STEP.per_step)
 
 
 def test_too_few_runs_are_an_error(tmp_path: Path) -> None:
@@ -134,7 +134,10 @@ def test_dynamic_waits_for_its_batch(tmp_path: Path) -> None:
 
 
 def test_hits_of_a_block_or_more_are_a_shared_prefix(tmp_path: Path) -> None:
-    """The second of two prompts of 64 tokens finds two blocks: 25 hits, rounded up to 32."""
+    """With 40 % of hits, prompts of 64 tokens have 25.6 hits on average.
+
+    This is rounded up to two blocks: the second prompt finds 32 tokens.
+    """
     prompts, one = (64, 64), 3 * STEP.per_step + 3 * STEP.per_sequence
     without = served("paged", prompts=prompts, users=1, prefix_hits=0.1)
     expected = 2 * one + (64 + 2) * 2 * STEP.per_token
@@ -186,9 +189,9 @@ def test_unusable_arguments_are_rejected(
 
 
 def test_runs_that_cannot_be_simulated_are_left_out(tmp_path: Path) -> None:
-    standing = served()
-    standing.samples[:] = standing.samples[:1]
-    assert not read(tmp_path, served(settings={"option.copies": "2"}), standing)
+    never_stepped = served()
+    never_stepped.samples[:] = never_stepped.samples[:1]
+    assert not read(tmp_path, served(settings={"option.copies": "2"}), never_stepped)
     with pytest.raises(CalibrationError, match="no run that can be simulated"):
         beside(tmp_path, None)
 

@@ -1,4 +1,4 @@
-"""Calibrating the simulator's efficiencies from measured files."""
+"""Calibrating the simulator's efficiencies from files of measurements."""
 
 from __future__ import annotations
 

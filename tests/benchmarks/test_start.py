@@ -12,7 +12,7 @@ from tests.e2e.serving import DEMO, ROOT
 
 
 def test_phases_and_memory_are_reported():
-    """Runs in its own process: this one could reuse memory that earlier tests have freed."""
+    """Runs in a new process, as this one could reuse memory that earlier tests have freed."""
     command = [sys.executable, "-m", "benchmarks.start", str(DEMO)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     printed = done.stdout

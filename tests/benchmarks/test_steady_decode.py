@@ -127,7 +127,7 @@ def test_an_answer_that_ends_too_early_is_an_error(short, monkeypatch):
 def test_batches_that_do_not_fit_are_skipped(short):
     clock, bench = FakeClock(), RealBench()
     engine = ticking_engine(clock, "paged", num_blocks=20)
-    assert steady_decode.has_room_for(bench, engine, 2)  # 10 blocks of 4 tokens each
+    assert steady_decode.has_room_for(bench, engine, 2)  # each needs 10 blocks of 4 tokens
     assert not steady_decode.has_room_for(bench, engine, 3)
 
 

@@ -1,4 +1,4 @@
-"""Clients of OpenAI, Hugging Face and AWS, connected to an application without a socket."""
+"""Clients of OpenAI, Hugging Face and AWS that call an application directly, without a socket."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def openai_client(http: FlaskClient, path: str = "/v1") -> openai.OpenAI:
 
 @contextmanager
 def hugging_face(http: FlaskClient, path: str = "") -> Iterator[InferenceClient]:
-    """Yield huggingface_hub's client. Its model is the URL of the application with `path`."""
+    """Yield huggingface_hub's client. Its model is given as the application's URL and `path`."""
     transport = httpx2.WSGITransport(app=http.application)
     huggingface_hub.set_client_factory(lambda: httpx2.Client(transport=transport))
     try:

@@ -101,7 +101,7 @@ def client(endpoint: str, engine: FakeEngine) -> Iterator[EngineClient]:
 
 @pytest.fixture(scope="session")
 def template() -> ChatTemplate:
-    """A chat template. It is short, because every byte is a token."""
+    """A chat template that adds little to a prompt, because every byte is a token."""
     return ChatTemplate(
         "{% if messages[0].role == 'robot' %}{{ raise_exception('no robots') }}{% endif %}"
         "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
@@ -126,7 +126,7 @@ def helper(tokenizer: Tokenizer, template: ChatTemplate) -> Iterator[Helper]:
 def serve(
     client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate, helper: Helper
 ) -> Serve:
-    """Make a test client of the application with these options."""
+    """Return a function that makes a test client of the application with the given options."""
 
     def serve(**options: Any) -> FlaskClient:
         app = create_app(client, tokenizer, Options(**options), "demo", template, helper=helper)
@@ -142,7 +142,7 @@ def http(serve: Serve) -> FlaskClient:
 
 @pytest.fixture
 def task_app(endpoint: str, engine: FakeEngine) -> Iterator[Serve]:
-    """Make a test client of the application for a task."""
+    """Yield a function that makes a test client of the application for a task."""
     engine.facts = msgspec.structs.replace(FACTS, executor="task", max_model_len=0)
     client = EngineClient(endpoint, heartbeat_timeout_s=60)
     eventually(lambda: client.health().healthy)
@@ -157,7 +157,7 @@ def task_app(endpoint: str, engine: FakeEngine) -> Iterator[Serve]:
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
-    """Resolve a configuration file with this text under these environment variables."""
+    """Return a function that resolves a configuration from a file's text and variables."""
 
     def load(text: str, variables: Mapping[str, str] | None = None) -> Configuration:
         path = tmp_path / "serving.properties"

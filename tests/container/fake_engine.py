@@ -75,8 +75,8 @@ Script = Callable[[Any], Answer]
 def says(token_ids: list[int], *others: list[int], per_step: int = 1) -> Script:
     """A script that answers every request with these tokens, up to max_tokens.
 
-    If several answers are requested, `others` are those after the first. If there are too few, the
-    last one repeats.
+    If several answers are requested, `others` are the answers after the first. If there are too
+    few, the last one repeats.
     """
 
     def script(submit: Submit) -> Answer:
@@ -127,7 +127,7 @@ def _top(token_id: int, width: int) -> TopLogprobs:
 
 
 def fails(kind: str, message: str, field: str = "", after: list[int] | None = None) -> Script:
-    """A script that fails every request after these tokens."""
+    """A script that answers with the tokens `after` and then fails the request."""
 
     def script(submit: Submit) -> Answer:
         for token_id in after or []:
@@ -138,7 +138,7 @@ def fails(kind: str, message: str, field: str = "", after: list[int] | None = No
 
 
 def stalls(after: list[int] | None = None) -> Script:
-    """A script that never finishes a request."""
+    """A script that answers with the tokens `after` and never finishes the request."""
 
     def script(submit: Submit) -> Answer:
         for token_id in after or []:
@@ -284,7 +284,7 @@ def last_performed(engine: FakeEngine) -> Perform:
 def _refuses(mode: str, run_dir: Path) -> bool:
     """Return whether to exit with status 2, as an engine does after a configuration error.
 
-    In mode `refuse` the engine always does, in `refuse-second` only at the second start in run_dir.
+    It exits at every start in mode `refuse`, and at the second start in run_dir in `refuse-second`.
     """
     starts = run_dir / "starts"
     with starts.open("a") as file:
@@ -295,7 +295,7 @@ def _refuses(mode: str, run_dir: Path) -> bool:
 def _crashes(mode: str, run_dir: Path) -> bool:
     """Return whether to crash.
 
-    In mode `crash` the engine always does, in `crash-once` only at the first start in run_dir.
+    It crashes at every start in mode `crash`, and at the first start in run_dir in `crash-once`.
     """
     marker = run_dir / "crashed"
     if mode == "crash" or (mode == "crash-once" and not marker.exists()):

@@ -30,7 +30,7 @@ test("a waiting request has not been admitted", () => {
   assert.equal(history.rows.get(7).admitted, null);
 });
 
-test("preemptions are breaks between two snapshots, and so is the prefill after them", () => {
+test("a preemption and the prefill after it are breaks, timed by the snapshots", () => {
   const history = new History();
   const phases = ["decode", "preempted", "preempted", "prefill", "decode", "swapped"];
   phases.forEach((phase, index) => see(history, 5 + index, [sequence(7, phase)]));
@@ -43,7 +43,7 @@ test("preemptions are breaks between two snapshots, and so is the prefill after 
   assert.equal(history.rows.get(7).end, 11.5);
 });
 
-test("answers between two snapshots are rows too, and aborted ones end when they are gone", () => {
+test("an answer between two snapshots has a row, and an aborted request ends when it is gone", () => {
   const history = new History();
   see(history, 5, [sequence(7, "decode")]);
   see(history, 6, [], { ended: [{ id: 8, timing: [5.1, 5.2, 5.3, 5.4] }] });

@@ -159,7 +159,7 @@ def test_invalid_loads(lora: FlaskClient, engine: FakeEngine, body: object, fiel
     assert not engine.of_type(LoadAdapter)
 
 
-def test_adapters_loaded_by_other_workers_or_at_start(
+def test_adapters_loaded_by_other_workers_or_at_start_are_known(
     lora: FlaskClient, client: EngineClient, engine: FakeEngine
 ) -> None:
     adapter = Adapter("b", "/opt/ml/b", 4, 0, 1)
@@ -248,7 +248,7 @@ def test_an_adapter_that_is_not_loaded(
     assert "no adapter 'x'" in response.get_data(as_text=True)
 
 
-def test_only_batch_inputs_with_a_missing_adapter_fail(lora: FlaskClient) -> None:
+def test_in_a_batch_only_the_inputs_with_a_missing_adapter_fail(lora: FlaskClient) -> None:
     load(lora, "a")
     body = {"inputs": ["Q", "R"], "adapters": ["a", "x"]}
     good, bad = lora.post("/invocations", json=body).get_json()
@@ -283,7 +283,7 @@ def test_models_lists_the_adapters(lora: FlaskClient) -> None:
     assert lora.get("/v1/models/x").status_code == 404
 
 
-def test_without_lora_adapters_are_rejected_and_model_names_ignored(
+def test_adapters_are_rejected_and_model_names_ignored_unless_lora_is_enabled(
     http: FlaskClient, engine: FakeEngine
 ) -> None:
     def field(response: TestResponse) -> Any:
@@ -302,7 +302,7 @@ def test_without_lora_adapters_are_rejected_and_model_names_ignored(
 
 
 @pytest.mark.parametrize("src", ["/etc", "/opt/ml/../../etc", "relative"])
-def test_an_adapter_from_elsewhere_is_refused(
+def test_an_adapter_outside_the_source_roots_is_refused(
     lora: FlaskClient, engine: FakeEngine, src: str
 ) -> None:
     response = lora.post("/adapters", json={"name": "a", "src": src})

@@ -52,7 +52,7 @@ def guarded(
     keys_of: Callable[[str], tuple[ApiKey, ...]],
     clock: Clock,
 ) -> Guarded:
-    """Make a client of an application whose key file has this text."""
+    """Return a function that makes a client of an application whose key file has a given text."""
 
     def make(text: str) -> FlaskClient:
         keys = keys_of(text)
@@ -78,8 +78,8 @@ def test_the_live_page_needs_no_key_but_its_events_do(guarded: Guarded) -> None:
     for path in ("/", "/ui/page.css"):
         assert http.get(path).status_code == 200
     assert http.get("/ui/events").status_code == 401
-    assert http.post("/", json=BODY).status_code == 401, "text-generation-inference's route"
-    assert http.options("/v1/chat/completions").status_code == 200, "sent before a key may be"
+    assert http.post("/", json=BODY).status_code == 401, "POST / generates text, as in TGI"
+    assert http.options("/v1/chat/completions").status_code == 200, "browsers send it without a key"
 
 
 @pytest.mark.parametrize(
@@ -138,20 +138,23 @@ def test_requests_per_minute(guarded: Guarded, clock: Clock) -> None:
     clock.now += 30
     assert [status() for _ in range(2)] == [200, 429]
     clock.now += 3600
-    assert [status() for _ in range(3)] == [200, 200, 429], "a bucket holds one minute"
+    assert [status() for _ in range(3)] == [200, 200, 429], "a bucket never holds more than 2"
 
 
 def test_tokens_per_minute_count_the_prompt_and_the_answer(guarded: Guarded, clock: Clock) -> None:
-    """Each request has one prompt token and two generated tokens."""
+    """Each request has one prompt token and two generated tokens.
+
+    Two requests leave -2 of the 4 tokens. The limit adds a token every 15 s.
+    """
     http = guarded("limited-key name=one tokens_per_minute=4\n")
     headers = {"x-api-key": "limited-key"}
 
     def status() -> int:
         return http.post("/invocations", json=BODY, headers=headers).status_code
 
-    assert [status() for _ in range(3)] == [200, 200, 429], "6 of 4 tokens are used"
+    assert [status() for _ in range(3)] == [200, 200, 429]
     refused = http.post("/invocations", json=BODY, headers=headers)
-    assert refused.headers["Retry-After"] == "45", "for -2 to become 1"
+    assert refused.headers["Retry-After"] == "45", "until -2 has become 1"
     clock.now += 31
     assert status() == 200
     assert status() == 429
@@ -170,10 +173,10 @@ def test_a_request_that_the_engine_refuses_costs_no_tokens(
 ) -> None:
     http = guarded("limited-key tokens_per_minute=1\n")
     headers = {"x-api-key": "limited-key"}
-    says_so, engine.script = engine.script, fails("overloaded", "the queue is full")
+    answering, engine.script = engine.script, fails("overloaded", "the queue is full")
     for _ in range(3):
         assert http.post("/invocations", json=BODY, headers=headers).status_code == 503
-    engine.script = says_so
+    engine.script = answering
     assert http.post("/invocations", json=BODY, headers=headers).status_code == 200
     assert http.post("/invocations", json=BODY, headers=headers).status_code == 429
 
@@ -206,7 +209,7 @@ def test_forked_workers_share_the_limits(clock: Clock) -> None:
         limits.admit(0)
 
 
-def test_the_file(keys_of: Callable[[str], tuple[ApiKey, ...]]) -> None:
+def test_the_key_file(keys_of: Callable[[str], tuple[ApiKey, ...]]) -> None:
     keys = keys_of(
         "# for the batch jobs\n\nkey-of-a name=a requests_per_minute=5\n"
         "key-of-b tokens_per_minute=7  # a comment\n"
@@ -216,7 +219,7 @@ def test_the_file(keys_of: Callable[[str], tuple[ApiKey, ...]]) -> None:
         (None, 7),
     ]
     assert keys[0].name == "a"
-    assert re.fullmatch("[0-9a-f]{8}", keys[1].name), "a name that does not show the key"
+    assert re.fullmatch("[0-9a-f]{8}", keys[1].name), "a name of 8 hex digits is made up"
     assert (find_api_key(keys, "key-of-b"), find_api_key(keys, "name=a")) == (1, None)
     assert "key-of" not in repr(keys)
 
@@ -277,10 +280,10 @@ def ask(path: Path, method: str, target: str, **headers: str) -> tuple[int, byte
         connection.close()
 
 
-def test_one_of_several_models_counts_for_itself_but_leaves_metrics_open(
+def test_a_model_among_several_checks_keys_and_limits_except_for_metrics(
     tmp_path: Path, short_dir: Path, tokenizer_dir: Path, engine: FakeEngine, endpoint: str
 ) -> None:
-    """The front end of several models checks keys for /metrics, and asks the models without one.
+    """The server of several models checks the key for /metrics, and asks each model without a key.
 
     The model has two front-end workers. If they did not share the limit, they would admit a third
     request.
@@ -301,7 +304,7 @@ def test_one_of_several_models_counts_for_itself_but_leaves_metrics_open(
     with running(["-m", "container.front_end.start", str(os.getpid()), str(path)]) as process:
         wait_until(lambda: engine.num_clients == 2)
         for worker in (workers := children(process.pid)):
-            with stopped([other for other in workers if other != worker]):  # so this one answers
+            with stopped([other for other in workers if other != worker]):  # only `worker` answers
                 wait_until(lambda: ask(server, "GET", "/ping")[0] == 200)
         assert len(workers) == 2
         assert ask(server, "GET", "/metrics")[0] == 200

@@ -91,7 +91,8 @@ def test_a_head_that_dribbles_is_late(clock: Clock) -> None:
     letters = [bytes([letter]) for letter in HEAD * 9]
     with pytest.raises(ArrivalTimeoutError, match="header_timeout"):
         request(arrival(clock, *letters, gap_s=1))
-    assert clock.now == 100 + 1 + 10  # counted from the first byte
+    # The clock starts at 100. The first byte comes after 1 s, and header_timeout=10 counts from it.
+    assert clock.now == 100 + 1 + 10
 
 
 def test_waiting_for_a_request_has_no_deadline(clock: Clock) -> None:
@@ -158,14 +159,14 @@ def test_the_bodies_of_all_connections_share_their_memory(clock: Clock) -> None:
     memory = BodyMemory(10)
     head = HEAD + b"Content-Length: %d\r\n\r\n"
     first = arrival(clock, head % 12, b"a" * 12, memory=memory)
-    assert body_of(first).read() == b"a" * 12, "it is the only one"
+    assert body_of(first).read() == b"a" * 12, "too large, but the only body"
     second = arrival(clock, head % 3, b"abc", memory=memory)
     with pytest.raises(OverloadedError, match=r"10 bytes .*max_body_memory"):
         body_of(second).read()
     second.release_body()
     first.release_body()
     third, fourth = (arrival(clock, head % 5, b"abcde", memory=memory) for _ in range(2))
-    assert body_of(third).read() == body_of(fourth).read() == b"abcde", "10 bytes have room"
+    assert body_of(third).read() == body_of(fourth).read() == b"abcde", "both fit into 10 bytes"
 
 
 def test_the_rest_of_a_body_takes_no_memory(clock: Clock) -> None:

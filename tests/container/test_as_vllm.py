@@ -32,7 +32,7 @@ ANSWERS: list[tuple[dict[str, Any], str, str | None, int]] = [
 @APIS
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("fields", "finish", "stop", "tokens"), ANSWERS)
-def test_why_an_answer_ends_and_its_tokens(
+def test_finish_reasons_and_token_counts(
     http: FlaskClient, path: str, body: dict[str, Any], stream: bool, fields: dict[str, Any],
     finish: str, stop: str | None, tokens: int,
 ) -> None:  # fmt: skip
@@ -52,7 +52,7 @@ def test_why_an_answer_ends_and_its_tokens(
 
 
 @APIS
-def test_a_stop_token_is_the_reason(
+def test_a_stop_token_is_the_stop_reason(
     http: FlaskClient, engine: FakeEngine, path: str, body: dict[str, Any]
 ) -> None:
     def script(submit: Submit) -> Iterator[Step]:
@@ -72,7 +72,7 @@ def test_a_stop_token_is_the_reason(
         ({"type": "function", "function": {"name": "f"}}, "stop"),
     ],
 )
-def test_the_reason_of_a_call(
+def test_the_finish_reason_of_a_tool_call(
     serve: Serve, engine: FakeEngine, tokenizer: Tokenizer, stream: bool, choice: Any, reason: str
 ) -> None:
     engine.script = says([*tokenizer.encode('{"name": "f", "parameters": {}}'), EOS])

@@ -38,7 +38,7 @@ class Files:
     def outcomes(self) -> dict[str, dict[str, Any]]:
         """Return the outcomes by their ids: `line-1` for the first line of the input, and so on."""
         found = [json.loads(line) for line in self.output.read_text().splitlines()]
-        assert len({outcome["id"] for outcome in found}) == len(found), "one outcome a line"
+        assert len({outcome["id"] for outcome in found}) == len(found), "no line has two outcomes"
         return {outcome["id"]: outcome for outcome in found}
 
 
@@ -127,7 +127,7 @@ def test_a_full_disk_ends_a_batch_that_goes_on_later(files: Files) -> None:
     assert len(files.outcomes()) == 6
 
 
-def test_no_url_or_body_leaves_a_line_without_outcome(files: Files) -> None:
+def test_lines_with_odd_urls_or_answers_have_an_outcome_too(files: Files) -> None:
     files.write(line("é", url="/é"), line("space", url="/a b"), line("bytes", url="/no-utf-8"))
     assert files.run() == {"failed": 2, "answered": 1}
     outcomes = files.outcomes()
@@ -190,7 +190,7 @@ def test_a_batch_sends_at_least_one_request_at_a_time(
     assert f"--concurrency {concurrency}: must be at least 1" in capsys.readouterr().err
 
 
-def test_requests_of_a_batch_wait_as_long_as_they_must() -> None:
+def test_the_options_of_a_server_whose_only_client_is_a_batch() -> None:
     given = {
         "OPTION_API_KEYS_FILE": "keys", "OPTION_UI": "true", "OPTION_OVERLOAD_STATUS": "429",
     }  # fmt: skip
@@ -198,7 +198,7 @@ def test_requests_of_a_batch_wait_as_long_as_they_must() -> None:
     assert options.job_queue_size == 5000
     assert options.predict_timeout > 10**6
     assert (options.api_keys_file, options.ui) == (None, "false")
-    assert options.overload_status == "503", "which the batch tries again"
+    assert options.overload_status == "503", "the batch retries after 503, not after 429"
 
 
 def test_the_report_counts_what_was_there() -> None:

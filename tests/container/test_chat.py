@@ -116,7 +116,7 @@ def test_logprobs(http: FlaskClient) -> None:
 
 
 def test_by_default_logprobs_include_the_likeliest_token(http: FlaskClient) -> None:
-    """This is LMI's default, too. Beam search returns logprobs, but no top_logprobs."""
+    """LMI has the same default. Beam search returns logprobs, but no top_logprobs."""
     (entry,) = ask(http, logprobs=True, max_tokens=1).get_json()["choices"][0]["logprobs"][
         "content"
     ]
@@ -184,7 +184,7 @@ def test_past_tool_calls_are_rendered_for_the_model(
 
 
 @pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}])
-def test_a_past_call_without_content_has_an_empty_one(
+def test_missing_content_of_a_past_call_is_rendered_as_empty(
     client: EngineClient, engine: FakeEngine, tokenizer: Tokenizer, content: dict[str, str | None]
 ) -> None:
     """The demo model's template, like this one, appends content to role, and fails on null."""

@@ -28,7 +28,9 @@ JSON = {"EndpointName": "any", "ContentType": "application/json"}
 
 
 @pytest.mark.parametrize("kind", ["json", "json_object"])
-def test_the_schema_of_hugging_faces_chat(http: FlaskClient, engine: FakeEngine, kind: str) -> None:
+def test_hugging_face_sends_the_schema_as_value(
+    http: FlaskClient, engine: FakeEngine, kind: str
+) -> None:
     with hugging_face(http) as client:
         client.chat_completion([USER], response_format={"type": kind, "value": SCHEMA})
         (constraint,) = json.loads(grammar(engine))["grammars"]
@@ -38,7 +40,7 @@ def test_the_schema_of_hugging_faces_chat(http: FlaskClient, engine: FakeEngine,
 
 
 def test_custom_attributes_choose_the_route(serve: Serve) -> None:
-    """boto3 sends the attribute `route`, streaming or not, and beside other attributes."""
+    """boto3 sends the attribute `route`, alone or beside other attributes, streaming or not."""
     http = serve(local_runtime_api=True)
     prompt, chat = json.dumps({"prompt": "Q"}), json.dumps({"messages": [USER], "stream": True})
     with closing(sagemaker_runtime(http)) as client:
@@ -83,14 +85,14 @@ class LineIterator:
                 continue
             event = next(self._events, None)
             if event is None:
-                assert self._position == self._buffer.getbuffer().nbytes, "it never ends"
+                assert self._position == self._buffer.getbuffer().nbytes, "AWS's code loops"
                 return
             self._buffer.seek(0, io.SEEK_END)
             self._buffer.write(event["PayloadPart"]["Bytes"])
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_awss_line_iterator_ends(serve: Serve, stream: bool) -> None:
+def test_the_line_iterator_of_aws_ends(serve: Serve, stream: bool) -> None:
     body = json.dumps({"inputs": "Q", "stream": stream})
     with closing(sagemaker_runtime(serve(local_runtime_api=True))) as client:
         answer = client.invoke_endpoint_with_response_stream(**JSON, Body=body)
@@ -115,7 +117,7 @@ def test_litellm_sees_that_a_prompt_is_too_long(
 def test_fields_that_clients_leak(http: FlaskClient, engine: FakeEngine) -> None:
     """A field that is null counts as not set.
 
-    litellm's `sagemaker_chat` sends `aws_region_name`.
+    litellm's `sagemaker_chat` sends its own setting `aws_region_name` to the server.
     """
     response = ask(http, aws_region_name="us-east-1", extra_headers=None, thinking=None)
     assert response.status_code == 200
@@ -160,7 +162,7 @@ def test_prompt_scorers_generate_nothing(http: FlaskClient, logprobs: int) -> No
     assert chunks[-1].usage == whole.usage
 
 
-def test_without_echo_an_answer_has_a_token(http: FlaskClient) -> None:
+def test_max_tokens_0_needs_echo(http: FlaskClient) -> None:
     response = http.post("/v1/completions", json={"prompt": "Q", "max_tokens": 0})
     assert (response.status_code, response.get_json()["error"]["param"]) == (400, "max_tokens")
 
@@ -364,7 +366,9 @@ def test_browsers_may_call_from_an_allowed_origin(serve: Serve) -> None:
     assert "Access-Control-Allow-Origin" not in ask(serve()).headers
 
 
-def test_openais_former_functions(serve: Serve, engine: FakeEngine, tokenizer: Tokenizer) -> None:
+def test_openais_deprecated_functions(
+    serve: Serve, engine: FakeEngine, tokenizer: Tokenizer
+) -> None:
     """Older agents still send `functions` and `function_call` instead of `tools`."""
     http = serve(tool_call_parser="mistral")
     calls = '[TOOL_CALLS][{"name":"f","arguments":{}},{"name":"f","arguments":{}}]'

@@ -51,7 +51,7 @@ option.tensor_parallel_degree=2
 
 
 @pytest.mark.parametrize("strategy", AWS_FILES)
-def test_the_configurations_of_the_aws_article(load: Load, strategy: str) -> None:
+def test_the_files_of_awss_article_on_batching(load: Load, strategy: str) -> None:
     configuration = load(AWS_FILES[strategy])
     assert choose_batching(configuration.options).name == strategy
     assert configuration.warnings == ()
@@ -248,7 +248,7 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
         main(["serve", "--help"])
     shown = capsys.readouterr().out
     assert "--max-rolling-batch-prefill-tokens VALUE" in shown
-    assert "longshore serve" not in shown, "the program is the one that was started"
+    assert "longshore serve" not in shown, "the command is shown as it was started"
     assert "python -m container serve DIR --port 8081" in shown
 
 
@@ -301,7 +301,7 @@ def test_a_limit_that_the_strategy_does_not_read_is_a_warning(
     assert found == ([] if warning is None else [f"  warning: {warning}"])
 
 
-def test_the_model_on_the_command_line_beats_the_others(
+def test_the_model_on_the_command_line_beats_the_environment(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_MODEL_ID", "org/other")

@@ -89,7 +89,7 @@ def test_running_requests_spread_over_the_copies(
     eventually(lambda: submits(engines) == [3, 3])
 
 
-def test_what_other_workers_have_running_counts(
+def test_the_load_of_a_copy_includes_requests_of_other_workers(
     client: EngineClient, engines: list[FakeEngine]
 ) -> None:
     engines[0].stats = Stats(num_running=2, num_waiting=1)
@@ -192,7 +192,7 @@ def test_a_copy_that_hangs_gets_no_requests(
     assert "hangs" in http.get("/ping").get_json()["error"]
 
 
-def test_without_any_copy_there_is_one_error(
+def test_requests_and_health_checks_fail_if_no_copy_serves(
     client: EngineClient, engines: list[FakeEngine], http: FlaskClient
 ) -> None:
     for engine in engines:
@@ -231,7 +231,7 @@ def test_refused_requests_are_counted_once(
         engine.script = stalls()
     for _ in engines:
         submit(client, [1])
-    eventually(lambda: submits(engines) == [1, 1])  # what was sent before has arrived too
+    eventually(lambda: submits(engines) == [1, 1])  # so all earlier messages have arrived
     assert counted() == [Refused({"invalid": 1})]
 
 

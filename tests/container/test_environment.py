@@ -7,7 +7,7 @@ import pytest
 from tests.container.configurations import Load, refusal
 
 
-def test_variables_set_keys_missing_from_the_file(load: Load) -> None:
+def test_a_variable_counts_if_the_file_lacks_its_key(load: Load) -> None:
     variables = {
         "OPTION_DTYPE": "bf16",
         "OPTION_BATCHING": "paged",
@@ -47,7 +47,7 @@ def test_sagemakers_payload_limit(load: Load) -> None:
     assert "SAGEMAKER_MAX_PAYLOAD_IN_MB=six: expected an integer" in error
 
 
-def test_tgi_variables_come_last(load: Load) -> None:
+def test_tgi_variables_have_the_lowest_precedence(load: Load) -> None:
     tgi = {"MAX_CONCURRENT_REQUESTS": "7", "SM_NUM_GPUS": "1", "HF_MODEL_REVISION": "v1"}
     options = load("", tgi).options
     assert (options.job_queue_size, options.tensor_parallel_degree) == (7, "1")

@@ -24,14 +24,14 @@ from core.text.tokenizer import Tokenizer
 from tests.container.configurations import Load
 from tests.container.fake_engine import FakeEngine, fails
 
-Format = Callable[..., FlaskClient]
+Formatted = Callable[..., FlaskClient]
 TEXT = "Hi there"
 """The fake engine's answer."""
 
 
 @pytest.fixture
-def formatted(client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate) -> Format:
-    """Make a test client of the application with these formatters."""
+def formatted(client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate) -> Formatted:
+    """Return a function that makes a test client of the application with given formatters."""
 
     def formatted(input: Formatter | None = None, output: Formatter | None = None) -> FlaskClient:
         functions = Functions(input, output)
@@ -52,7 +52,7 @@ def rename(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_custom_request_schema(
-    formatted: Format, engine: FakeEngine, tokenizer: Tokenizer
+    formatted: Formatted, engine: FakeEngine, tokenizer: Tokenizer
 ) -> None:
     http = formatted(rename)
     response = http.post("/invocations", json={"question": "who?"})
@@ -63,7 +63,7 @@ def test_a_custom_request_schema(
 
 
 def test_formatters_get_the_tokenizer(
-    formatted: Format, engine: FakeEngine, tokenizer: Tokenizer
+    formatted: Formatted, engine: FakeEngine, tokenizer: Tokenizer
 ) -> None:
     def chat(payload: dict[str, Any], tokenizer: Any, **_: Any) -> dict[str, Any]:
         messages = [{"role": "user", "content": payload["question"]}]
@@ -87,7 +87,9 @@ def test_formatters_get_the_tokenizer(
     {"prompt": "a", "max_tokens": 9},
     {"messages": [{"role": "user", "content": "a"}]},
 ])  # fmt: skip
-def test_output_formatters_apply_to_every_schema(formatted: Format, body: dict[str, Any]) -> None:
+def test_output_formatters_apply_to_every_schema(
+    formatted: Formatted, body: dict[str, Any]
+) -> None:
     http = formatted(output=lambda data: {"seen": sorted(data), "mine": True})
     plain = formatted(output=lambda data: data).post("/invocations", json=body).get_json()
     answer = http.post("/invocations", json=body)
@@ -97,7 +99,7 @@ def test_output_formatters_apply_to_every_schema(formatted: Format, body: dict[s
     assert all(json.loads(line)["mine"] for line in lines)
 
 
-def test_text_is_sent_unchanged(formatted: Format) -> None:
+def test_text_is_sent_unchanged(formatted: Formatted) -> None:
     http = formatted(output=lambda data: f"<{data['generated_text'] or ''}>\n")
     assert http.post("/invocations", json={"inputs": "a"}).data == f"<{TEXT}>\n".encode()
     body = {"inputs": "a", "stream": True}
@@ -107,7 +109,7 @@ def test_text_is_sent_unchanged(formatted: Format) -> None:
     assert events.data.decode().split("\n\n") == lines
 
 
-def test_only_invocations_use_formatters(formatted: Format) -> None:
+def test_only_invocations_use_formatters(formatted: Formatted) -> None:
     def refuse(data: Any) -> Any:
         raise AssertionError
 
@@ -124,23 +126,23 @@ def test_only_invocations_use_formatters(formatted: Format) -> None:
         (lambda data: object(), "TypeError"),
     ],
 )
-def test_formatter_exceptions(formatted: Format, function: Formatter, message: str) -> None:
+def test_formatter_exceptions(formatted: Formatted, function: Formatter, message: str) -> None:
     for which, http in (("input", formatted(function)), ("output", formatted(output=function))):
         response = http.post("/invocations", json={"inputs": "a"})
         assert response.status_code == 424
         assert response.get_json()["error"].startswith(f"{which}_formatter: {message}")
     streamed = formatted(output=function).post("/invocations", json={"inputs": "a", "stream": True})
-    assert streamed.status_code == 424, "no line was sent before it"
+    assert streamed.status_code == 424, "the first line already fails"
 
 
-def test_a_request_that_is_not_a_dict(formatted: Format) -> None:
+def test_an_input_formatter_must_return_a_dict(formatted: Formatted) -> None:
     response = formatted(lambda data: ["a"]).post("/invocations", json={"inputs": "a"})
     assert (response.status_code, response.get_json()["error"]) == (
         424, "input_formatter: returned ['a'] instead of a dict",
     )  # fmt: skip
 
 
-def test_errors_are_not_formatted(formatted: Format, engine: FakeEngine) -> None:
+def test_errors_are_not_formatted(formatted: Formatted, engine: FakeEngine) -> None:
     engine.script = fails("failed", "RuntimeError: x", after=[72])
     http = formatted(output=lambda data: {"mine": True})
     lines = http.post("/invocations", json={"inputs": "a", "stream": True}).data.splitlines()

@@ -161,6 +161,7 @@ def test_running_requests_may_finish(
             engine.send(step)
         status, body = answer.result()
     assert status == 200
+    # The tokens 65 and 66 are the letters b and c.
     assert json.loads(body.splitlines()[-1])["generated_text"] == "bc"
     assert front_end.wait(HANG_S) == 0
 

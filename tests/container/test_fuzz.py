@@ -60,7 +60,10 @@ MESSAGES = st.lists(
 
 
 def bodies(fields: Fields, **usual: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Return bodies with a few of the fields, mostly with invalid values."""
+    """Return bodies with a few of the fields, mostly with invalid values.
+
+    usual: how to make the values of some fields. The values of other fields are arbitrary.
+    """
     entry = st.sampled_from(sorted(fields)).flatmap(
         lambda name: st.tuples(st.just(name), usual.get(name, VALUES))
     )

@@ -91,6 +91,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "completions_sse": (COMPLETIONS, {**PROMPT, **WITH_USAGE, "prompt": "Q", "echo": True}, {}),
 }
+"""The path, the body and the options by the name of the golden file. `text_*` have the shape of
+LMI's rolling batch, `async_*` that of its asynchronous mode."""
 
 
 def body_of(response: Any) -> str:

@@ -70,7 +70,7 @@ class TestHandlers:
         assert http.post("/invocations", data=body, content_type="text/csv").status_code != 413
         assert last_performed(engine).body == body
 
-    def test_sessions_are_set_by_header(
+    def test_a_header_opens_a_session(
         self, task_app: Serve, engine: FakeEngine, tmp_path: Any
     ) -> None:
         engine.script = performs(lambda job: Performed(job.id, b"ok", "text/plain"))

@@ -37,7 +37,7 @@ TEXT = "Hi there"
 def hooked(
     client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate, helper: Helper
 ) -> Hooked:
-    """Make a test client of the application with these hooks."""
+    """Return a function that makes a test client of the application with given hooks."""
 
     def hooked(**hooks: Any) -> FlaskClient:
         app = create_app(
@@ -99,7 +99,7 @@ def test_errors_of_routes_are_responses_to_hooks(hooked: Hooked) -> None:
         assert "error" in answer.get_json()
 
 
-def test_streams_have_no_body(hooked: Hooked) -> None:
+def test_hooks_see_no_body_of_a_stream(hooked: Hooked) -> None:
     http = hooked(post_process_hook=with_metadata)
     answer = http.post("/invocations", json={"prompt": "a", "stream": True, "max_tokens": 9})
     assert answer.headers["X-Model-Version"] == "7"
@@ -125,7 +125,7 @@ def test_middleware_is_around_the_routes(hooked: Hooked) -> None:
     assert answer.get_json()["choices"][0]["text"] == TEXT
 
 
-def test_a_throttle_answers_by_itself(hooked: Hooked, engine: FakeEngine) -> None:
+def test_a_throttle_may_answer_instead_of_the_route(hooked: Hooked, engine: FakeEngine) -> None:
     async def refuse(request: Any, call_next: Any) -> Any:
         if request.method == "POST":
             return SimpleNamespace(status_code=429, body=b"slow", headers={"x-limit": "1"})
@@ -218,7 +218,7 @@ def test_failures(hooked: Hooked, function: Any, message: str) -> None:
     assert message in answer.get_json()["error"]
 
 
-def test_the_limit_of_bodies_holds(
+def test_hooks_do_not_lift_the_limit_of_bodies(
     client: EngineClient, tokenizer: Tokenizer, helper: Helper
 ) -> None:
     app = create_app(
@@ -302,7 +302,7 @@ class TestFiles:
             ("async def custom_sagemaker_ping_handler(): ...\n", "model.py:1.*option.ping_hook"),
         ],
     )  # fmt: skip
-    def test_functions_that_aws_finds_by_itself_end_the_start(
+    def test_functions_that_aws_finds_without_an_option_are_refused(
         self, load: Load, tmp_path: Path, tokenizer_dir: Path, code: str, message: str
     ) -> None:
         (tmp_path / "model.py").write_text(code.format("model_hosting_container_standards"))

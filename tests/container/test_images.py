@@ -42,7 +42,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reader(model_dir: Path) -> Iterator[Helper]:
-    """A helper. Its processes start before a test's leak check, which would report them later."""
+    """A helper whose processes start before the tests, so that no leak check reports them."""
     template = load_chat_template(model_dir, None)
     assert template is not None
     helper = Helper(model_dir, template.source)
@@ -108,7 +108,7 @@ def test_images_become_image_tokens_and_tensors(ask: Ask, engine: FakeEngine) ->
     assert isinstance(submit, Submit)
     assert answer["usage"]["prompt_tokens"] == len(submit.prompt_token_ids)
     assert [tile.num_tokens for tile in submit.images] == [4] * 10, (
-        "four tiles and the whole, twice"
+        "each picture gives four tiles and one of the whole"
     )
     image_token = submit.prompt_token_ids[submit.images[0].start]
     places = [at for at, id in enumerate(submit.prompt_token_ids) if id == image_token]
@@ -186,7 +186,7 @@ def in_chat(*parts: bytes | str) -> tuple[str, Json]:
 
 
 def block(part: bytes | str) -> Json:
-    """Return a block of Anthropic's messages."""
+    """Return a block of Anthropic's Messages API."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
     data = base64.b64encode(part).decode()
@@ -200,7 +200,7 @@ def in_messages(*parts: bytes | str) -> tuple[str, Json]:
 
 
 def item_part(part: bytes | str) -> Json:
-    """Return a part of OpenAI's responses."""
+    """Return a part of an input item of OpenAI's Responses API."""
     if isinstance(part, str):
         return {"type": "input_text", "text": part}
     data = f"data:image/png;base64,{base64.b64encode(part).decode()}"
@@ -256,7 +256,7 @@ def test_results_of_tools_may_have_images(vision: FlaskClient, engine: FakeEngin
     assert len(chat[1]) == 5
 
 
-def test_images_keep_to_their_messages(vision: FlaskClient, engine: FakeEngine) -> None:
+def test_an_image_in_a_tool_result_moves_with_it(vision: FlaskClient, engine: FakeEngine) -> None:
     """A tool's result is put before the other blocks of its message, and the image in the result
     moves with it.
     """
@@ -289,7 +289,7 @@ def item(**fields: object) -> Json:
 
 SOURCE = "messages[0].content[0].source"
 ITEM = "input[0].content[0]"
-BAD_ELSEWHERE = [
+BAD_REQUESTS = [
     (source(type="url", url="https://example.org/cat.png"), f"{SOURCE}.url: addresses are not"),
     (source(type="base64", media_type="image/gif", data="R0lG"),
      f"{SOURCE}.media_type: expected one of image/png, image/jpeg, image/webp"),
@@ -302,8 +302,8 @@ BAD_ELSEWHERE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("body", "why"), BAD_ELSEWHERE, ids=[why for _, why in BAD_ELSEWHERE])
-def test_images_that_are_refused_elsewhere(vision: FlaskClient, body: Json, why: str) -> None:
+@pytest.mark.parametrize(("body", "why"), BAD_REQUESTS, ids=[why for _, why in BAD_REQUESTS])
+def test_images_that_other_apis_refuse(vision: FlaskClient, body: Json, why: str) -> None:
     path = "/v1/messages" if "messages" in body else "/v1/responses"
     response = vision.post(path, json=body)
     assert response.status_code == 400
@@ -334,7 +334,7 @@ def test_the_number_of_images_is_limited(vision: FlaskClient, api: API) -> None:
         (in_responses, f"{ITEM}.image_url"),
     ],
 )
-def test_models_without_images_say_so(http: FlaskClient, api: API, field: str) -> None:
+def test_models_that_take_no_images_say_so(http: FlaskClient, api: API, field: str) -> None:
     path, body = api(picture(1))
     response = http.post(path, json=body)
     assert response.status_code == 400

@@ -93,7 +93,7 @@ BOUNDED = [
 ]
 
 
-def test_hostile_grammars_end_alone(own_helper: Helper) -> None:
+def test_hostile_grammars_end_only_the_helper(own_helper: Helper) -> None:
     """Each grammar crashes llguidance or runs for seconds. The next one gets a new process."""
     for number, form in enumerate(HOSTILE):
         with pytest.raises(RequestError, match=r"too complex|takes too long"):
@@ -144,7 +144,7 @@ def test_the_deepest_grammar_that_is_accepted_is_safe(
     subprocess.run(command, input=deepest, text=True, check=True)
 
 
-def test_the_event_loop_goes_on_meanwhile(own_helper: Helper) -> None:
+def test_the_event_loop_goes_on_while_the_helper_works(own_helper: Helper) -> None:
     grammar(own_helper, regex="a")
     ticks = 0
 
@@ -198,7 +198,7 @@ def conversation(text: str) -> Conversation:
         ("{{ raise_exception('no robots') }}", "rejects them: no robots"),
     ],
 )
-def test_conversations_that_end_alone(tokenizer: Tokenizer, template: str, why: str) -> None:
+def test_hostile_conversations_are_refused(tokenizer: Tokenizer, template: str, why: str) -> None:
     begin = "{{ messages[0].content[:9] }}{% if messages[0].content[1000:] %}"
     hostile = ChatTemplate(f"{begin}{template}{{% endif %}}")
     helper = Helper(tokenizer.model_dir, hostile.source)
@@ -209,7 +209,7 @@ def test_conversations_that_end_alone(tokenizer: Tokenizer, template: str, why: 
     assert caught.value.field == "messages"
 
 
-def test_a_job_that_needs_too_much_memory_ends_alone() -> None:
+def test_a_job_that_needs_too_much_memory_does_not_fail_the_next() -> None:
     setup = Setup("", None)
     child = Child[Done]("tests.container.hungry_helper", setup, Reply)
     with pytest.raises(RequestError, match="takes too much memory to prepare"):
@@ -218,9 +218,10 @@ def test_a_job_that_needs_too_much_memory_ends_alone() -> None:
     child.close()
 
 
-def test_long_conversations_are_rendered_alike(
+def test_short_and_long_conversations_are_rendered_alike(
     tokenizer: Tokenizer, helper: Helper, template: ChatTemplate
 ) -> None:
+    """By its size, a conversation is rendered at once, in a thread, or in the helper process."""
     prompting = Prompting(tokenizer, template, lambda: 10**6, helper)
     said = conversation("é" * 300)
     alike = [prompting.encode_chat(said, size=size) for size in (1, 10_000, ISOLATED_BYTES + 1)]

@@ -46,13 +46,13 @@ def test_ranks_that_end_are_started_again(monkeypatch):
     assert lines[1:] == [f"--join 10.0.0.1:80 model {process.pid} 1\n"] * 4
 
 
-def test_a_rank_that_is_refused_ends_it(monkeypatch):
+def test_join_ends_when_a_rank_is_refused(monkeypatch):
     variables(monkeypatch, 2)
     with running(["-c", JOIN, MARK]) as process:
         assert process.wait(10) == 2
 
 
-def test_nothing_of_the_ranks_is_left(monkeypatch):
+def test_no_rank_outlives_join(monkeypatch):
     variables(monkeypatch, 0)
     with running(["-c", JOIN, "import time; time.sleep(60)"]) as process:
         process.stdout.readline()
@@ -90,9 +90,9 @@ def test_ranks_follow_the_links_to_the_model_themselves(monkeypatch, tmp_path):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("command", ["join", "serve"])
-def test_what_is_missing_is_explained(command, flags, message, monkeypatch, capsys):
+def test_missing_flags_and_variables_are_named(command, flags, message, monkeypatch, capsys):
     if command == "serve" and not flags:
-        pytest.skip("that is how most models are served")
+        pytest.skip("without flags, serve lacks nothing")
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     port = [f"--port={free_port()}"] if command == "serve" else []
     assert main([command, DEMO, "--device=cpu", *flags, *port]) == 2

@@ -134,6 +134,7 @@ def test_arguments_of_tool_calls_are_limited_like_a_body(http: FlaskClient) -> N
 
 
 def test_text_for_tokenize_has_a_maximum(http: FlaskClient) -> None:
+    """The context has 100 tokens, and the longest token of the vocabulary has 5 characters."""
     response = http.post("/tokenize", json={"prompt": "x" * 501})
     assert (response.status_code, response.get_json()["error"]["param"]) == (400, "prompt")
     assert http.post("/tokenize", json={"prompt": "x" * 500}).get_json()["count"] == 500

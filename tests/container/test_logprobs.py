@@ -26,7 +26,7 @@ def test_offsets_are_where_token_texts_begin(tokenizer: Tokenizer) -> None:
     text = "a\u00e9b"
     assert offsets(tokenizer.encode(text), text, tokenizer) == [0, 1, 1, 2]
     begun = [EOS, *tokenizer.encode(text)]
-    assert offsets(begun, text, tokenizer) == [0, 0, 1, 1, 2], "it is not part of the text"
+    assert offsets(begun, text, tokenizer) == [0, 0, 1, 1, 2], "<eos> is not in the text"
     assert offsets(begun, f"<eos>{text}", tokenizer) == [0, 5, 6, 6, 7]
 
 

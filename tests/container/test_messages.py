@@ -206,7 +206,7 @@ def test_tool_choices(serve: Serve, engine: FakeEngine, tokenizer: Tokenizer) ->
     assert prompt(engine, tokenizer) == "u:Q;a:"
 
 
-def test_a_limit_of_one_call_that_cannot_be_kept_is_named(serve: Serve) -> None:
+def test_a_limit_to_one_call_gives_a_warning_unless_a_call_is_forced(serve: Serve) -> None:
     http = serve(tool_call_parser="hermes")
     choice = {"type": "auto", "disable_parallel_tool_use": True}
     warned = ask(http, tools=TOOLS, tool_choice=choice)
@@ -323,7 +323,7 @@ def test_the_api_key(
     assert accepted.status_code == 200
 
 
-def test_sagemakers_route(serve: Serve) -> None:
+def test_messages_through_sagemakers_route(serve: Serve) -> None:
     body = json.dumps({"max_tokens": 2, "messages": [USER], "model": "demo"})
     with closing(sagemaker_runtime(serve(local_runtime_api=True))) as client:
         for path, key in (("/v1/messages", "content"), ("/v1/messages/count_tokens", None)):

@@ -149,7 +149,7 @@ def test_refused_requests_reach_the_engine_by_reason(
     eventually(lambda: counted() == {"invalid": 2, "not_found": 1, "overloaded": 1})
 
 
-def test_failed_health_checks_are_no_refusals(
+def test_failed_health_checks_do_not_count_as_refused_requests(
     http: FlaskClient, engine: FakeEngine, client: EngineClient
 ) -> None:
     engine.step_age_s = 100.0

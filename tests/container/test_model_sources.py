@@ -36,7 +36,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def packed(tmp_path: Path, tokenizer_dir: Path) -> Packed:
-    """Make an archive with the test model's files and the files in `more`, all below `inside`."""
+    """Return a function that packs the test model's files and `more` files, all below `inside`."""
 
     def pack(name: str, inside: str = "", **more: str) -> Path:
         path = tmp_path / "packed" / name
@@ -72,9 +72,9 @@ def test_archives_are_unpacked(packed: Packed, tokenizer_dir: Path, name: str, i
     assert {file.name for file in model.iterdir()} == {
         file.name for file in tokenizer_dir.iterdir()
     }
-    assert list(path.parent.iterdir()) == [path], "its own directory may be read-only"
-    assert resolve(str(path)) == model, "it is not unpacked twice"
-    assert open_model_dir(path.parent) == model, "alone in a directory, as on SageMaker"
+    assert list(path.parent.iterdir()) == [path], "the archive's directory may be read-only"
+    assert resolve(str(path)) == model, "the archive is not unpacked again"
+    assert open_model_dir(path.parent) == model, "as on SageMaker, its directory is given"
 
 
 def test_a_changed_archive_is_unpacked_again(packed: Packed) -> None:
@@ -177,7 +177,7 @@ def test_a_model_on_s3(bucket: type[Bucket], tokenizer_dir: Path) -> None:
         assert found == {"deep/file", *(path.name for path in tokenizer_dir.iterdir())}
     num_fetched = len(bucket.fetched)
     assert resolve("s3://b/models/one") == resolve("s3://b/models/one")
-    assert len(bucket.fetched) == num_fetched, "it is not downloaded again"
+    assert len(bucket.fetched) == num_fetched, "nothing is downloaded again"
     bucket.files["models/one/deep/file"] = b"changed"
     assert (resolve("s3://b/models/one") / "deep" / "file").read_bytes() == b"changed"
 
@@ -206,6 +206,6 @@ def test_explain_downloads_nothing() -> None:
     assert describe_model(configuration, Path()) == "s3://b/x (to be downloaded)"
 
 
-@pytest.mark.skipif(SAGEMAKER_MODEL_DIR.is_dir(), reason="needs a machine that is no endpoint")
+@pytest.mark.skipif(SAGEMAKER_MODEL_DIR.is_dir(), reason="on an endpoint, the default is its model")
 def test_the_default_model_is_the_demo() -> None:
     assert (default_model_dir() / "config.json").is_file()

@@ -19,7 +19,7 @@ Tree = Callable[..., Path]
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
-    """Create files below a directory."""
+    """Return a function that creates empty files in a store and returns the store's path."""
 
     def make(*files: str) -> Path:
         for name in files:

@@ -62,4 +62,4 @@ def test_the_dashboard_queries_existing_metrics(http: FlaskClient) -> None:
     queried = set(re.findall(r"(?:vllm|longshore):\w+", " ".join(expressions)))
     assert len(queried) > 10
     by_label = {"longshore:preemptions_total", "vllm:request_success_total"}
-    assert queried <= exported | by_label, "those appear with their first label"
+    assert queried <= exported | by_label, "a metric by label appears once it is counted"

@@ -38,7 +38,7 @@ SETTINGS = hypothesis.settings(
 
 @pytest.fixture
 def serve_task(client: EngineClient, engine: FakeEngine) -> Serve:
-    """A test client of the application for a kind of task, with an engine that always succeeds."""
+    """Return a function that makes a test client for a kind of task. The engine always succeeds."""
 
     def answer(job: Perform) -> Performed:
         if job.headers:
@@ -64,7 +64,7 @@ def serve_task(client: EngineClient, engine: FakeEngine) -> Serve:
 PAGE = {("/", "get"), ("/ui/events", "get"), ("/ui/{name}", "get")}
 NOT_DESCRIBED = {("/ping", "post"), ("/models", "post"), ("/models/{name}", "delete"), *PAGE}
 """Routes that the document omits. The /models routes among them only answer that they are not
-supported; the live page is no API.
+supported. The live page is no API.
 """
 
 
@@ -123,7 +123,7 @@ def test_load_requests_give_no_server_error(
     assert 400 in statuses, "the directory does not exist or the body is invalid"
 
 
-def test_the_document_has_the_limits_of_the_tables(http: FlaskClient) -> None:
+def test_the_document_has_types_and_names_unsupported_fields(http: FlaskClient) -> None:
     schemas = http.get("/openapi.json").get_json()["components"]["schemas"]
     assert schemas["Parameters"]["properties"]["top_k"]["anyOf"][0]["type"] == "integer"
     assert "Not supported" in schemas["Chat"]["properties"]["modalities"]["description"]
@@ -170,9 +170,9 @@ def test_requests_give_no_server_error(
     given = hypothesis.given(case=schema[path][method].as_strategy(generation_mode=mode))
     names_a_model = "{model}" in path or path.endswith("/models/{name}")
     names_an_adapter = path.endswith(("/{name}", "/{name}/update", "/unload_lora_adapter"))
-    names_one = names_a_model or names_an_adapter
+    names_either = names_a_model or names_an_adapter
     # No model or adapter has the name that hypothesis makes up, and no request asks for an upgrade.
-    cannot_succeed = names_one or path == UPGRADE_PATH
+    cannot_succeed = names_either or path == UPGRADE_PATH
     expects_success = mode == GenerationMode.POSITIVE and not cannot_succeed
     statuses: set[int] = set()
     try:
@@ -184,4 +184,4 @@ def test_requests_give_no_server_error(
         takes_nothing_or_all = method in ("get", "delete") or kind == "handler"
         assert takes_nothing_or_all, "other routes have invalid requests"
     else:
-        assert 200 in statuses or not expects_success, "the document allows every valid request"
+        assert 200 in statuses or not expects_success, "no valid request succeeds"

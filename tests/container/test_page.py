@@ -120,7 +120,7 @@ def test_events_name_the_strategy_and_pass_snapshots_on(engine: FakeEngine, even
     assert data["counters"].keys() >= {"generated_tokens", "preemptions"}
 
 
-def test_a_model_without_a_chat_template_says_so(
+def test_events_tell_that_a_model_has_no_chat_template(
     client: EngineClient, tokenizer: Tokenizer
 ) -> None:
     app = create_app(client, tokenizer, Options(), "demo", None)
@@ -179,7 +179,7 @@ def test_a_feed_asks_again_and_again_while_somebody_waits() -> None:
     clock.now += 100 * RENEWAL_S
     feed.push(SNAPSHOT)
     assert asked == [WATCH_S] * 2, "nobody waits"
-    assert feed.wait(0.001) is None, "it keeps no old snapshot"
+    assert feed.wait(0.001) is None, "the feed keeps no old snapshot"
     feed.close()
     clock.now += RENEWAL_S
     assert feed.wait(60.0) is None

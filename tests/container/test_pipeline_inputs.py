@@ -130,7 +130,7 @@ class TestSpokenAnswers:
             ("audio/wav, application/json;q=0.5", True),
         ],
     )
-    def test_the_file_is_returned_if_accepted(
+    def test_the_engine_is_told_whether_a_file_is_accepted(
         self, task_app: Serve, engine: FakeEngine, accept: str, wants_sound: bool
     ) -> None:
         engine.script = performs(lambda request: Performed(request.id, b"RIFF", "audio/wav"))

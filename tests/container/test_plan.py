@@ -1,4 +1,4 @@
-"""`longshore plan` against EC2's figures and the engine's own computations."""
+"""`longshore plan` against EC2's figures and against sums that each test writes out."""
 
 from __future__ import annotations
 
@@ -81,10 +81,13 @@ LLAMA_70B = {"num_hidden_layers": 80, "num_attention_heads": 64, "hidden_size": 
     ("precision", "bytes_per_weight", "head_bytes"),
     [(None, 2, 2), ("fp8", 1, 2), ("int8", 1, 1), ("int4", 0.5 + 5 / 128, 1)],
 )
-def test_what_a_70b_needs(
+def test_what_a_model_of_70b_parameters_needs(
     model: Path, precision: str | None, bytes_per_weight: float, head_bytes: int
 ) -> None:
-    """Embeddings stay in 16 bits. The quantized model fits into one H100."""
+    """Embeddings stay in 16 bits. int4 takes 5 bytes more for each group of 128 weights.
+
+    The quantized model fits into one H100.
+    """
     (model / "config.json").write_text(json.dumps({**LLAMA_8B, **LLAMA_70B}))
     decoder = decoder_from_directory(model, Options(quantize=cast(Any, precision)))
     assert decoder.num_parameters == 70_553_706_496
@@ -151,7 +154,7 @@ def test_quantized_checkpoints(
     assert decoder_from_directory(model, Options()).weights_bytes == 125
 
 
-def test_the_computed_parameter_count_matches_llama(tmp_path: Path) -> None:
+def test_the_computed_parameter_count_equals_the_counted_one(tmp_path: Path) -> None:
     config = json.loads((ROOT / "models" / "demo" / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config))
     counted = decoder_from_directory(ROOT / "models" / "demo", Options())
@@ -165,8 +168,8 @@ def test_memory_budget(model: Path) -> None:
     free = usable - 2 * 8_030_261_248 - CONTEXT_BYTES - plan.activation_bytes
     assert plan.num_blocks == free // plan.block_bytes
     assert plan.max_concurrent == min(256, plan.num_blocks // 45)
-    # Each of the 7 linear layers of a decoder layer has two matrices: its inputs and its outputs
-    # by 64 (option.max_loras=4 times option.max_lora_rank=16).
+    # An adapter adds two matrices to each of the 7 linear layers of a decoder layer: [inputs, 64]
+    # and [outputs, 64]. 64 is option.max_loras=4 times option.max_lora_rank=16.
     adapters = 32 * 64 * (2 * 8192 + 2 * 5120 + 3 * 18432) * 2
     with_lora = planned(model, "paged", enable_lora=True)
     assert with_lora.num_blocks == (free - adapters) // plan.block_bytes
@@ -177,7 +180,7 @@ def test_memory_budget(model: Path) -> None:
     assert planned(model, "paged", kv_cache_memory_bytes=2**30).num_blocks == 2**30 // 2**21
 
 
-def test_graphs_are_planned_without_sampling(model: Path) -> None:
+def test_the_memory_of_graphs_includes_logits_but_no_sampling(model: Path) -> None:
     """The largest graph runs 255 decodes and 16 prompts. The prompts have 1,024 tokens in all."""
     eager = planned(model, "paged", enforce_eager=True).activation_bytes
     layer_bytes = (255 + 1024) * (2 * 4096 + 3 * 14336) * 2
@@ -201,6 +204,11 @@ def test_graphs_are_planned_without_sampling(model: Path) -> None:
 def test_concurrent_requests(
     model: Path, batching: Batching, options: dict[str, Any], max_concurrent: int
 ) -> None:
+    """A request of 512 + 200 tokens takes 45 blocks of 16.
+
+    With `pow2`, `continuous` reserves 512 + 256 tokens, which take 48 blocks. By default, it
+    reserves max_model_len, which is 8,192 and takes 512 blocks.
+    """
     assert planned(model, batching, **options).max_concurrent == max_concurrent
 
 
@@ -292,7 +300,7 @@ def test_hub_model(
     assert "has no address; is there a network?" in capsys.readouterr().err
 
 
-def test_the_plan_of_several_ranks_is_that_of_one_gpu(
+def test_with_several_ranks_the_figures_are_those_of_each_gpu(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     properties = model / "serving.properties"
@@ -318,13 +326,13 @@ def test_the_plan_of_several_copies_shows_their_gpus(
     assert f"{of_two_ranks.num_blocks} blocks" in text
 
 
-def test_ranks_share_weights_and_kv_heads(model: Path) -> None:
+def test_weights_and_kv_heads_are_divided_among_the_ranks(model: Path) -> None:
     one = planned(model, "paged", "ml.g5.12xlarge")
     four = planned(model, "paged", "ml.g5.12xlarge", tensor_parallel_degree="max")
     assert four.block_bytes == one.block_bytes / 4
-    assert four.num_blocks > 4 * one.num_blocks, "the weights leave more room"
-    sixteen = planned(model, "paged", "ml.p5.48xlarge", tensor_parallel_degree="8")
-    assert sixteen.block_bytes == one.block_bytes / 8
+    assert four.num_blocks > 4 * one.num_blocks, "each rank has only a fourth of the weights"
+    eight = planned(model, "paged", "ml.p5.48xlarge", tensor_parallel_degree="8")
+    assert eight.block_bytes == one.block_bytes / 8
 
 
 def test_ranks_may_be_on_several_instances(model: Path) -> None:
@@ -343,7 +351,7 @@ def test_a_degree_that_the_instance_cannot_have_is_refused(model: Path) -> None:
         planned(model, "paged", "ml.g5.12xlarge", tensor_parallel_degree="4")
 
 
-def test_a_model_that_fits_on_all_gpus_together_is_told_so(model: Path) -> None:
+def test_the_error_says_when_all_gpus_together_would_fit_the_model(model: Path) -> None:
     config = LLAMA_8B | {"hidden_size": 8192, "num_hidden_layers": 40, "num_attention_heads": 64}
     (model / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigurationError, match=r"tensor_parallel_degree=4 splits the model"):

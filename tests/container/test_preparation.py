@@ -161,7 +161,7 @@ class TestRequirements:
         before = sorted(tmp_path.iterdir())
         installed = install_requirements_file(path)
         assert installed is not None
-        assert sorted(tmp_path.iterdir()) == before, "its own directory may be read-only"
+        assert sorted(tmp_path.iterdir()) == before, "the directory of the file may be read-only"
         names = {file.name for file in installed.iterdir()}
         assert "tiny_package.py" in names
         assert not {"numpy", "msgspec"} & names, "installed packages are not installed again"

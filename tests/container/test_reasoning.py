@@ -51,7 +51,9 @@ def test_reasoning_content_and_calls_are_apart(http: FlaskClient) -> None:
     ]
     assert answer.usage is not None
     assert answer.usage.completion_tokens_details is not None
-    assert answer.usage.completion_tokens_details.reasoning_tokens == len("Well, f./think>") + 3
+    # Each character is a token. After each of these, the answer is inside its reasoning.
+    inside = ">\nWell, f.\n</think"
+    assert answer.usage.completion_tokens_details.reasoning_tokens == len(inside)
 
 
 @pytest.mark.parametrize("per_step", [1, 5, 100])
@@ -71,7 +73,7 @@ def test_reasoning_is_streamed(
             reasoning += fields.get("reasoning", "")
             content += delta.content or ""
             calls += delta.tool_calls or []
-            assert not (content and fields), "reasoning is first"
+            assert not (content and fields), "no reasoning after content"
     assert (reasoning, content) == ("Well, f.", "So:")
     assert [call.function.name for call in calls] == ["f"]
 
@@ -84,7 +86,7 @@ def test_reasoning_may_be_left_out(http: FlaskClient) -> None:
     assert named == {"role", "content", "tool_calls"}
 
 
-def test_an_answer_of_a_set_format_does_not_reason(
+def test_an_answer_with_a_constraint_does_not_reason(
     client: EngineClient, engine: FakeEngine, tokenizer: Tokenizer, helper: Helper
 ) -> None:
     """With guided_choice, the first token is content, even if the template began the reasoning."""
@@ -95,12 +97,12 @@ def test_an_answer_of_a_set_format_does_not_reason(
     assert message == {"role": "assistant", "content": "yes</think>"}
 
 
-def test_the_end_of_the_prompt_decides(
+def test_the_end_of_the_prompt_decides_whether_the_answer_begins_with_reasoning(
     client: EngineClient, engine: FakeEngine, tokenizer: Tokenizer, helper: Helper
 ) -> None:
-    """The template opens the reasoning at the end of the prompt, and may also close it there.
+    """The template opens the reasoning at the end of the prompt, and may close it there, too.
 
-    Unless option.reasoning_parser is set, the tags in the template also choose the parser.
+    Unless option.reasoning_parser is set, the tags in the template choose the parser.
     """
     engine.script = says([*tokenizer.encode("Well</think>Hi"), EOS])
 

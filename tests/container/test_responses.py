@@ -162,7 +162,7 @@ def test_reasoning_text_and_calls_are_streamed(thinker: openai.OpenAI) -> None:
     assert [item.type for item in final.output] == added
 
 
-def test_the_output_is_the_next_input(
+def test_the_output_may_be_part_of_the_next_input(
     thinker: openai.OpenAI, engine: FakeEngine, tokenizer: Tokenizer
 ) -> None:
     first = thinker.responses.create(model="demo", input="Q", tools=TOOLS)
@@ -307,7 +307,7 @@ def test_logprobs(demo: openai.OpenAI, engine: FakeEngine) -> None:
     deltas = [event for event in events if event.type == "response.output_text.delta"]
     assert [pair for event in deltas for pair in scored(event.logprobs)] == expected
     assert all(scored(event.logprobs) == [(event.delta, -0.5)] for event in deltas), (
-        "each with the text that it scores"
+        "each delta has the logprob of its own text"
     )
     (done,) = (event for event in events if event.type == "response.output_text.done")
     assert scored(done.logprobs) == expected
@@ -352,7 +352,7 @@ def test_fields_without_effect_are_named(http: FlaskClient, engine: FakeEngine) 
     assert "Warning" not in http.post("/v1/responses", json={"input": "Q", "store": False}).headers
 
 
-def test_a_limit_of_one_call_that_cannot_be_kept_is_named(serve: Serve) -> None:
+def test_a_limit_to_one_call_gives_a_warning_unless_a_call_is_forced(serve: Serve) -> None:
     http = serve(tool_call_parser="hermes")
     body = {"input": "Q", "tools": TOOLS, "parallel_tool_calls": False}
     warned = http.post("/v1/responses", json=body)
@@ -385,7 +385,7 @@ def test_failures(demo: openai.OpenAI, http: FlaskClient, engine: FakeEngine) ->
     assert last.response.error.message == "no luck"
 
 
-def test_sagemakers_route(serve: Serve) -> None:
+def test_responses_through_sagemakers_route(serve: Serve) -> None:
     with closing(sagemaker_runtime(serve(local_runtime_api=True))) as client:
         answer = client.invoke_endpoint(
             EndpointName="any", ContentType="application/json", Body=json.dumps({"input": "Q"}),

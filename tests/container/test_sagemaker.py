@@ -53,7 +53,7 @@ def test_session_life_cycle(with_sessions: FlaskClient, body: object, header: st
     session, expires = opened.headers[NEW_SESSION].split("; Expires=")
     assert expires.endswith("Z")
     assert str(uuid.UUID(session)) == session, "AWS's standards test for 36 characters"
-    assert opened.headers[SESSION_HEADER] == session, "where DJL's client reads it"
+    assert opened.headers[SESSION_HEADER] == session, "DJL's client reads this header"
     assert opened.get_json() in ({"session_id": session}, {"generated_text": "Hi there"})
     used = post(with_sessions, ASK, session)
     assert used.get_json() == {"generated_text": "Hi there"}
@@ -62,7 +62,7 @@ def test_session_life_cycle(with_sessions: FlaskClient, body: object, header: st
     assert (closed.status_code, closed.headers[CLOSED_SESSION]) == (200, session)
     late = post(with_sessions, ASK, session)
     assert (late.status_code, late.get_json()["field"]) == (400, SESSION_HEADER)
-    assert post(with_sessions, ASK).status_code == 200, "without a session, as usual"
+    assert post(with_sessions, ASK).status_code == 200, "requests need no session"
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_defaults_are_greedy_with_thirty_tokens() -> None:
     assert read.decoding.params.skip_special_tokens
 
 
-def test_every_parameter_is_accepted() -> None:
+def test_lmis_usual_parameters_are_accepted() -> None:
     parameters = {
         "do_sample": True,
         "temperature": 1,
@@ -226,8 +226,8 @@ def test_arbitrary_parameters_raise_only_request_errors(parameters: dict[str, ob
     assert read.inputs == ("a",)
 
 
-def test_every_sampling_parameter_reaches_the_engine():
-    """The engine gets each parameter under its name in vLLM, with the value of the request."""
+def test_sampling_parameters_reach_the_engine():
+    """The engine gets each of these parameters with the name and the value of the request."""
     read = {
         "top_p": 0.5, "top_k": 3, "min_p": 0.1, "typical_p": 0.9, "repetition_penalty": 1.5,
         "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 4, "min_tokens": 2,

@@ -68,6 +68,7 @@ def test_choices_are_interleaved(http: FlaskClient, three: list[str]) -> None:
 @pytest.mark.usefixtures("three")
 @pytest.mark.parametrize("streamed", [False, True])
 def test_usage_counts_the_prompt_once_and_every_token(http: FlaskClient, streamed: bool) -> None:
+    """The three answers have 9, 4 and 16 tokens, each with its end token."""
     with_usage = {"stream_options": {"include_usage": True}} if streamed else {}
     for fields, expected in (({"n": 3}, 9 + 4 + 16), ({"n": 1, "best_of": 3}, 9 + 4 + 16)):
         body = {"prompt": "QQ", "max_tokens": 50, "stream": streamed, **fields, **with_usage}
@@ -81,7 +82,10 @@ def test_usage_counts_the_prompt_once_and_every_token(http: FlaskClient, streame
 def test_a_stop_string_ends_only_its_choice(
     http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer, api: Any, streamed: bool
 ) -> None:
-    """The answer is aborted in the engine and its later tokens are dropped; the others continue."""
+    """The answer with the stop string is aborted in the engine, and its later tokens are dropped.
+
+    The other answer continues.
+    """
     generated = [tokenizer.encode("x.y"), tokenizer.encode("ab")]
 
     def script(submit: Submit):
@@ -172,7 +176,7 @@ def test_parameters_sent_to_the_engine(http: FlaskClient, engine: FakeEngine) ->
         0,
     )
     invoke(http, decoder_input_details=True)
-    assert submitted(engine).params.prompt_logprobs is None, "they would not be returned"
+    assert submitted(engine).params.prompt_logprobs is None, "without details, it has no effect"
 
 
 def test_engine_errors_name_the_clients_parameter(http: FlaskClient, engine: FakeEngine) -> None:

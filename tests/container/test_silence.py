@@ -17,7 +17,7 @@ def test_silence_is_the_time_since_the_last_message() -> None:
     assert silence.seconds == 0
 
 
-def test_time_in_which_nothing_could_be_read_does_not_count() -> None:
+def test_a_long_time_between_two_readings_counts_only_up_to_the_maximum() -> None:
     clock = Clock()
     silence = Silence(clock)
     clock.now += 60

@@ -35,7 +35,7 @@ def test_paths_below_a_root_are_allowed(folders, roots, path):
     "path",
     ["other", "allowed/../other", "allowed-not", "allowed/link-out", "allowed/link-out/x", "x\0y"],
 )
-def test_others_are_refused_whether_they_exist_or_not(folders, roots, path):
+def test_other_paths_are_refused_whether_they_exist_or_not(folders, roots, path):
     with pytest.raises(RequestError) as caught:
         roots.require(f"{folders}/{path}", "src")
     assert caught.value.field == "src"
@@ -52,7 +52,7 @@ def test_an_empty_entry_does_not_allow_the_working_directory(configured):
 
 
 @pytest.mark.parametrize("path", ["", "relative", "/etc/passwd", "/opt/mlx", "/"])
-def test_by_default_only_sagemakers_directory(path):
+def test_by_default_only_sagemakers_directory_is_allowed(path):
     roots = source_roots(Options(), [])
     roots.require("/opt/ml/models/a", "url")
     with pytest.raises(RequestError):

@@ -64,7 +64,7 @@ def test_the_supervisor_serves_until_it_is_stopped(
 def test_an_engine_killed_while_loading_stops_the_supervisor(start: Start, short_dir: Path) -> None:
     with start("crash") as process:
         _, errors = process.communicate(timeout=HANG_S)
-    assert process.returncode == 3, "only the kernel kills a loading engine: out of memory"
+    assert process.returncode == 3, "SIGKILL while loading counts as out of memory"
     assert "engine was killed by SIGKILL" in errors
     assert list(short_dir.iterdir()) == []
 
@@ -77,7 +77,7 @@ def test_a_dead_engine_is_restarted(start: Start) -> None:
             for pid in descendants(process.pid)
             if b"fake_engine" in Path(f"/proc/{pid}/cmdline").read_bytes()
         )
-        os.kill(engine, signal.SIGKILL)  # the second crash: the first one was while loading
+        os.kill(engine, signal.SIGKILL)  # its second crash; the first was while it loaded
         _, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
     assert errors.count("restarting the engine") == 1
@@ -227,7 +227,7 @@ def test_a_second_signal_stops_at_once(start: Start, caller: Caller) -> None:
             process.send_signal(signal.SIGINT)
             assert process.wait(HANG_S) == 0
             rest = read_to_the_end(connection)
-    assert b"the server is stopping" not in rest, "it would be told so when its time was over"
+    assert b"the server is stopping" not in rest, "only a request whose time is up gets this error"
 
 
 def test_port_in_use(start: Start, caller: Caller) -> None:

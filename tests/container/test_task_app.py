@@ -125,7 +125,7 @@ class TestPipelines:
         assert response.status_code == 424
         assert "out of memory" in response.get_json()["error"]
         eventually(lambda: len(engine.of_type(Hello)) > 1)
-        assert not engine.of_type(Abort), "the next engine does not get the request"
+        assert not engine.of_type(Abort), "the new engine has nothing to abort"
 
     def test_an_answered_request_is_not_aborted(
         self, http: FlaskClient, engine: FakeEngine
@@ -238,7 +238,7 @@ class TestEmbeddings:
     def test_a_long_answer_is_encoded_in_a_thread(
         self, http: FlaskClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, kind: str
     ) -> None:
-        """Encoding it in the event loop would make the worker's other requests wait."""
+        """In the event loop, encoding a long answer would make the worker's other requests wait."""
         hub, applied = gevent.get_hub(), []
         pool = hub.threadpool
 

@@ -160,7 +160,8 @@ def test_a_web_socket(
         for _ in range(4):
             client.send(stream)
         assert client.ping().wait(HANG_S)
-        records = [json.loads(client.recv(HANG_S)) for _ in range(4 * len(b"Hi there."))]
+        # Each answer has a record for each character, and one for the end token.
+        records = [json.loads(client.recv(HANG_S)) for _ in range(4 * (len("Hi there") + 1))]
         assert [record["generated_text"] for record in records if record["generated_text"]] == (
             ["Hi there"] * 4
         )
@@ -183,7 +184,7 @@ def test_a_client_without_tls_is_disconnected_quietly(
 def test_silent_connections_make_room_for_others(
     front_end: subprocess.Popen[str], caller: TlsCaller
 ) -> None:
-    """There are more connections than the process accepts. None of them begins the handshake."""
+    """There are as many connections as the process accepts. None of them begins the handshake."""
     silent = [
         socket.create_connection(("localhost", caller.port), timeout=HANG_S)
         for _ in range(4 + EXTRA_CONNECTIONS)
@@ -192,7 +193,7 @@ def test_silent_connections_make_room_for_others(
         assert caller.is_healthy()
         assert caller.request("POST", "/invocations", {"inputs": "Q"})[0] == 200
         are_open = [_is_open(client) for client in silent]
-        assert True in are_open, "it did not wait until all of them were late"
+        assert True in are_open, "not all of them had to time out"
         assert False in are_open
     finally:
         for client in silent:

@@ -214,7 +214,10 @@ def test_the_environment_names_the_service(
 def test_phases_of_an_answer_that_a_stop_string_ends(
     traced: Traced, engine: FakeEngine, tokenizer: Tokenizer
 ) -> None:
-    """The engine sends no times for such an answer, so its phases have the worker's times."""
+    """The engine sends no `timing` for such an answer, only when it admitted the request.
+
+    The other times of the phases are the worker's.
+    """
     admitted: list[float] = []
 
     def script(submit: Submit) -> Answer:

@@ -155,14 +155,14 @@ def test_neutral_values_and_the_model_are_accepted(http: FlaskClient) -> None:
     assert "model has no effect" in answer.headers["X-Longshore-Warning"]
 
 
-def test_the_engines_errors_name_the_file(
+def test_the_engines_errors_name_the_clients_field(
     audio: openai.resources.Audio, engine: FakeEngine
 ) -> None:
-    for engines, clients in (("inputs", "file"), ("language", "language")):
-        engine.script = fails("rejected", "is wrong", engines)
-        with pytest.raises(openai.BadRequestError, match=f"{clients}: is wrong") as caught:
+    for engine_field, field in (("inputs", "file"), ("language", "language")):
+        engine.script = fails("rejected", "is wrong", engine_field)
+        with pytest.raises(openai.BadRequestError, match=f"{field}: is wrong") as caught:
             audio.transcriptions.create(model="m", file=FILE)
-        assert caught.value.param == clients
+        assert caught.value.param == field
 
 
 def test_forms_that_are_refused(http: FlaskClient) -> None:

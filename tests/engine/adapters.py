@@ -42,7 +42,7 @@ def write_adapter(model, folder, *, rank=3, alpha=6, targets=TARGETS, seed=1, **
         b = torch.randn(shape[0], rank, generator=generator) * SIZE
         tensors[f"base_model.model.{name}.lora_A.weight"] = a
         tensors[f"base_model.model.{name}.lora_B.weight"] = b
-    assert tensors, "the model has these layers"
+    assert tensors, "the model has none of these layers"
     return write_files(folder, tensors, r=rank, lora_alpha=alpha, **config)
 
 

@@ -23,7 +23,8 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<eos>", "<word>"])
-    tokenizer.enable_truncation(4)  # a training token, which must not end up in answers
+    # Settings for training, which serving must ignore.
+    tokenizer.enable_truncation(4)
     tokenizer.enable_padding(direction="left", length=12, pad_id=5)
     return tokenizer
 

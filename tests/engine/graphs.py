@@ -55,7 +55,7 @@ def add_graphs(llm, *, max_rows=4, prompt_sizes=()):
 
 
 def of_default_sizes(path):
-    """Return graphs of the default sizes and 256 sequences, which compute nothing."""
+    """Return graphs of the default sizes, for up to 256 sequences, that compute nothing."""
     executor = LLM(path, dtype="fp32", num_kv_blocks=40).llm_engine.executor
     recorder = SimpleNamespace(record=lambda work: lambda: None)
     parts = executor.model, executor.cache, executor.backend

@@ -1,4 +1,4 @@
-"""Greedy answers to five prompts: of transformers' `generate`, and of an LLM."""
+"""Greedy answers to five prompts, from transformers' `generate` and from our `LLM`."""
 
 from __future__ import annotations
 

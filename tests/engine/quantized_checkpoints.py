@@ -1,9 +1,10 @@
-"""Tiny quantized checkpoints, written to the layouts of the formats from their descriptions.
+"""Tiny quantized checkpoints. Their writers follow the published descriptions of the formats.
 
 `FORMATS` lists them. Each writer returns the tensors of a layer as the format stores them, and the
-weight that they stand for. The writers of compressed-tensors were compared once with what its
-version 0.20 decompresses, and MXFP4 with transformers' own conversion; AWQ and GPTQ follow the
-packing code of AutoAWQ and GPTQModel. `model/test_packed_by_others.py` has words that they packed.
+weight that they stand for. The writers of compressed-tensors were compared once with what the
+library's version 0.20 decompresses, and MXFP4 with transformers' own conversion; AWQ and GPTQ
+follow the packing code of AutoAWQ and GPTQModel. `model/test_packed_by_others.py` has words that
+these two libraries packed.
 """
 
 from __future__ import annotations
@@ -237,7 +238,7 @@ MXFP4 = StoredFormat({"quant_method": "mxfp4"}, mxfp4)
 def is_quantized(name: str, tensor: Tensor) -> bool:
     """Return whether a tensor of a linear layer or an expert is stored quantized.
 
-    The router and a layer that the config ignores are not.
+    The router is not, and neither is the down projection of layer 1.
     """
     is_matrix = tensor.dim() == 2 and name.endswith(".weight") and ".layers." in name
     kept = ("gate.weight", "norm.weight", "layers.1.mlp.down_proj.weight")

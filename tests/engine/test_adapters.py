@@ -78,7 +78,7 @@ def mixtures():
 
 
 def test_adapters_matter(adapted):
-    """If they changed no token, the tests below could not fail."""
+    """If adapters changed no token, the tests below could not fail."""
     _, _, answers = adapted("llama")
     for one, other in (("a", "b"), ("a", None), ("b", None)):
         pairs = zip(answers[one], answers[other], strict=True)
@@ -145,7 +145,7 @@ def test_adapters_with_cuda_graphs(adapted, overlaps):
         num_replays, num_steps = recorder.num_replays, llm.llm_engine.num_steps
         assert greedy(llm, folders, names) == each_with(names, answers)
         num_steps = llm.llm_engine.num_steps - num_steps
-        assert recorder.num_replays - num_replays > 0.9 * num_steps, "steps with prompts, too"
+        assert recorder.num_replays - num_replays > 0.9 * num_steps, "even with prompts"
     assert llm.llm_engine.strategy.num_preemptions > 0
 
 
@@ -158,7 +158,7 @@ def test_steps_without_adapters_add_nothing(adapted, monkeypatch):
 
 
 def test_the_prefix_cache_distinguishes_adapters(adapted):
-    """It also distinguishes an adapter from an earlier one with the same name and slot."""
+    """Two adapters that have the same name and slot one after the other are distinguished, too."""
     model, folders, answers = adapted("llama")
     llm = adapted_llm(model, max_loras=1)
     adapters, strategy = llm.llm_engine.adapters, llm.llm_engine.strategy

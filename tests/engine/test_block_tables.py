@@ -147,7 +147,7 @@ def test_a_new_block_sends_one_entry_of_one_sequence():
 
 
 def test_sequences_that_take_turns_keep_their_rows():
-    """They run in every second step, as sequences with a grammar do when steps overlap."""
+    """Two groups of sequences run in turn, as sequences with a grammar do when steps overlap."""
     staging = CountingStaging()
     builder = InputBuilder(BLOCK_SIZE, staging)
     plans = [
@@ -182,7 +182,7 @@ def test_a_table_that_could_not_be_sent_is_sent_again(num_before):
     check_tables(builder.build(plan).batch, plan)
 
 
-def test_rows_are_reused_for_ever_new_sequences():
+def test_rows_are_reused_as_new_sequences_replace_old_ones():
     builder = InputBuilder(BLOCK_SIZE, Staging(CPU))
     for id in range(100):
         plan = StepPlan((decode(id, 1 + id % 7, id), decode(id + 1, 1 + (id + 1) % 7, id + 1)))

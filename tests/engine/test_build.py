@@ -69,7 +69,7 @@ def test_an_fp8_kv_cache_takes_half_the_memory_and_answers_nearly_the_same(llama
         for llm in (plain, small)
     ]
     assert not torch.equal(*logprobs), "the cache must really be fp8"
-    torch.testing.assert_close(*logprobs, atol=0.5, rtol=0)  # with random weights
+    torch.testing.assert_close(*logprobs, atol=0.5, rtol=0)  # large, as the weights are random
 
 
 def test_all_end_of_sequence_tokens_count(llama, tmp_path):
@@ -105,7 +105,7 @@ def test_a_forward_pass_runs_before_ready(llama, monkeypatch):
 
 
 def test_a_rank_that_is_lost_in_the_first_steps_is_no_wrong_configuration(llama, monkeypatch):
-    """The container therefore starts the engine again."""
+    """After such an error, the container starts the engine again."""
 
     def fail(self, plan, between_tokens):
         raise EngineUnavailableError("rank 1 stopped answering")
@@ -301,7 +301,7 @@ def test_the_prefill_budget_limits_a_step(llama):
     llm.llm_engine.executor.submit = watch
     llm.generate([[1] * 30] * 3, SamplingParams(temperature=0), use_tqdm=False)
     assert max(plans) == 7
-    assert llm.facts.max_sequences == 7, "otherwise the newest would never be scheduled"
+    assert llm.facts.max_sequences == 7, "otherwise the newest sequence would never be scheduled"
 
 
 def test_prompts_that_are_too_long_are_rejected_before_anything_runs(llama):

@@ -1,4 +1,4 @@
-"""Logit filters against transformers; results do not depend on code path or batch."""
+"""Logit filters keep the same tokens as transformers'. Draws depend on no code path or batch."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def transformers_keeps(logits, **params):
 )
 def test_kept_tokens_equal_those_of_transformers(monkeypatch, params, short_k):
     monkeypatch.setattr(filters, "MAX_SHORT_K", short_k)
-    logits = random_logits(40, scale=1.5)  # no probability underflows to 0 anyway
+    logits = random_logits(40, scale=1.5)  # small enough that no probability underflows to 0
     known = {**params, "top_k": min(params["top_k"], VOCABULARY)} if "top_k" in params else params
     got, expected = kept(logits, **params), transformers_keeps(logits, **known)
     assert torch.equal(got, expected)

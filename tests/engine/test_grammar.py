@@ -97,7 +97,10 @@ def test_a_mixed_batch_equals_single_requests(grammar_model, alone, batching, ov
 
 
 def test_adapters_follow_the_grammar_too(grammar_model, tmp_path):
-    """They run in one batch with the base model. Greedy answers equal those of the merged model."""
+    """Requests with an adapter and requests without one run in one batch.
+
+    Greedy answers equal those of the merged model.
+    """
     adapter = write_adapter(grammar_model, tmp_path / "adapter", seed=3)
     whole = merged(grammar_model, adapter, tmp_path / "merged")
     shutil.copy(grammar_model / "tokenizer.json", whole)
@@ -173,7 +176,7 @@ def test_scripts_written_for_guided_decoding(llm):
 
 
 def test_an_answer_ends_where_nothing_can_follow(llm):
-    """This holds without an EOS token, and with min_tokens and ignore_eos."""
+    """The answer ends even without an EOS token, and even with min_tokens or ignore_eos."""
     for changes in ({}, {"ignore_eos": True}, {"min_tokens": 15}, {"logit_bias": {98: -1e6}}):
         reply = answer(llm, **form(regex="[ab]{3}"), **changes)
         assert (len(reply.token_ids), reply.finish_reason) == (3, "stop")
@@ -193,7 +196,7 @@ def test_an_optional_end(llm):
 
 
 def test_the_grammar_takes_precedence(llm):
-    """It overrides parameters that would leave no possible token."""
+    """Other parameters would leave no possible token here."""
     text = answer(llm, **form(choice=["ab"]), allowed_token_ids=(70, 71), bad_words=((64,),)).text
     assert text == "ab"
     greedy = answer(llm, **form(regex="[xyz]{9}"), temperature=0, repetition_penalty=1.5)

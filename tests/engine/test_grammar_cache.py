@@ -102,7 +102,7 @@ def test_an_ambiguous_grammar_fails_only_its_request(grammar_model):
 @pytest.mark.usefixtures("slow_masks")
 @pytest.mark.parametrize(
     ("max_tokens", "grammar"),
-    [(1, AMBIGUOUS), (8, form(regex="aa"))],  # the second is complete with its second mask
+    [(1, AMBIGUOUS), (8, form(regex="aa"))],  # "aa" is complete with its second mask
 )
 def test_slow_masks_harm_no_answer_that_ends_in_time(grammar_model, max_tokens, grammar):
     with LLM(grammar_model, **SMALL) as llm:
@@ -126,5 +126,5 @@ def test_compiled_grammars_are_cached_up_to_a_limit(grammar_model):
     assert first.consume_token(64)
     assert first.is_stopped()
     grammars.matcher(forms[0])
-    assert grammars.is_compiled(forms[2]), "most recently used"
+    assert grammars.is_compiled(forms[2]), "used after forms[3]"
     assert not grammars.is_compiled(forms[3])

@@ -108,7 +108,7 @@ def mixed_sizes(graphs):
     return [(size.num_prompt_tokens, size.num_decodes) for size in graphs.sizes if size.num_prompts]
 
 
-def test_only_mixed_steps_bound_by_launches_are_captured(tiny_model):
+def test_mixed_steps_are_captured_only_if_they_are_launch_bound(tiny_model):
     """The largest size is measured first.
 
     A step may be padded to a larger size if its own has no graph.

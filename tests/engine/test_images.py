@@ -165,7 +165,7 @@ def test_the_cpu_kernels_and_overlapping_steps(vision_model, expected, model_typ
 
 @pytest.mark.parametrize("model_type", ["gemma3", "idefics3"])
 def test_prefixes_are_shared_only_between_equal_images(vision_model, model_type):
-    """Only the first three tokens of Gemma 3's image are in a block of the prefix cache."""
+    """A block of the prefix cache ends after three of the four tokens of Gemma 3's image."""
     path = vision_model(model_type)
     llm = LLM(path, batching="paged", num_kv_blocks=400, **SMALL)
     text = "u:<image> and a question;a:"
@@ -190,7 +190,7 @@ def test_samples_of_a_prompt_share_its_images(vision_model, expected):
 
 @pytest.mark.parametrize("batching", STRATEGIES)
 def test_a_prompt_that_ends_with_an_image(vision_model, batching):
-    """Its last token does not run alone in a step, because it belongs to the image."""
+    """The prompt's last token does not run alone in a step, because it belongs to the image."""
     path = vision_model("gemma3")
     prompt = prompts(path)[2]
     ends = msgspec.structs.replace(prompt, token_ids=prompt.token_ids[: prompt.images[0].end])
@@ -255,7 +255,7 @@ def test_dropped_embeddings_are_computed_again(vision_model, expected, monkeypat
     assert answers(llm, prompts(path)) == expected()
 
 
-def test_both_names_of_a_language_model(vision_model, expected, tmp_path):
+def test_both_names_of_the_language_models_tensors(vision_model, expected, tmp_path):
     """Some versions of transformers save tensors under other names: the paths of its modules."""
     path = shutil.copytree(vision_model("qwen2_5_vl"), tmp_path / "renamed")
     tensors = load_file(path / "model.safetensors")

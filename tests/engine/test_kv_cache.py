@@ -67,7 +67,7 @@ def test_memory_is_written_at_once_if_the_kernel_cannot_populate_it(monkeypatch)
     assert not cache.values[1].any()
 
 
-def test_a_cache_may_be_dropped_meanwhile():
+def test_a_cache_may_be_dropped_while_it_is_populated():
     for _ in range(5):
         make_large()
 

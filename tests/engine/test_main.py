@@ -1,4 +1,4 @@
-"""The engine's process, `python -m engine`, with the settings that it passes on."""
+"""The engine's process, `python -m engine`: its settings, and its exit code."""
 
 from __future__ import annotations
 

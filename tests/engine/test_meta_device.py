@@ -2,7 +2,8 @@
 
 Tensors on torch's `meta` device have shapes and no memory. Whatever would copy a value to the host
 (`.item()`, a boolean index, a shape that depends on data) raises there, and on CUDA would stall the
-step and fail a graph's capture. So would a copy from the host, which `torch.tensor` makes.
+step and fail a graph's capture. A copy from the host, which `torch.tensor` makes, would do the same
+on CUDA but does not raise on `meta`. NoHostData finds it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
 from engine.model.quantization.weights import Float4Weight
 from engine.model.spec import read_spec
 from engine.sampling.grammars import Grammars
-from engine.sampling.sampler import Row, Sampler
+from engine.sampling.rows import Row
+from engine.sampling.sampler import Sampler
 from engine.staging import Staging
 from engine.step.beam_candidates import BeamCandidates
 from engine.step.prompt_scores import PromptScores
@@ -56,7 +58,7 @@ EVERYTHING = {name: value for kind in list(KINDS.values())[1:] for name, value i
 
 
 @pytest.mark.parametrize("family", OWN)
-def test_a_decoder_computes_without_the_device(family):
+def test_a_decoder_does_not_wait_for_the_device(family):
     decode(decoder_of(family))
 
 
@@ -66,8 +68,8 @@ SIZES = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 64, "moe_interm
 
 @pytest.mark.parametrize("precision", QUANTIZERS)
 @pytest.mark.parametrize("family", MIXTURES)
-def test_quantized_experts_compute_without_the_device(family, precision, monkeypatch):
-    """They run through the wrapper that launches their kernel on CUDA."""
+def test_quantized_experts_do_not_wait_for_the_device(family, precision, monkeypatch):
+    """The experts run through the wrapper that launches their kernel on CUDA."""
     monkeypatch.setattr("engine.model.quantization.experts.uses_kernel", lambda *_: True)
     decoder = decoder_of(family, SIZES, precision=precision)
     with dry_run.target(90) as launches:
@@ -79,7 +81,7 @@ def test_quantized_experts_compute_without_the_device(family, precision, monkeyp
 
 
 @pytest.mark.parametrize("kind", [*QUANTIZERS, "mxfp4"])
-def test_dequantizing_computes_without_the_device(kind):
+def test_dequantizing_does_not_wait_for_the_device(kind):
     if kind == "mxfp4":
         codes, exponents = (torch.zeros(4, n, dtype=torch.uint8, device=META) for n in (32, 2))
         weight = Float4Weight(codes, exponents)
@@ -90,7 +92,7 @@ def test_dequantizing_computes_without_the_device(kind):
 
 
 class NoHostData(TorchFunctionMode):
-    """Fails where a tensor is made of the host's numbers."""
+    """Fails if a tensor is made from numbers on the host."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         assert func not in (torch.tensor, torch.as_tensor), "this copies from the host"

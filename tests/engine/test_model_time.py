@@ -47,7 +47,7 @@ def test_host_time_is_what_neither_the_model_nor_waiting_takes() -> None:
     clock.now += 0.5  # scheduling
     with model:
         clock.now += 4.0
-        assert host.seconds() == 0.5, "while the model runs"
+        assert host.seconds() == 0.5, "a model that still runs does not count"
     clock.now += 0.25  # sending
     with host.idle:
         clock.now += 100.0

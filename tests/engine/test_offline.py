@@ -219,7 +219,7 @@ def test_close_frees_everything(model_dir, options):
     llm.close()
     assert [reference() for reference in held] == [None, None, None]
     assert set(threading.enumerate()) <= threads
-    if executor_name == "packed":  # the other LLM is unaffected
+    if executor_name == "packed":  # the library executor has ended its stream before
         with pytest.raises(EngineUnavailableError, match="closed"):
             next(stream)
     with pytest.raises(EngineUnavailableError, match="closed"):

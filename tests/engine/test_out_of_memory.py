@@ -62,7 +62,7 @@ def expected(id, prompt, count=6):
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("batching", ["dynamic", "continuous", "paged"])
 def test_only_the_largest_request_of_the_step_ends(batching, overlaps):
-    """8 + 3 + 3 tokens do not fit into the first step; without the 8, the other two do."""
+    """A step takes 8 tokens. The first would have 8 + 3 + 3; without the 8, the others fit."""
     engine = engine_of(batching, 8, overlaps=overlaps)
     short, long, other = (engine.add(prompt, PARAMS, 0.0) for prompt in (SHORT, LONG, SHORT))
     tokens, finish = run(engine)
@@ -90,7 +90,7 @@ def test_a_new_prompt_that_does_not_fit_ends_and_running_answers_go_on(batching,
     assert collected + tokens[running] == expected(running, SHORT)
 
 
-def test_it_ends_as_many_as_needed():
+def test_as_many_requests_end_as_needed():
     engine = engine_of("paged", 3, enable_prefix_caching=False)
     ids = [engine.add([at + 1] * 3, PARAMS, 0.0) for at in range(4)]
     tokens, finish = run(engine)
@@ -130,7 +130,7 @@ class NoMoves(Limited):
         return super().submit(plan, between_tokens)
 
 
-def test_a_step_that_moves_blocks_ends_all_of_its_requests():
+def test_all_requests_end_if_memory_runs_out_in_a_step_that_moves_blocks():
     """It is unknown which moves have happened. Here, the moves are copies for second samples."""
     executor = NoMoves(FakeExecutor(4), limit=99)
     engine = Engine(strategy_of("paged"), executor, FACTS)

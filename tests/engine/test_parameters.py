@@ -180,7 +180,7 @@ def test_encoder_decoder_models_have_no_prompt_logprobs(tiny_model):
 
 
 def test_a_step_computes_logits_of_few_rows_at_once(tiny_model, monkeypatch):
-    """This holds even if every row of a long chunk is scored."""
+    """The limit is 8 rows here, and every row of long chunks is scored."""
     llm, seen = LLM(tiny_model("llama"), dtype="fp32"), []
     rank = prompt_scores.rank
     monkeypatch.setattr("engine.step.packed_executor.MAX_SCORED_ROWS", 8)
@@ -239,7 +239,7 @@ def test_truncation_keeps_the_end_of_the_prompt(llm):
     assert truncated.outputs[0].token_ids == short.outputs[0].token_ids
     id = llm.llm_engine.add(long, params(truncate_prompt_tokens=5), 0.0)
     [waiting] = llm.llm_engine.strategy.waiting
-    assert waiting.sequences[0].token_ids == long[-5:], "also without `LLM`"
+    assert waiting.sequences[0].token_ids == long[-5:], "the engine truncates without `LLM`, too"
     llm.llm_engine.abort(id)
     limit = llm.facts.max_model_len
     over = [1 + n % 90 for n in range(limit + 7)]

@@ -45,8 +45,8 @@ def changed(parts, logits, sequences, *, in_flight=False):
     for change in changes:
         if change is not None:
             change(scores, newest)
-    for sampled_id, token in taken:
-        sampled_id.token_ids.append(token)
+    for sequence, token in taken:
+        sequence.token_ids.append(token)
     return scores
 
 
@@ -243,7 +243,7 @@ def test_biases_are_applied_before_penalties():
 
 
 def test_only_allowed_tokens_are_possible():
-    """Other rows of the batch allow all tokens, and some have edits and penalties."""
+    """One row of the batch allows all tokens, and one has a logit bias as well."""
     logits = random_logits(3)
     free, few = sequence_of([1, 2]), sequence_of([3], allowed_token_ids=[5, 9, 9])
     biased = sequence_of([4], allowed_token_ids=[7, 8], logit_bias={8: 2.0, 9: 50.0})

@@ -8,7 +8,8 @@ import torch
 
 from core.sampling import SamplingParams
 from core.sequence import Sequence
-from engine.sampling.sampler import Choices, Row, Sampler
+from engine.sampling.rows import Row
+from engine.sampling.sampler import Choices, Sampler
 from engine.staging import Staging
 
 

@@ -1,4 +1,4 @@
-"""Several answers to one prompt are equal in all strategies, even with little memory."""
+"""All strategies give the same several answers to a prompt, even with little memory."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_best_of_keeps_the_likeliest(tiny_model, expected):
     assert answers(llm, n=2, best_of=3) == [[output.token_ids for output in two] for two in best]
 
 
-def test_a_block_is_copied_in_all_layers(tiny_model):
-    """Missing or incomplete copies would give other tokens than `expected`."""
+def test_blocks_are_copied(tiny_model):
+    """If a copy were missing or incomplete, the tokens in the tests above would differ."""
     llm = LLM(tiny_model("llama"), num_kv_blocks=40, **SMALL)
     copied = []
     executor = llm.llm_engine.executor

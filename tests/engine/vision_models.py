@@ -80,7 +80,7 @@ def save_vision_model(folder: Path, model_type: str, *, is_wide: bool = False) -
 
 
 def in_text(model_type: str, text: str) -> str:
-    """Return a text with the image token that the model's processor expects, for `<image>`."""
+    """Return a text in which the token that the model's processor expects replaces `<image>`."""
     return text.replace("<image>", "<begin>") if model_type == "gemma3" else text
 
 

@@ -21,7 +21,7 @@ class FakeContainer:
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.received: list[bytes] = []
         self.has_hung_up = asyncio.Event()
-        """Whether a client closed its connection before the answer was complete."""
+        """Set when a client closes its connection before the answer is complete."""
         self.may_go_on = asyncio.Event()
         """Set it to let the pieces after the first two be sent."""
         self._pieces = pieces
@@ -38,7 +38,7 @@ class FakeContainer:
         writer.close()
 
     async def _waits(self, reader: asyncio.StreamReader) -> bool:
-        """Wait for `may_go_on`; return False if the client leaves before."""
+        """Wait for `may_go_on`; return False if the client leaves first."""
         leaving = asyncio.ensure_future(reader.read(1))
         going_on = asyncio.ensure_future(self.may_go_on.wait())
         await asyncio.wait((leaving, going_on), return_when=asyncio.FIRST_COMPLETED)

@@ -47,7 +47,7 @@ def test_prompts_that_begin_alike_have_a_prefix_in_common(one: dict, other: dict
     [{"inputs": "Not " + SYSTEM}, {"inputs": SYSTEM, "adapters": "sql"},
      {"inputs": SYSTEM, "model": "other"}],
 )  # fmt: skip
-def test_other_prompts_and_other_adapters_have_none(other: dict):
+def test_other_prompts_and_other_adapters_have_no_prefix_in_common(other: dict):
     assert not set(routed({"inputs": SYSTEM}).prefixes) & set(routed(other).prefixes)
 
 

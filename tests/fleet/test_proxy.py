@@ -256,7 +256,7 @@ def test_metrics_are_those_of_all_replicas():
     assert lengths == [str(len(text)).encode()]
 
 
-def test_metrics_without_a_key_are_refused_as_a_replica_does():
+def test_metrics_without_a_key_are_refused_as_by_a_replica():
     async def refused(request: Request) -> Sequence[tuple[str, Head, bytes]]:
         return [("a", Head(401, ((b"www-authenticate", b"bearer"),)), b"key?")]
 

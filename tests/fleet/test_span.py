@@ -38,13 +38,13 @@ def test_ranks_spread_over_nodes_if_none_has_enough_gpus(
     assert span.placement(2.0) == ([{"CPU": 2.0, "GPU": each}] * bundles, "PACK")
 
 
-def test_nodes_that_are_asked_for_are_nodes_of_their_own() -> None:
+def test_option_nodes_asks_for_different_nodes() -> None:
     options = Options(tensor_parallel_degree="4", nodes=2)
     assert span_of(options, [8, 8]) == Span(2, 2, is_strict=True)
     assert span_of(options, [1, 1, 1, 1]) == Span(4, 1, is_strict=True)
     assert span_of(options, [8, 1, 1, 1]) == Span(4, 1, is_strict=True)
     max_degree = replace(options, tensor_parallel_degree="max")
-    assert span_of(max_degree, [2, 8, 4]) == Span(2, 4, is_strict=True), "as many as both have"
+    assert span_of(max_degree, [2, 8, 4]) == Span(2, 4, is_strict=True), "two nodes have 4 each"
     on_cpus = span_of(options, [0, 0])
     assert on_cpus.placement(0.5) == ([{"CPU": 0.5}] * 2, "STRICT_SPREAD")
 

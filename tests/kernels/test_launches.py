@@ -14,7 +14,8 @@ from benchmarks import host_step
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine.sampling.kernels import make_sampling_kernels
-from engine.sampling.sampler import Row, Sampler
+from engine.sampling.rows import Row
+from engine.sampling.sampler import Sampler
 from engine.staging import Staging
 from kernels import dry_run
 

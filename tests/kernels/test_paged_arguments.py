@@ -36,10 +36,10 @@ BAD = {
     "block size 8": lambda a: a | {
         name: a[name].view(-1, 8, *a[name].shape[2:]) for name in ("key_cache", "value_cache")
     },
-    "do not divide among": lambda a: a | {"query": a["query"][:, :3]},
+    "cannot be divided evenly among": lambda a: a | {"query": a["query"][:, :3]},
     "the query must be": lambda a: a | {"query": a["query"].double()},
-    "the caches the same": lambda a: a | {"query": a["query"].half()},
-    "but for fp32": lambda a: a | {
+    "both caches must have its dtype": lambda a: a | {"query": a["query"].half()},
+    "unless it is fp32": lambda a: a | {
         "query": a["query"].float(),
         "key_cache": a["key_cache"].to(torch.float8_e4m3fn),
         "value_cache": a["value_cache"].to(torch.float8_e4m3fn),
@@ -95,12 +95,12 @@ def test_offsets_in_scratch_have_32_bits():
 def test_a_work_list_must_fit_the_number_of_sequences():
     paged = make_paged(DECODE)
     work = WorkList(torch.zeros(9, 4).int(), torch.zeros(3, 3).int())
-    with pytest.raises(ValueError, match="a work list of 3 sequences for 2"):
+    with pytest.raises(ValueError, match="the work list has 3 sequences"):
         paged_decode(**{name: getattr(paged, name) for name in NAMES}, scale=1.0, work=work)
 
 
 def test_a_work_list_must_fit_the_number_of_blocks():
-    message = "a work list of 7 blocks of tokens for 2"
+    message = "the work list has 7 blocks of tokens, but this batch has 2"
     with dry_run.target(90), pytest.raises(ValueError, match=message):
         prefill(make_paged(DECODE), work=work_for(4, num_blocks=7))
 

@@ -24,7 +24,8 @@ from engine.model.quantization.experts import TritonExperts
 from engine.model.quantization.formats import TritonCodes
 from engine.model.quantization.weights import Float4Weight, Float8Weight, IntegerWeight
 from engine.sampling.kernels import make_sampling_kernels
-from engine.sampling.sampler import Row, Sampler
+from engine.sampling.rows import Row
+from engine.sampling.sampler import Sampler
 from engine.staging import Staging
 from engine.step.block_mover import BlockMover
 from kernels import dry_run, precompile

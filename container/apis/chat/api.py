@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from flask import Response
-
 from container.apis.chat.message import Message
 from container.apis.chat.response import ChatResponse
 from container.apis.chat.schema import read_chat_request
 from container.apis.chat.turn import Assistant
+from container.apis.generation.response import ApiResponse
 from container.apis.generation.service import GenerationService
-from container.apis.generation.stream import StreamFormat
 from container.apis.openai import Envelope
 from container.http.request_context import RequestContext
 
@@ -24,15 +22,13 @@ class ChatApi:
         self._service = service
         self._assistant = Assistant(service)
 
-    def answer(
-        self, context: RequestContext, body: Mapping[str, object], stream_format: StreamFormat
-    ) -> Response:
-        """Answer a body with `messages`."""
+    def start(self, context: RequestContext, body: Mapping[str, object]) -> ApiResponse:
+        """Start to answer a body with `messages`."""
         request = context.checked(lambda: read_chat_request(body))
         context.warn(request.warnings)
         started = self._assistant.start(context, request.turn)
         id = f"chatcmpl-{request.response_options.request_id or context.id}"
-        response = ChatResponse(
+        return ChatResponse(
             started.generation,
             request,
             Envelope(id, int(time.time()), started.model),
@@ -46,7 +42,4 @@ class ChatApi:
                 )
                 for index, parser in enumerate(started.parsers)
             ],
-        )
-        return self._service.send(
-            context, response, stream=request.stream, stream_format=stream_format
         )

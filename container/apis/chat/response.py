@@ -35,6 +35,7 @@ class ChatResponse:
     ) -> None:
         """messages: one per choice."""
         self._generation = generation
+        self.stream = request.stream
         self._request = request
         self._envelope = envelope
         self._tokenizer = tokenizer

@@ -82,8 +82,7 @@ class Assistant:
         tools = self._tool_parsers(turn)
         prompt = service.encode_chat(context, turn.conversation)
         marks = prompting.tokenizer.ids_of(tools[0].special_tokens) if tools[0] else {}
-        decoding = service.with_checked_grammar(self._decoding(turn, tools[0], marks))
-        decoding = service.with_tokenized_words(decoding)
+        decoding = service.for_engine(self._decoding(turn, tools[0], marks))
         reasoning = self._reasoning_parsers(turn, decoding, prompt.token_ids)
         tags = prompting.tokenizer.ids_of(reasoning[0].special_tokens) if reasoning[0] else {}
         (generation,) = service.start(

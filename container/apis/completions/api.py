@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from flask import Response
-
 from container.apis.completions.response import CompletionsResponse
 from container.apis.completions.schema import CompletionRequest, read_completion_request
+from container.apis.generation.response import ApiResponse
 from container.apis.generation.service import GenerationService
-from container.apis.generation.stream import StreamFormat
 from container.apis.openai import Envelope
 from container.http.request_context import RequestContext
 
@@ -21,20 +19,17 @@ class CompletionsApi:
     def __init__(self, service: GenerationService) -> None:
         self._service = service
 
-    def answer(
-        self, context: RequestContext, body: Mapping[str, object], stream_format: StreamFormat
-    ) -> Response:
-        """Answer a body with `prompt`."""
+    def start(self, context: RequestContext, body: Mapping[str, object]) -> ApiResponse:
+        """Start to answer a body with `prompt`."""
         service = self._service
         request = context.checked(lambda: read_completion_request(body))
         context.warn(request.warnings)
         adapter = service.adapter(context, request.adapter, request.model)
         prompts = self._encode(request)
         echoes = self._echoes(request) if request.echo else [""] * len(prompts)
-        decoding = service.with_checked_grammar(request.decoding)
-        decoding = service.with_tokenized_words(decoding)
+        decoding = service.for_engine(request.decoding)
         generations = service.start(context, prompts, decoding, adapter=adapter)
-        response = CompletionsResponse(
+        return CompletionsResponse(
             generations,
             request,
             Envelope(
@@ -45,7 +40,6 @@ class CompletionsApi:
             echoes,
             service.prompting.tokenizer,
         )
-        return service.send(context, response, stream=request.stream, stream_format=stream_format)
 
     def _encode(self, request: CompletionRequest) -> list[Sequence[int]]:
         """Return the token ids of each prompt. Raises RequestError if a text is too long."""

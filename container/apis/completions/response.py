@@ -38,6 +38,7 @@ class CompletionsResponse:
     ) -> None:
         """`echoes` holds, for each prompt, the text to put before its answers."""
         self._generations = generations
+        self.stream = request.stream
         self._request = request
         self._envelope = envelope
         self._echoes = echoes

@@ -42,13 +42,16 @@ _CONTENT: Schema = {
         {"type": "array", "items": {"anyOf": [_TEXT_PART, _IMAGE_PART]}},
     ]
 }
+_ARGUMENTS: Schema = {
+    "anyOf": [{"type": "string", "contentMediaType": "application/json"}, {"type": "object"}]
+}
 _CALL: Schema = {
     "type": "object",
     "properties": {
         "type": {"const": "function"},
         "function": {
             "type": "object",
-            "properties": {"name": {"type": "string"}, "arguments": {"type": "object"}},
+            "properties": {"name": {"type": "string"}, "arguments": _ARGUMENTS},
             "required": ["name", "arguments"],
         },
     },

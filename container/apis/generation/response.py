@@ -15,6 +15,8 @@ Record = dict[str, object]
 class ApiResponse(Protocol):
     """The response to one request, from one or several generations."""
 
+    stream: bool
+    """Whether the client asked for a stream."""
     ends_with_done: bool
     """Whether a stream of server-sent events ends with OpenAI's `data: [DONE]`."""
 
@@ -44,6 +46,7 @@ class FormattedResponse:
     def __init__(self, response: ApiResponse, formatters: Formatters) -> None:
         self._response = response
         self._formatters = formatters
+        self.stream = response.stream
         self.ends_with_done = response.ends_with_done
 
     def full(self) -> object:

@@ -10,10 +10,9 @@ import msgspec
 from flask import Response
 
 from container.apis.generation.conversation import Conversation
-from container.apis.generation.formatters import Formatters
 from container.apis.generation.generation import Generation
 from container.apis.generation.prompting import Prompting, too_long
-from container.apis.generation.response import ApiResponse, FormattedResponse
+from container.apis.generation.response import ApiResponse
 from container.apis.generation.sampling import Decoding
 from container.apis.generation.stream import MIMETYPES, StreamFormat, stream_lines
 from container.http.deadline import Deadline
@@ -44,21 +43,10 @@ class GenerationService(Service):
         helper: Helper,
         options: Options,
         model_name: str,
-        formatters: Formatters | None = None,
     ) -> None:
-        """`formatters` are the user's own; they apply to all requests of this service."""
         super().__init__(client, options, model_name)
         self.prompting = prompting
         self._helper = helper
-        self._formatters = formatters
-
-    def read(self, context: RequestContext) -> dict[str, object]:
-        """Parse a body of any supported type and pass it through the user's input_formatter.
-
-        Raises GenerationError if the formatter fails, and what `RequestContext.fields` raises.
-        """
-        body = context.fields()
-        return body if self._formatters is None else self._formatters.format_input(body)
 
     def adapter(self, context: RequestContext, from_body: str | None, model: object = None) -> str:
         """Return the name of the LoRA adapter for a request; '' for none.
@@ -90,34 +78,28 @@ class GenerationService(Service):
             raise RequestError(conversation.images[0].field, NO_IMAGES)
         return self.prompting.encode_chat(conversation, size=len(context.body))
 
-    def with_checked_grammar(self, decoding: Decoding) -> Decoding:
-        """Replace the structured outputs by a grammar that the engine can compile.
+    def for_engine(self, decoding: Decoding) -> Decoding:
+        """Return the decoding as the engine takes it: with a grammar and the tokens of bad words.
 
-        Raises RequestError if they are invalid or too complex.
+        Raises RequestError if the structured outputs are invalid or too complex, or if the bad
+        words are too long.
         """
         params, dialect = decoding.params, decoding.dialect
-        structured_outputs = params.structured_outputs
-        if structured_outputs is None:
-            return decoding
-        try:
-            grammar = self._helper.grammar(structured_outputs, self.client.facts.eos_token_ids)
-        except RequestError as error:
-            raise dialect.error(error) from None
-        params = msgspec.structs.replace(params, structured_outputs=grammar)
-        return replace(decoding, params=params)
-
-    def with_tokenized_words(self, decoding: Decoding) -> Decoding:
-        """Replace the texts in `bad_words` by their tokens.
-
-        Raises RequestError if the texts are too long.
-        """
-        params, tokenizer = decoding.params, self.prompting.tokenizer
+        if params.structured_outputs is not None:
+            try:
+                grammar = self._helper.grammar(
+                    params.structured_outputs, self.client.facts.eos_token_ids
+                )
+            except RequestError as error:
+                raise dialect.error(error) from None
+            params = msgspec.structs.replace(params, structured_outputs=grammar)
         num_characters = sum(map(len, params.bad_words))
-        BAD_WORDS_CHARACTERS.check(decoding.dialect.name("bad_words"), num_characters)
-        tokenized = in_thread_if_long(
+        BAD_WORDS_CHARACTERS.check(dialect.name("bad_words"), num_characters)
+        tokenizer = self.prompting.tokenizer
+        params = in_thread_if_long(
             lambda: with_bad_word_ids(params, tokenizer), size=num_characters
         )
-        return replace(decoding, params=tokenized)
+        return replace(decoding, params=params)
 
     def start(
         self,
@@ -170,8 +152,6 @@ class GenerationService(Service):
         self,
         context: RequestContext,
         response: ApiResponse,
-        *,
-        stream: bool,
         stream_format: StreamFormat,
     ) -> Response:
         """Return the HTTP response, after all tokens or, if streaming, after the first ones.
@@ -179,10 +159,8 @@ class GenerationService(Service):
         No status is sent before that. So an earlier failure is raised, and the response gets the
         status of that failure.
         """
-        if self._formatters is not None:
-            response = FormattedResponse(response, self._formatters)
         try:
-            if not stream:
+            if not response.stream:
                 return json_response(response.full())
             chunks = response.chunks()
             first = next(chunks)

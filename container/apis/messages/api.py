@@ -31,10 +31,9 @@ class MessagesRoutes:
         request = context.checked(lambda: read_messages_request(body))
         context.warn(request.warnings)
         started = self._assistant.start(context, request.turn)
-        response = MessagesResponse(started, f"msg_{request.request_id or context.id}")
-        return self._service.send(
-            context, response, stream=request.stream, stream_format="named_sse"
-        )
+        id = f"msg_{request.request_id or context.id}"
+        response = MessagesResponse(started, id, stream=request.stream)
+        return self._service.send(context, response, "named_sse")
 
     def count_tokens(self) -> Response:
         """Handle POST /v1/messages/count_tokens."""

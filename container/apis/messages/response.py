@@ -19,7 +19,8 @@ class MessagesResponse:
 
     ends_with_done = False
 
-    def __init__(self, started: StartedTurn, id: str) -> None:
+    def __init__(self, started: StartedTurn, id: str, *, stream: bool) -> None:
+        self.stream = stream
         self._generation = started.generation
         self._parser = started.parsers[0]
         self._id = id

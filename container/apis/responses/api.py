@@ -35,6 +35,4 @@ class ResponsesRoutes:
         response = ResponsesResponse(
             started, request, id, int(time.time()), self._service.prompting.tokenizer.piece
         )
-        return self._service.send(
-            context, response, stream=request.stream, stream_format="named_sse"
-        )
+        return self._service.send(context, response, "named_sse")

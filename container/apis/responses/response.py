@@ -35,6 +35,7 @@ class ResponsesResponse:
         """created_at: seconds since 1970; name: returns the string of a token id, for logprobs."""
         self._generation = started.generation
         self._parser = started.parsers[0]
+        self.stream = request.stream
         self._request = request
         self._id = id
         self._blocks = Blocks(self)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from flask import Response
-
+from container.apis.generation.response import ApiResponse
 from container.apis.generation.service import GenerationService
-from container.apis.generation.stream import StreamFormat
 from container.apis.text.batch import BatchResponse, Item
 from container.apis.text.response import Form, TextResponse, TextStyle, form_of
 from container.apis.text.schema import TextRequest, read_text_request
@@ -25,35 +23,34 @@ class TextApi:
         self._service = service
         self._style = TextStyle(service.prompting.tokenizer, form or form_of(service.options))
 
-    def answer(
-        self, context: RequestContext, body: Mapping[str, object], stream_format: StreamFormat
-    ) -> Response:
-        """Answer a body with `inputs`. In a batch, each input succeeds or fails on its own."""
+    def start(self, context: RequestContext, body: Mapping[str, object]) -> ApiResponse:
+        """Start to answer a body with `inputs`.
+
+        In a batch, each input succeeds or fails on its own.
+        """
         service = self._service
         always_details = self._style.form == "tgi"
         request = context.checked(lambda: read_text_request(body, always_details=always_details))
-        decoding = service.with_checked_grammar(request.decoding)
-        decoding = service.with_tokenized_words(decoding)
-        request = replace(request, decoding=decoding)
+        request = replace(request, decoding=service.for_engine(request.decoding))
         context.warn(request.warnings)
         inputs = [self._fitting(text, request, index) for index, text in enumerate(request.inputs)]
         texts = ["" if isinstance(text, LongshoreError) else text for text in inputs]
         prompts = service.prompting.encode(texts, max_tokens=request.max_prompt_tokens)
         items: list[Item] = []
+        batch = BatchResponse(items, context.id, stream=request.stream)
         turns = Turns()
         try:
             for index, (text, prompt) in enumerate(zip(inputs, prompts, strict=True)):
                 turns.give()
-                items.append(self._start(context, request, index, text, prompt))
+                items.append(self._start_one(context, request, index, text, prompt))
         except BaseException:
-            BatchResponse(items, context.id).abort()
+            batch.abort()
             raise
         if request.is_batch:
-            response = BatchResponse(items, context.id)
-        else:
-            response = items[0]
-            assert not isinstance(response, LongshoreError)  # it was raised above
-        return service.send(context, response, stream=request.stream, stream_format=stream_format)
+            return batch
+        response = items[0]
+        assert not isinstance(response, LongshoreError)  # it was raised above
+        return response
 
     def _fitting(
         self, text: str | RequestError, request: TextRequest, index: int
@@ -66,7 +63,7 @@ class TextApi:
             return error
         return text
 
-    def _start(
+    def _start_one(
         self,
         context: RequestContext,
         request: TextRequest,

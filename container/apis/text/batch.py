@@ -20,7 +20,9 @@ class BatchResponse:
 
     ends_with_done = False
 
-    def __init__(self, items: Sequence[Item], request_id: str) -> None:
+    def __init__(self, items: Sequence[Item], request_id: str, *, stream: bool) -> None:
+        """More items may be added before `full` or `chunks` is called."""
+        self.stream = stream
         self._items = items
         self._request_id = request_id
 

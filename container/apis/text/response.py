@@ -79,6 +79,7 @@ class TextResponse:
     ) -> None:
         self._generation = generation
         self._inputs = inputs
+        self.stream = request.stream
         self._request = request
         self._style = style
 

@@ -32,17 +32,20 @@ class TgiRoutes:
     def root(self) -> Response:
         """Answer with a list of one document, or with a stream if the body has `stream`."""
         context = request_context()
-        return self._list.answer(context, context.json_fields(), "sse")
+        response = self._list.start(context, context.json_fields())
+        return self._service.send(context, response, "sse")
 
     def generate(self) -> Response:
         """Answer with one document."""
         context = request_context()
-        return self._one.answer(context, {**context.json_fields(), "stream": False}, "sse")
+        response = self._one.start(context, {**context.json_fields(), "stream": False})
+        return self._service.send(context, response, "sse")
 
     def generate_stream(self) -> Response:
         """Answer with a stream."""
         context = request_context()
-        return self._one.answer(context, {**context.json_fields(), "stream": True}, "sse")
+        response = self._one.start(context, {**context.json_fields(), "stream": True})
+        return self._service.send(context, response, "sse")
 
     def info(self) -> Response:
         """Describe the model and the limits of requests."""

@@ -30,5 +30,5 @@ class ReasoningParser(Protocol):
         ...
 
     def flush(self) -> list[Reasoning | str]:
-        """Return the rest at the end of the answer."""
+        """Return the parts that are still held back at the end of the answer."""
         ...

@@ -78,7 +78,7 @@ class Harmony:
         return True
 
     def _read_body(self, parts: list[Reasoning | str]) -> bool:
-        """Add the certain text of a message to the parts. Return whether the message has ended."""
+        """Add what is certainly the message's text to the parts. Return whether it has ended."""
         found = [(at, end) for end in _ENDS if (at := self._held.find(end)) >= 0]
         if not found:
             keep = partial_match_length(self._held, _ENDS)

@@ -53,7 +53,7 @@ class ToolParser(Protocol):
         ...
 
     def flush(self) -> list[Piece]:
-        """Return the rest at the end of the answer."""
+        """Return the texts and calls that are still held back at the end of the answer."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""gpt-oss: messages of harmony to a function.
+"""gpt-oss: a call is a message of harmony that is addressed to a function.
 
 `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>`
 

@@ -39,8 +39,8 @@ class PythonicParser:
         return self._parsed(calls) if "]" in text else []
 
     def flush(self) -> list[Piece]:
-        is_rest = self._has_called and self._held.strip() in ("", _END)
-        return [] if is_rest else self._release()
+        has_no_text = self._has_called and self._held.strip() in ("", _END)
+        return [] if has_no_text else self._release()
 
     def _parsed(self, text: str) -> list[Piece]:
         """If the text is a complete list of calls, stop holding it and return the calls."""

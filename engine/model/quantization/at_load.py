@@ -18,7 +18,7 @@ from engine.model.quantization.weights import (
 
 GROUP_SIZE = 128
 MIN_GROUP_SIZE = 16
-"""Smaller groups would need nearly as many bytes for their scales as for their codes."""
+"""Smaller groups would need at least as many bytes for their scales as for their codes."""
 ROWS_AT_ONCE = 1024
 
 

@@ -25,7 +25,7 @@ class Awq:
     unused_suffixes: tuple[str, ...] = ()
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """Raises ValueError for other layouts and other bits than 4."""
+        """Raises ValueError for other layouts, and for bits other than 4."""
         bits = config.get("bits") or config.get("w_bit") or BITS
         if bits != BITS:
             raise ValueError(f"bits={bits}")

@@ -15,7 +15,7 @@ ROWS_AT_ONCE = 4096
 
 
 class DequantizingExperts:
-    """Weights that are dequantized for each product: slow, exact, for every device.
+    """Weights that are dequantized for each product: slow but exact, and possible on every device.
 
     It is the reference for the kernel, and is used where the kernel cannot run.
     """

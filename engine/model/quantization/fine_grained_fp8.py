@@ -13,14 +13,14 @@ from engine.model.quantization.weights import Float8Weight
 
 
 class FineGrainedFp8:
-    """`quant_method: fp8`: blocks, or one scale for a whole layer."""
+    """`quant_method: fp8`: a scale for each block, or one for a whole layer."""
 
     markers: tuple[str, ...] = (".weight_scale_inv", ".weight_scale")
     # Activations are scaled row by row as they come, which is more exact than a static scale.
     unused_suffixes: tuple[str, ...] = (".input_scale", ".activation_scale", ".k_scale", ".v_scale")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """Raises ValueError for other scales than floats and other experts than FP8."""
+        """Raises ValueError for scales other than floats and for experts other than FP8."""
         for key, readable in (("scale_fmt", "float"), ("expert_dtype", "fp8")):
             if config.get(key) not in (None, readable):
                 raise ValueError(f"{key}={config[key]}")

@@ -28,7 +28,7 @@ from engine.model.quantization.weights import (
 
 
 class Dequantizing:
-    """Dequantizes the weight for each product: slow, exact, for every device.
+    """Dequantizes the weight for each product: slow but exact, and possible on every device.
 
     It is the reference for the kernels, and is used where no kernel can run.
     """

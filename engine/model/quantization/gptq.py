@@ -32,7 +32,7 @@ class Gptq:
     unused_suffixes: tuple[str, ...] = ()
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """Raises ValueError for other layouts, and other bits than 4 and 8."""
+        """Raises ValueError for other layouts, and for bits other than 4 and 8."""
         if config.get("bits") not in (4, 8):
             raise ValueError(f"bits={config.get('bits')}")
         layout = config.get("checkpoint_format") or "gptq"

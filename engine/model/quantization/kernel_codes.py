@@ -58,7 +58,7 @@ class KernelCodes:
 
 
 def has_kernel(weight: Quantized) -> TypeGuard[KernelWeight]:
-    """Whether the kernels support the weight's type, and a block size fits its groups."""
+    """Whether the kernels support the weight's type and have a block size that fits its groups."""
     # Imported only here, so that CPUs do not need Triton.
     from kernels.quantized_linear import block_size
 

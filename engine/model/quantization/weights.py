@@ -15,7 +15,7 @@ from core.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class IntegerWeight:
-    """A weight [out, in]: `(codes - zeros) * scales`, group by group of inputs.
+    """A weight [out, in], `(codes - zeros) * scales`, with a zero and a scale per group of inputs.
 
     Symmetric int8 q is stored as the code q + 128 with the zero 128, so that all integer
     weights have one form.
@@ -60,7 +60,7 @@ MAX_FLOAT8 = torch.finfo(torch.float8_e4m3fn).max
 
 @dataclass(frozen=True, slots=True)
 class Float8Weight:
-    """A weight [out, in]: `codes * scales`, group by group of inputs."""
+    """A weight [out, in], `codes * scales`, with a scale per group of inputs."""
 
     codes: Tensor
     """[out, in] float8_e4m3fn."""

@@ -91,9 +91,9 @@ class Embedder:
             return error
 
     def _check_dimensions(self, dimensions: int | None) -> None:
-        if dimensions is None:
-            return
         width = self.model.config.get_text_config().hidden_size * len(self._settings.pooling)
+        if dimensions is None or dimensions == width:
+            return
         if not self._matryoshka:
             raise RequestError(
                 "dimensions",
@@ -120,8 +120,8 @@ class Embedder:
         if len(token_ids) > limit:
             raise RequestError(
                 field,
-                f"has {len(token_ids)} tokens; the model takes at most {limit}, unless the request "
-                "asks for truncation",
+                f"has {len(token_ids)} tokens; the model takes at most {limit}; shorten it, or ask "
+                "for truncation",
             )
         if not token_ids:
             raise RequestError(field, "has no tokens")

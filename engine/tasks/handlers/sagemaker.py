@@ -15,7 +15,7 @@ from engine.tasks.performer import Answer, Description, Job, Outcome
 
 _JSON = "application/json"
 _TEXT = (_JSON, "text/")
-"""Content types whose bodies are passed on as str."""
+"""Beginnings of the content types whose bodies are passed on as str."""
 
 
 class SageMakerHandler:

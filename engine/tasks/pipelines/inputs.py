@@ -119,7 +119,7 @@ class InputReader:
         return given | {"table": table}
 
     def _document_question(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Check that the words of the page are sent, or found by the model or by Tesseract."""
+        """Check that the words of the page are sent, or that the model or Tesseract finds them."""
         if self._pipeline.model.config.model_type == "vision-encoder-decoder":
             self._check_text(given["question"], "inputs.question")
         elif "word_boxes" not in given and not has_tesseract():

@@ -138,7 +138,7 @@ class PipelineModel:
         return parameters
 
     def _ensure_pad_token(self) -> None:
-        """Use the eos token for padding if a tokenizer has no pad token, so it can be batched."""
+        """Use the eos token for padding if a tokenizer has no pad token: batches need padding."""
         tokenizer = self.pipeline.tokenizer
         if tokenizer is None or not self.can_batch:
             return
@@ -174,7 +174,7 @@ def choose_model_class(task: str, source: ModelSource) -> Any:
     """Return the Auto class of a task that loads the checkpoint's architecture.
 
     Falls back to the first class that supports the config, then to the first class. Raises
-    ConfigurationError if the task is not supported, and for models of spectrograms.
+    ConfigurationError if the task is not supported, and for models that make spectrograms.
     """
     kinds = _model_classes(task, source)
     config_class = type(source.config)

@@ -70,7 +70,7 @@ def _spans(result: Mapping[str, Any], duration: float) -> list[Span]:
 
 
 def _check_other(pipeline: Any, request: Transcription) -> None:
-    """Check the request for a model other than Whisper, which can only transcribe."""
+    """Check the request for a model other than Whisper. Such a model can only transcribe."""
     model = pipeline.model.config.model_type
     for field in ("language", "prompt", "temperature"):
         if getattr(request, field):

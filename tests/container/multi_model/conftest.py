@@ -1,4 +1,4 @@
-"""The application that serves several models. The models are real processes that echo requests."""
+"""Fixtures: the application of several models. Its models are real processes that echo requests."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gevent.event import Event
 from container.multi_model.app import create_front
 from container.multi_model.models import Models
 from container.security.source_roots import SourceRoots
-from tests.container.multi_model.fronts import FAKE, Front, MakeModel
+from tests.container.multi_model.fronts import FAKE, MakeModel, ServeModels
 
 
 @pytest.fixture
 def model_dir(tmp_path: Path) -> MakeModel:
-    """Create a model directory and return its path."""
+    """Return a function that creates a model directory and returns its path."""
 
     def make(name: str, mode: str = "", **properties: object) -> str:
         path = tmp_path / name / "model"
@@ -32,7 +32,7 @@ def model_dir(tmp_path: Path) -> MakeModel:
 
 
 @pytest.fixture
-def serve_models(tmp_path: Path, short_dir: Path) -> Iterator[Front]:
+def serve_models(tmp_path: Path, short_dir: Path) -> Iterator[ServeModels]:
     """Return a function that creates a client of the application. Its models stop with the test."""
     opened: list[Models] = []
 
@@ -48,9 +48,9 @@ def serve_models(tmp_path: Path, short_dir: Path) -> Iterator[Front]:
     stop_now.set()
     for models in opened:
         models.stop(stop_now)
-    assert list(short_dir.iterdir()) == [], "a socket file is left"
+    assert list(short_dir.iterdir()) == [], "a socket file is left behind"
 
 
 @pytest.fixture
-def front(serve_models: Front) -> FlaskClient:
+def front(serve_models: ServeModels) -> FlaskClient:
     return serve_models()

@@ -3,7 +3,7 @@
 `python -m tests.container.multi_model.fake_model PARENT URL NAME SOCKET SHARE_OF_OTHERS OVERRIDES`
 
 The directory at the URL may hold a file `mode` with one word that says what goes wrong:
-`refuse` (the model is wrong), `short` (memory is short), `killed` (SIGKILL while loading),
+`refuse` (the model is wrong), `short` (too little memory), `killed` (SIGKILL while loading),
 `never-ready`, or `stays` (SIGTERM does not end it).
 """
 
@@ -92,7 +92,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(201, json.dumps(echo).encode(), ("X-Own", "kept"), ("X-Request-Id", "own-id"))
 
     def stream(self) -> None:
-        """Stream lines until the file `end` has a line, and send that line last."""
+        """Stream a first line, wait until the file `end` has a line, and stream it as the last."""
         self.head(200, ("Content-Type", "text/event-stream"), ("Transfer-Encoding", "chunked"))
         end = self.server.url / "end"
         self.piece(b"first\n")
@@ -102,7 +102,7 @@ class Handler(BaseHTTPRequestHandler):
         self.piece(b"")
 
     def wait(self) -> None:
-        """Stream until the client hangs up, then write the file `gone`."""
+        """Create the file `waits`, wait until the client hangs up, and create the file `gone`."""
         self.read()
         (self.server.url / "waits").touch()
         self.connection.recv(1)

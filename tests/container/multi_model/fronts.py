@@ -12,7 +12,7 @@ FAKE = (sys.executable, "-m", "tests.container.multi_model.fake_model")
 TARGET = "X-Amzn-SageMaker-Target-Model"
 
 MakeModel = Callable[..., str]
-Front = Callable[..., FlaskClient]
+ServeModels = Callable[..., FlaskClient]
 
 
 def load(http: FlaskClient, name: str, url: str, *, status: int = 200) -> dict[str, Any]:

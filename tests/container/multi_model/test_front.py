@@ -8,7 +8,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from tests.container.conftest import eventually
-from tests.container.multi_model.fronts import TARGET, Front, MakeModel, load, names
+from tests.container.multi_model.fronts import TARGET, MakeModel, ServeModels, load, names
 
 
 def test_load_list_invoke_and_unload(front: FlaskClient, model_dir: MakeModel) -> None:
@@ -55,7 +55,7 @@ def test_requests_and_responses_are_passed_on_unchanged(
     assert echoed["headers"]["tracestate"] == "vendor=1"
     assert echoed["headers"]["content-length"] == "6"
     assert (response.headers["X-Own"], response.headers["X-Request-Id"]) == ("kept", "own-id")
-    assert "Content-Type" not in response.headers, "none was given"
+    assert "Content-Type" not in response.headers, "the model sent none"
     assert "Connection" not in response.headers
 
 
@@ -99,7 +99,7 @@ def test_choosing_the_model(front: FlaskClient, model_dir: MakeModel) -> None:
 
 
 def test_pages_of_another_origin_may_call_every_model(
-    serve_models: Front, model_dir: MakeModel
+    serve_models: ServeModels, model_dir: MakeModel
 ) -> None:
     origin = "https://example.com"
     http = serve_models(SERVING_CORS_ALLOWED_ORIGIN=origin)

@@ -13,7 +13,7 @@ from flask.testing import FlaskClient
 
 from container.multi_model.model_container import ModelContainer
 from tests.container.conftest import eventually
-from tests.container.multi_model.fronts import Front, MakeModel, load, names
+from tests.container.multi_model.fronts import MakeModel, ServeModels, load, names
 from tests.container.processes import children
 
 
@@ -66,7 +66,7 @@ def test_a_model_larger_than_memory_is_not_started(
     assert "needs at least 1,099,511,627,776 MiB" in error
 
 
-def test_gpu_memory_shares(serve_models: Front, model_dir: MakeModel) -> None:
+def test_gpu_memory_shares(serve_models: ServeModels, model_dir: MakeModel) -> None:
     """Each model goes to the GPU that has the most memory left.
 
     A model that does not fit is rejected until another model is unloaded.
@@ -90,7 +90,7 @@ def test_gpu_memory_shares(serve_models: Front, model_dir: MakeModel) -> None:
     )
     assert names(http) == ["a", "b", "c", "d"]
     load(http, "f", model_dir("f", device="cpu"))
-    assert echoed("f") == ("3,5", "0.000000"), "takes no share"
+    assert echoed("f") == ("3,5", "0.000000"), "a model on the CPU takes no share"
     assert http.delete("/models/c").status_code == 200
     load(http, "e", str(Path(model_dir("x")).parents[1] / "e" / "model"))
     assert echoed("e") == ("5", "0.300000")
@@ -115,7 +115,7 @@ def test_a_model_is_unloaded_while_it_loads(front: FlaskClient, model_dir: MakeM
     eventually(lambda: names(front) == ["a", "b"])
     eventually(lambda: len(children(os.getpid())) > before)
     gevent.sleep(0.1)
-    assert len(children(os.getpid())) == before + 1, "loads take turns"
+    assert len(children(os.getpid())) == before + 1, "only one model loads at a time"
     assert front.get("/models/a").get_json()[0]["status"] == "LOADING"
     assert front.post("/models/a/invoke").status_code == 503
     unloading = gevent.spawn(front.application.test_client().delete, "/models/b")
@@ -172,14 +172,14 @@ def test_listing_is_paged(front: FlaskClient, model_dir: MakeModel) -> None:
 
 
 def test_endpoint_variables_are_not_passed_to_models(
-    serve_models: Front, model_dir: MakeModel
+    serve_models: ServeModels, model_dir: MakeModel
 ) -> None:
     http = serve_models(SAGEMAKER_MULTI_MODEL="true", SAGEMAKER_BIND_TO_PORT="8080")
     load(http, "a", model_dir("a"))
     assert http.post("/models/a/invoke").get_json(force=True)["multi"] is None
 
 
-def test_a_model_from_elsewhere_is_refused(front: FlaskClient) -> None:
+def test_a_model_outside_the_source_roots_is_refused(front: FlaskClient) -> None:
     for url in ("/etc", "file:///etc", "relative"):
         assert "option.source_roots" in load(front, "a", url, status=400)["error"]
     assert names(front) == []

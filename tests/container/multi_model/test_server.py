@@ -30,7 +30,7 @@ Model = Callable[..., Path]
 
 @pytest.fixture
 def model(tmp_path: Path) -> Model:
-    """Create a model in the test's store."""
+    """Return a function that creates a model in the test's store."""
 
     def make(name: str, mode: str = "well") -> Path:
         path = tmp_path / "store" / name
@@ -44,7 +44,7 @@ def model(tmp_path: Path) -> Model:
 
 @pytest.fixture
 def start(caller: Caller, short_dir: Path, tmp_path: Path) -> Start:
-    """Start the server, and check at the end that all processes it started have ended."""
+    """Return a function that starts the server. At the end, its processes must have ended, too."""
 
     def start(*stores: Path, **options: object) -> AbstractContextManager[subprocess.Popen[str]]:
         arguments = [
@@ -60,7 +60,7 @@ def start(caller: Caller, short_dir: Path, tmp_path: Path) -> Start:
 
 
 def ends_well(process: subprocess.Popen[str]) -> None:
-    """Stop the server and check that it logged no errors."""
+    """Stop the server. Check that it exits with status 0 and has logged no traceback."""
     process.send_signal(signal.SIGTERM)
     assert process.wait(HANG_S) == 0
     _, errors = process.communicate()
@@ -156,7 +156,7 @@ def test_connections_have_a_maximum(start: Start, caller: Caller, model: Model) 
         load(caller, "a", path)
         with ExitStack() as opened:
             idle = [opened.enter_context(send(caller, "/ping")) for _ in range(5)]
-            assert read_all(idle[0]).startswith(b"HTTP/1.1 200"), "closed after its answer"
+            assert read_all(idle[0]).startswith(b"HTTP/1.1 200"), "answered, then closed"
             for _ in range(3):
                 busy = opened.enter_context(send(caller, "/models/a/stream"))
                 read_until(busy, b"first\n\r\n")
@@ -193,7 +193,7 @@ def test_unusual_requests_are_passed_on(start: Start, caller: Caller, model: Mod
         headers = ("Connection: close", "Expect: 100-continue")
         with send(caller, "/models/a/no-content", *headers) as connection:
             answer = read_all(connection)
-            assert b"HTTP/1.1 204" in answer, "after 100 Continue"
+            assert b"HTTP/1.1 204" in answer, "the 204 follows 100 Continue"
             assert b"Content-Length" not in answer
         ends_well(process)
 
@@ -217,7 +217,7 @@ def test_a_stream_of_a_crashed_model_is_cut_off(start: Start, caller: Caller, mo
         with send(caller, "/models/a/stream") as connection:
             read_until(connection, b"first\n\r\n")
             assert ask(caller, "POST", "/models/a/crash")[0] == 503
-            assert connection.recv(4096) == b"", "no last chunk, so the client notices"
+            assert connection.recv(4096) == b"", "the stream ends without its last chunk"
         assert caller.is_healthy()
         ends_well(process)
 
@@ -302,7 +302,7 @@ def test_stopping_while_a_model_loads(start: Start, caller: Caller, model: Model
     assert (status, json.loads(answer)["error"]) == (503, "the server is stopping")
 
 
-def test_a_store_is_loaded_before_it_is_healthy(
+def test_the_server_is_not_healthy_before_its_store_is_loaded(
     start: Start, caller: Caller, model: Model, tmp_path: Path
 ) -> None:
     model("a")

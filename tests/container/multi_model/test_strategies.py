@@ -63,7 +63,7 @@ def test_wrong_lists(text: str, message: str, capsys: pytest.CaptureFixture[str]
     assert f"longshore: --strategies {text}: n" in capsys.readouterr().err
 
 
-def test_one_text_generating_model_and_no_other_choice_of_a_strategy(
+def test_what_strategies_cannot_be_combined_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused(*arguments: str) -> str:
@@ -77,14 +77,14 @@ def test_one_text_generating_model_and_no_other_choice_of_a_strategy(
     assert "name one with MODEL" in refused()
 
 
-def test_each_strategy_has_the_flags_and_overrides_the_rest() -> None:
+def test_each_strategy_keeps_the_flags_and_sets_option_batching_itself() -> None:
     comparison = compare("none", "paged", flags=(MAX_LEN,), OPTION_BATCHING="dynamic")
     for name in ("none", "paged"):
         options = options_of(comparison, name, OPTION_BATCHING="dynamic")
         assert (options.batching, options.max_model_len) == (name, 64)
 
 
-def test_the_first_of_two_flags_counts_as_for_one_model() -> None:
+def test_the_first_of_two_flags_wins_as_without_strategies() -> None:
     """MODEL is the first of the two flags here, and --model-id the second."""
     flags = (Setting("option.model_id", "org/a", "MODEL"),
              Setting("option.model_id", "org/b", "--model-id"))  # fmt: skip
@@ -93,7 +93,7 @@ def test_the_first_of_two_flags_counts_as_for_one_model() -> None:
     assert options_of(comparison, "none").model_id == "org/a"
 
 
-def test_a_file_of_another_place(tmp_path: Path) -> None:
+def test_a_properties_file_outside_the_model_directory(tmp_path: Path) -> None:
     path = tmp_path / "other.properties"
     path.write_text("option.max_model_len=32\n")
     again = overrides_from_json(Overrides(path, (MAX_LEN,)).as_json())
@@ -108,6 +108,7 @@ def test_a_file_of_another_place(tmp_path: Path) -> None:
 def test_strategies_share_the_memory_of_the_gpus(
     gpus: tuple[str, ...], text: str, share: float
 ) -> None:
+    """One GPU has all three strategies. Of two GPUs, one has two. Shares are rounded down."""
     flag = Setting("option.gpu_memory_utilization", text, "--gpu-memory-utilization")
     comparison = compare("none", "dynamic", "paged", gpus=gpus, flags=(flag,))
     for name in comparison.overrides:

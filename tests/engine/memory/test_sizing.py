@@ -120,15 +120,15 @@ def test_steps_and_graphs_are_budgeted_and_sampling_is_counted_once(
     else:
         vocab_size, num_rows = model.config.vocab_size, graph.num_sequences
         attended.clear()
-        assert measured[1]().shape == (num_rows, vocab_size), "logits, nothing sampled"
+        assert measured[1]().shape == (num_rows, vocab_size), "logits, but no sampled tokens"
         assert attended == {(graph.num_tokens, num_rows)}
         assert total == 1000 + 2000 + num_rows * vocab_size * 4
 
 
 def test_block_tables_are_budgeted():
-    """There are rows for twice the sequences, and copies for one step and for the graphs.
+    """The table has rows for twice the sequences. One step and the graphs have a copy each.
 
-    An entry of a row takes 4 bytes.
+    Entries take 4 bytes. The table's rows and columns are rounded up to powers of two.
     """
     assert table_bytes(max_sequences=256, max_blocks=8192) == (512 + 2 * 256 + 16) * 8192 * 4
     assert table_bytes(max_sequences=3, max_blocks=5) == (8 * 8 + (2 * 3 + 16) * 5) * 4
@@ -143,7 +143,7 @@ def test_available_memory_respects_the_container_limit(tmp_path):
     assert available_host_memory(tmp_path) > 2**20
 
 
-def test_too_little_memory_is_not_a_configuration_error():
+def test_the_kind_of_error_depends_on_whether_an_option_limits_the_memory():
     for options, kind in (
         (Options(), InsufficientMemoryError),
         (Options(max_model_len=50), InsufficientMemoryError),

@@ -36,9 +36,9 @@ def test_grouped_products_equal_those_of_single_experts(tiny_model, load, archit
 
 
 def test_no_shape_depends_on_the_routing(tiny_model, load):
-    """Nothing therefore waits for the device.
+    """The experts therefore never wait for the device.
 
-    Meta tensors have no data, so whatever waits for their values would raise an error.
+    Meta tensors have no data, so whatever waited for their values would raise an error.
     """
     experts = load(tiny_model("mixtral")).layers[0].mlp
     for name, value in vars(experts).items():

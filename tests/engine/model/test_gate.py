@@ -90,7 +90,7 @@ def test_only_the_trial_layers_are_loaded_twice(copied, monkeypatch):
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("architecture", OWN)
 def test_random_weights_pass_the_gate(tiny_model, load, architecture, is_tied):
-    """The weights are held in memory once: each tensor is freed when the decoder takes it."""
+    """The decoder takes as many bytes as with the weights of the file."""
     folder = tiny_model(architecture, changes={"tie_word_embeddings": is_tied})
     assert load(folder, is_dummy=True).num_bytes == load(folder).num_bytes
 
@@ -113,7 +113,7 @@ def test_fp32_has_a_tight_limit_and_low_precision_a_loose_one(tiny_model, monkey
 
 @pytest.mark.parametrize("architecture", OWN)
 def test_settings_of_other_families_are_ignored(tiny_model, source, architecture):
-    """transformers ignores them, too."""
+    """transformers ignores such settings, too."""
     config = source(tiny_model(architecture)).config
     layers = read_spec(config, 128).layers
     foreign = {"use_sliding_window": False}

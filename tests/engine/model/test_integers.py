@@ -1,4 +1,4 @@
-"""The CPU's format for integer weights beside the dequantized weight."""
+"""The CPU's format for integer weights, compared with the dequantized weight."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_products_are_those_of_the_dequantized_weight(bits, group_size):
     assert (fast.multiply(rows, bias) - expected).norm() < 0.012 * expected.norm()
 
 
-def test_where_it_is_used(monkeypatch):
+def test_where_integers_are_used(monkeypatch):
     codes, zeros = (torch.zeros(size, dtype=torch.uint8) for size in ((8, 24), (8, 2)))
     odd = IntegerWeight(codes, torch.ones(8, 2), zeros, bits=4, group_size=12)
     for is_fast in (True, False):
@@ -56,6 +56,6 @@ def test_where_it_is_used(monkeypatch):
 
 
 def test_bytes_per_weight():
-    size = 128 * 256  # 70 outputs become whole panels of 32, or of 16
+    size = 128 * 256  # more than whole panels need: 70 outputs become 96 or 80
     assert 70 * 256 < Integers.of(make_weight(8, 256)).num_bytes < 1.05 * size
     assert 35 * 256 < Integers.of(make_weight(4, 128)).num_bytes < 0.54 * size

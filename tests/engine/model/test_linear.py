@@ -11,7 +11,6 @@ from kernels.cpu.linear import has_pairs, is_faster
 from kernels.cpu.shared_library import Target, unavailable_reason
 
 CPU = torch.device("cpu")
-HAS_BF16 = [False, True]
 
 
 @pytest.fixture

@@ -195,7 +195,7 @@ def test_num_bytes_counts_the_stored_weights(tiny_model, load, architecture):
     with safe_open(folder / FILE, "pt") as file:
         total = sum(file.get_tensor(name).nbytes for name in file.keys())  # noqa: SIM118
     padding = load(folder).num_bytes - total
-    assert 0 <= padding < 0.5 * total, "padding of partial panels"
+    assert 0 <= padding < 0.5 * total, "only partial panels are padded"
 
 
 def test_loading_shows_a_progress_bar(tiny_model, load, monkeypatch, capsys):

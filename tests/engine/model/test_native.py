@@ -18,11 +18,12 @@ NATIVE = {
     "llama", "mistral", "ministral", "qwen2", "smollm3", "seed_oss", "qwen3", "phi3", "gemma",
     "gemma2", "gemma3_text", "olmo2", "olmo3", "exaone4", "helium", "ernie4_5", "glm", "glm4",
 }  # fmt: skip
-"""The other families have LayerNorm, experts, scaled residuals, or no gate."""
+"""The others have LayerNorm, experts, scaled residuals, q/k norms after rotation, or no gate."""
 
 
 @pytest.fixture(autouse=True)
-def in_panels(monkeypatch):
+def weights_in_panels(monkeypatch):
+    """Store weights in panels whatever is faster here. Skip without the C++ library."""
     reason = unavailable_reason()
     if reason is not None:
         pytest.skip(reason)
@@ -30,40 +31,40 @@ def in_panels(monkeypatch):
 
 
 @pytest.fixture
-def runs(monkeypatch):
-    """Return a list of the rows of each layer's MLP in native calls."""
-    rows, bind = [], PreparedMLP.bind
+def mlp_rows(monkeypatch):
+    """Return a list to which each layer's MLP adds its number of rows in native calls."""
+    numbers, bind = [], PreparedMLP.bind
 
     def watch(self, hidden, num_tokens, *others, **keywords):
-        rows.append(num_tokens)
+        numbers.append(num_tokens)
         return bind(self, hidden, num_tokens, *others, **keywords)
 
     monkeypatch.setattr(PreparedMLP, "bind", watch)
-    return rows
+    return numbers
 
 
 @pytest.mark.parametrize("architecture", OWN)
-def test_logits_are_equal_and_the_families_are_known(tiny_model, load, runs, architecture):
+def test_logits_are_equal_and_the_families_are_known(tiny_model, load, mlp_rows, architecture):
     folder = tiny_model(architecture, is_wide=True)
     decoder = load(folder)
     assert (decoder.native is not None) == (architecture in NATIVE)
-    runs.clear()
+    mlp_rows.clear()
     native = logits(decoder)
-    assert bool(runs) == (architecture in NATIVE)
+    assert bool(mlp_rows) == (architecture in NATIVE)
     decoder.native = None
-    runs.clear()
+    mlp_rows.clear()
     torch.testing.assert_close(logits(decoder), native, atol=1e-4, rtol=1e-4)
-    assert not runs
+    assert not mlp_rows
     torch.testing.assert_close(native, expected_logits(folder), atol=1e-3, rtol=1e-3)
 
 
-def test_native_layers_in_bf16(tiny_model, load, runs):
+def test_native_layers_in_bf16(tiny_model, load, mlp_rows):
     decoder = load(tiny_model("qwen3", is_wide=True), dtype=torch.bfloat16)
     if not has_pairs():
-        assert decoder.native is None, "products would convert each row by itself"
+        assert decoder.native is None, "every product would have to convert its rows"
         return
     native = logits(decoder, torch.bfloat16)
-    assert runs
+    assert mlp_rows
     decoder.native = None
     error = (logits(decoder, torch.bfloat16) - native).abs().max() / native.abs().max()
     assert error < 0.05
@@ -71,13 +72,13 @@ def test_native_layers_in_bf16(tiny_model, load, runs):
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_integer_weights(tiny_model, load, runs, dtype, precision):
-    """All layers in one call give the same logits as one call for each layer."""
+def test_integer_weights(tiny_model, load, mlp_rows, dtype, precision):
+    """All layers in one native call give the same logits as one operation at a time."""
     folder = tiny_model("llama", is_wide=True)
     decoder = load(folder, precision=precision, dtype=dtype, is_exact=True)
-    runs.clear()
+    mlp_rows.clear()
     native = logits(decoder, dtype)
-    assert runs
+    assert mlp_rows
     decoder.native = None
     tolerance = 1e-4 if dtype == torch.float32 else 0.05
     assert relative_error(logits(decoder, dtype), native) < tolerance
@@ -85,13 +86,13 @@ def test_integer_weights(tiny_model, load, runs, dtype, precision):
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rounded_rows(tiny_model, load, runs, dtype, precision):
-    """Rows are rounded alike whether all layers run in one call or each in its own."""
+def test_rounded_rows(tiny_model, load, mlp_rows, dtype, precision):
+    """Rows are rounded alike in one native call for all layers and in one operation at a time."""
     folder = tiny_model("llama", is_wide=True)
     decoder = load(folder, precision=precision, dtype=dtype)
-    runs.clear()
+    mlp_rows.clear()
     native = logits(decoder, dtype)
-    assert runs
+    assert mlp_rows
     decoder.native = None
     assert relative_error(logits(decoder, dtype), native) == 0.0
     exact = logits(load(folder, precision=precision, dtype=dtype, is_exact=True), dtype)
@@ -101,14 +102,14 @@ def test_rounded_rows(tiny_model, load, runs, dtype, precision):
         assert torch.equal(native, exact)
 
 
-def test_the_last_layer_only_computes_rows_with_logits(tiny_model, load, runs):
+def test_the_last_layer_only_computes_rows_with_logits(tiny_model, load, mlp_rows):
     decoder = load(tiny_model("llama", is_wide=True))
-    runs.clear()
+    mlp_rows.clear()
     logits(decoder)  # a prompt in chunks of 19, 20 and 1; only the last has logits
-    assert runs == [19, 19, 0, 20, 20, 0, 1, 1, 1]
+    assert mlp_rows == [19, 19, 0, 20, 20, 0, 1, 1, 1]
 
 
-def test_steps_with_adapters_run_layer_by_layer(tiny_model, load, runs):
+def test_steps_with_adapters_run_layer_by_layer(tiny_model, load, mlp_rows):
     decoder = load(tiny_model("llama", is_wide=True))
     ids = torch.tensor([3, 5, 7])
 
@@ -116,9 +117,9 @@ def test_steps_with_adapters_run_layer_by_layer(tiny_model, load, runs):
         def attend(self, call):
             return call.query
 
-    runs.clear()
+    mlp_rows.clear()
     decoder(ids, torch.arange(3), torch.tensor([2]), Nothing(), has_adapters=True)
-    assert not runs
+    assert not mlp_rows
 
 
 def test_a_layer_without_kernels_is_rejected(tiny_model, load):

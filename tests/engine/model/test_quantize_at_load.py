@@ -34,7 +34,7 @@ def generate_with(model, num_new=14):
 
 @pytest.mark.parametrize("precision", QUANTIZERS)
 def test_tokens_equal_those_of_the_rounded_weights(tiny_model, precision):
-    """This holds in all strategies.
+    """All strategies give these tokens.
 
     The head is int8 or not rounded; embeddings and norms are never rounded.
     """
@@ -61,7 +61,7 @@ def test_tokens_equal_those_of_the_rounded_weights(tiny_model, precision):
 )
 @pytest.mark.parametrize("precision", QUANTIZERS)
 def test_families(tiny_model, load, architecture, precision):
-    """The gate compares each family with transformers' layers and rounded weights.
+    """Loading compares each family with transformers' layers that have the rounded weights.
 
     The weights of experts are rounded, too.
     """
@@ -96,7 +96,7 @@ def test_random_weights(tiny_model, load, precision):
 @pytest.mark.parametrize("precision", QUANTIZERS)
 @pytest.mark.parametrize("shape", [(3, 256), (1500, 48), (5, 7)])
 def test_rounding_errors(precision, shape):
-    """Groups divide the inputs evenly, are smaller, or are whole rows.
+    """In int4, groups have the usual 128 inputs, only 16, or all inputs of a row.
 
     One weight has more rows than are quantized at once.
     """
@@ -116,7 +116,7 @@ def test_int4_groups_adapt_to_the_inputs():
         assert weight.scales.shape == weight.zeros.shape == (2, inputs // group_size)
 
 
-def test_no_more_than_a_layer_is_ever_whole(tiny_model, load, monkeypatch):
+def test_at_most_one_weight_is_in_memory_unquantized(tiny_model, load, monkeypatch):
     """Each weight is quantized before the next one is read."""
     quantized, rows = Loader.quantized, []
 
@@ -149,6 +149,6 @@ def test_models_for_other_tasks_cannot_be_quantized(tiny_model):
         LLM(tiny_model("llama"), task="text-embedding", quantize="int8")
 
 
-def test_names_of_checkpoints_are_an_error_without_such_a_checkpoint(tiny_model):
+def test_the_name_of_a_checkpoints_method_is_an_error_for_other_checkpoints(tiny_model):
     with pytest.raises(ConfigurationError, match=r"option\.quantize=awq: the checkpoint is not"):
         LLM(tiny_model("llama"), dtype="fp32", quantize="awq")

@@ -39,7 +39,7 @@ def written(tiny_model, tmp_path_factory):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_checkpoint_serves_with_the_tokens_of_its_dequantized_weights(written, name):
-    """This holds in all strategies. A layer that the config ignores is stored unquantized."""
+    """All strategies give these tokens. One layer is stored unquantized."""
     quantized, dequantized = written(name)
     expected = generate(dequantized, eos_token_id=None)
     for batching, options in STRATEGIES.items():
@@ -180,7 +180,7 @@ def test_fp8_tensors_without_scales_are_an_error(copied):
 
 
 def test_the_option_may_name_the_checkpoints_method(written):
-    """LMI's users write the option like this. The name of another method is an error."""
+    """LMI's users set option.quantize=awq for such a checkpoint. Another method is an error."""
     folder, _ = written("awq")
     assert LLM(folder, dtype="fp32", quantize="awq").facts.quantization == "awq"
     for other in ("gptq", "int4"):

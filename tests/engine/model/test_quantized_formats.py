@@ -104,7 +104,7 @@ def test_kernel_weights_take_a_byte_or_half_a_byte():
 
 @pytest.mark.parametrize("bias", [None, torch.ones(32, dtype=BF16)])
 def test_fp8_products_scale_each_row(bias):
-    """Rows have very different magnitudes, and one is all zeros. CPUs compute this, too."""
+    """Rows have very different magnitudes, and one is all zeros. torch runs this on CPUs, too."""
     weight = quantized("fp8")
     assert isinstance(weight, Float8Weight)
     rows = torch.randn(4, 128, generator=torch.Generator().manual_seed(2)).to(BF16)

@@ -83,7 +83,7 @@ def test_longrope_does_not_depend_on_other_sequences(copied, prompts, decoder):
     short = LLM(folder, dtype="fp32", decoder=decoder, max_model_len=ORIGINAL)
     assert short.facts.executor == "packed"
     if decoder == "own":
-        assert answers(short, prompts[:1])[0] != alone[0], "with the short factors"
+        assert answers(short, prompts[:1])[0] != alone[0], "the short factors give another answer"
 
 
 @pytest.mark.parametrize("is_long", [False, True])

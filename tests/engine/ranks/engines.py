@@ -1,4 +1,4 @@
-"""Whole engines whose other ranks are threads."""
+"""Whole engines on several ranks. All ranks but rank 0 are threads."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def with_strategy(engine, batching, *, num_blocks, kv_reservation="max"):
 
 
 def answers(engine, prompts, params, adapter=""):
-    """Return the tokens of each answer of each prompt, or the reason why it failed."""
+    """Return the tokens of each answer to each prompt. No request may fail."""
     ids = [engine.add(prompt, params, time.monotonic(), adapter) for prompt in prompts]
     tokens = {}
     while engine.has_work():

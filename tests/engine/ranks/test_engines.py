@@ -91,7 +91,7 @@ def test_cached_prefixes_are_skipped_on_every_rank(tiny_model):
 
 
 def test_a_grammar(grammar_model):
-    """Rank 0 alone knows the grammar; two heads share one KV head, which both ranks hold."""
+    """Only rank 0 knows the grammar. The model has one KV head, which both ranks hold."""
     params = SamplingParams(temperature=0, max_tokens=20, **form(regex="[a-f]{4,12}"))
     llm = LLM(grammar_model, **GRAMMAR_OPTIONS)
     expected = answers(llm.llm_engine, GRAMMAR_PROMPTS, params)
@@ -143,6 +143,6 @@ def test_the_rank_with_the_least_room_decides(tiny_model):
     """Two ranks share three KV heads, and the second rank has two of them."""
     changes = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
     path = tiny_model("llama", changes=changes)
-    block = 2 * 4 * 8 * 4 * 3  # K and V of 4 tokens, heads of 8 floats, 3 layers
+    block = 2 * 4 * 8 * 4 * 3  # for each head, K and V of 4 tokens: 8 floats in each of 3 layers
     with ranked_engine(path, 2, kv_cache_memory_bytes=2 * 20 * block) as (engine, _):
         assert engine.facts.num_kv_blocks == 10

@@ -36,8 +36,6 @@ from tests.engine.greedy_answers import generate, prompts, tokens
 
 KEY = "a-key-of-the-tests"
 PROOF_BYTES = 16 + 32 + 32 + 32 + 1
-NOTICED_S = 15.0
-"""The loss of a rank ends the others within 4 s, and later on a busy machine."""
 IDLE = """
 import os, sys, time
 from core.options import Options
@@ -158,7 +156,7 @@ def test_a_joined_rank_ends_with_rank_0(place):
 
 
 class Waiting(threading.Thread):
-    """Rank 0 that waits for ranks."""
+    """Rank 0 while it waits for ranks to join."""
 
     def __init__(self, place, count, timeout_s=HANG_S):
         super().__init__(daemon=True)  # a failed test does not wait for the thread
@@ -231,7 +229,7 @@ def connected(place):
 
 
 def proof_for(end, nonce=bytes(32), role=b"a rank"):
-    """The bytes that prove the key to rank 0, after its greeting has been read."""
+    """Read rank 0's greeting, and return the bytes that prove to it that this end has the key."""
     greeting = end.recv(48, socket.MSG_WAITALL)
     digest = hmac.digest(KEY.encode(), role + nonce + greeting[16:], "sha256")
     return b"longshore rank 1" + nonce + digest + bytes(32) + b"\1"
@@ -272,7 +270,7 @@ def handshake(**changes):
             return candidate.read(KEY.encode())
 
 
-def test_a_proof_is_of_a_role_and_of_whole_nonces():
+def test_a_proof_holds_only_for_its_role_and_for_nonces_of_full_length():
     with handshake().connection:
         pass
     with pytest.raises(WrongKeyError):

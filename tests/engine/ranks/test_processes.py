@@ -110,7 +110,7 @@ def test_a_rank_that_dies_or_stops_ends_the_others(group, signum, reason, caplog
 
 
 def test_a_rank_that_fails_says_why(group):
-    with contextlib.suppress(ConfigurationError):  # rank 1 may end before rank 2 has it
+    with contextlib.suppress(ConfigurationError):  # rank 1 may end before rank 2 gets the order
         group.followers.send(Move(BlockMoves()))
     group.wait_for_the_end()
     assert str(group.error).endswith("the KV cache does not fit")
@@ -189,7 +189,7 @@ def test_an_engine_on_two_processes(tiny_model):
         with pytest.raises(ConfigurationError, match="close that LLM first"):
             LLM(path, tensor_parallel_size=2, **options)
         assert tokens(llm) == generate(path)
-        end_of_rank_1(llm)
+        kill_rank_1(llm)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -200,7 +200,7 @@ def test_an_engine_on_two_gpus(tiny_model):
         assert tokens(llm) == generate(path)
 
 
-def end_of_rank_1(llm):
+def kill_rank_1(llm):
     """Kill rank 1 while it answers."""
     [pid] = [child for child in descendants(os.getpid()) if "engine.follow" in command_of(child)]
     params = SamplingParams(max_tokens=30, ignore_eos=True)

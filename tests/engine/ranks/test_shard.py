@@ -38,7 +38,7 @@ def test_each_query_head_is_with_its_key_head_on_one_rank(num_heads, num_kv_head
     parts = [shard.heads(num_heads, num_kv_heads) for shard in shards(size)]
     assert [head for part in parts for head in part.queries] == list(range(num_heads))
     for part in parts:
-        assert len(part.queries) % len(part.keys) == 0, "each key head serves as many"
+        assert len(part.queries) % len(part.keys) == 0, "equally many query heads per key head"
         per_key = len(part.queries) // len(part.keys)
         for index, query in enumerate(part.queries):
             assert query // group == part.keys[index // per_key]

@@ -72,7 +72,7 @@ def test_each_rank_holds_its_share_only(tiny_model):
     folder = tiny_model("llama")
     [(whole, _)] = split_logits(folder, 1)
     halves = [num_bytes for num_bytes, _ in split_logits(folder, 2)]
-    assert sum(halves) < 1.02 * whole, "norms are on both"
+    assert sum(halves) < 1.02 * whole, "only the norms are on both ranks"
     assert max(halves) < 0.6 * whole, "the MLP's 48 columns are split into 16 and 32"
 
 
@@ -99,15 +99,15 @@ def test_random_weights_are_made_tensor_by_tensor(tiny_model, monkeypatch):
     def watch(name, like, deviation, device):
         tensor = random_tensor(name, like, deviation, device)
         made.append(weakref.ref(tensor))
-        tensors = [reference() for reference in tuple(made)]  # the other rank adds to it too
+        tensors = [reference() for reference in tuple(made)]  # the other rank adds to `made`, too
         alive.append(sum(other.nbytes for other in tensors if other is not None))
         return tensor
 
     monkeypatch.setattr(random_weights, "random_tensor", watch)
     folder = tiny_model("llama", changes={"num_hidden_layers": 12, "layer_types": None})
     (shard_bytes, _), _ = split_logits(folder, 2, is_dummy=True)
-    assert len(alive) > 2 * 12 * 9, "of two ranks"
-    assert max(alive) < shard_bytes, "less than one rank's weights at any time, for both"
+    assert len(alive) > 2 * 12 * 9, "each of the two ranks makes all tensors"
+    assert max(alive) < shard_bytes, "the whole tensors take less than one rank's weights"
 
 
 def test_more_ranks_than_heads_are_refused(tiny_model):

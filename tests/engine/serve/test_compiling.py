@@ -66,7 +66,7 @@ def constrained(regex="a", max_tokens=5):
     return SamplingParams(temperature=0, max_tokens=max_tokens, structured_outputs=form)
 
 
-def test_other_requests_continue_meanwhile(client, grammars):
+def test_other_requests_continue_during_compilation(client, grammars):
     client.send(Submit("slow", [1, 2], constrained()))
     assert grammars.began.wait(60)
     client.send(Submit("free", [1, 2, 3], greedy()))

@@ -132,7 +132,7 @@ def answers(meter, progress, *lengths):
 
 
 def test_histograms_of_a_request(engine):
-    """Some get a value for each answer, others one for the request when its last answer ends."""
+    """Some histograms get a value for each answer, and others one when the last answer ends."""
     meter, progress = Meter(), RequestProgress(1.0, 5, num_answers=2, max_tokens=300)
     answers(meter, progress, 3, 6)
     meter.record(progress, output_of(1, finish=Finish.LENGTH, index=0), 12.0)

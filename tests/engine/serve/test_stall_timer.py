@@ -31,7 +31,7 @@ def test_threads_that_wait_are_not_active() -> None:
         activity = Activity()
         activity()
         deadline = time.monotonic() + 60
-        while activity():  # until all threads sleep, as this one then does not count itself
+        while activity():  # until all other threads sleep; this one does not count itself
             assert time.monotonic() < deadline
             time.sleep(0.02)
         computes.set()

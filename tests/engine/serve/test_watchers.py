@@ -218,7 +218,7 @@ def test_costly_snapshots_take_a_limited_share_of_the_loop(watchers, clock, cpu_
     assert max(intervals(outbox)) < 0.001 / MAX_SHARE + 0.04
 
 
-def test_a_loop_that_gets_no_cpu_time_still_sends_some(watchers, clock, cpu_clock, outbox):
+def test_a_loop_that_gets_no_cpu_time_still_sends_snapshots(watchers, clock, cpu_clock, outbox):
     watchers.add(b"a", 100.0)
     cpu_clock.step = 0.001
     watched(watchers, clock, 5.0, every=0.1)

@@ -56,7 +56,7 @@ def decoded(outcome: Outcome) -> object:
 
 @pytest.fixture
 def handler(monkeypatch, tmp_path):
-    """Write a model.py and make an engine of it.
+    """Return a function (code, properties=None, **options) → the engine of a model.py.
 
     Restores sys.path and the working directory, which a handler changes.
     """

@@ -79,7 +79,10 @@ def described(task_model, tmp_path):
 
 
 def test_the_default_is_a_normalized_mean(task_model):
-    """There are no settings. Each text runs alone, and then all texts run in one batch."""
+    """The model has no settings of sentence-transformers.
+
+    All texts come in one request first, and then each in a request of its own.
+    """
     path = task_model("encoder")
     engine = engine_of(path)
     assert engine.facts.task == "text-embedding"
@@ -217,8 +220,12 @@ def test_max_model_len_can_be_lowered_but_not_raised(task_model):
 
 
 def test_dimensions_need_a_matryoshka_model(task_model, tmp_path):
-    (refused,) = perform(engine_of(task_model("encoder")), embed("the cat", dimensions=4))
+    plain = engine_of(task_model("encoder"))
+    whole, refused = perform(plain, embed("the cat"), embed("the cat", dimensions=4))
     assert refused.field == "dimensions"
+    width = len(vectors(whole)[0][0])
+    (same,) = perform(plain, embed("the cat", dimensions=width))
+    np.testing.assert_allclose(vectors(same)[0], vectors(whole)[0], atol=1e-6)
     shutil.copytree(task_model("encoder"), tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"matryoshka_dimensions": [4, 8]}))
@@ -295,7 +302,7 @@ def test_offline_calls_must_match_the_task(task_model, tiny_model):
         LLM(tiny_model("llama"), dtype="fp32", device="cpu").embed("x")
 
 
-def test_offline_a_failure_is_raised(task_model):
+def test_a_failure_is_raised_offline(task_model):
     llm = LLM(task_model("encoder"), dtype="fp32", device="cpu", batching="none")
 
     def fail(lengths):

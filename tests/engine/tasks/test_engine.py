@@ -165,9 +165,9 @@ def test_tasks_over_the_socket(client):
     client.send(Perform("3", b"fail"))
     assert client.receive(Failed) == Failed("3", "failed", "ValueError: failed")
     client.send(Submit("4", [1], SamplingParams()))
-    assert client.receive(Failed).kind == "rejected", "there are no generation messages"
+    assert client.receive(Failed).kind == "rejected", "a task engine generates no text"
     client.send(Perform("1", b"again"))
-    assert client.receive(Performed).id == "1", "ids are free once they have ended"
+    assert client.receive(Performed).id == "1", "an id is free once its request has ended"
 
 
 def test_parts_are_sent_until_the_request_is_aborted(client):
@@ -191,7 +191,7 @@ def test_a_full_queue_rejects_and_an_abort_makes_room(client, echo):
     client.send(Abort("2"))
     client.send(Perform("5", b"5"))
     beats = [client.receive(Heartbeat).step_age_s for _ in range(3)]
-    assert beats == sorted(beats), "all requests have arrived and are waiting"
+    assert beats == sorted(beats), "the same step still runs, so all requests wait"
     echo.open.set()
     assert client.receive(Failed).kind == "overloaded"
     assert [client.receive(Performed).id for _ in range(3)] == ["1", "3", "5"]

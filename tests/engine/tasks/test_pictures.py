@@ -119,7 +119,7 @@ def test_keypoint_matching_needs_two_images(task_model):
 
 
 class TestMasks:
-    """transformers needs torchvision here, which is not installed, so that call is patched."""
+    """One call of transformers needs torchvision, which is not installed. It is patched here."""
 
     @pytest.fixture
     def without_torchvision(self, monkeypatch):

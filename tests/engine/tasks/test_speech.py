@@ -1,4 +1,4 @@
-"""Transcripts of tiny random models, beside what transformers' pipeline writes."""
+"""Transcripts of tiny random models, compared with those of transformers' pipeline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.engine.tasks.conftest import decoded, engine_of, perform
 
 SOUND = wav(1, 12_000, 16_000)
 LONG = wav(2, 40_000, 16_000)
-"""Longer than the second that the model hears at once."""
+"""Lasts 2.5 s. The model hears 1 s at once."""
 
 
 def ask(engine, sound=SOUND, **fields):
@@ -32,7 +32,7 @@ def interpreter(task_model):
 
 @pytest.fixture(scope="module")
 def reference(task_model):
-    """transformers' pipeline of the same model, called with a sound in its own form."""
+    """Return a function that calls transformers' pipeline of the same model with a WAV file."""
     made = pipeline(
         "automatic-speech-recognition",
         model=str(task_model("interpreter")), dtype=torch.float32, device="cpu",
@@ -99,7 +99,7 @@ def test_prompts(interpreter):
     }
     assert any(text != plain for text in prompted.values())
     for prompt, text in prompted.items():
-        assert not text.strip().startswith(f"{prompt} {plain}"), "the prompt is no answer"
+        assert not text.strip().startswith(f"{prompt} {plain}"), "the prompt is not repeated"
     ask(interpreter, language="en", prompt="abc " * 1000)  # only the prompt's end fits
     with pytest.raises(RequestError, match="prompt: not accepted"):
         ask(interpreter, prompt="<|translate|>")
@@ -136,7 +136,7 @@ def test_what_a_model_cannot_do(task_model, name, fields, message):
         ask(engine_of(task_model(name)), **fields)
 
 
-def test_a_model_without_times_hears_short_sounds(task_model):
+def test_a_model_without_times_takes_only_short_sounds(task_model):
     with pytest.raises(RequestError, match="file: the model takes at most 1 s"):
         ask(engine_of(task_model("whisper")), LONG)
 

@@ -1,4 +1,4 @@
-"""examples/ray_data is interrupted, loses an actor, and gives the answers of one process."""
+"""examples/ray_data is interrupted, loses an actor, and still gives one process's answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUM_LINES, LINES_PER_PART = 1000, 25
 BAD_LINES = {3: b"{", 500: b'{"id": "bad"}'}
 MODEL = str(ROOT / "models" / "demo")
 SAMPLING = {"temperature": 0, "max_tokens": 96}
-"""Long enough that a run takes ten seconds, so that a signal comes before its end."""
+"""With answers this long, a run takes ten seconds, so a signal comes before its end."""
 END_S = 240
 
 
@@ -75,7 +75,10 @@ def start(arguments: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def _heed_sigint() -> None:
-    """Let SIGINT interrupt the command: background jobs of shells inherit that it is ignored."""
+    """Let SIGINT interrupt the command, even if a shell runs the tests in the background.
+
+    A shell's background jobs ignore SIGINT, and their children inherit that.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -89,7 +92,7 @@ def num_parts(output: Path) -> int:
 
 
 def actors() -> list[int]:
-    """Return the process ids of the actors of Ray Data. All nodes' processes descend from us."""
+    """Return the process ids of the actors of Ray Data. All nodes descend from this process."""
     pids = descendants(os.getpid())
     return [pid for pid in pids if b"ray::MapWorker" in command_line(pid)]
 

@@ -21,7 +21,7 @@ def config_of_the_manifest() -> dict[str, object]:
     return yaml.safe_load(service["spec"]["serveConfigV2"])
 
 
-def test_the_manifests_config_is_one_of_serves():
+def test_serve_accepts_the_manifests_config():
     from ray.serve.schema import ServeDeploySchema
 
     [application] = ServeDeploySchema.model_validate(config_of_the_manifest()).applications

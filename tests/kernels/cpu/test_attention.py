@@ -137,8 +137,8 @@ def test_keys_and_values_of_different_dims():
     [
         ({"query": torch.zeros(8, 3, 48)}, "shapes do not match"),
         ({"query": torch.zeros(8, 4, 64)}, "shapes do not match"),
-        ({"query": torch.zeros(8, 4, 48, dtype=torch.float16)}, "use fp32 or bf16"),
-        ({"query": torch.zeros(8, 4, 48, dtype=torch.bfloat16)}, "use fp32 or bf16"),
+        ({"query": torch.zeros(8, 4, 48, dtype=torch.float16)}, "all must be fp32, or all bf16"),
+        ({"query": torch.zeros(8, 4, 48, dtype=torch.bfloat16)}, "all must be fp32, or all bf16"),
         ({"query": torch.zeros(48, 4, 8).permute(2, 1, 0)}, "must be contiguous"),
         ({"block_tables": torch.zeros(2, 9, dtype=torch.int64)}, "must be dense int32"),
     ],

@@ -117,7 +117,7 @@ def test_add_rms_norm_of_no_rows_and_invalid_inputs():
         (torch.zeros(2, 64), torch.zeros(2, 64), "they must be"),
         (torch.zeros(64), torch.zeros(64), "they must be"),
         (torch.zeros(1, 1, 2, 64), torch.zeros(64), "they must be"),
-        (torch.zeros(1, 2 * MAX_WIDTH), torch.zeros(2 * MAX_WIDTH), "of at most"),
+        (torch.zeros(1, 2 * MAX_WIDTH), torch.zeros(2 * MAX_WIDTH), "width at most"),
         (torch.zeros(64, 64).T, torch.zeros(64), "contiguous"),
         (torch.zeros(2, 64), torch.zeros(128)[::2], "contiguous"),
         (torch.zeros(2, 64).bfloat16(), torch.zeros(64), "would widen"),

@@ -71,7 +71,7 @@ HEADS, ANGLES = torch.zeros(3, 2, 8), torch.zeros(3, 8)
     ("query", "cos", "rotary_dim", "message"),
     [
         (HEADS, ANGLES[:2], 8, "for 3 tokens"),
-        (HEADS, ANGLES[:, :6], 8, "half of them"),
+        (HEADS, ANGLES[:, :6], 8, "dims / 2"),
         (HEADS, torch.zeros(3, 10), 10, "rotary_dim=10 must be even, and at most head_dim=8"),
         (HEADS, ANGLES[:, :7], 7, "must be even"),
         (HEADS, ANGLES.half(), 8, "one type"),

@@ -135,7 +135,7 @@ def test_invalid_arguments_are_errors():
         rotary_write_kv(query, key, value, cos, sin, 64, cache.half(), cache, SLOTS)
     with pytest.raises(ValueError, match="for 7 tokens"):
         rotary_write_kv(query, key, value, cos[:2], sin[:2], 64, cache, cache, SLOTS)
-    with pytest.raises(ValueError, match="half of them"):
+    with pytest.raises(ValueError, match="dims / 2"):
         rotary_write_kv(query, key, value, cos, sin, 66, cache, cache, SLOTS)
     with pytest.raises(ValueError, match="contiguous"):
         rotary_write_kv(query, key, value.transpose(1, 2), cos, sin, 64, cache, cache, SLOTS)
