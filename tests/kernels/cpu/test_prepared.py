@@ -31,7 +31,7 @@ OTHER = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32}
 @pytest.fixture(params=[torch.float32, torch.bfloat16])
 def dtype(request):
     if request.param == torch.bfloat16 and not has_pairs():
-        pytest.skip("this CPU has no products of pairs")
+        pytest.skip("this CPU does not multiply pairs of bf16")
     return request.param
 
 
