@@ -1,4 +1,4 @@
-"""Options of the test suite."""
+"""Settings of the test suite, and a fixture for Unix sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The allowed imports between packages, and the packages that may load torch (docs/design.md)."""
+"""Which packages may import which, and which may import torch (docs/structures.md)."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ PARTS = {
 }
 """The parts of a package (its folders and the modules beside them), the lowest layer first.
 
-A part may import itself, and the parts of the rows that come before its own in this table. Of two
-parts in one row, one may import the other, but then not the other way round, too.
+A part may import itself, and the parts of the rows that come before its own in this table. If
+one of two parts in a row imports the other, the other must not import it.
 """
 MAX_MODULES_PER_FOLDER = 14
 UNPICKLES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}

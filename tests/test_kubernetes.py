@@ -97,7 +97,7 @@ def test_the_autoscaler_reads_a_metric_that_exists() -> None:
     assert f"\n{metric['pods']['metric']['name']}{{" in text
 
 
-def test_everything_reads_only_what_it_may_and_writes_only_to_tmp(
+def test_the_container_runs_as_user_1000_and_writes_only_to_tmp(
     pod: dict[str, Any], container: dict[str, Any]
 ) -> None:
     assert container["securityContext"]["readOnlyRootFilesystem"]

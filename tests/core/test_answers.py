@@ -1,4 +1,4 @@
-"""Several answers to one prompt: each ends by itself, and `best_of` ranks them."""
+"""Several answers to one prompt: each ends independently, and `best_of` ranks them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def texts(news):
     return [("".join(token.text for token in delta.tokens), delta.finish) for delta in news]
 
 
-def test_each_answer_ends_by_itself(byte_level):
+def test_each_answer_ends_independently(byte_level):
     answers = Answers(SamplingParams(n=2, stop="."), byte_level)
     stopped, other = output(byte_level, 1, "no. More"), output(byte_level, 0, "yes")
     (news,) = answers.push(stopped)
@@ -28,7 +28,7 @@ def test_each_answer_ends_by_itself(byte_level):
     assert (news.index, *texts([news])) == (0, ("yes", None))
     assert not answers.is_stopped_by_string(other)
     late = output(byte_level, 1, "late", finish=Finish.LENGTH)
-    assert answers.push(late) == [], "generated before the engine learned of the stop string"
+    assert answers.push(late) == [], "tokens after a stop string are dropped"
     assert answers.num_open == 1
     last = output(byte_level, 0, " sir", finish=Finish.EOS)
     assert texts(answers.push(last)) == [(" sir", Finish.EOS)]
@@ -49,7 +49,7 @@ def test_best_of_answers_are_released_when_all_have_ended(byte_level):
     assert texts(news) == [("ef", Finish.STOP), ("abcd", Finish.EOS)]
     assert [delta.index for delta in news] == [0, 1]
     assert [answer.text for answer in answers.returned] == ["ef", "abcd"]
-    assert answers.num_tokens == 4 + 3 + 4, "all samples, not only the returned ones"
+    assert answers.num_tokens == 4 + 3 + 4, "all samples count, not only the returned ones"
 
 
 @pytest.mark.parametrize("params", [{"best_of": 1}, {"num_beams": 2, "n": 2}])

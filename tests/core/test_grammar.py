@@ -73,7 +73,7 @@ def lets_through(form: StructuredOutputsParams, text: str, marks: Sequence[str] 
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
 
-def says(text: str, **form: Any) -> bool:
+def accepts(text: str, **form: Any) -> bool:
     return lets_through(StructuredOutputsParams(**form), text)
 
 
@@ -81,35 +81,35 @@ def test_json_allows_single_line_whitespace() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     value = {"a": 1, "b": [True, None]}
     for text in (json.dumps(value), json.dumps(value, indent=4), json.dumps(value, indent="\t")):
-        assert says(text, json=schema)
-        assert says(text, json=json.dumps(schema))
-        assert says(text, json_object=True)
+        assert accepts(text, json=schema)
+        assert accepts(text, json=json.dumps(schema))
+        assert accepts(text, json_object=True)
     for text in ('{"a":  1}', '{"a":\n\n1}', '{"a":1} ', '{"a":"1"}', "{}"):
-        assert not says(text, json=schema)
-    assert not says("[]", json_object=True)
+        assert not accepts(text, json=schema)
+    assert not accepts("[]", json_object=True)
 
 
 def test_regular_expressions_are_ascii() -> None:
-    assert says("07/a_b", regex=r"\d\d/\w+")
+    assert accepts("07/a_b", regex=r"\d\d/\w+")
     for text in ("٣٣/a", "07/é", "07/a!", "7/a", "x07/a"):
-        assert not says(text, regex=r"\d\d/\w+")
-    assert says("", regex="")
+        assert not accepts(text, regex=r"\d\d/\w+")
+    assert accepts("", regex="")
 
 
 def test_a_choice_is_taken_literally() -> None:
     texts = ('a "b"\n', "\\d", "é😀", "start: x")
     for text in texts:
-        assert says(text, choice=texts)
+        assert accepts(text, choice=texts)
     for text in ("7", "a", 'a "b"\nc'):
-        assert not says(text, choice=texts)
+        assert not accepts(text, choice=texts)
 
 
 def test_grammars_in_lark_and_gbnf() -> None:
     for grammar in ('start: "a" b*\nb: "b"', 'root ::= "a" b*\nb ::= "b"', '  root::= "a" "b"*'):
-        assert [says(text, grammar=grammar) for text in ("a", "abb", "b")] == [True, True, False]
+        assert [accepts(text, grammar=grammar) for text in ("a", "abb", "b")] == [True, True, False]
     schema = '{"const": "root ::= x"}'
-    assert says('"root ::= x"', json=schema)
-    assert says('"root ::= x"', grammar=f"start: inner\ninner: %json {schema}")
+    assert accepts('"root ::= x"', json=schema)
+    assert accepts('"root ::= x"', grammar=f"start: inner\ninner: %json {schema}")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_invalid_grammars_are_rejected(form: dict[str, Any], why: str) -> None:
         ({"json": 3}, "json"),
     ],
 )
-def test_exactly_one_constraint_is_allowed(form: dict[str, Any], field: str) -> None:
+def test_errors_name_the_field_of_an_invalid_constraint(form: dict[str, Any], field: str) -> None:
     with pytest.raises(RequestError) as caught:
         StructuredOutputsParams(**form)
     assert caught.value.field == field
@@ -165,7 +165,7 @@ def test_exactly_one_constraint_is_allowed(form: dict[str, Any], field: str) -> 
         {"grammar": 'root ::= "a"'},
     ],
 )
-def test_the_grammar_of_a_constraint_is_its_own_grammar(form: dict[str, Any]) -> None:
+def test_a_generated_grammar_is_valid_as_a_grammar_and_unchanged(form: dict[str, Any]) -> None:
     text = grammar_text(StructuredOutputsParams(**form))
     assert grammar_text(StructuredOutputsParams(grammar=text)) == text
 
@@ -214,7 +214,7 @@ def test_other_calls_are_rejected(notation: tuple[ToolCallParser, Sequence[str]]
 
 
 def test_a_marker_is_a_single_token() -> None:
-    """The same letters as ordinary tokens are rejected."""
+    """A marker that is spelled with ordinary tokens is rejected."""
     marks = ("<tool_call>", "</tool_call>")
     text = written("hermes", marks, [ToolCall("get", "{}")])
     assert lets_through(forced("hermes", marks), text, marks)

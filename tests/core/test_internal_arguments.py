@@ -71,7 +71,7 @@ def test_arguments_are_checked_before_torch_is_imported() -> None:
         ["add", "1", "a", "b", "c"],
     ],
 )
-def test_arguments_that_have_a_form_are_returned(
+def test_arguments_that_fit_a_form_are_returned(
     given: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["program", *given])

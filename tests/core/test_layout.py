@@ -45,7 +45,7 @@ def test_copies_on_a_cpu_divide_the_cores(copies, degree, given, expected):
 
 
 @pytest.mark.parametrize("gpus", [FOUR, ()])
-def test_one_copy_shares_out_the_machine_by_itself(gpus):
+def test_a_single_copy_keeps_its_environment(gpus):
     assert lay_out(options(1, "2"), gpus, 2).variables(0, {"A": "b"}) == {"A": "b"}
 
 
@@ -75,7 +75,7 @@ def test_too_few_devices_are_refused(copies, degree, gpus, message):
         ("2", 2, "option.copies=2 with option.nodes=2: a copy on several machines takes all"),
     ],
 )  # fmt: skip
-def test_ranks_that_cannot_be_shared_are_refused(degree, copies, message):
+def test_ranks_that_the_machines_cannot_share_are_refused(degree, copies, message):
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         lay_out(options(copies, degree, nodes=2), FOUR, 8, "the instance")
 

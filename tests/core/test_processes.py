@@ -48,7 +48,5 @@ def test_a_child_lives_only_if_its_parent_does() -> None:
     ],
     ids=lambda command: command[1] if command[0] == "-m" else "worker",
 )
-def test_a_process_whose_parent_has_ended_before_it_could_notice_ends(
-    command: tuple[str, ...],
-) -> None:
+def test_a_process_ends_at_its_start_if_its_parent_has_ended(command: tuple[str, ...]) -> None:
     assert exit_code(*command) == -signal.SIGKILL

@@ -23,7 +23,7 @@ ANY = RoutedRequest(None, ())
 
 
 def named(*loads):
-    """Return loads by the names a, b, c and so on."""
+    """Return the loads of servers that are named a, b, c and so on."""
     return dict(zip("abcdef", loads, strict=False))
 
 
@@ -46,16 +46,17 @@ def test_least_loaded_takes_the_first_of_the_least_loaded():
 
 
 def test_a_known_prefix_goes_where_it_was_seen_unless_that_is_overloaded():
+    """The limit is 1.25 times the mean load, rounded up. Both loads include the new request."""
     router = PrefixAware()
     one, two = with_prefixes(1), with_prefixes(2)
-    assert router.choose(one, named(3, 2, 3)) == "b"  # unknown: the least loaded
-    assert router.choose(one, named(2, 4, 3)) == "b"  # 4 + 1 <= 1.25 x 10 / 3, rounded up
+    assert router.choose(one, named(3, 2, 3)) == "b"  # a new prefix goes to the least loaded
+    assert router.choose(one, named(2, 4, 3)) == "b"  # 4 + 1 <= 1.25 x (9 + 1) / 3, rounded up
     assert router.choose(two, named(2, 3, 3)) == "a"
-    assert router.choose(one, named(1, 5, 3)) == "a"  # 5 + 1 > 1.25 x 10 / 3; now seen by both
-    assert router.choose(one, named(4, 4, 3)) == "a"  # although c is the least loaded
+    assert router.choose(one, named(1, 5, 3)) == "a"  # 5 + 1 > 1.25 x (9 + 1) / 3, rounded up
+    assert router.choose(one, named(4, 4, 3)) == "a"  # only a and b have seen it
 
 
-def test_a_prefix_stays_where_nothing_else_runs():
+def test_a_prefix_stays_where_at_most_one_request_runs():
     router = PrefixAware()
     assert router.choose(with_prefixes(1), named(1, 0)) == "b"
     assert router.choose(with_prefixes(1), named(0, 0)) == "b"
@@ -69,7 +70,7 @@ def test_the_longest_known_prefix_decides():
     assert router.choose(with_prefixes("system", "question"), named(9, 0, 9)) == "b"
     assert router.choose(with_prefixes("system", "question", "new"), named(0, 1, 9)) == "b"
     assert router.choose(with_prefixes("system", "other"), named(4, 4, 3)) == "a"
-    # b is overloaded: the shorter prefix still leads to a.
+    # b, which has seen the longer prefix, is overloaded. The shorter prefix leads to a.
     assert router.choose(with_prefixes("system", "question"), named(1, 9, 0)) == "a"
 
 
@@ -93,7 +94,7 @@ def test_a_prefix_seen_only_by_a_server_that_is_gone_counts_as_new():
     assert router.choose(with_prefixes(1), {"a": 1, "c": 0}) == "c"
 
 
-def test_what_was_not_used_for_longest_is_forgotten_first():
+def test_the_least_recently_used_is_forgotten_first():
     router = PrefixAware(max_remembered=2)
     for session in ("s", "t", "s", "u"):  # forgets t
         router.choose(of_session(session), named(1, 0))

@@ -25,7 +25,7 @@ def append(sequence, *token_ids):
 def test_a_new_sequence_has_a_pending_prompt():
     sequence = make_sequence()
     assert (sequence.num_pending_tokens, sequence.num_generated_tokens) == (3, 0)
-    assert sequence.max_length == 19
+    assert sequence.max_length == 19, "3 tokens and max_tokens, 16 by default"
     sequence.num_computed_tokens = 3
     append(sequence, 9)
     assert (sequence.num_pending_tokens, sequence.num_generated_tokens) == (1, 1)

@@ -77,7 +77,7 @@ def test_truncation_keeps_the_end_and_the_special_tokens(tmp_path):
     assert tokenizer.encode("a b c", max_tokens=9) == [0, 1, 2, 3]
 
 
-def test_single_special_tokens_may_be_kept(byte_level):
+def test_selected_special_tokens_may_be_kept(byte_level):
     ids = [*byte_level.encode("to"), 0]
     assert byte_level.decode(ids, kept_special_ids={0}) == "to<|end|>"
     assert byte_level.decode(ids, kept_special_ids={1}) == "to"
@@ -107,7 +107,7 @@ def test_text_is_cut_at_the_first_stop_string(text, stops, data):
         released += checker.push(piece)
         places = [seen.find(stop) for stop in stops if stop in seen]
         if places:
-            # Tokens arrive one by one: the text ends in the first piece with a whole stop string.
+            # Tokens arrive one by one: the text ends with the piece that completes a stop string.
             whole = seen[: min(places)] if whole is None else whole
             break
         assert not any(stop in released for stop in stops)
@@ -225,7 +225,9 @@ def test_bad_words_as_tokens(byte_level, metaspace, spaced):
     assert ids(byte_level, "to", (9, 9)) == ((to,), (spaced_to,), (9, 9))
     assert ids(byte_level, " ") == (tuple(byte_level.encode(" ")),)
     assert len(byte_level.encode(" z")) == 2
-    assert ids(byte_level, "z") == (tuple(byte_level.encode("z")),), "words of different lengths"
+    assert ids(byte_level, "z") == (tuple(byte_level.encode("z")),), (
+        "the spelling with a space has more tokens and is not forbidden"
+    )
     assert ids(metaspace, "to") == (tuple(metaspace.encode("to")),), (
         "both spellings are the same tokens"
     )

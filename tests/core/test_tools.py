@@ -96,7 +96,7 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:
-    """Return the parts with adjacent texts joined."""
+    """Return the pieces, with adjacent texts joined."""
     whole: list[Piece] = []
     for piece in pieces:
         if isinstance(piece, str) and whole and isinstance(whole[-1], str):

@@ -87,7 +87,7 @@ class Quiet(WSGIRequestHandler):
 
 @pytest.fixture(scope="session", autouse=True)
 def _models_are_parsed_once() -> Iterator[None]:
-    """Cache botocore's service descriptions: parsing their JSON takes half a second per session."""
+    """Cache botocore's service descriptions, which each boto3 session parses for half a second."""
     load_file = cache(JSONFileLoader().load_file)
     with patch.object(JSONFileLoader, "load_file", lambda _, path: load_file(path)):
         yield

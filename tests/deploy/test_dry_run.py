@@ -1,4 +1,4 @@
-"""--dry-run needs no account: it prints each call after botocore validated it and makes none."""
+"""--dry-run needs no account: botocore validates each call, which is printed and not made."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_waiting_times_out(
         bring_up(aws, deployment, package, timeout_s=150)
     assert 150 < clock.now < 150 + 2 * endpoint.POLL_S
     progress = [line for line in printed if "Creating after" in line]
-    assert len(progress) == 3, "once a minute"
+    assert len(progress) == 3, "a line at 0, 60 and 120 s"
 
 
 @pytest.mark.parametrize("operation", ["CreateModel", "DescribeEndpoint"])
@@ -165,7 +165,7 @@ def test_no_credentials_and_no_region(
 def test_parameters_are_validated_before_anything_is_sent(
     faulty: Faulty, up: list[str], capsys: Capture
 ) -> None:
-    """botocore validates them against AWS's own service descriptions."""
+    """botocore validates parameters against AWS's own service descriptions."""
     up[up.index("--role") + 1] = "short"
     assert main(up) == 1
     assert "Invalid length for parameter ExecutionRoleArn" in capsys.readouterr().err

@@ -26,7 +26,7 @@ def test_status_of_a_running_endpoint(faulty: Faulty, up: list[str], capsys: Cap
     ]
     assert lines[3] == f"  image: {IMAGE}"
     assert lines[4].startswith("  model: s3://longshore-123456789012-eu-west-1/longshore/demo/")
-    assert main(up) == 0, "back to one"
+    assert main(up) == 0, "without --max-instances, the same command ends scaling"
     capsys.readouterr()
     assert main(["status", "--name", "demo"]) == 0
     assert "  scaling: none" in capsys.readouterr().out.splitlines()

@@ -21,7 +21,7 @@ def test_the_help_of_every_command_has_examples(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     """The help works even if no extra is installed."""
-    for module in [*sys.modules]:  # those that tests imported may hold an extra's packages
+    for module in [*sys.modules]:  # modules imported by other tests may hold an extra's packages
         if module.partition(".")[0] in ("deploy", "fleet", "loadtest"):
             monkeypatch.delitem(sys.modules, module)
     for module in ("locust", "psutil", "boto3", "botocore", "ray", "vl_convert"):
@@ -38,7 +38,7 @@ def test_the_help_of_every_command_has_examples(
 @pytest.mark.parametrize(
     ("arguments", "said"), [([], "usage:"), (["srve"], "no command 'srve'; did you mean 'serve'?")]
 )
-def test_anything_else_is_an_error(
+def test_no_command_and_an_unknown_command_are_errors(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ):
     assert main(arguments) == 2

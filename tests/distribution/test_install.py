@@ -56,11 +56,11 @@ def test_a_terminal_shows_what_is_going_on(wheels: Path, tmp_path: Path) -> None
     assert stage([*lines, "Installing collected packages: a, b\n"]).endswith("packages")
 
 
-def test_an_error_appears_whole(
+def test_if_pip_fails_all_its_output_is_shown(
     wheels: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = io.StringIO()
     assert install(arguments(wheels, tmp_path, "tinier"), tmp_path, out) == 1
     assert "No matching distribution found for tinier" in capfd.readouterr().err
-    assert "Looking in links" in out.getvalue(), "what pip said before"
+    assert "Looking in links" in out.getvalue(), "pip's output before the error is shown, too"
     assert "installed" not in out.getvalue()

@@ -40,7 +40,7 @@ def installed(wheel: Path) -> Path:
 
 
 def run(installed: Path, *arguments: str) -> str:
-    """Run Python with the installed packages, elsewhere than in the repository."""
+    """Run Python with the installed packages, outside the repository."""
     return subprocess.run(
         [sys.executable, *arguments],
         env={"PYTHONPATH": str(installed)},
@@ -67,7 +67,7 @@ def test_every_file_of_the_server_is_there(wheel: Path):
     folders = [*sorted(PACKAGES - {"benchmarks"}), "models/demo"]
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
     ours = {path.relative_to(ROOT).as_posix() for path in files if path.suffix != ".pyc"}
-    ours = {name for name in ours if not name.startswith("deploy/kubernetes/")}  # for a checkout
+    ours = {name for name in ours if not name.startswith("deploy/kubernetes/")}  # needs a checkout
     assert {f"longshore/{name}" for name in ours} <= names
 
 

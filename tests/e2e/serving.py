@@ -35,7 +35,7 @@ _VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "OPTION_HTTP_WORK
 """One front-end worker, unless a test asks for more. With several, one worker may not yet know
 something that another one has already shown to a client."""
 LONG_ANSWER = 8_000
-"""The tokens of an answer by the model of `long_winded`. It takes seconds on any machine."""
+"""How many tokens tests request from the model of `long_winded`, to keep it busy for seconds."""
 BUILDAH = shlex.split(os.environ.get("BUILDAH", "buildah"))
 
 
@@ -43,7 +43,7 @@ def long_winded(folder: Path) -> Path:
     """Copy the demo model and let its answers have LONG_ANSWER tokens. Return the copy.
 
     Use it for requests that must still run when a test looks at them. The demo model itself stops
-    at 1,000 tokens, which a quick machine generates within a heartbeat. Both models answer alike.
+    at 1,024 tokens, which a quick machine generates within a heartbeat. Both models answer alike.
     """
     copy = shutil.copytree(DEMO, folder / DEMO.name)
     config = json.loads((copy / "config.json").read_text())
@@ -141,9 +141,9 @@ class Container:
             connection.close()
 
     def stop(self, signum: int = signal.SIGTERM) -> int:
-        """Stop the container and return its exit code. Fails if a process is left."""
+        """Stop the container and return its exit code. Fail if a process is left."""
         children = descendants(self.process.pid)
-        assert len(children) >= 3, "engine, gunicorn and a worker"
+        assert len(children) >= 3, "the engine, gunicorn and a worker run"
         os.kill(self._supervisor(children), signum)
         code = self.process.wait(HANG_S)
         wait_until(lambda: all(map(is_gone, children)))

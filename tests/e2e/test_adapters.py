@@ -1,4 +1,4 @@
-"""LoRA adapters end to end: in the model's folder or loaded over HTTP, then selected, unloaded."""
+"""LoRA adapters end to end: found in the model's folder or loaded over HTTP, selected, unloaded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model(tmp_path):
 
 @pytest.fixture
 def expected(model):
-    """Return the offline engine's answers. Other tests compare those with merged weights."""
+    """The offline engine's answers. Other tests compare these with answers of merged weights."""
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW)
     wanted = [None, model / "adapters" / "a", model / "more" / "b"]
     requests = [folder and LoRARequest(folder.name, 1, str(folder)) for folder in wanted]

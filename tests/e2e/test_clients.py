@@ -31,7 +31,7 @@ def container(tmp_path_factory) -> Iterator[Container]:
 
 @pytest.fixture(scope="module")
 def expected():
-    """Return the offline engine's answers to the same prompts."""
+    """Return a function that returns the offline engine's answer to a prompt."""
     llm = LLM(DEMO, batching="none", dtype="fp32")
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW)
 
@@ -157,7 +157,7 @@ def test_openai_structured_outputs(client):
 
 
 def test_openai_forced_tools(client):
-    """Even a model that was not trained on tools calls them."""
+    """Even a model that was not trained for tools has to call one."""
     tools = [openai.pydantic_function_tool(Speech, name=name) for name in ("speak", "whisper")]
     options = {"model": "demo", "messages": MESSAGES, "max_tokens": 300, "seed": 4, "tools": tools}
     named = {"type": "function", "function": {"name": "whisper"}}
@@ -213,7 +213,7 @@ def test_hugging_face(tmp_path, expected):
             assert sums[0] >= sums[1]
             for token, top in zip(answer.details.tokens, answer.details.top_tokens, strict=True):
                 assert len(top) == 2
-                assert token.logprob <= top[0]["logprob"]  # the client leaves them as dicts
+                assert token.logprob <= top[0]["logprob"]  # the client returns top tokens as dicts
             with pytest.raises(HfHubHTTPError, match="watermark: not supported"):
                 client.text_generation("ROMEO:", **options, watermark=True)
 
@@ -224,7 +224,7 @@ def test_hugging_face(tmp_path, expected):
 
 
 def test_boto3(tmp_path, expected):
-    """boto3's SageMaker runtime client with the local runtime routes."""
+    """boto3's client of SageMaker's runtime works with the container's local runtime routes."""
     text = expected("ROMEO:")
     options = "option.dtype=fp32\noption.local_runtime_api=true\n"
     options += f"option.enable_stateful_sessions=true\noption.sessions_path={tmp_path}/sessions\n"

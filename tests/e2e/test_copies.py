@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(bool(IMAGE), reason="signals processes of the ch
 
 
 def series(container, name):
-    """Return the values of a metric by the number of the copy, which is None for the container."""
+    """Return a metric's values by copy number; a value of the whole container has the key None."""
     status, data = container.request("GET", "/metrics")
     assert status == 200
     return {
@@ -55,7 +55,7 @@ def wait_until_idle(container):
     wait_until(lambda: series(container, RUNNING) == {"0": 0, "1": 0})
 
 
-@pytest.mark.timeout(240)  # three starts of an engine
+@pytest.mark.timeout(240)  # engines start three times
 def test_two_copies_share_the_requests_and_one_survives_the_other(tmp_path):
     with serve(tmp_path, PROPERTIES, model=long_winded(tmp_path)) as container:
         wait_for_both(container)

@@ -32,7 +32,10 @@ SEED = 7
 
 @pytest.fixture(scope="module")
 def offline():
-    """Return the offline engine's answers. Other tests compare those with transformers."""
+    """Yield a function that returns the offline engine's answer, which the server's must equal.
+
+    Other tests compare the offline engine with transformers.
+    """
     with LLM(DEMO, batching="none", dtype="fp32") as llm:
 
         def answers(prompt=PROMPT, **params):
@@ -124,7 +127,7 @@ def test_decoding_parameters(server, offline):
 
 
 @every_strategy
-def test_a_socket_answers_as_http_does_and_frees_the_blocks_of_a_client_that_leaves(server):
+def test_a_web_socket_answers_as_http_does_and_frees_the_blocks_of_a_client_that_leaves(server):
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": NUM_NEW, "details": True}}
     long = {"max_new_tokens": LONG_ANSWER, "ignore_eos_token": True}
     url = f"ws://127.0.0.1:{server.port}{PATH}"
@@ -171,7 +174,7 @@ def test_invalid_input_is_a_4xx_that_names_the_field(server):
 
 
 def check_choices(complete, offline):
-    """Compare several choices, whole and streamed. A stop string ends only the choice with it."""
+    """Compare several choices, whole and streamed. Only a choice with the stop string is cut."""
     texts = [output.text for output in offline(seed=SEED, n=3).outputs]
     assert [made["text"] for made in complete(n=3)] == texts
     parts = [texts[1][at : at + 4] for at in range(4, 12)]
@@ -207,7 +210,7 @@ def logprobs_of(token_ids, named):
 
 
 def check_structured(complete, offline):
-    """Two answers that follow a schema, and one without repeated n-grams."""
+    """Compare two answers that follow a schema, and one in which no token is repeated."""
     schema = {"type": "array", "items": {"enum": ["Romeo", "Juliet"]}, "minItems": 2, "maxItems": 4}
     form = StructuredOutputsParams(json=schema)
     expected = [

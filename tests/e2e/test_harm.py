@@ -1,4 +1,4 @@
-"""Hostile requests against a real container, by the command that measures their effects."""
+"""Hostile requests against a real container, sent by the command that measures their effects."""
 
 from __future__ import annotations
 

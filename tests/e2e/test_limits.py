@@ -64,8 +64,8 @@ BROKEN = {
 }
 
 
-def test_requests_that_do_not_arrive_are_answered_closed_and_counted(container):
-    """Send all at once, as each takes some seconds. They take fewer connections than allowed."""
+def test_broken_requests_are_answered_closed_and_counted(container):
+    """Six requests are sent at a time, as each takes seconds and eight connections are allowed."""
     refused = "longshore:requests_refused_total"
     before = container.metric(refused)
     with ThreadPoolExecutor(6) as pool:
@@ -74,7 +74,7 @@ def test_requests_that_do_not_arrive_are_answered_closed_and_counted(container):
         head, _, body = sent[name].result().partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 %d " % status), name
         assert json.loads(body)["code"] == status
-    assert exchange(container, b"GET\r\n\r\n")[9:12] == b"400", "in gunicorn's own words"
+    assert exchange(container, b"GET\r\n\r\n")[9:12] == b"400", "gunicorn itself answers"
     wait_until(lambda: container.metric(refused) == before + len(BROKEN) + 1)
 
 

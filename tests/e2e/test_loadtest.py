@@ -1,4 +1,4 @@
-"""The load test against a running container, also through boto3, and against one it starts."""
+"""The load test against a running container, directly and through boto3, and one it starts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check(run: Run) -> None:
     measures = run.measures
     errors = [record.error for record in run.records if record.error]
     assert (measures.num_good, measures.num_short, errors) == (6, 0, [])
-    assert run.tokens_per_word == 1.0, "computed with the model's own tokenizer"
+    assert run.tokens_per_word == 1.0, "each word of the prompts is one token"
     tokens = sum(record.output_tokens or 0 for record in run.records)
     assert tokens == sum(record.asked_tokens for record in run.records)
     first, last = run.samples[0].metrics, run.samples[-1].metrics
@@ -53,7 +53,7 @@ def url(tmp_path_factory: pytest.TempPathFactory):
         yield f"http://127.0.0.1:{container.port}"
 
 
-def test_load_test_with_lmis_schema(url: str, tmp_path: Path) -> None:
+def test_load_test_with_the_schema_of_lmi(url: str, tmp_path: Path) -> None:
     (run,) = loadtest(tmp_path, "--target", url).runs
     check(run)
     for record in run.records:
@@ -63,7 +63,7 @@ def test_load_test_with_lmis_schema(url: str, tmp_path: Path) -> None:
         assert times[-1] - times[0] <= record.latency_s, "the server's time is within the client's"
 
 
-def test_load_test_with_openais_schema(url: str, tmp_path: Path) -> None:
+def test_load_test_with_the_schema_of_openai(url: str, tmp_path: Path) -> None:
     (run,) = loadtest(tmp_path, "--target", url, "--schema", "openai").runs
     check(run)
     counted = {record.prompt_tokens for record in run.records}
@@ -107,10 +107,10 @@ def test_load_test_starts_a_container(tmp_path: Path) -> None:
     check(run)
     assert run.name == "continuous"
     assert run.settings["option.batching"] == "continuous"
-    assert run.samples[-1].server_cpu is not None, "it knows the processes that it started"
+    assert run.samples[-1].server_cpu is not None, "the load test knows its server's processes"
     log = (tmp_path / "out" / "logs" / "01-continuous.log").read_text()
     assert "continuous" in log
-    assert _processes_with(str(tmp_path)) == [], "all of its processes have ended"
+    assert _processes_with(str(tmp_path)) == [], "all processes of the container have ended"
 
 
 def _processes_with(text: str) -> list[int]:

@@ -31,7 +31,7 @@ def is_ready(container):
     return container.request("GET", "/ping")[0] == 200
 
 
-@pytest.mark.timeout(240)  # two starts of two processes
+@pytest.mark.timeout(240)  # two processes start twice
 def test_a_lost_rank_ends_its_requests_and_the_engine_starts_again(tmp_path):
     """Tests of ranks that hang instead of dying are in tests/engine/ranks."""
     with serve(tmp_path, PROPERTIES, model=long_winded(tmp_path)) as container:

@@ -58,7 +58,7 @@ def at_once(function, arguments):
 
 
 def test_classification(tmp_path):
-    """The requests of one batch have different parameters, and one is invalid."""
+    """The requests of one batch have different parameters, and two are invalid."""
     path = save_task_model("classifier", tmp_path)
     reference = pipeline("text-classification", model=str(path), dtype=torch.float32, device="cpu")
     options = "batch_size=8\nmax_batch_delay=200\noption.dtype=fp32\n"
@@ -152,9 +152,9 @@ def test_custom_handler(tmp_path, short_dir, batching):
 
 
 def test_speech_recognition(tmp_path):
-    """The body is a WAV file with another sampling rate than the model's. Then two come in base64.
+    """The body is a WAV file whose sampling rate is not the model's. Then two files come in base64.
 
-    The second of these is cut off: it lasts 0.00 s and is refused.
+    The second of the two is cut off: it lasts 0.00 s and is refused.
     """
     path = save_task_model("listener", tmp_path)
     data = io.BytesIO()
@@ -192,7 +192,7 @@ async def with_length(request, call_next):
 
 
 def test_transcripts_and_a_hook_around_them(tmp_path):
-    """OpenAI's client, and a middleware that is set by a variable of AWS's containers."""
+    """OpenAI's client works, and so does a middleware that a variable of AWS's containers names."""
     path = save_task_model("interpreter", tmp_path)
     (path / "hooks.py").write_text(HOOK)
     hook = {"CUSTOM_FASTAPI_MIDDLEWARE_PRE_POST_PROCESS": "hooks.py:with_length"}
@@ -255,7 +255,7 @@ def handle(inputs):
 """
 
 
-@pytest.mark.skipif(bool(IMAGE), reason="test and handler meet in a directory of this machine")
+@pytest.mark.skipif(bool(IMAGE), reason="test and handler share a directory of this machine")
 @pytest.mark.parametrize("batching", ["none", "dynamic"])
 def test_streaming_handler(tmp_path, batching):
     """The handler yields its second part only after the client has read the first."""

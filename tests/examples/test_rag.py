@@ -39,7 +39,7 @@ def test_index_and_ask(container: Container, tmp_path: Path) -> None:
             assert done.returncode == 0, done.stderr
             assert f"[1] {paragraph}\n[2] " in done.stderr
             assert "[3]" not in done.stderr
-            assert done.stdout.strip(), "the demo model's answer"
+            assert done.stdout.strip(), "the demo model answers"
             documents = tmp_path / "not read again"
         (tmp_path / "new").mkdir()
         empty = ask("who", tmp_path / "new", *urls, documents=documents)

@@ -99,7 +99,7 @@ def test_a_line_that_cannot_be_answered_is_an_error(
     assert row == {"line": 1, "id": 1, "text": None, "finish_reason": None}
 
 
-def test_bad_lines_leave_the_others(answerer: Answerer):
+def test_bad_lines_do_not_change_the_answers_to_others(answerer: Answerer):
     good = [{"id": str(number), "prompt": f"ROMEO {number}:"} for number in range(6)]
     good.append({"id": "chat", "messages": [{"role": "user", "content": "Who is Romeo?"}]})
     too_long = {"id": "long", "prompt": "what light " * 2000}
@@ -142,7 +142,7 @@ def test_a_part_that_is_written_is_not_answered_again(answerer: Answerer):
     assert '"id": 70' in path.read_text()
 
 
-def test_a_whole_output_needs_no_ray(
+def test_a_complete_output_needs_no_ray(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     parts, digest = split(source, 2)

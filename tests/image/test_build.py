@@ -19,7 +19,7 @@ def test_the_cpu_image_has_no_triton():
     cuda, cpu = (requirements(device).stdout.splitlines() for device in ("cuda", "cpu"))
     assert [package.split(">")[0] for package in cuda if package not in cpu] == ["triton"]
     assert set(cpu) < set(cuda)
-    assert {"boto3>=1.43"} < set(cpu), "needed for models on S3"
+    assert {"boto3>=1.43"} < set(cpu), "models on S3 need boto3"
     assert not [package for package in cuda if package.startswith(("pytest", "moto", "ruff"))]
 
 
@@ -49,4 +49,4 @@ def test_copied_files_are_in_the_build_context():
     assert {name for name in sources if not name.startswith("image/")} <= sent
     assert all((ROOT / name).exists() for name in sources)
     packages = set(re.findall(r'"(\w+)\*"', (ROOT / "pyproject.toml").read_text()))
-    assert packages <= sources, "a package of the server is missing"
+    assert packages <= sources, "all packages of the server are copied"

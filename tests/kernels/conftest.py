@@ -1,4 +1,6 @@
-"""Three ways to test kernels without a GPU, kept apart because Triton decides at import.
+"""Three ways to test kernels without a GPU.
+
+They are kept apart because the import of a kernel decides whether Triton interprets it.
 
 - interpreted/test_*.py run the kernels on CPU tensors through Triton's interpreter. They are
   collected only where TRITON_INTERPRET=1, with the interpreter repaired before they are imported;

@@ -4,14 +4,14 @@ Errors in the interpreter of triton 3.6 to 3.9, and the repairs:
 
 - bf16 and fp8 live in numpy arrays of uint16 and uint8, and dot, arithmetic, comparisons and
   reductions run on those bits as if they were numbers: here they run on the values, in fp32.
-- A cast to bf16 truncates and a cast to fp8 loses the carry of the rounding and does not saturate:
-  here both round to nearest even, and fp8 saturates, as the hardware's cvt.rn.satfinite does.
+- A cast to bf16 truncates. A cast to fp8 loses the carry of the rounding and does not saturate.
+  Here both round to nearest even, and fp8 saturates, as the hardware's cvt.rn.satfinite does.
 - 3.6 turns arrays of one element into ints in a way that numpy >= 2.4 refuses, so that no loop with
   a run-time bound works: here `__index__` takes the element.
 - A constant of type bf16 has no constructor: here it has one.
 - exp is numpy's, which rounds differently from torch's: here it is torch's.
 
-Not repaired, so do not use it in kernels: inline assembly and libdevice functions.
+Inline assembly and libdevice functions are not repaired, so do not use them in kernels.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def is_stored_as_bits(dtype: tl.dtype) -> bool:
 
 
 def values_of(handle: TensorHandle) -> np.ndarray:
-    """Decode the handle's bits: fp32 for all narrow floats, else unchanged."""
+    """Return the handle's values: narrow floats as fp32, others unchanged."""
     dtype, data = handle.dtype.scalar, handle.data
     if dtype == tl.bfloat16:
         return (data.astype(np.uint32) << 16).view(np.float32)
@@ -180,7 +180,7 @@ def _repair_exp() -> None:
 def _repair_calls() -> None:
     """Patch triton.language once per module, not in every call of a kernel's function.
 
-    To patch it in every call took half the time of kernels with many short functions.
+    Patching it in every call took half the time of kernels with many short functions.
     """
     modules: set[str] = set()
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 5e-3}
-"""Relative to the largest number of the result, by the query's dtype."""
+"""Maximum error relative to the largest number of the result, by the query's dtype."""
 
 
 @dataclass(frozen=True)
 class Paged:
-    """The arguments of the attention wrappers in their order, except query_starts."""
+    """The arguments of the attention wrappers, in order. paged_decode takes no query_starts."""
 
     query: Tensor
     key_cache: Tensor
@@ -43,11 +43,15 @@ def make_paged(
     ids: torch.dtype = torch.int32,
     spread: float = 1.0,
 ) -> Paged:
-    """Make inputs. lengths: per sequence, its query tokens and its context including them.
+    """Make inputs.
+
+    lengths: for each sequence, the number of its query tokens and the length of its context, which
+    includes them. layout: "NHD", "HND", or "pair": each cache is one half of larger blocks,
+    as if these held K and V.
 
     All slots past a context and all blocks that no sequence has are poisoned: they hold NaN (in
-    uint8 its code, which the kernels take for 480). Past a sequence's end, its block table names
-    such a block.
+    uint8, the code of NaN, which the kernels take for 480). Past a sequence's end, its block table
+    names such a block.
     """
     generator = torch.Generator().manual_seed(hash((heads, head_dim, block_size)) % 2**31)
     num_heads, num_kv_heads = heads
@@ -87,7 +91,7 @@ def _poisoned_but(
 
 
 def _in_layout(cache: Tensor, dtype: torch.dtype, layout: str) -> Tensor:
-    """Return a cache in layout NHD, HND or "pair": the K half of blocks of K and V."""
+    """Return a cache in layout NHD, HND or "pair": one half of blocks that hold it twice."""
     if dtype == torch.uint8:
         cache = cache.to(torch.float8_e4m3fn).view(torch.uint8)
     cache = cache.to(dtype)

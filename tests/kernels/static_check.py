@@ -79,7 +79,7 @@ def pipeline(kernel: CompiledKernel) -> Pipeline:
 
 
 def loop_instructions(kernel: CompiledKernel) -> int:
-    """Return the machine instructions of the longest loop."""
+    """Return the number of machine instructions in the longest loop."""
     code = _INSTRUCTION.findall(cuobjdump(kernel, "-sass"))
     jumps = [(int(place, 16), _BACKWARD.search(text)) for place, text in code]
     return max(place - int(jump[1], 16) for place, jump in jumps if jump) // 16 + 1

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(1800)
 ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 PARAMETERS = (
-    # Powers of two fill a token's tiles.
+    # Numbers of heads that are powers of two fill a token's tiles.
     parameter("heads", [1], [2, 4, 8, 32], [3, 10, 18]),
     parameter("block_size", *([size] for size in BLOCK_SIZES)),
     parameter("slots", [torch.int64], [torch.int32]),
@@ -81,7 +81,7 @@ def sample(arch):
 
 
 def matrix(arch):
-    """Return variants: each head dim with each pair of dtypes, and each kind of the parameters."""
+    """Return writes for each head dim and pair of dtypes, with each kind of each parameter."""
     writes = []
     for dim, types in product(HEAD_DIMS, cache_types(arch)):
         rng = random.Random(f"{arch} {dim} {types}")
@@ -94,7 +94,7 @@ CASES = [(arch, write) for arch in dry_run.ARCHS for write in (matrix if ALL els
 
 @pytest.mark.parametrize(("arch", "write"), CASES, ids=str)
 def test_write_kv(arch, write):
-    # Less than 16 bytes per thread of a warp cannot use wide access.
+    # Wide access needs 16 bytes for each of the 32 threads of a warp.
     is_wide = write.heads * write.dim * write.cache.itemsize >= 512
     check(compiled(arch, write), arch, is_wide)
 
@@ -114,7 +114,7 @@ def test_rotary_write_kv(arch, write):
         assert max(found.narrow_loads, found.narrow_stores) == 0, found
 
 
-def test_layout_compiles_no_variants():
+def test_the_layout_compiles_no_variants():
     """The matrix omits the layout, since only the strides' divisibility by 16 matters."""
     one = Write(80, torch.bfloat16, torch.bfloat16)
     (first,), (second,) = (compiled(90, write) for write in (one, replace(one, layout="HND")))

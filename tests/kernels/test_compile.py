@@ -36,7 +36,7 @@ SELECTED = variants.matrix if ALL else variants.representative
 CASES = [(arch, variant) for arch in dry_run.ARCHS for variant in SELECTED(arch)]
 ATTENTION = ("paged_decode_kernel", "paged_prefill_kernel")
 MOST_NARROW_LOADS = {False: 0, True: 8}
-"""Without and with sinks. A thread reads the sinks of its rows once, before the loop."""
+"""Maximum, without and with sinks. A thread reads the sinks of its rows before the loop."""
 
 
 @pytest.mark.parametrize(("arch", "variant"), CASES, ids=str)
@@ -93,15 +93,15 @@ def test_tma_loads_tiles_ahead_by_num_stages(variant):
     ("arch", "formats", "most"),
     [
         (90, 0, 55),  # bf16
-        (90, 5, 180),  # e4m3; 258 with 8 warps and bf16 products
+        (90, 5, 180),  # e4m3; with 8 warps and bf16 products, it would be 258
         (89, 5, 180),
-        (80, 3, 235),  # e4m3 in uint8; 404 with 8 warps and bf16 products
+        (80, 3, 235),  # e4m3 in uint8; with 8 warps and bf16 products, it would be 404
         (86, 3, 235),
     ],
 )
 def test_instructions_for_a_kilobyte_of_keys_and_values(arch, formats, most):
-    """A nanosecond of an H200's multiprocessor is enough for about 7 instructions. In that time, it
-    should read 33 bytes."""
+    """In a nanosecond, a multiprocessor of an H200 executes about 7 instructions. In that time, it
+    should read 33 bytes, so that all 132 multiprocessors read 4.4 TB/s."""
     variant = variants.Variant("decode", 128, variants.FORMATS[formats])
     (launch,) = compiled(arch, variant)
     kilobytes = 2 * 64 * 128 * variant.formats[1].itemsize / 1024
@@ -145,8 +145,8 @@ def test_as_many_decodes_fit_as_the_table_says(arch, head_dim, formats, group):
     ],
     ids=str,
 )
-def test_two_prefills_with_heads_of_64_fit_on_sm_90(options, formats):
-    """The table limits their registers to 128; over fp8 caches the compiler would take more."""
+def test_two_prefills_with_head_dim_64_fit_on_sm_90(options, formats):
+    """The table limits registers to 128. With fp8 caches, the compiler would use more."""
     variant = variants.Variant("prefill", 64, variants.FORMATS[formats], **options)
     (launch,) = compiled(90, variant)
     assert not faults(launch.kernel, 90), facts(launch.kernel)
@@ -162,15 +162,15 @@ def test_work_lists_are_made_in_registers(arch, lens):
         make_work_list(torch.ones(5, dtype=lens), 7)
         make_prefill_work(torch.arange(6, dtype=lens), torch.ones(5, dtype=lens), (4, 64), 9, 7)
     decode, prefill = launches
-    assert decode.grid == (5,), "the sequences' items are written at the same time"
-    assert prefill.grid == (7,), "so are those of blocks of tokens"
+    assert decode.grid == (5,), "a program for each of 5 sequences"
+    assert prefill.grid == (7,), "a program for each block: 9 tokens have up to 9 // 4 + 5"
     for launch in launches:
         assert not faults(launch.kernel, arch), facts(launch.kernel)
 
 
 @pytest.mark.parametrize("kernel", ["decode", "prefill"])
 def test_kv_heads_and_layout_compile_no_variants(kernel):
-    """The matrix omits both, since only the strides' divisibility by 16 matters."""
+    """The matrix omits KV heads and layout: only the strides' divisibility by 16 matters."""
     one = variants.Variant(kernel, 80, kv_heads=3, layout="NHD")
     other = variants.Variant(kernel, 80, kv_heads=1, layout="HND")
     first, second = ([launch.kernel.hash for launch in compiled(90, v)] for v in (one, other))

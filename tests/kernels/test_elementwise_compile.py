@@ -1,4 +1,4 @@
-"""Norm, activation and rotary compiled for every GPU: no spills, loads and stores of 16 bytes.
+"""Norm, activation and rotary compiled for every GPU: 16-byte loads and stores, no spills.
 
 LONGSHORE_ALL_VARIANTS=1 checks the whole matrix and not a sample of it (`make variants`).
 """

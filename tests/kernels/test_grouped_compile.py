@@ -1,4 +1,4 @@
-"""grouped_linear compiled for every GPU: no spills, loads and stores of 16 bytes, tensor cores.
+"""grouped_linear compiled for every GPU: tensor cores, 16-byte loads and stores, no spills.
 
 LONGSHORE_ALL_VARIANTS=1 checks the whole matrix and not a sample of it (`make variants`).
 """

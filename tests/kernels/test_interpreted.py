@@ -15,7 +15,7 @@ ROOT = FOLDER.parents[2]
 
 @pytest.mark.timeout(1800)
 def test_the_kernels_in_the_interpreter():
-    """All of them run in one process, since importing torch and transformers takes seconds."""
+    """The folder's tests share a process, since importing torch and transformers takes seconds."""
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "--tb=short", "-p", "no:cacheprovider", FOLDER],
         cwd=ROOT,

@@ -43,7 +43,7 @@ SIZES = {
 
 
 class Operations(TorchDispatchMode):
-    """Counts torch's operations that would launch a kernel, matrix products apart."""
+    """Counts torch's operations that would launch a kernel, and separately matrix products."""
 
     def __init__(self):
         super().__init__()
@@ -102,7 +102,7 @@ def test_launches_of_a_layer(num_prompt_tokens, is_captured, config, expected, m
     assert more - triton == in_a_layer
     lists = {"work_list_kernel": 1} | ({"prefill_work_kernel": 1} if num_prompt_tokens else {})
     for launched in (triton, more):
-        assert {name: launched[name] for name in lists} == lists, "layers share them"
+        assert {name: launched[name] for name in lists} == lists, "all layers share the lists"
     assert more_own - torch_own == Counter()
     assert more_products - products == 4
     assert sum(in_a_layer.values()) == expected
@@ -133,8 +133,8 @@ SAMPLING = {
     ids=lambda batch: f"{len(batch)}-{batch[0]}",
 )
 def test_launches_of_the_sampler(batch, dtype):
-    """The number is the same for any mix of filters and any batch. The copy of the parameters
-    counts as well."""
+    """The number of launches is the same for any mix of filters and any batch. The copy of the
+    parameters counts as a launch, too."""
     launched, torch_own = launches_of_sampling(batch, dtype)
     assert launched == SAMPLING
     assert sum(launched.values()) + sum(torch_own.values()) <= 11, torch_own

@@ -1,4 +1,4 @@
-"""Invalid arguments of the attention wrappers: messages name the remedy, nothing is launched."""
+"""Invalid arguments of the attention wrappers: messages say what is wrong; nothing is launched."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCK_Q = 64
 
 
 def misaligned(tensor):
-    """Return the same numbers with rows one element further apart."""
+    """Return the same numbers with rows that are one element further apart."""
     wider = torch.zeros(*tensor.shape[:-1], tensor.shape[-1] + 1, dtype=tensor.dtype)
     wider[..., :-1] = tensor
     return wider[..., :-1]
@@ -92,14 +92,14 @@ def test_offsets_in_scratch_have_32_bits():
         prefill(make_paged(DECODE), work=work_for(2**23 // BLOCK_Q))
 
 
-def test_a_work_list_must_have_as_many_sequences():
+def test_a_work_list_must_fit_the_number_of_sequences():
     paged = make_paged(DECODE)
     work = WorkList(torch.zeros(9, 4).int(), torch.zeros(3, 3).int())
     with pytest.raises(ValueError, match="the work list has 3 sequences"):
         paged_decode(**{name: getattr(paged, name) for name in NAMES}, scale=1.0, work=work)
 
 
-def test_a_work_list_must_have_as_many_blocks():
+def test_a_work_list_must_fit_the_number_of_blocks():
     message = "the work list has 7 blocks of tokens, but this batch has 2"
     with dry_run.target(90), pytest.raises(ValueError, match=message):
         prefill(make_paged(DECODE), work=work_for(4, num_blocks=7))
@@ -140,7 +140,7 @@ def test_calls_that_descriptors_do_not_allow(message, arch, block_size, options)
     assert not launches
 
 
-def test_descriptors_are_of_the_caches():
+def test_descriptors_must_be_of_the_given_caches():
     paged = make_paged(DECODE, block_size=64)
     keys, values = paged.key_cache, paged.value_cache
     for pair in ((values, keys), (keys, values.clone())):
@@ -154,6 +154,6 @@ def prefill(paged, **options):
 
 
 def work_for(num_splits, num_blocks=2):
-    """Return a list with arbitrary contents: nothing is launched."""
+    """Return a list with arbitrary contents, as nothing is launched."""
     items, rows = torch.empty(num_splits + num_blocks, 4).int(), torch.empty(2, 3).int()
     return PrefillWork(items, rows, num_splits, BLOCK_Q)

@@ -74,9 +74,11 @@ def test_all_kernels_of_the_engine_are_precompiled():
     launched = engine_launches(20, max_model_len=64) + engine_launches(1100, max_model_len=2048)
     ours, engines = ({x.kernel.hash: x.name for x in part} for part in (compiled, launched))
     assert not {ours[hash] for hash in ours.keys() - engines.keys()}, (
-        "the engine has no use for them"
+        "all precompiled kernels are launched by the engine"
     )
-    assert not {engines[hash] for hash in engines.keys() - ours.keys()}, "compiled at start-up"
+    assert not {engines[hash] for hash in engines.keys() - ours.keys()}, (
+        "all kernels of the engine are precompiled"
+    )
 
 
 def test_all_block_moves_of_the_engine_are_precompiled():

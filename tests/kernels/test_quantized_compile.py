@@ -1,5 +1,6 @@
-"""Products with quantized weights compiled for every GPU, of one weight and of experts: no spills,
-wide loads of rows and codes, tensor cores.
+"""Products with one quantized weight and with those of experts, compiled for every GPU.
+
+Requirements: tensor cores, wide loads of rows and codes, and no spills.
 
 LONGSHORE_ALL_VARIANTS=1 checks the whole matrix and not a sample of it (`make variants`).
 """
@@ -55,7 +56,7 @@ def test_sizes_compile_no_variants(num_experts):
 
 @pytest.mark.parametrize("num_experts", [1, 60, 128])
 def test_numbers_of_experts_compile_no_variants(num_experts):
-    """This holds up to the number of experts that a program reads anyway (MIN_EXPERTS)."""
+    """Models of up to MIN_EXPERTS experts share kernels: a program reads that many ends anyway."""
     first = compiled(90, 8, "int4", 1, 4096, 128, BF16)
     assert first.hash == compiled(90, num_experts, "int4", 1, 4096, 128, BF16).hash
 

@@ -1,4 +1,4 @@
-"""The sampler's kernels compiled for every GPU: no spills, and 16 bytes a load where rows allow it.
+"""The sampler's kernels compiled for every GPU: no spills, and 16-byte loads where rows allow.
 
 LONGSHORE_ALL_VARIANTS=1 checks the whole matrix and not a sample of it (`make variants`).
 """
@@ -41,7 +41,7 @@ def test_compiled_kernels_meet_the_requirements(arch):
         for launch in compiled(arch, vocab_size, dtype):
             variant, found = (launch.name, vocab_size, dtype), facts(launch.kernel)
             assert not faults(launch.kernel, arch), (variant, found)
-            # Two programs of eight warps fit on a multiprocessor.
+            # With at most 128 registers, two programs of eight warps fit on a multiprocessor.
             assert found.registers <= 128, (variant, found)
             if launch.name in READS_LOGITS and vocab_size % 16 == 0:
                 assert found.wide_loads > 0, (variant, found)

@@ -32,14 +32,14 @@ def test_decodes_fill_the_gpu_and_never_need_more_items_than_promised(rows, prog
     ("num_rows", "longest", "expected"),
     [
         (1, 300, 0),  # too short to split
-        (1, 4096, 16),
+        (1, 4096, 16),  # 256 keys each
         (1, 131072, 49),  # 396 programs run at once, 8 for each split
         (16, 131072, 49),
         (40, 2048, 196),  # whole contexts would leave some processors idle
         (48, 2048, 0),  # 98 % full, and no context is long
         (48, 4096, 196),
         (64, 2048, 0),
-        (64, 131072, 196),
+        (64, 131072, 196),  # four times 49
         (256, 131072, 196),
     ],
 )
@@ -78,8 +78,8 @@ def test_a_window_bounds_the_contexts():
     ],
 )
 def test_prefills_on_an_h200_with_8_kv_heads(batch, is_split):
-    """There is room for four times as many splits as run at once (66 splits are 528 programs), or
-    for none."""
+    """There is room for no splits, or for four times as many as run at once: 66 splits of 8 heads
+    are 528 programs, 4 for each of 132 processors."""
     with dry_run.target(90):
         query, cache = tensors(sum(new for new, _ in batch))
         wanted = paged_prefill.wanted_splits(query, cache, batch, 132, 131092)
@@ -92,7 +92,8 @@ def test_a_graph_has_room_for_splits_unless_contexts_are_short():
         for longest, expected in ((131072, 66), (1024, 66), (1023, 0)):
             assert paged_prefill.wanted_splits(query, cache, None, 132, longest) == expected
         query, cache = tensors(64, 512, 512)
-        assert paged_prefill.wanted_splits(query, cache, None, 132, 131072) == 0, "one fills it"
+        wanted = paged_prefill.wanted_splits(query, cache, None, 132, 131072)
+        assert wanted == 0, "one block with 512 KV heads fills the GPU"
 
 
 sequences = st.tuples(st.integers(0, 3000), st.integers(0, 100_000))

@@ -30,7 +30,7 @@ def test_write_kv(layout, dtype):
 
 
 def make_layers(layout):
-    """Return caches of two layers; values are smaller than keys."""
+    """Return the K and V caches of two layers. V has fewer bytes than K."""
     shapes = [(8, torch.bfloat16), (4, torch.bfloat16), (8, torch.float32), (16, torch.uint8)]
     caches = [make_cache(6, 4, 2, dim, dtype, layout) for dim, dtype in shapes]
     for number, cache in enumerate(caches):

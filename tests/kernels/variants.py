@@ -151,8 +151,8 @@ class Variant:
 def representative(arch: int) -> list[Variant]:
     """Return a small sample. On sm_86 and sm_90 it has each kind of each parameter.
 
-    The compiler does mostly the same for sm_80 and sm_89 as for these. So their samples have only
-    the rows of configurations.json and the dtypes that they do not share.
+    The compiler does mostly the same for sm_80 and sm_89. So their samples have only the rows of
+    configurations.json and the dtypes that sm_86 and sm_90 do not have.
     """
     decode, prefill = Variant("decode", 128), Variant("prefill", 128)
     everything = {"window": 1000, "softcap": 30.0, "sinks": True}
@@ -227,14 +227,14 @@ def matrix(arch: int) -> list[Variant]:
 
 
 def covering(parameters: Sequence[Parameter], rng: random.Random) -> list[dict[str, Any]]:
-    """Return as few rows as cover each kind of each parameter, in random combinations."""
+    """Return as few rows as needed to cover each kind of each parameter, randomly combined."""
     count = max(len(kinds) for kinds in parameters)
     columns = [_turns(kinds, count, rng) for kinds in parameters]
     return [dict(chain.from_iterable(map(dict.items, row))) for row in zip(*columns, strict=True)]
 
 
 def _turns(kinds: Parameter, count: int, rng: random.Random) -> list[dict[str, Any]]:
-    """Return values in random order; the counts of two kinds differ by at most one."""
+    """Return `count` values in random order, taken from the kinds in turn."""
     order = islice(cycle(rng.sample(kinds, len(kinds))), count)
     values = [rng.choice(kind) for kind in order]
     rng.shuffle(values)

@@ -13,7 +13,7 @@ from tests.loadtest.known_runs import record
 
 def test_a_point_is_the_mean_of_the_seconds_before_it() -> None:
     assert smoothed([5, 0, 4, 3, 8, 10, 99]) == [5.0, 2.5, 3.0, 3.0, 4.0, 5.0]
-    assert smoothed([7]) == smoothed([]) == [], "the last second may not be over"
+    assert smoothed([7]) == smoothed([]) == [], "the last second is left out, as it may not be over"
 
 
 def test_each_strategy_keeps_its_last_run() -> None:

@@ -54,7 +54,7 @@ def test_a_running_server(stub: Stub, tmp_path: Path) -> None:
     assert len(stub.bodies) == 1 + 2 * (12 + 2), "a probe, then warm-up and requests"
 
 
-def test_a_package_that_is_missing_is_said_before_measuring(stub: Stub, tmp_path: Path) -> None:
+def test_a_missing_package_is_reported_before_measuring(stub: Stub, tmp_path: Path) -> None:
     without = "import sys; sys.modules['vl_convert'] = None; from loadtest.__main__ import main; "
     compare = f"main(['compare', '--target', '{stub.url}', '--out', '{tmp_path}'])"
     command = [sys.executable, "-c", without + compare]
@@ -155,7 +155,7 @@ def test_a_server_that_is_down_is_an_error_before_any_measurement(
     )  # fmt: skip
     assert done.returncode == 1
     assert "down at http://127.0.0.1:9 does not answer: ConnectionRefusedError" in done.stderr
-    assert len(stub.bodies) == 1, "the probe alone"
+    assert len(stub.bodies) == 1, "only the probe was sent"
 
 
 def first_line(url: str) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def test_a_disturbed_run_is_measured_again_and_the_quietest_counts(
     assert len(said) == 3
 
 
-def test_a_machine_that_stays_busy_delays_the_comparison_once() -> None:
+def test_a_run_is_measured_at_most_three_times() -> None:
     measurement = Measurement([0.9, 0.8, 0.7, 0.1, 0.6, 0.5, 0.4, 0.1, 0.5, 0.0])
     runs, said = compared(Servers(("none", "dynamic", "paged"), True), measurement)
     assert [entry.measures.other_cpu for entry in runs[:5]] == [0.7, 0.1, 0.4, 0.1, 0.0]
@@ -140,10 +140,10 @@ def test_a_machine_that_stays_busy_delays_the_comparison_once() -> None:
 def test_no_round_follows_once_every_server_was_disturbed(
     names: tuple[str, ...], other_cores: list[float], num_rounds: int
 ) -> None:
-    """No further round could name a winner. A single server needs none, so its rounds go on."""
+    """No further round could name a winner. A single server needs no winner: its rounds go on."""
     runs, _ = compared(Servers(names, True), Measurement(other_cores))
     assert runs[-1].round == num_rounds
-    assert len(runs) == num_rounds * len(names), "rounds are whole"
+    assert len(runs) == num_rounds * len(names), "the last round is whole"
 
 
 def test_rounds_and_attempts_differ_in_words_alone() -> None:
@@ -179,7 +179,7 @@ def test_rounds_and_attempts_differ_in_words_alone() -> None:
 def test_the_search_finds_the_fastest_setting_it_tries(fast: Setting, found: Setting) -> None:
     """The fastest setting serves 10 requests/s, and the given one 2.
 
-    Others serve 1.5 with the batch size of the fastest, and 1 with another.
+    The others serve 1.5 if they have the batch size of the fastest, and 1 if not.
     """
     tried: list[Setting] = []
 
@@ -196,7 +196,7 @@ def test_the_search_finds_the_fastest_setting_it_tries(fast: Setting, found: Set
 
 @pytest.mark.parametrize("given", [DEFAULT, Setting(64, 100), Setting(16, 10)])
 def test_the_given_setting_is_tried_once(given: Setting) -> None:
-    """Its rate has been measured, and a second measurement would only compare noise."""
+    """A second measurement of the given setting would only compare noise."""
     tried: list[Setting] = []
 
     def rate_of(setting: Setting) -> float:
@@ -218,7 +218,7 @@ def test_no_batch_is_larger_than_what_the_clients_send() -> None:
     assert tried == [ARTICLE, Setting(16, 100), Setting(24, 100), Setting(24, 10)]
 
 
-def test_the_given_setting_is_that_of_the_properties_or_the_servers_own() -> None:
+def test_the_given_setting_is_that_of_the_properties_or_the_default() -> None:
     assert Setting(Options().batch_size or DEFAULT_BATCH_SIZE, Options().max_batch_delay) == DEFAULT
     assert given_setting({}) == DEFAULT
     assert given_setting({"batch_size": "8", "max_batch_delay": "5"}) == Setting(8, 5)
@@ -238,7 +238,7 @@ def test_a_closed_loop_bounds_the_sequences(
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_tuning_tries_half_of_the_requests_and_leaves_no_server(keeps: bool) -> None:
+def test_a_trial_sends_half_of_the_requests_and_no_server_is_left(keeps: bool) -> None:
     servers = Servers(("none", "dynamic"), keeps)
     measurement = Measurement(seconds={Setting(32, 100): 0.5})
     trials: list[Trial] = []
@@ -273,7 +273,7 @@ def test_the_server_tuned_for_a_workload_ends_with_it() -> None:
     assert not servers.running
 
 
-def test_the_tuned_setting_runs_behind_the_given_one_in_every_round() -> None:
+def test_the_tuned_setting_runs_after_the_given_one_in_every_round() -> None:
     order = turns(WORKLOADS["aws"], ["none", "dynamic"], 2, Setting(32, 10))
     assert [(turn.round, turn.name, turn.fixed_output) for turn in order] == [
         (1, "none", None), (1, "dynamic", None), (1, "dynamic", 128), (1, TUNED, None),

@@ -20,6 +20,7 @@ def test_the_gantt_shows_stages_and_padding() -> None:
         Bar(1, "waiting", 0.0, 1.0), Bar(1, "prefill", 1.0, 2.0), Bar(1, "decoding", 2.0, 3.0),
         Bar(1, "padding", 3.0, 4.0),
     ]  # fmt: skip
+    # Each of the three holds a slot for 3 s. One second of the 9 s is padding.
     assert padding_share(run("dynamic", records=members)) == pytest.approx(1 / 9)
     continuous = run("continuous", records=members)
     assert padding_share(continuous) is None
@@ -43,10 +44,10 @@ def test_the_axis_of_a_long_panel_is_broken_where_all_wait() -> None:
     broken, whole = spec["vconcat"]
     assert (broken["title"]["text"], whole["title"]["text"]) == ("none", "paged")
     domains = [panel["layer"][0]["encoding"]["x"]["scale"]["domain"] for panel in (broken, whole)]
-    assert domains == [[0, pytest.approx(1.2)]] * 2, "the scale is that of the quick one"
+    assert domains == [[0, pytest.approx(1.2)]] * 2, "the scale is that of the quick panel"
     assert len(whole["layer"]) == 1
     label = broken["layer"][-1]["mark"]["text"]
-    assert label == "3.82 s left out", "all but 1.2 s, and the gap's own width"
+    assert label == "3.82 s left out", "5 s less the 1.2 s of the axis, of which the gap takes 2 %"
     bars = broken["layer"][0]["data"]["values"]
     last = next(bar for bar in bars if bar["request"] == 1 and bar["stage"] == "decoding")
     assert (last["from"], last["to"]) == (pytest.approx(4.6), pytest.approx(5.0))

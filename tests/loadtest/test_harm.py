@@ -120,7 +120,7 @@ def test_a_server_that_does_not_answer_at_all(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_client_goes_on_after_its_connection_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection is lost like this when the worker that answers it is killed."""
+    """When the worker that answers is killed, a connection is lost in one of these ways."""
     monkeypatch.setattr("loadtest.harm.neighbours.RETRY_S", 0.0)
     errors: list[Exception] = [http.client.IncompleteRead(b"half"), ConnectionResetError("reset")]
     whole = threading.Event()

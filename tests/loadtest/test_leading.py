@@ -15,7 +15,7 @@ from tests.loadtest.known_runs import in_an_open_loop, results, rounds
 
 
 def keeping_up() -> list[Run]:
-    """Return runs: `paged` has the lowest latency, `none` serves slightly more requests/s."""
+    """Return runs in which `paged` has the lowest latency, and `none` the most requests/s."""
     runs = [*in_an_open_loop(0.9, 2.0, "none"), *in_an_open_loop(0.9, 1.0, "paged")]
     runs += in_an_open_loop(0.9, 1.5, "dynamic")
     for run in runs:
@@ -67,7 +67,7 @@ def test_charts_begin_with_the_latency() -> None:
     assert [panel["title"] for panel in columns] == ["paged", "dynamic", "none"]
 
 
-def test_the_pasted_report_follows_too(tmp_path: Path) -> None:
+def test_the_markdown_report_begins_with_the_latency(tmp_path: Path) -> None:
     text = write_markdown(results(*keeping_up(), objective={"ttft": 2.0}), tmp_path).read_text()
     assert "| paged | **1 s (1 s to 1 s)** | 0.67× | 9 |\n| dynamic |" in text
     assert "| goodput, requests/s | paged | dynamic | none |" in text

@@ -30,7 +30,7 @@ subprocess.run([sys.executable, "-c", {SERVER!r}])
 
 @contextmanager
 def started(command: list[str]) -> Iterator[tuple[psutil.Process, str]]:
-    """Run a command that prints its port. Yields its process, and the server's address."""
+    """Run a command that prints its server's port. Yield the command's process and the address."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         root = psutil.Process(process.pid)
@@ -41,7 +41,7 @@ def started(command: list[str]) -> Iterator[tuple[psutil.Process, str]]:
                 member.kill()
 
 
-def test_the_listener_its_workers_and_what_started_it_but_no_shell(tmp_path: Path) -> None:
+def test_the_listener_its_workers_and_its_launcher_are_found_but_no_shell(tmp_path: Path) -> None:
     script = tmp_path / "launcher.py"
     script.write_text(LAUNCHER)
     with started(["sh", "-c", f"{sys.executable} {script}; true"]) as (shell, url):
@@ -59,7 +59,7 @@ def test_this_process_and_those_that_started_it_are_not_the_servers() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://192.0.2.1:80", "http://nowhere.invalid", "http://[::1]:1"])
-def test_none_are_known_of_other_machines_and_free_ports(url: str) -> None:
+def test_other_machines_and_free_ports_have_no_known_processes(url: str) -> None:
     assert server_processes(url) == []
 
 

@@ -62,7 +62,7 @@ def test_figures_from_the_servers_counters() -> None:
     inside = measures_of([record(0)], [], samples, clients=1).inside
     assert inside.batch == 2.5
     assert inside.step_s == 2.0 / 40
-    assert inside.kv_used == 0.5, "while it was busy, and not after the end"
+    assert inside.kv_used == 0.5, "sampled while the server was busy, not after the end"
     assert inside.kv_filled == pytest.approx(400 / 1600 / 0.5)
     assert (inside.preemptions, inside.prefix_hits) == (4.0, 0.25)
     measures = measures_of([record(0)], [], samples, clients=1)
@@ -135,7 +135,7 @@ def test_objectives_are_evaluated() -> None:
 
 
 def test_a_growing_backlog_is_not_sustained() -> None:
-    """One request arrives per second. They are answered at that rate, or at half of it."""
+    """Requests arrive once per second. They are answered at that rate, or at half of it."""
 
     def swept(apart_s: float):
         records = [
@@ -156,7 +156,7 @@ def test_invalid_objectives(text: str) -> None:
 
 
 def tried(limit: float, first: float = 1.0, num_refinements: int = 3) -> tuple[list[float], float]:
-    """Return the rates that a search tries if all up to `limit` are sustained, and the best one."""
+    """Return the rates that a search tries if rates up to `limit` are sustained, and the best."""
     search, rates = RateSearch(first, num_refinements), []
     while (rate := search.next()) is not None:
         rates.append(rate)
@@ -176,7 +176,7 @@ def test_the_best_rate_is_below_the_first_that_fails() -> None:
     assert sustained(runs, {"e2e_p99": 1.0}) is None
 
 
-def test_goodput_counts_requests_that_meet_every_bound_themselves() -> None:
+def test_goodput_counts_requests_whose_own_figures_meet_every_bound() -> None:
     """Of five requests in 4 s, one fails, one has a late first token and one has slow tokens."""
     records = [
         record(0, length=2.0, gap_s=0.2),

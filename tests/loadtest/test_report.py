@@ -66,7 +66,7 @@ def test_every_chart_has_a_picture(tmp_path: Path) -> None:
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to draw it with")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 @pytest.mark.parametrize("width", [1200, 500])
 @pytest.mark.parametrize(("made", "num_charts"), [(compared, 4), (swept, 1)])
 def test_a_browser_draws_every_chart(tmp_path: Path, made, num_charts: int, width: int) -> None:

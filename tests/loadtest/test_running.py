@@ -25,6 +25,6 @@ def test_a_subject_has_a_name_an_address_and_perhaps_a_schema(text: str, found: 
     "text", ["http://host", "=http://host", "a=host:80", "a=tgi+http://h", "a,b=http://h", "a=",
      "a=http://h:port"],
 )  # fmt: skip
-def test_anything_else_is_refused(text: str) -> None:
+def test_an_invalid_subject_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected NAME=URL"):
         parse_running(text)

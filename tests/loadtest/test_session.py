@@ -55,7 +55,7 @@ def test_an_answer_of_lmi(stub: Stub) -> None:
     (body,) = stub.bodies
     assert body["stream"] is True
     assert body["parameters"]["ignore_eos_token"] is True
-    assert "timings" not in body["parameters"], "only our server sends it"
+    assert "timings" not in body["parameters"], "only our server sends timings"
 
 
 def test_an_answer_of_openai(stub: Stub) -> None:
@@ -165,7 +165,7 @@ def test_connection_refused() -> None:
 
 @pytest.mark.parametrize("samples", [1, 2])
 def test_connections_are_reused(stub: Stub, samples: int) -> None:
-    """They are reused after a stream, and after a document with a Content-Length."""
+    """A stream and a document with a Content-Length leave the connection open."""
     endpoint = Endpoint(url=stub.url, timeout_s=60)
     session = Session([ask(samples=samples)] * 2, endpoint.connect, LmiSchema())
     transport = session.connect()
@@ -203,7 +203,7 @@ def test_lines_have_the_arrival_time_of_their_last_bytes() -> None:
     marks: list[str] = []
     found = list(split_lines(parts()))
     assert [line for _, line in found] == [b"ab", b"c", b"d"]
-    assert found[0][0] == found[1][0], "they arrived together"
+    assert found[0][0] == found[1][0], "both lines arrived together"
 
 
 def test_limits_are_read_from_the_server(stub: Stub) -> None:

@@ -73,7 +73,7 @@ def test_scarce_and_plentiful_memory_are_told_apart() -> None:
     assert scarce.endswith("ran up to 2 sequences at once, paged up to 7.")
     for metrics in ({"kv_used": 0.7, "waiting": 2.0}, {"kv_used": 0.9, "waiting": 0.0}):
         assert regime(packed(**metrics)).startswith("KV memory was plentiful")
-    assert regime(rounds("paged", 1.0, 1.0, 1.0)) == "", "nothing to compare it with"
+    assert regime(rounds("paged", 1.0, 1.0, 1.0)) == "", "nothing to compare paged with"
     assert kv_tokens(packed()) == 1600
 
 
@@ -129,7 +129,7 @@ def measured(run: Run, **causes: float) -> Run:
 
 
 def test_host_time_is_named_if_its_share_differs() -> None:
-    """A step of the runs takes 0.1 s."""
+    """Each step of these runs takes 0.1 s."""
     lower, higher = measured(run("continuous"), host_s=0.01), measured(run(), host_s=0.04)
     assert "host time is 40 % of the run against 10 %" in explanation(lower, higher)
     alike = measured(run(), host_s=0.014)
@@ -143,7 +143,7 @@ def test_queueing_is_named_if_its_share_differs() -> None:
     assert "queue" not in explanation(lower, measured(run(), queue=0.87))
 
 
-def test_waiting_for_memory_is_named_for_strategies_that_differ_in_it() -> None:
+def test_waiting_for_memory_is_named_if_it_is_known_of_both() -> None:
     short = [sample(at / 2, kv_used=0.9 if at % 2 else 0.5) for at in range(4)]
     lower = run("continuous", samples=short)
     assert "wait for KV memory during 0 % of the run against 50 %" in explanation(lower, run())
@@ -180,7 +180,7 @@ def test_remarks_name_doubtful_figures() -> None:
     assert not list(verdict.remarks([run()]))
 
 
-def test_a_server_with_unknown_processes_is_remarked() -> None:
+def test_a_remark_names_a_server_with_unknown_processes() -> None:
     foreign = run()
     foreign.measures.other_cpu = None
     (text,) = verdict.remarks([foreign])

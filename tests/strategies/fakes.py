@@ -1,4 +1,4 @@
-"""A fake executor and a driver loop, to test strategies without torch on a fake clock."""
+"""A fake executor and a driver loop, to test strategies on a fake clock and without torch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ VOCABULARY = 23
 
 
 def next_token(sequence_id: int, prefix: Sequence[int]) -> int:
-    """Return a pure function of the whole prefix, which is sometimes EOS."""
+    """Return a token that depends only on the sequence and its whole prefix; sometimes EOS."""
     return hash((sequence_id, tuple(prefix))) % VOCABULARY
 
 
 def next_candidates(sequence: TokenSequence, prefix: Sequence[int]) -> Candidates:
-    """Return the likeliest tokens of a beam as a function of its tokens alone."""
+    """Return the likeliest tokens of a beam, which depend only on its tokens."""
     scored = sorted(
         ((hash((token, tuple(prefix))) % 1000 / -1000, token) for token in range(VOCABULARY)),
         reverse=True,
@@ -125,13 +125,13 @@ class Arrival:
     max_tokens: int
     abort_after: int | None = None
     abort_in_step: bool = False
-    """Abort after its step has run and before that is committed, not between two steps."""
+    """Abort after a step has run and before that step is committed, not between two steps."""
     abort_index: int | None = None
     """Index of the answer to abort; None: the whole request."""
     prompt_seed: int | None = None
-    """Prompts with the same seed share a prefix; prompts without one do not."""
+    """Prompts with the same seed share a prefix; prompts without a seed do not."""
     params: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Further fields of its SamplingParams."""
+    """Further fields of the request's SamplingParams."""
 
 
 @dataclass
@@ -145,7 +145,7 @@ class Record:
     tokens: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     finish: dict[int, Finish] = field(default_factory=dict[int, Finish])
     aborted: set[int] = field(default_factory=set[int])
-    """Aborted answers."""
+    """Ids of aborted answers."""
     most_at_once: int = 0
 
     def take(self, output: Output) -> None:
@@ -188,7 +188,7 @@ def request_of(arrival: Arrival, id: int) -> Request:
 
 
 def requests_of(arrivals: Sequence[Arrival]) -> list[Request]:
-    """Number requests as the engine does: each id leaves room for the sequences before it."""
+    """Number requests as the engine does, which leaves an id for each sequence of a request."""
     requests: list[Request] = []
     for arrival in arrivals:
         last = requests[-1] if requests else None
@@ -206,7 +206,7 @@ def drive(
 ) -> Record:
     """Run a workload to its end, checking every step. A step takes one second of a fake clock.
 
-    overlaps: each step is scheduled and run before the one before it is committed.
+    overlaps: each step is scheduled and run before the previous step is committed.
     """
     executor, record, now = FakeExecutor(strategy.memory.block_size), Record(), 0
     requests = list(zip(requests_of(arrivals), arrivals, strict=True))

@@ -20,7 +20,7 @@ NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE = 9, 7, 3
 class PagedMemoryMachine(RuleBasedStateMachine):
     """The naive model holds each sequence's tokens, and blocks as lists of prefixes.
 
-    Slot p of a block holds the tuple of all tokens up to it, as K/V depend on all of them.
+    A slot holds the tuple of all tokens up to its own, as K/V depend on all of them.
     """
 
     def __init__(self):

@@ -35,7 +35,7 @@ def test_swapped_sequences_are_not_recomputed(overlaps):
         assert strategy.num_preemptions > 0
         assert strategy.num_swaps == (strategy.num_preemptions if mode == "swap" else 0)
         computed[mode] = sum(plan.num_tokens for plan in plans if plan)
-    assert computed["swap"] == 3 * (7 + 23)
+    assert computed["swap"] == 3 * (7 + 23), "each token but the last, once"
     assert computed["recompute"] > computed["swap"]
 
 
@@ -84,7 +84,7 @@ def until_swapped(strategy, executor):
 
 
 def test_a_swapped_out_block_is_reused_in_the_same_plan():
-    """Swap-outs must therefore run first. No other block is free."""
+    """No other block is free. Swap-outs must run first, as the same plan writes to their blocks."""
     strategy, executor = crowded("swap", enable_prefix_caching=False), FakeExecutor(4)
     for id in range(3):
         strategy.add(request_of(ARRIVALS[0], id))
@@ -106,7 +106,7 @@ def test_shared_blocks_are_swapped_once_and_stay_shared():
 
     drive(strategy, [ARRIVALS[0], Arrival(0, 16, 6, params=ENDLESS | {"n": 3})], watch)
     assert strategy.num_swaps > 0
-    assert 0 < most <= 3 + 3 * 3
+    assert 0 < most <= 3 + 3 * 3, "3 blocks that all samples share, and 3 of each sample"
 
 
 @pytest.mark.parametrize("is_back", [False, True])
@@ -171,6 +171,6 @@ def test_a_long_prompt_does_not_stall_running_streams(batching, priority):
         num_long += sum(chunk.length for chunk in plan.chunks if chunk.sequence.id == 2)
 
 
-def test_a_plan_without_moves_has_none():
+def test_empty_block_moves_are_false():
     assert not BlockMoves()
     assert BlockMoves(swap_ins=((0, 0),))

@@ -32,7 +32,7 @@ def test_a_cached_prefix_is_not_recomputed():
     assert run(strategy, [*PROMPT, 13, 14]) == [14]
     assert run(strategy, [*PROMPT, 15, 16, 17]) == [3]
     assert (strategy.num_prefix_queries, strategy.num_prefix_hits) == (29, 12)
-    assert run(strategy, [9, *PROMPT]) == [13], "a suffix is not a prefix"
+    assert run(strategy, [9, *PROMPT]) == [13], "the prompt does not begin with PROMPT"
 
 
 def test_the_last_prompt_token_is_always_computed():
@@ -47,14 +47,14 @@ def test_the_next_turn_of_a_conversation_reuses_the_answer():
     run(strategy, [22], id=1)
     conversation = [*request.sequences[0].token_ids, 3, 4]
     assert len(conversation) == 23
-    assert run(strategy, conversation) == [3], "all but the last token had been computed"
+    assert run(strategy, conversation) == [3], "all but the answer's last token had been computed"
 
 
 @pytest.mark.parametrize(
     ("settings", "params"),
     [({"enable_prefix_caching": False}, {}), ({}, {"cache_salt": "another tenant"})],
 )
-def test_prefix_caching_can_be_disabled(settings, params):
+def test_no_prefix_is_found_without_caching_or_with_another_salt(settings, params):
     strategy = strategy_of("paged", **settings)
     run(strategy, [*PROMPT, 13])
     assert run(strategy, [*PROMPT, 14], **params) == [13]
@@ -97,7 +97,7 @@ def test_the_least_recently_used_block_is_evicted_first():
     assert strategy.memory.num_held_blocks == 0
     # Two blocks are free and five cached; four are needed, so two cached ones are evicted.
     run(strategy, [2] * 13, id=3)
-    assert run(strategy, [*PROMPT, 1], id=4) == [9], "its two deepest blocks were the oldest"
+    assert run(strategy, [*PROMPT, 1], id=4) == [9], "two of PROMPT's blocks were evicted"
     assert run(strategy, [*range(11, 19), 1], id=5)[0] > 1
 
 

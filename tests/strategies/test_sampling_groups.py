@@ -37,7 +37,7 @@ def test_paged_computes_the_prompt_once():
         "none": 3 * alone,
         "dynamic": 3 * alone,
         "continuous": 3 * alone,
-        "paged": 9 + 3 * 6,  # all but the last token once, then each sample its own
+        "paged": 9 + 3 * 6,  # 9 prompt tokens once; per sample, the last one and 5 of the answer
     }
 
 
@@ -72,7 +72,7 @@ def test_a_preempted_group_stays_within_its_reserved_blocks():
 
     record = drive(strategy, [samples(1, 9, 24), samples(3, 18, 12)], watch)
     assert strategy.num_preemptions > 0
-    assert max(most_shared) >= 8, "two of three times four blocks"
+    assert max(most_shared) >= 8, "3 samples share 4 blocks, which saves 2 times 4"
     assert {len(tokens) for tokens in record.tokens.values()} == {24, 12}
 
 
@@ -118,9 +118,11 @@ def test_a_single_beam_cannot_be_aborted():
 
 
 def test_a_sample_outlives_its_parent_whose_cached_block_it_shares():
-    """After a recompute with blocks of 4, the second block holds prompt and answer of the first.
+    """After a recompute, the samples share a cached block that holds the end of the prompt and the
+    start of the first sample's answer.
 
-    A request with the first one's prefix must not find the block that the second wrote into.
+    Once the second sample has written its own answer into the block, a request with the tokens of
+    the first sample must not find it.
     """
     strategy, executor = strategy_of("paged", max_step_tokens=2), FakeExecutor(4)
     strategy.add(request := request_of(samples(2, 6, 12), 0))
@@ -158,7 +160,7 @@ def test_a_failed_step_ends_all_samples_with_one_output():
     assert strategy.memory.num_held_blocks == 0
 
 
-def test_samples_have_distinct_seeds_and_the_first_has_the_requests():
+def test_samples_have_distinct_seeds_and_the_first_has_the_seed_of_the_request():
     def seeds(n, seed=5):
         request = request_of(samples(n, seed=seed), 0)
         return [sequence.params.seed for sequence in request.sequences]

@@ -134,7 +134,7 @@ def test_paged_preempts_the_newest_and_resumes_it_first():
 
 
 def test_paged_admits_only_with_a_spare_block_per_running_sequence():
-    """Otherwise the next step would preempt what this one admits."""
+    """Without a spare block, the next step would preempt the request that this step admits."""
     for num_blocks, admitted in ((5, [0]), (6, [0, 1])):
         strategy, executor = strategy_of("paged", num_blocks=num_blocks), FakeExecutor(4)
         strategy.add(request_of(Arrival(0, 8, 8), 0))
@@ -193,7 +193,7 @@ def test_a_failed_sequence_fails_only_its_request(name):
         plan = strategy.schedule(9.0)
         result = dict(executor.run(plan))
         num_sampled += 1 in result
-        if num_sampled == 3 and 1 in result:  # its third token
+        if num_sampled == 3 and 1 in result:  # the third token of sequence 1
             result[1] = SequenceFailure("no token")
         outputs += strategy.commit(plan, result)
     failed = [output for output in outputs if output.request_id == 0]

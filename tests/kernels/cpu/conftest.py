@@ -22,7 +22,7 @@ def _needs_a_compiler():
 def target(request, monkeypatch):
     """Run with the C++ library for one CPU target."""
     if not request.param.features <= set(Path("/proc/cpuinfo").read_text().split()):
-        pytest.skip("the CPU lacks its features")
+        pytest.skip("this CPU lacks features of the target")
     monkeypatch.setattr(shared_library, "host_target", lambda: request.param)
     forget()
     yield request.param

@@ -14,6 +14,7 @@ from tests.kernels.paged_inputs import check_close, make_paged
 
 EDGES = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 63), (1, 64), (1, 65), (1, 0)]
 CHUNKS = [(1, 1), (5, 5), (2, 34), (40, 40), (33, 70), (16, 16), (3, 129)]
+"""(query tokens, context length), of decodes and of chunks."""
 EXTRAS = [
     {},
     {"window": 3},
@@ -76,8 +77,8 @@ def test_head_dims_block_sizes_and_layouts(dtype, head_dim):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_groups_of_any_size_on_every_target(target, dtype):
-    """Few rows are multiplied without packing, up to 4 at a time. How many rows are few depends on
-    the target."""
+    """A product of few rows is computed without packing, up to 4 rows at a time. How many count as
+    few depends on the target."""
     for group in (1, 2, 3, 4, 5, 7, 12, 13):
         paged = make_paged([(1, 33), (1, 81), (2, 50)], heads=(group, 1), head_dim=80, dtype=dtype)
         for window in (None, 37):

@@ -64,7 +64,7 @@ def test_rounded_rows_change_products_within_the_bound(target, bits, shape):
         for part in torch.arange(depth).split(row_group(group, depth)):
             bound += (
                 rows[:, part].abs().amax(1, keepdim=True)
-                / 254
+                / 254  # half a step of max / 127
                 @ weight[:, part].abs().sum(1, keepdim=True).T.float()
             )
         assert (error <= bound * 1.001 + 1e-6 * exact.abs().max()).all()
@@ -126,6 +126,7 @@ def test_rows_of_any_shape_and_stride():
 def test_panels_take_as_many_bytes_as_their_codes_and_groups():
     for bits, code_bytes in ((4, 64 * 128 / 2), (8, 64 * 128)):
         panels, _ = make(64, 128, 32, bits)
+        # Each of 64 columns has 4 groups, with a scale of 4 bytes and a zero point of 1 byte.
         assert panels.nbytes == code_bytes + 64 * 4 * (4 + 1)
 
 

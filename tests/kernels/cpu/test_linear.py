@@ -16,7 +16,7 @@ from kernels.cpu.linear import (
 )
 
 BLOCK_ROWS, BLOCK_DEPTH, TILE_ROWS = 96, 768, 12
-"""As in linear.cpp, with the largest number of rows per tile."""
+"""As in linear.cpp. TILE_ROWS is the largest number of rows per tile."""
 needs_pairs = pytest.mark.skipif(not has_pairs(), reason="the CPU does not multiply pairs of bf16")
 
 
@@ -44,8 +44,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def check_panels_of(dtype, num_rows, num_columns, depth, with_bias=True):
-    """Check fp32 rows with a weight in `dtype`. The expected product has the weight as rounded to
-    `dtype`, so both dtypes must be equally exact."""
+    """Check fp32 rows with a weight in `dtype`. The expected product is that of the rounded weight,
+    so both dtypes must be equally exact."""
     rows, weight, bias = make(num_rows, num_columns, depth)
     weight = weight.to(dtype).float()
     panels = to_panels(weight.to(dtype))
@@ -84,7 +84,7 @@ def test_any_depth(check, depth):
 
 @pytest.mark.parametrize("num_rows", [7, 8, BLOCK_ROWS, BLOCK_ROWS + 8])
 def test_rows_that_would_evict_each_other_from_the_cache(check, num_rows):
-    check(num_rows, 40, 2048)  # multiples of 4 KB apart, in either format
+    check(num_rows, 40, 2048)  # rows are 8 KiB apart in fp32, and 4 KiB in bf16
 
 
 @pytest.mark.parametrize("panels", [0, 1, 3, 4, 5, 9])

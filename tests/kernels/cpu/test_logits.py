@@ -45,7 +45,7 @@ def test_banned_tokens(dtype):
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_of_nan(dtype, bad):
+def test_rows_with_nan_or_infinity(dtype, bad):
     for width in (7, 40):
         for place in (0, 5, width - 1):
             logits = torch.randn(3, width).to(dtype)

@@ -1,4 +1,4 @@
-"""Prepared layers against the same kernels called one by one, bit by bit where possible."""
+"""Prepared layers against the same kernels called one by one, bit for bit where possible."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OTHER = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32}
 @pytest.fixture(params=[torch.float32, torch.bfloat16])
 def dtype(request):
     if request.param == torch.bfloat16 and not has_pairs():
-        pytest.skip("this CPU has no products of pairs")
+        pytest.skip("this CPU does not multiply pairs of bf16")
     return request.param
 
 
@@ -211,8 +211,8 @@ def test_attention(make, dtype, extras):
     "has_norms", [(1, 0, 1, 0), (1, 1, 1, 1), (0, 1, 0, 1)], ids=["before", "around", "after"]
 )
 def test_layers(make, dtype, has_norms):
-    """Three layers of different widths equal their parts run one by one; so does the first layer
-    alone."""
+    """Three layers of different widths give the same as their parts run one by one. So does the
+    first layer alone."""
     places = list(zip((0.5, 0.7, 1.5, 1.7), has_norms, strict=True))
 
     def make_norm(shift):
@@ -256,7 +256,7 @@ def test_layers(make, dtype, has_norms):
                 ids = torch.tensor(wanted, dtype=torch.int64)
                 kept = expected[count][ids]
             got = run(given, inputs[:count], ids)
-            if has_norms[1]:  # norm's product and residual are added with one rounding
+            if has_norms[1]:  # the norm's product is added to the residual with one rounding
                 torch.testing.assert_close(got, kept)
             else:
                 assert torch.equal(got, kept)
@@ -293,7 +293,7 @@ def test_unsupported_layers(make, dtype):
     with pytest.raises(NoKernelError, match="do not match"):
         PreparedMLP(make(48, 64)[0], make(48, 48)[0], "silu")
     qkv, out = make(48, 4 * 64)[0], make(2 * 64, 48)[0]
-    for heads, is_computed in (
+    for heads, is_supported in (
         (Heads(2, 1, 64, 64, 64, scale=1.0), True),
         (Heads(4, 2, 32, 32, 32, scale=1.0), True),
         (Heads(1, 1, 64, 128, 64, scale=1.0), True),
@@ -302,7 +302,7 @@ def test_unsupported_layers(make, dtype):
         (Heads(3, 1, 64, 64, 64, scale=1.0), False),
         (Heads(4, 4, 32, 32, 32, scale=1.0), False),
     ):
-        assert PreparedAttention.supports(qkv, out, heads) is is_computed, heads
+        assert PreparedAttention.supports(qkv, out, heads) is is_supported, heads
 
 
 def test_threads_that_come_late(make, dtype):

@@ -34,7 +34,7 @@ def loads(monkeypatch):
 
 
 def check(lengths, loads, options=None, *, num_splits=0, block_size=64, **shape):
-    """Compare with the definition, and bit for bit with loads by pointers."""
+    """Compare with the reference, and bit for bit with a run that loads by pointers."""
     paged = make_paged(lengths, block_size=block_size, **shape)
     options = (options or {}) | {"scale": SCALE}
     sizes = (paged.query, paged.key_cache, paged.query_starts, paged.context_lens)
@@ -62,7 +62,8 @@ def test_a_ragged_batch(heads, dtype, loads):
     ("head_dim", "block_size"), [(80, 64), (96, 64), (128, 64), (192, 32), (256, 32)]
 )
 def test_head_dims(head_dim, block_size, loads):
-    """Boxes of heads of 80, 96 and 192 are wider than the head: the rest reads as zero."""
+    """For head dims 80, 96 and 192, a descriptor's box is wider than a head. The rest is read as
+    zero."""
     check([(5, 200), (70, 70)], loads, head_dim=head_dim, block_size=block_size)
 
 
@@ -81,7 +82,7 @@ def test_splits(lengths, num_splits, loads):
     check(lengths, loads, num_splits=num_splits, heads=(4, 1))
 
 
-def test_only_blocks_that_all_rows_see_are_loaded(loads):
+def test_only_blocks_that_all_rows_see_are_loaded_by_descriptors(loads):
     """A tile has 128 query tokens. The first token of the first tile, at position 300, sees 4 whole
     blocks of 64 keys. The first token of the second tile, at position 428, sees 6. The blocks after
     these need masks."""

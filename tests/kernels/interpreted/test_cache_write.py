@@ -1,4 +1,4 @@
-"""write_kv in Triton's interpreter, bit by bit against its torch twin; see ../conftest.py."""
+"""write_kv in Triton's interpreter, bit for bit against its torch twin; see ../conftest.py."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ SETTINGS = {
     "olmo2": SMALL | {"pad_token_id": 0},
     "mixtral": SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
-"""Together they cover norms with an offset, norms of whole rows, experts, and the decoder of
-transformers."""
+"""Together, these models cover norms with an offset, norms of whole rows, experts, and the
+decoder of transformers."""
 LONG = {"max_position_embeddings": 300, "sliding_window": 270, "num_attention_heads": 1}
 LENGTHS = (290, 20)
 CUDA = torch.device("cuda")
@@ -64,8 +64,8 @@ def test_same_tokens_as_with_torch(architecture, decoder, tmp_path, monkeypatch)
 
 
 def test_same_tokens_as_with_torch_if_contexts_are_split(tmp_path, monkeypatch):
-    """A step computes the last 5 tokens of a prompt of 290 beside a second prompt. Then both decode
-    more tokens.
+    """A prompt of 290 tokens is computed in chunks of up to 95, the last chunk beside a second
+    prompt. Then both decode more tokens.
 
     Splits may be shorter than on a GPU: the interpreter would take minutes for longer prompts.
     """
@@ -150,7 +150,7 @@ def answers(
     num_kv_blocks=8,
     max_rolling_batch_prefill_tokens=16,
 ):
-    """Return the tokens of an engine whose steps mix chunks of prompts with decodes, then decode.
+    """Return an engine's answers. The first steps mix chunks of prompts with decodes.
 
     graph_tokens: steps with up to this many tokens of prompts are padded, as for CUDA graphs. If 0,
     no step is padded.

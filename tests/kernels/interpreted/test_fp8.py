@@ -36,7 +36,7 @@ def encode(values):
 
 
 def expected_codes(values):
-    """Convert with torch. Numbers are saturated first, as torch's conversion does not saturate."""
+    """Convert with torch. Numbers are saturated first, as not every version of torch saturates."""
     return values.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
 
 

@@ -77,7 +77,7 @@ def test_the_greatest_number_of_tiles():
 
 
 @pytest.mark.parametrize("num_experts", [1, 2, 60, 128, 256])
-def test_splits(num_experts):
+def test_uneven_numbers_of_rows(num_experts):
     rng = random.Random(num_experts)
     for num_rows in (1, 8, 3 * num_experts):
         counts = [0] * num_experts
@@ -87,7 +87,7 @@ def test_splits(num_experts):
 
 
 def test_several_groups_of_tiles():
-    """The experts have 15 row tiles, which are not a multiple of GROUP (8)."""
+    """The grid has room for 15 row tiles, which is not a multiple of GROUP (8)."""
     check(*make([20] * 8 + [0, 180], 64, 200, torch.float16))
 
 

@@ -65,7 +65,7 @@ def check(kind, counts, num_outputs, num_inputs, group_size, dtype=BF16):
     [(64, 40, 32), (192, 1, 32), (256, 130, 64), (256, 64, 128), (256, 33, 256)],
 )
 def test_widths_and_groups(kind, dtype, num_inputs, num_outputs, group_size):
-    """Blocks of 32 and 64 inputs, groups of one block and of several, and whole rows."""
+    """Inputs are in blocks of 32 or 64. A group has one block, several, or all blocks of a row."""
     check(kind, [3, 0, 17, 1], num_outputs, num_inputs, group_size, dtype)
 
 
@@ -89,7 +89,7 @@ def test_numbers_of_rows_per_expert(kind, counts):
 
 @pytest.mark.parametrize("num_experts", [60, 128, 160])
 def test_many_experts(num_experts):
-    """There are fewer experts than MIN_EXPERTS, which a program reads anyway, as many, or more."""
+    """A program reads at least MIN_EXPERTS (128) ends. The experts are fewer, as many, or more."""
     counts = [0] * num_experts
     for expert in (0, 7, 7, 7, num_experts - 1):
         counts[expert] += 5
@@ -97,7 +97,7 @@ def test_many_experts(num_experts):
 
 
 def test_several_groups_of_tiles():
-    """The experts have 15 row tiles, which are not a multiple of GROUP (8)."""
+    """The grid has room for 15 row tiles, which is not a multiple of GROUP (8)."""
     check("fp4", [20] * 8 + [0, 180], 100, 64, 32, torch.float16)
 
 
@@ -152,8 +152,8 @@ def random_weight(precision, num_outputs, num_inputs):
 
 @pytest.mark.parametrize("precision", [*QUANTIZERS, "mxfp4"])
 def test_experts_equal_the_dequantized_ones(precision, monkeypatch):
-    """The parts of two ranks that split the inputs also add up to this. Codes are packed in several
-    steps."""
+    """If two ranks split the inputs, their products add up to the same result. Codes are packed in
+    several steps."""
     monkeypatch.setattr("engine.model.quantization.kernel_codes.ROWS_AT_ONCE", 50)
     weight = random_weight(precision, 40, 384)
     rows = torch.randn(sum(COUNTS), 384).half()

@@ -1,4 +1,4 @@
-"""The attention kernels that `make gpu` times against ours compute the same; see ../conftest.py."""
+"""The attention kernels that `make gpu` compares with ours attend alike; see ../conftest.py."""
 
 from __future__ import annotations
 

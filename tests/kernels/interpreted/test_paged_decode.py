@@ -18,10 +18,10 @@ CONTEXTS = (1, 15, 16, 17, 0, 63, 64, 65, 300, 700)
 
 
 def check(num_wanted, contexts=CONTEXTS, options=None, **shape):
-    """Run paged_decode with outputs and scratch filled with NaN first.
+    """Fill outputs and scratch with NaN, run paged_decode and check its result.
 
-    num_wanted: splits of all sequences together. They may be as short as UNIT. If 0, contexts stay
-    whole.
+    num_wanted: the number of splits of all sequences together, as short as UNIT if need be. If 0,
+    contexts stay whole.
     """
     paged = make_paged([(1, context) for context in contexts], **shape)
     options = (options or {}) | {"scale": SCALE}

@@ -20,13 +20,14 @@ SHORT = [(1, 40), (21, 21), (5, 70)]
 
 
 LONG = [(20, 400), (3, 3), (1, 330), (0, 90), (40, 201)]
-"""Few tokens after cached prefixes that are long and short."""
+"""A few tokens each, after long and short cached prefixes."""
 
 
 def check(lengths, options=None, *, num_splits=0, **shape):
-    """Run paged_prefill with outputs and scratch filled with NaN first.
+    """Fill outputs and scratch with NaN, run paged_prefill and check its result.
 
-    num_splits: the most splits. Unless it is 0, there must be some; they may be as short as a tile.
+    num_splits: the maximum number of splits. Unless it is 0, something must be split. Splits may be
+    as short as a tile.
     """
     paged = make_paged(lengths, **shape)
     options = (options or {}) | {"scale": SCALE}
@@ -99,7 +100,7 @@ def test_lengths_around_blocks_and_tiles(block_size, cached):
 
 @pytest.mark.parametrize("heads", [(2, 2), (3, 1), (6, 2), (16, 2), (7, 1), (71, 1), (130, 1)])
 def test_groups(heads):
-    """130 heads per KV head are more than the rows of a tile."""
+    """130 query heads per KV head are more than a tile has rows."""
     check(SHORT, heads=heads)
 
 
@@ -132,7 +133,7 @@ def test_softcap_and_sinks(options):
 @pytest.mark.parametrize("cache_dtype", [torch.uint8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_fp8_caches(dtype, cache_dtype):
-    """With heads of 256, the kernel has one loop with masks for all tiles, instead of two loops."""
+    """With head dim 256, the kernel has one loop with masks for all tiles, instead of two loops."""
     options = {"key_scale": 0.37, "value_scale": 2.5}
     types = {"dtype": dtype, "cache_dtype": cache_dtype}
     for num_splits in (0, 8):

@@ -1,4 +1,4 @@
-"""The work list of prefills that the device makes, in Triton's interpreter; see ../conftest.py."""
+"""The work list that the device makes for prefills, in the interpreter; see ../conftest.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCHES = {
 
 @pytest.fixture(autouse=True)
 def _filled_memory():
-    """Let torch fill new tensors with large numbers, so that entries without a value show."""
+    """Let torch fill new tensors with large numbers, so that entries that are not written show."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -50,7 +50,7 @@ def listed(lengths, tile, num_splits, *, num_tokens=None, dtype=torch.int32, **o
     live = [item for item in whole if item[0] != -1]
     assert live == sorted(live, reverse=True), "the last blocks first"
     for sequence, token, begin, end in live:
-        assert (sequence, token) not in spans, "a block is split or whole"
+        assert (sequence, token) not in spans, "a block is either split or whole"
         spans[sequence, token].append((begin, end))
     expected_rows = [
         [int(starts[sequence]) + token + row, slot + row, len(spans[sequence, token])]
@@ -91,7 +91,9 @@ def test_items_divide_the_visible_keys(name, num_splits, window):
     check_spans(spans, lengths, tile, window)
     if num_splits:
         is_split = any(len(items) > 1 for items in spans.values())
-        assert is_split == is_any_split(lengths, 32, num_splits, window), "the host knows"
+        assert is_split == is_any_split(lengths, 32, num_splits, window), (
+            "the host foresees whether a block is split"
+        )
 
 
 @pytest.mark.parametrize("tile", [(1, 16), (18, 64), (128, 64), (16, 16), (64, 128)])
@@ -103,6 +105,7 @@ def test_blocks_and_tiles_of_any_size(tile):
         check_spans(spans, lengths, tile, window)
     block_q, block_n = tile
     (items,) = listed([(1, 1000)], tile, 4 * 200, min_split_keys=block_n).values()
+    # The keys that the token sees, in units of block_q keys, divided by the units of a tile.
     assert len(items) == (999 // block_q + 1) // -(-block_n // block_q)
 
 
@@ -122,10 +125,11 @@ def test_shares_are_in_proportion_to_keys(num_splits, wanted):
 
 
 def test_a_long_prefix_beside_2000_tokens_is_split():
-    """An H200 with 8 KV heads runs 16 blocks at once. Earlier versions split nothing here."""
+    """An H200 has 132 processors, which run 16 blocks of 8 KV heads at once. Earlier versions split
+    nothing here."""
     lengths = [(20, 131092), (2048, 2048)]
     spans = listed(lengths, (32, 64), 4 * 16)
-    assert len(spans.pop((0, 0))) == 42
+    assert len(spans.pop((0, 0))) == 42, "two thirds of 64 splits, for two thirds of the keys"
     assert {len(items) for items in spans.values()} == {1}
 
 
@@ -137,12 +141,14 @@ def test_few_blocks_are_split_to_fill_the_gpu_once():
     padded = listed([chunk, *[(0, 0)] * 15], (32, 64), WAVES * 16, num_tokens=1024)
     assert padded == {(0, 0): items}
     spans = listed([chunk] * 9, (32, 64), WAVES * 16)
-    assert sum(map(len, spans.values())) == 9 * 7, "more than half of the GPU: four times"
+    assert sum(map(len, spans.values())) == 9 * 7, (
+        "9 blocks fill more than half of the GPU, so splits may fill it four times"
+    )
 
 
 def test_a_window_bounds_the_splits():
     (items,) = listed([(20, 30020)], (32, 64), 64, window=2000).values()
-    assert len(items) == 3
+    assert len(items) == 3, "at least 512 of 2000 keys each"
 
 
 def test_the_blocks_of_one_sequence_see_more_keys_than_int32_can_count():
@@ -156,8 +162,8 @@ def test_the_blocks_of_one_sequence_see_more_keys_than_int32_can_count():
     ("dtype", "tile", "window"), [(torch.int32, (1, 16), None), (torch.int64, (16, 16), 70_000)]
 )
 def test_many_sequences(dtype, tile, window):
-    """There are more sequences than one step of the kernel's loops takes, and more keys than int32
-    can count."""
+    """There are more sequences than one step of the kernel's loops takes, and sums of keys that
+    exceed int32."""
     rng = random.Random(3)
     lengths = [(new, new + rng.choice([0, 0, 90_000])) for new in rng.choices(range(4), k=150)]
     lengths[140] = (30, 1_000_000)

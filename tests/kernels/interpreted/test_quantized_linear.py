@@ -39,7 +39,7 @@ def check(rows, made, kind, group_size, bias=None):
     ("num_inputs", "group_size"), [(64, 32), (192, 192), (128, 64), (256, 128), (256, 256)]
 )
 def test_groups(kind, dtype, num_inputs, group_size):
-    """Groups of one block and of several, blocks of 64 and 32 inputs, and whole rows."""
+    """Inputs are in blocks of 32 or 64. A group has one block, several, or all blocks of a row."""
     rows = strided(5, num_inputs, dtype=dtype, seed=1)
     check(rows, make(kind, 40, num_inputs, group_size), kind, group_size)
 
@@ -67,7 +67,7 @@ def test_block_sizes():
     assert [block_size("int4", 256, group) for group in (16, 32, 64, 128, 256)] == [
         None, 32, 64, 64, 64,
     ]  # fmt: skip
-    assert block_size("int4", 96, 96) is None, "int4 takes two blocks at a time"
+    assert block_size("int4", 96, 96) is None, "96 inputs are 3 blocks, and int4 takes 2 at a time"
     assert block_size("int8", 96, 96) == 32
     with pytest.raises(ValueError, match="no kernel for 4-bit"):
         pack_pairs(torch.zeros(4, 32, dtype=torch.uint8), 16)

@@ -1,4 +1,4 @@
-"""rotary_write_kv in Triton's interpreter, bit by bit against rotary and write_kv in torch."""
+"""rotary_write_kv in Triton's interpreter, bit for bit against rotary and then write_kv."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 INF, NAN = float("inf"), float("nan")
 CHUNK = 256
-"""Tokens of a program in these tests: few, so that short rows have several chunks."""
+"""Tokens per program: few in these tests, so that short rows have several chunks."""
 WIDTH = 2 * CHUNK + 9
 FILTERS = [
     {},

@@ -1,4 +1,4 @@
-"""The work list that the device makes, in Triton's interpreter; see ../conftest.py."""
+"""The work list that the device makes for decodes, in the interpreter; see ../conftest.py."""
 
 from __future__ import annotations
 
@@ -84,6 +84,6 @@ def test_any_number_of_sequences(count):
     assert [found[sequence][-1][1] for sequence in range(count)] == contexts.tolist()
 
 
-def test_padding_alone_is_one_item_each_without_keys():
+def test_each_row_of_padding_has_one_item_without_keys():
     work = make_work_list(torch.zeros(3, dtype=torch.int32), 10)
     assert items_by_sequence(work) == {row: [(0, 0)] for row in range(3)}
