@@ -39,7 +39,7 @@ from engine.staging import Staging
 
 CPU = torch.device("cpu")
 LENGTH = 512
-"""Tokens to run. Their positions are the ones compared."""
+"""Tokens to run. The logits of all their positions are compared."""
 BLOCK_SIZE = 16
 SIZES: Mapping[str, Any] = {
     "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,

@@ -10,7 +10,7 @@ from benchmarks.sections import SECTIONS
 Row = dict[str, Any]
 Figures = dict[str, float]
 UNITS = {"GB/s": "of copy", "TFLOP/s": "of matmul"}
-"""Units of rates, and the column with the fraction of the best such rate in the ceilings."""
+"""By the unit of a rate: the column with its fraction of the ceiling (`best_rates`)."""
 FRACTIONS = (*UNITS.values(), "of roofline", "GPU of roofline", "share")
 
 
