@@ -85,7 +85,7 @@ def _lengths(row: dict[str, str]) -> Lengths:
 
 
 def _time(text: str) -> datetime:
-    """Parse a timestamp. Azure's have seven fractional digits, one more than Python accepts."""
+    """Parse a timestamp. Azure's have seven fractional digits; the last is cut off."""
     return datetime.fromisoformat(text.strip()[:26])
 
 

@@ -1,4 +1,4 @@
-"""Checks and times the sampler's kernels against the same steps in torch, which sort.
+"""Checks and times the sampler's kernels against torch operations, which sort the logits.
 
 Only the device's work after the parameters' copy is timed: the most likely tokens, the filters and
 the draws.
