@@ -25,7 +25,7 @@ def ask(url: str, prompt: str) -> str:
 
 
 def stream(url: str, prompt: str) -> Iterator[str]:
-    """Yield pieces of text as they arrive. Raises RuntimeError, even if the stream fails midway."""
+    """Yield pieces of text as they arrive. Raises RuntimeError for errors before or in the stream."""
     body = {"inputs": prompt, "parameters": PARAMETERS, "stream": True}
     with requests.post(f"{url}/invocations", json=body, timeout=TIMEOUT_S, stream=True) as answer:
         if not answer.ok:
