@@ -104,7 +104,8 @@ def save_random_model(family: str, config: PreTrainedConfig, folder: Path) -> No
 def all_logits(folder: Path, config: PreTrainedConfig, precision: str | None) -> Tensor:
     """Return the logits [LENGTH, vocabulary] of random tokens, computed in fp32.
 
-    Raises UnsupportedModelError if our decoder differs from transformers' rounded layers.
+    Raises UnsupportedModelError if our decoder's first layers differ from transformers' layers with
+    the same rounded weights.
     """
     source = ModelSource(
         model_dir=folder, config=config, dtype=torch.float32, device=CPU, precision=precision

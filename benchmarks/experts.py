@@ -1,7 +1,7 @@
 """Checks and times products with quantized experts.
 
-The alternatives that are also timed are to dequantize all experts for each product, and 16-bit
-experts. Results are compared with those of the dequantized experts in fp32.
+Two alternatives are timed too: dequantizing all experts for each product, and 16-bit experts.
+Results are compared with those of the dequantized experts in fp32.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def synthetic_lengths(
 ) -> list[Lengths]:
     """Draw `count` requests with log-normal lengths, skipping those of over `max_length` tokens.
 
-    means: means of the distributions, before any are skipped.
+    means: means of the distributions, before requests are skipped.
     """
     rng = random.Random(seed)
 

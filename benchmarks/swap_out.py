@@ -1,4 +1,4 @@
-"""Swapping out beside the kernels of a step, against copies on the kernels' own stream."""
+"""Swapping out on a stream beside a step's kernels, against copies on the kernels' own stream."""
 
 from __future__ import annotations
 

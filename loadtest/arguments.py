@@ -51,8 +51,8 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         "--rounds",
         type=_count,
         default=3,
-        help="runs of each workload on each server, which take turns; fewer than 3 rounds prove "
-        "nothing (default: 3)",
+        help="how often each workload runs on each server; the servers take turns, and fewer than "
+        "3 rounds prove nothing (default: 3)",
     )
     compare.add_argument(
         "--fresh",

@@ -31,7 +31,7 @@ class Ending:
 
 
 class Clients:
-    """Sends requests at once, streaming or not, each in a thread and on a connection of its own."""
+    """Sends all requests at the same time, each in a thread and on a connection of its own."""
 
     def __init__(self, port: int, *, num_streams: int, num_whole: int, max_new_tokens: int) -> None:
         self._port = port

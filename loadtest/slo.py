@@ -41,7 +41,7 @@ def parse_slo(text: str) -> dict[str, float]:
 
 
 def value_of(measures: Measures, name: str) -> float | None:
-    """Return the measured value in seconds of a bound's name, or None if it was not measured."""
+    """Return the measured value in seconds that a bound with this name limits; None if unknown."""
     kind, statistic = name.rsplit("_", 1)
     spread = getattr(measures, KINDS[kind])
     return None if spread is None else getattr(spread, statistic)

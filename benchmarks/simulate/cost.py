@@ -122,7 +122,7 @@ class Hardware:
 
 
 def num_pairs(start: int, length: int) -> int:
-    """Return the causal query-key pairs of computing positions `start : start + length`."""
+    """Return the number of causal query-key pairs of the positions `start : start + length`."""
     return length * start + length * (length + 1) // 2
 
 

@@ -37,7 +37,7 @@ class Neighbour:
 
     def __init__(self, request: Callable[[], str], interval_s: float = 0.0) -> None:
         self.attempts: list[Attempt] = []
-        """The attempts that have ended, in order. The thread appends to it."""
+        """The attempts that have ended, in order. The thread appends to this list."""
         self.begin: float | None = None
         """When the running request began; None between two requests."""
         self._request = request
