@@ -1,8 +1,9 @@
-"""Measure what quantization costs: nats per byte of held-out text for each option.quantize.
+"""Measure what quantization costs: nats per byte of held-out text without it and in each precision.
 
-The text is cut into windows of the same number of tokens; in each, the model scores every token
-after the first. Nats per byte do not depend on the tokenizer. The end of the text is used, because
-models/train.py holds out the end of its corpus.
+The precisions are fp8, int8 and int4. The text is cut into windows of the same number of tokens;
+in each, the model scores every token after the first. Nats per byte can be compared between models
+with different tokenizers. The end of the text is used, because models/train.py holds out the end of
+its corpus.
 
     python -m benchmarks.accuracy models/demo --text corpus.txt
     python -m benchmarks.accuracy models/demo --text corpus.txt --dtype bf16 --share 0.05
@@ -84,9 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure nats per byte for each precision.")
     parser.add_argument("model", type=Path, help="model directory")
-    parser.add_argument(
-        "--text", type=Path, required=True, help="text file, of which the end is scored"
-    )
+    parser.add_argument("--text", type=Path, required=True, help="text file whose end is scored")
     parser.add_argument(
         "--share", type=float, default=0.1, help="share of the text to score (default: 0.1)"
     )

@@ -39,7 +39,7 @@ from engine.staging import Staging
 
 CPU = torch.device("cpu")
 LENGTH = 512
-"""Tokens to run. Their positions are the ones compared."""
+"""Tokens to run. The logits of all their positions are compared."""
 BLOCK_SIZE = 16
 SIZES: Mapping[str, Any] = {
     "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
@@ -104,7 +104,8 @@ def save_random_model(family: str, config: PreTrainedConfig, folder: Path) -> No
 def all_logits(folder: Path, config: PreTrainedConfig, precision: str | None) -> Tensor:
     """Return the logits [LENGTH, vocabulary] of random tokens, computed in fp32.
 
-    Raises UnsupportedModelError if our decoder differs from transformers' rounded layers.
+    Raises UnsupportedModelError if our decoder's first layers differ from transformers' layers with
+    the same rounded weights.
     """
     source = ModelSource(
         model_dir=folder, config=config, dtype=torch.float32, device=CPU, precision=precision

@@ -39,9 +39,9 @@ class ClosedLoop:
     def run(self, requests: Iterable[Request], seconds: float = float("inf")) -> Journal:
         """Serve requests until all have finished or time is up, and abort the unfinished ones.
 
-        A batch of a static strategy runs to its end, even when time is up: its short requests
-        finish first, so a part of a batch would count for too much. Raises RuntimeError if a
-        request fails.
+        A batch of a static strategy runs to its end, even when time is up. Its short requests
+        finish first, so the throughput of a part of a batch would be too high. Raises RuntimeError
+        if a request fails.
         """
         stream, begin = iter(requests), self._clock()
         journal = Journal(begin, begin, pool=self._engine.strategy.memory.num_tokens)

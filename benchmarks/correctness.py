@@ -1,4 +1,4 @@
-"""Checks the kernels on this device at real sizes, against fp64 attention and torch versions.
+"""Checks the kernels on this device at real sizes, against fp64 attention and torch operations.
 
 Outputs are filled with NaN before each attention call, and each call runs twice: results that
 differ indicate a data race.

@@ -10,7 +10,7 @@ from benchmarks.sections import SECTIONS
 Row = dict[str, Any]
 Figures = dict[str, float]
 UNITS = {"GB/s": "of copy", "TFLOP/s": "of matmul"}
-"""Units of rates, and the column with the fraction of the best such rate in the ceilings."""
+"""By the unit of a rate: the column with its fraction of the ceiling (`best_rates`)."""
 FRACTIONS = (*UNITS.values(), "of roofline", "GPU of roofline", "share")
 
 
@@ -73,7 +73,7 @@ def _against(baselines: Sequence[str], row: Row, rows: Sequence[Row]) -> Figures
 
 
 def _roofline(row: Row, ceilings: Figures) -> Figures:
-    """Return the time in which a copy would move as many bytes, and the fraction reached."""
+    """Return the time in which a copy would move as many bytes, and its share of the step's."""
     if "GB/s" not in ceilings:
         return {}
     least_us = row["bytes"] / ceilings["GB/s"] / 1e3

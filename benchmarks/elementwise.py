@@ -62,7 +62,7 @@ def _norm(bench: Bench, hidden: int, num_tokens: int, name: str) -> None:
 
 
 def _head_norms(bench: Bench, shape: Shape, num_tokens: int, name: str) -> None:
-    """Norm each head of q and k inside the fused QKV projection's output."""
+    """Normalize each head of q and k inside the fused QKV projection's output."""
     heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
     sets = _sets(bench, num_tokens, (heads + 2 * kv_heads, dim))
     weights = torch.rand(2, dim, device=bench.device, dtype=bench.dtype)
@@ -137,7 +137,7 @@ def _rotary(bench: Bench, shape: Shape, num_tokens: int, name: str) -> None:
 
 
 def _rotary_write(bench: Bench, shape: Shape, num_tokens: int, name: str) -> None:
-    """Rotate q in place, and write rotated k and v into the cache."""
+    """Rotate q in place, and write v and the rotated k into the cache."""
     heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
     cos, sin = _angles(bench, num_tokens, dim)
     sets = _sets(bench, num_tokens, (heads + 2 * kv_heads, dim))

@@ -1,7 +1,7 @@
 """Checks and times products with quantized experts.
 
-They are timed beside dequantizing all experts for each product, and beside 16-bit experts. Results
-are compared with the dequantized experts in fp32.
+Two alternatives are timed too: dequantizing all experts for each product, and 16-bit experts.
+Results are compared with those of the dequantized experts in fp32.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Sizes:
 
 
 GPT_OSS_20B = Sizes(32, 5760, 2880, 4)
-"""Gate and up."""
+"""The sizes of the merged gate and up projections."""
 
 
 def run(bench: Bench) -> None:

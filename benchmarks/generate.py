@@ -78,8 +78,8 @@ def _run_batch(
 def generate_batch(model: Any, clients: int) -> Iterator[Serve]:
     """Serve with `generate_batch`, transformers' continuous batching, with its default KV cache.
 
-    Uses its manager directly, so that requests can be added while others run, and streaming, so
-    that each token has an arrival time. Sets no option whose name differs between transformers
+    Uses its manager directly, so that requests can be added while others run. Streams the answers,
+    so that each token has an arrival time. Sets no option whose name differs between transformers
     versions.
     """
     settings = ContinuousBatchingConfig(

@@ -124,7 +124,7 @@ def run_worker(remaining: list[str], report: Report, options: argparse.Namespace
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a worker came with its jobs."""
+    """How far a worker got with its jobs."""
 
     num_finished: int
     current: str | None = None
@@ -143,7 +143,7 @@ def _next_jobs(remaining: list[str], progress: Progress, report: Report) -> list
     elif num_finished > 0:
         place, num_done = f"after {remaining[num_finished - 1]}", num_finished
     else:
-        # It probably did not start; another one would not either.
+        # The worker probably did not start. Another worker would not either.
         place, num_done = f"before {remaining[0]}", len(remaining)
     job = progress.current or remaining[max(0, num_finished - 1)]
     note = f"worker failed {place}: {progress.failure}"

@@ -129,7 +129,7 @@ class _Model:
         num_blocks = 1 + int(self._inputs.batch.block_tables.max())
         cache = KVCache(spec.shapes, num_blocks, BLOCK_SIZE, DTYPE, CPU)
         backend = TritonBackend(dry_run.NUM_PROCESSORS[ARCH], MAX_MODEL_LEN)
-        # A new batch each step, so that the time includes what the backend caches for a batch.
+        # A new batch each step, so that the time includes work whose result the backend caches.
         self._paged = lambda: PagedStep(replace(self._inputs.batch), cache, backend)
 
     def step(self) -> Times:

@@ -1,7 +1,7 @@
 """Attention kernels that load block ids one tile ahead, against kernels that load them late.
 
-Earlier kernels loaded the ids of a tile in the iteration that loads its K and V. Here, today's
-kernels run with a device function that loads them as late. All else is the same.
+Earlier kernels loaded the ids of a tile in the iteration that loads its K and V. To imitate them,
+today's kernels run with a device function that loads the ids as late. All else is the same.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _late_kernels() -> dict[str, Any]:
 
 
 def _calling(kernel: Any, functions: dict[str, Any]) -> Any:
-    """Return a copy of a Triton function that calls these device functions, given by name."""
+    """Return a copy of a Triton function that calls `functions` where it calls their names."""
     original = kernel.fn
     copy = FunctionType(original.__code__, original.__globals__ | functions, original.__name__)
     copy.__annotations__ = original.__annotations__

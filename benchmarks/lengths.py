@@ -58,7 +58,7 @@ def synthetic_lengths(
 ) -> list[Lengths]:
     """Draw `count` requests with log-normal lengths, skipping those of over `max_length` tokens.
 
-    means: means of the distributions, before any are skipped.
+    means: means of the distributions, before requests are skipped.
     """
     rng = random.Random(seed)
 
@@ -85,7 +85,7 @@ def _lengths(row: dict[str, str]) -> Lengths:
 
 
 def _time(text: str) -> datetime:
-    """Parse a timestamp. Azure's have seven fractional digits, one more than Python accepts."""
+    """Parse a timestamp. Azure's have seven fractional digits; the last is cut off."""
     return datetime.fromisoformat(text.strip()[:26])
 
 

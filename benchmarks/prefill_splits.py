@@ -1,4 +1,4 @@
-"""Prefill by work list: the product's list, the even splits of earlier versions, and no splits.
+"""Prefill by work list: the engine's list, the even splits of earlier versions, and no splits.
 
 Earlier versions had no work lists. They split all blocks of query tokens into equally many parts,
 even blocks without tokens. Here, lists of such splits run on today's kernels.

@@ -1,4 +1,4 @@
-"""Checks and times linear layers with quantized weights, beside a 16-bit weight and torch.
+"""Checks and times linear layers with quantized weights, beside 16-bit weights and torch's FP8.
 
 Results are compared with the dequantized weight in fp32.
 """

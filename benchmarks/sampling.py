@@ -1,4 +1,4 @@
-"""Checks and times the sampler's kernels against the same steps in torch, which sort.
+"""Checks and times the sampler's kernels against torch operations, which sort the logits.
 
 Only the device's work after the parameters' copy is timed: the most likely tokens, the filters and
 the draws.
@@ -91,7 +91,7 @@ def _measure(bench: Bench, case: Case) -> None:
 
 
 def _sampling(bench: Bench, case: Case, kernels: SamplingKernels) -> Callable[[Tensor], Tensor]:
-    """Return a function of logits that samples a token for each row, whose seeds all differ."""
+    """Return a function of logits that samples a token for each row, each with its own seed."""
     rows = [
         Row(Sequence(id, [1], SamplingParams(seed=id, **FILTERS[case.filters])), 1)
         for id in range(case.num_rows)

@@ -25,7 +25,7 @@ from core.options import Value
 
 WARM_UP_TOKENS = 4
 WARM_UP_SEED = 1
-"""Differs from the measured load's seed, whose prompts prefix caching would otherwise reuse."""
+"""With the load's own seed, prefix caching would find the warm-up's prompts in the load."""
 PEERS: dict[str, Callable[[Any, int], AbstractContextManager[Serve]]] = {
     "generate": generate.padded_batches,
     "generate_batch": generate.generate_batch,

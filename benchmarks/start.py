@@ -1,4 +1,4 @@
-"""Measure start-up time by phase and peak host memory.
+"""Measure the time of each start-up phase, and the peak of host memory.
 
 Only anonymous memory counts, as the kernel can reclaim pages mapped from files. The KV cache is
 small, so the peak shows the weights and the overhead of loading them. Linux only.

@@ -90,7 +90,7 @@ class SteadyDecode:
     def run(self, num_steps: int, prompt_tokens: int = 0) -> Steps:
         """Run `num_steps` decode steps. Raises RuntimeError if a sequence of the batch finishes.
 
-        prompt_tokens: a new prompt of this length joins each step. It ends with its first token.
+        prompt_tokens: a new prompt of this length joins each step. Its answer is one token.
         """
         begin, num_before = self._clock(), sum(self._generated.values())
         num_after = num_before + num_steps * self._batch

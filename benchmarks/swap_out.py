@@ -1,4 +1,4 @@
-"""Swapping out beside the kernels of a step, against copies on the kernels' own stream."""
+"""Swapping out on a stream beside a step's kernels, against copies on the kernels' own stream."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(bench: Bench) -> None:
 
 
 def _measure(bench: Bench) -> None:
-    """Time a decode step's products of matrices while blocks are swapped out.
+    """Time a decode step's matrix products while blocks are swapped out.
 
     The products alone take twice as long as the copies to the host. So with a stream of their own,
     the copies can end before the products do.

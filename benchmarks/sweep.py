@@ -92,7 +92,7 @@ def _search(
 def _changed(best: AttentionConfiguration, setting: str, value: int) -> AttentionConfiguration:
     """Return the configuration with another value.
 
-    If the value changes how many registers a thread needs, a register limit becomes the hardware's.
+    If the value changes how many registers a thread needs, MOST_REGISTERS replaces a lower limit.
     """
     changed = replace(best, **{setting: value})
     if setting == "num_stages" or best.max_registers is None:

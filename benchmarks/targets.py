@@ -12,7 +12,7 @@ Rows = Sequence[dict[str, Any]]
 """A section's rows, with their derived figures."""
 NOT_MEASURED = "not measured"
 EVEN_BATCHES = {"1 x 16384", "16 x 4096", "64 x 4096", "256 x 500", "16 x 16384"}
-"""Cases of the section `splits`."""
+"""Cases of the section `splits` in which all contexts have the same length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ def measured(target: Target, report: Report) -> str:
 
 
 def _relative_to(other: str, rows: Iterable[dict[str, Any]], ours: str = "rule") -> list[float]:
-    """Return the time of the product's choice as a fraction of another's, for each row."""
+    """Return the time of `ours` as a fraction of the time of `other`, for each row."""
     return [
         row["us"][ours] / row["us"][other] for row in rows if row["us"][ours] and row["us"][other]
     ]

@@ -1,7 +1,7 @@
 """Measures what the live page costs the engine: decode steps with and without a watching client.
 
 Intervals of the same running batch alternate between the two, and each is compared with its
-neighbour. CPU time is compared besides wall time, because other processes do not change it.
+neighbour. Wall time and CPU time are compared; other processes do not change the CPU time.
 
     OMP_NUM_THREADS=1 python -m benchmarks.watching models/demo --sequences 8
 """

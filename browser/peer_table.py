@@ -1,4 +1,4 @@
-"""README's table beside vLLM, from the files that `benchmarks.cpu` has written."""
+"""README's comparison with vLLM, from the files that `benchmarks.cpu` has written."""
 
 from __future__ import annotations
 

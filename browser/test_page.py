@@ -45,7 +45,7 @@ def test_a_chat_streams(page: Page, one_strategy: str, look: Look) -> None:
     assert answer
     growing = [text for text in page.evaluate("seen") if text != "Speak."]
     assert all(after.startswith(before) for before, after in pairwise(growing))
-    assert len(set(growing)) > 3, "it came in pieces"
+    assert len(set(growing)) > 3, "the answer does not arrive in pieces"
 
 
 def test_the_batch_and_the_kv_memory_move(page: Page, one_strategy: str) -> None:

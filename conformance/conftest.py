@@ -1,8 +1,8 @@
 """Serves the demo model, and writes docs/conformance.md after all cases have run.
 
-Each module calls one client as its users do. `make conformance` runs them in an environment that
-has the clients but not this project; the server runs in this project's environment. The suites,
-which are programs, have a third one.
+Each module calls one client as its users do. `make conformance` runs the modules in an environment
+that has the clients but not this project; the server runs in this project's environment. The
+suites, which are programs, have a third environment, and vLLM has a fourth.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def serve(model_dir: Path) -> Iterator[Callable[[str], str]]:
-    """Start a server with a file of properties, beside this one, and return its address."""
+    """Start a server with a properties file of this folder, given its name. Return the address."""
     with contextlib.ExitStack() as servers:
         yield lambda properties: servers.enter_context(_serving(model_dir, properties))
 
@@ -163,7 +163,7 @@ def _wait_until_ready(address: str, server: subprocess.Popen[bytes]) -> None:
             return
         except OSError:
             time.sleep(0.2)
-    raise RuntimeError(f"the server did not start within {START_S} s")
+    raise RuntimeError(f"the server ended, or did not start within {START_S} s")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -30,7 +30,7 @@ def test_chat_stream(client: InferenceClient) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
-def test_openais_names(client: InferenceClient) -> None:
+def test_chat_by_openais_method_name(client: InferenceClient) -> None:
     answer = client.chat.completions.create(messages=USER, max_tokens=8, model=None)
     assert answer.choices[0].message.content
 

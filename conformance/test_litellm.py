@@ -1,4 +1,4 @@
-"""litellm, as a client of an OpenAI-compatible and of Anthropic's API."""
+"""litellm, as a client of servers with OpenAI's API and with Anthropic's API."""
 
 from __future__ import annotations
 

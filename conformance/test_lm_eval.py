@@ -25,7 +25,7 @@ def score(before, after):
 with torch.inference_mode():
     print(json.dumps([score(*pair) for pair in json.load(sys.stdin)]))
 """
-"""Prints for each pair of texts transformers' log-likelihood of the second one after the first."""
+"""Prints, for each pair of texts, transformers' log-likelihood of the second after the first."""
 
 
 @pytest.fixture(scope="module")

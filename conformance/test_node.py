@@ -22,7 +22,7 @@ def cases(file: str) -> pytest.MarkDecorator:
     """Return a mark that runs a test once for each case in a file, with the case's name."""
     text = (NODE_CLIENTS / file).read_text()
     names = re.findall(r'^test\("([^"]+)"', text, re.MULTILINE)
-    assert len(names) == len(re.findall(r"\btest\(", text)), f"{file}: a case is not found"
+    assert len(names) == len(re.findall(r"\btest\(", text)), f"{file}: the pattern misses a case"
     return pytest.mark.parametrize("case", names)
 
 

@@ -1,6 +1,6 @@
-"""AWS's container standards: what its package defines for containers that are built with it.
+"""AWS's container standards, as AWS's package for containers defines them.
 
-Routes, headers, bodies and messages come from the package, as its own tests use them.
+Routes, headers, bodies and messages come from the package, as the package's own tests use them.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Bucket:
         return len(keys)
 
     def remove_if_empty(self) -> bool:
-        """Delete the bucket if this program created it and it is empty; return whether it did."""
+        """Delete the bucket if it is empty and we created it; return whether it was deleted."""
         tagging = none_if_missing(self._s3.get_bucket_tagging, Bucket=self.name) or {}
         if not any(tag["Key"] == OWN_TAG for tag in tagging.get("TagSet", [])):
             return False

@@ -1,4 +1,4 @@
-"""The commands of `deploy`, by their parsed arguments."""
+"""Runs the commands of `deploy`, given their parsed arguments."""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ def _serve(parsed: argparse.Namespace, options: Options) -> int:
 
 
 def _serve_locally(parsed: argparse.Namespace, options: Options) -> int:
-    # Ray reads this when it is imported. By default, SIGTERM while a node starts waits up to 30 s.
+    # Ray reads this when it is imported. By default, it waits up to 30 s if SIGTERM comes while a
+    # node starts.
     os.environ.setdefault("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "0")
 
     from fleet.application import fleet_of
@@ -71,7 +72,7 @@ def _serve_locally(parsed: argparse.Namespace, options: Options) -> int:
                 time.sleep(_POLL_INTERVAL_S)
             print(f"stopping; running requests have {parsed.grace:g} s to finish", flush=True)
             end()
-    except (_Stopped, SystemExit):  # Ray's own handlers, while it starts, raise SystemExit
+    except (_Stopped, SystemExit):  # while Ray starts, its own handlers raise SystemExit
         print("stopped before the fleet could serve", flush=True)
     return 0
 

@@ -13,7 +13,7 @@ from core.options import Options
 def read_options(properties: Path) -> Options:
     """Return the options of the replicas, from their properties and this machine's environment.
 
-    Raises ConfigurationError if a container could not start with them, or a fleet could not.
+    Raises ConfigurationError if a container or a fleet could not start with them.
     """
     if not properties.is_file():
         raise ConfigurationError(f"--properties {properties}: no such file")

@@ -1,7 +1,7 @@
 """Command line: `compare` and `sweep` measure servers, `report` draws existing results.
 
-`harm` and `soak` send what hostile clients send, and measure what it costs other clients. `kills`
-kills a container's processes under load.
+`harm` measures what hostile requests cost other clients. `soak` checks what hostile clients and
+kills leave behind. `kills` kills a container's processes under load.
 """
 
 from __future__ import annotations

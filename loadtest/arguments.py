@@ -51,8 +51,8 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         "--rounds",
         type=_count,
         default=3,
-        help="runs of each workload on each server, which take turns; fewer than 3 rounds prove "
-        "nothing (default: 3)",
+        help="how often each workload runs on each server; the servers take turns, and fewer than "
+        "3 rounds prove nothing (default: 3)",
     )
     compare.add_argument(
         "--fresh",
@@ -92,8 +92,8 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         "--seconds",
         type=_positive,
         default=30.0,
-        help="seconds for which each rate is measured; they should be much longer than a response "
-        "takes and than the bounds of --slo (default: 30)",
+        help="how long each rate is measured, in seconds; this should be much longer than a "
+        "response takes and than the bounds of --slo (default: 30)",
     )
     sweep.add_argument(
         "--rates",
@@ -158,7 +158,7 @@ def _add_harm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         type=_names,
         default=[""],
         metavar="WORD,...",
-        help="only rows whose name contains one of these words",
+        help="only rows whose name contains one of these words (default: all)",
     )
     harm.add_argument(
         "--max-ping", type=_positive, default=250.0, metavar="MS",
@@ -166,7 +166,7 @@ def _add_harm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )  # fmt: skip
     harm.add_argument(
         "--max-row", type=_positive, default=120.0, metavar="S",
-        help="longest time until the server must have ended a row, in s (default: 120)",
+        help="longest time that the server may take to end a row, in s (default: 120)",
     )  # fmt: skip
     harm.add_argument(
         "--streams", type=_count, default=4, help="number of ordinary streams (default: 4)"
@@ -236,7 +236,8 @@ def _add_subjects(parser: argparse.ArgumentParser) -> None:
     )
     _add_properties(
         group,
-        f"serving.properties of every server, apart from option.batching {_DEFAULT_PROPERTIES}",
+        "serving.properties of each container that is started; the strategy replaces its "
+        f"option.batching {_DEFAULT_PROPERTIES}",
     )
     group.add_argument(
         "--model-dir", type=Path, metavar="DIR", help="passed to the container as --model-dir"
@@ -319,7 +320,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         "--slo", default="ttft_p99=2s,itl_p99=200ms", metavar="BOUNDS",
         help="comma-separated bounds NAME_STATISTIC=VALUE: NAME is ttft, itl, e2e or queue, "
         "STATISTIC is mean, p50, p90, p99 or max, VALUE is in s or ms; goodput counts the requests "
-        "that meet every VALUE themselves, whatever the STATISTIC (default: %(default)s)",
+        "whose own figures meet every VALUE, whatever the STATISTIC (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--warm-up",

@@ -30,7 +30,7 @@ def combined(parts: Sequence[Results]) -> Results:
     notes = [note for part in parts for note in part.notes]
     objective = next((part.objective for part in parts if part.objective), {})
     if any(part.objective not in ({}, objective) for part in parts):
-        notes.append("The runs had different objectives (--slo): goodput is by the first.")
+        notes.append("The runs had different objectives (--slo): goodput refers to the first.")
     return msgspec.structs.replace(
         first,
         command="\n".join(part.command for part in parts),

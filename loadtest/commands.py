@@ -1,4 +1,4 @@
-"""The commands of `loadtest`, by their parsed arguments."""
+"""Runs the commands of `loadtest`, given their parsed arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXIT_INTERRUPTED = 130
 def run(parser: argparse.ArgumentParser, parsed: argparse.Namespace, command: str) -> int:
     """Run a command and return the exit code.
 
-    parser: for errors of usage. command: the whole command line, for the results.
+    parser: reports usage errors. command: the whole command line, which the results quote.
     """
     if parsed.command == "report":
         return _report(parsed)

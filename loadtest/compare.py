@@ -44,8 +44,8 @@ def turns(
 ) -> Iterator[Turn]:
     """Yield all runs of a workload. Each round begins with another subject, to be fair to all.
 
-    Dynamic batching also runs with the setting `tuned`, if there is one, and with answers of one
-    length, as in AWS's article.
+    Dynamic batching runs again with the setting `tuned`, if there is one. If the workload has a
+    `fixed_dynamic_output`, it also runs again with all answers of this length, as in AWS's article.
     """
     for number in range(1, rounds + 1):
         start = (number - 1) % len(names)
@@ -78,7 +78,7 @@ def _duration(seconds: float) -> str:
 
 
 class Comparison:
-    """Measures turns. Use it as a context manager, which stops the servers that stay up.
+    """Measures turns. As a context manager, it stops the servers that it keeps between runs.
 
     The first subject's tokenizer and length limit apply to all subjects; otherwise their requests
     would differ.

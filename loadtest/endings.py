@@ -31,7 +31,7 @@ class Ending:
 
 
 class Clients:
-    """Sends streams and whole requests at once, each in a thread and on a connection of its own."""
+    """Sends all requests at the same time, each in a thread and on a connection of its own."""
 
     def __init__(self, port: int, *, num_streams: int, num_whole: int, max_new_tokens: int) -> None:
         self._port = port
@@ -45,7 +45,7 @@ class Clients:
             thread.start()
 
     def wait(self, timeout_s: float) -> Sequence[Ending]:
-        """Return how all requests ended. Raises TimeoutError if one is still open by then."""
+        """Return how all requests ended. Raises TimeoutError if one is open after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))

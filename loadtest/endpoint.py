@@ -80,7 +80,7 @@ class Endpoint:
         return LmiSchema(**path, timings=b"longshore:" in (self.get("/metrics") or b""))
 
     def max_length(self) -> int | None:
-        """Return the `max_model_len` that /v1/models reports as in vLLM, or None."""
+        """Return `max_model_len` from /v1/models, where vLLM reports it too; None if missing."""
         model = self._model()
         return None if model is None else model.get("max_model_len")
 

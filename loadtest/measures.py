@@ -51,9 +51,9 @@ class ServerMeasures(msgspec.Struct, kw_only=True):
     host_s: float | None = None
     """Seconds per step in which the engine's loop neither ran the model nor waited."""
     kv_used: float | None = None
-    """Share of KV blocks in use, averaged over time."""
+    """Share of KV blocks in use, averaged over the samples in which any is in use."""
     kv_filled: float | None = None
-    """Share of the token slots of used KV blocks that are filled, averaged over time."""
+    """Share of the token slots of used KV blocks that are filled, averaged over those samples."""
     preemptions: float | None = None
     prefix_hits: float | None = None
     """Share of prompt tokens found in the prefix cache."""

@@ -18,7 +18,8 @@ MAX_DRAWS = 100
 EACH_SENDS = ", each sending its next request after a response"
 """Part of the description of a closed loop. Captions leave it out."""
 MARGIN = 4
-"""Tokens a server may add to a prompt: special tokens, or a first word without its space."""
+"""Tokens that a prompt may have beyond the plan's: special tokens, or one more for the first word,
+which has no space before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +42,8 @@ class Load:
     seed: int = 0
     """Seed of lengths, words and arrivals."""
     words_of: str = ""
-    """Changes the words of the prompts and nothing else, so that a server which has seen them in
-    an earlier round finds none of them in its prefix cache."""
+    """Changes only the words of the prompts, so that a server does not find the prompts of an
+    earlier round in its prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Requests of a load test, independent of the API they are sent to, and their prompts."""
+"""Requests of a load test and their prompts, independent of the API that they are sent to."""
 
 from __future__ import annotations
 

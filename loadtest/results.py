@@ -99,7 +99,7 @@ def _row(run: Run, record: Record) -> Sequence[object]:
 
 
 def read_results(path: Path) -> Results:
-    """Read results.json, given its path or folder. Raises ValueError, with its path."""
+    """Read results.json, given its path or folder. Raises ValueError with the path in its text."""
     file = path / "results.json" if path.is_dir() else path
     try:
         return msgspec.json.decode(file.read_bytes(), type=Results)

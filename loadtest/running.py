@@ -26,7 +26,7 @@ class Running(NamedTuple):
 def parse_running(text: str) -> Running:
     """Parse `NAME=URL`, `NAME=openai+URL` or `NAME=sagemaker:ENDPOINT`. Raises ValueError."""
     match = _TEXT.fullmatch(text.strip())
-    if match is None or not _has_port(match["url"] or ""):
+    if match is None or not _is_port_valid(match["url"] or ""):
         raise ValueError(
             f"invalid subject '{text}': expected NAME=URL, NAME=openai+URL, NAME=lmi+URL or "
             "NAME=sagemaker:ENDPOINT, without a comma in NAME, such as vllm=openai+http://host:8000"
@@ -34,8 +34,8 @@ def parse_running(text: str) -> Running:
     return Running(match["name"].strip(), match["schema"], match["url"], match["sagemaker"])
 
 
-def _has_port(url: str) -> bool:
-    """Whether the port of the URL, if it names one, is a number."""
+def _is_port_valid(url: str) -> bool:
+    """Whether the URL has no port or one that is a valid number."""
     try:
         urlsplit(url).port  # noqa: B018 - raises ValueError
     except ValueError:

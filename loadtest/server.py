@@ -137,8 +137,8 @@ class Server:
 def given_properties(path: Path | None) -> dict[str, str]:
     """Read the file that --properties names.
 
-    None stands for `serving.properties` in the current folder, or no properties if there is none.
-    Raises ValueError if the path is not that of a file.
+    None stands for `serving.properties` in the current folder. If this file does not exist, there
+    are no properties. Raises ValueError if `path` is not a file.
     """
     if path is None:
         return read_properties(_DEFAULT) if _DEFAULT.is_file() else {}

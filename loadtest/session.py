@@ -31,7 +31,7 @@ class Session:
         name: str = "",
         stop_s: float | None = None,
     ) -> None:
-        """name: workload name in locust's own statistics. stop_s: when to hand out no more."""
+        """name: workload name in locust's own statistics. stop_s: when to stop handing out."""
         self.name = name
         self.connect = connect
         self.records: list[Record] = []

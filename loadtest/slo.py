@@ -41,7 +41,7 @@ def parse_slo(text: str) -> dict[str, float]:
 
 
 def value_of(measures: Measures, name: str) -> float | None:
-    """Return the measured value in seconds of a bound's name, or None if it was not measured."""
+    """Return the measured value in seconds that a bound with this name limits; None if unknown."""
     kind, statistic = name.rsplit("_", 1)
     spread = getattr(measures, KINDS[kind])
     return None if spread is None else getattr(spread, statistic)
@@ -86,7 +86,8 @@ def per_request(slo: Mapping[str, float]) -> dict[str, float]:
 def goodput(run: Run, bounds: Mapping[str, float]) -> float | None:
     """Return the successful requests per second that met all bounds of `per_request`.
 
-    As in DistServe (OSDI 2024). Returns None if a bounded figure of a request is unknown.
+    vLLM's benchmark counts goodput in the same way, after DistServe (OSDI 2024). Returns None if a
+    bounded figure of a request is unknown.
     """
     met = [_meets(record, bounds) for record in run.records if record.is_good]
     return None if None in met else sum(map(bool, met)) / run.measures.seconds

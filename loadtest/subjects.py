@@ -21,7 +21,7 @@ class Strategies:
 
     names: Sequence[str]
     properties: Mapping[str, str]
-    """Properties of every server, apart from `option.batching`."""
+    """Properties of each container; the strategy replaces `option.batching`."""
     model_dir: Path | None
     logs: Path
     """Folder for the servers' logs."""

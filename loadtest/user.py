@@ -24,8 +24,8 @@ class LoadUser(User):
 
     Locust's own timing of a request ends at the response headers, before the first token. So
     this class reports the time of the whole request, and adds two rows to the statistics, for the
-    first token and the longest stall. Those are not requests: locust's totals and charts count
-    each request once.
+    first token and the longest stall. These rows do not count as requests: locust's totals and
+    charts count each request once.
     """
 
     environment: SessionEnvironment

@@ -78,8 +78,8 @@ def build_model(
 ) -> LlamaForCausalLM:
     """Build a Llama with a head size of 64 and two query heads per KV head.
 
-    The config sets no padding token: that is the eos token, and Llama's embedding would not train
-    the row of a padding token.
+    The tokenizer pads with the eos token, but the config sets no padding token, because Llama's
+    embedding would not train the row of a padding token.
     """
     config = LlamaConfig(
         vocab_size=len(tokenizer),

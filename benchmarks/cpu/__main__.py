@@ -32,7 +32,7 @@ from benchmarks.cpu.work import DTYPES, Result, Work
 
 FOLDER = ROOT / "build" / "cpu"
 QUIET = 0.1
-"""Cores that other processes may use before a run counts as disturbed."""
+"""A run counts as disturbed if other processes use more cores than this just before it."""
 
 
 def main() -> int:

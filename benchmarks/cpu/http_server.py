@@ -1,4 +1,4 @@
-"""Measures a server, running alone on the machine, with the load test."""
+"""Measures a server with the load test; nothing else runs on the machine."""
 
 from __future__ import annotations
 

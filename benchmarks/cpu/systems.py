@@ -79,7 +79,7 @@ def _vllm(python: Path) -> Measure:
 
 
 def _offline(python: Path, module: str) -> Measure:
-    """Return a measurement that runs `module` on random prompts, with the same request lengths."""
+    """Return a measurement that runs `module` on random prompts with our requests' lengths."""
 
     def measure(model: Path, work: Work, sent: Sequence[Sent], folder: Path) -> Result:
         rng = random.Random(work.seed)

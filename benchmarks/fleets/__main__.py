@@ -1,9 +1,10 @@
 """Simulate how many requests per second fleets of 1 to 1,000 machines sustain, and what they cost.
 
 No model runs and no speed is measured: benchmarks/simulate says what is computed. The load grows
-with the fleet: each machine adds the requests of --trace, starting at a random place, so the bursts
-of larger fleets even out. Each prompt begins with one of --prefixes texts per machine. The routing
-`sessions` treats requests that begin with the same text as a session, which goes to one machine.
+with the fleet: each machine adds the requests of --trace, starting at a random place in it, so the
+bursts of larger fleets even out. Each prompt begins with one of --prefixes texts per machine. The
+routing `sessions` treats requests that begin with the same text as a session, which goes to one
+machine.
 
 The rate of a fleet is the highest at which the mean of latency over output length stays within
 --bound. The program knows no prices; give them with --prices. docs/scaling.md explains the results.

@@ -49,7 +49,7 @@ class Service:
     trace: list[tuple[float, Lengths]]
     """Arrival seconds and lengths, in order."""
     max_length: int
-    """Tokens of prompt, including its prefix, and output; longer requests are left out."""
+    """Maximum tokens of prefix, prompt and output together; longer requests are left out."""
     prefixes: Prefixes
     """The prefixes of one machine: N machines have N times as many."""
     duration_s: float

@@ -139,7 +139,7 @@ def _throughput(model_dir: Path, lengths: list[Lengths], system_prompt: int) -> 
     from benchmarks.memory.throughput import measure_gain
 
     gain = measure_gain(model_dir, lengths, system_prompt)
-    row = _row("requests/s with prefix caching, % of without", gain.ratio, "")
+    row = _row("requests/s, with prefix caching / without", gain.ratio, "")
     rates = f"{gain.with_cache:.3g} requests/s with, {gain.without_cache:.3g} without"
     load = f"{gain.num_requests} requests with a {system_prompt}-token prefix"
     return row | {"note": f"{rates}; {load}; model {model_dir.name}"}

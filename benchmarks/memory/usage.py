@@ -111,7 +111,7 @@ def _result(plan: StepPlan, rng: random.Random) -> StepResult:
 
 
 def _sampled(chunk: Chunk, rng: random.Random) -> Sampled | Candidates:
-    """Return a random token, or for a beam candidates with exponentially distributed scores."""
+    """Return a random token or, for a beam, candidates with exponentially distributed scores."""
     params = chunk.sequence.params
     if not params.beam_width:
         return Sampled((rng.randrange(VOCABULARY),), (-1.0,))

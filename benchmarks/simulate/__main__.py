@@ -9,7 +9,7 @@ latency over output length) stays within --bound, as in the figures of the Paged
 (SOSP 2023). With --rate, every system serves that rate. docs/benchmarks.md explains the results.
 
 With --calibrate and a folder of `longshore compare`, the time of a step is fitted to measured runs,
-and the same runs are simulated: prediction beside measurement.
+and the same runs are simulated. The table shows predictions beside measurements.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ Progress = Callable[[str, float], None]
 WHY_DIFFERENT = """\
 This is a simulation: no model ran, and no speed was measured. It differs from the paper as follows:
 - Step times come from a roofline model. The paper's systems had their own kernels, hosts and
-  interconnects, and vLLM's attention kernel was slower than FasterTransformer's. What sums
-  between GPUs cost is assumed.
+  interconnects, and vLLM's attention kernel was slower than FasterTransformer's. The cost of sums
+  between GPUs is assumed.
 - All systems use our strategies, with chunked prefill: long prompts run in chunks next to decodes,
   within a token budget. The paper's systems computed each prompt in one step.
 - Synthetic lengths are log-normal with the paper's means, not ShareGPT's conversations. Short

@@ -122,7 +122,7 @@ class Hardware:
 
 
 def num_pairs(start: int, length: int) -> int:
-    """Return the causal query-key pairs of computing positions `start : start + length`."""
+    """Return the number of causal query-key pairs of the positions `start : start + length`."""
     return length * start + length * (length + 1) // 2
 
 
@@ -166,7 +166,7 @@ MODELS = {
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        # From NVIDIA's data sheets: SXM versions of A100, H100 and H200. Their memory "GB" are GiB.
+        # From NVIDIA's data sheets: SXM versions of A100, H100 and H200. Memory in "GB" means GiB.
         # Links: NVLink in one direction; PCIe 4.0 x16 for A10G and L40S.
         Gpu(name="a10g", memory_gib=24, bandwidth=600e9, flops=70e12, link=32e9),
         Gpu(name="a100-40gb", memory_gib=40, bandwidth=1555e9, flops=312e12, link=300e9),

@@ -41,7 +41,7 @@ class Fleet:
         leaps: bool = True,
         report_s: float = 0.0,
     ) -> None:
-        """report_s: how often machines report their loads to the router; 0: at every request.
+        """report_s: seconds between two reports of loads to the router; 0: a report per request.
 
         Between two reports the router counts the requests that it has sent since.
         """

@@ -1,8 +1,9 @@
-"""Takes many quiet steps at once: every running sequence gets one token, and nothing else happens.
+"""Takes many quiet steps at once.
 
-Most steps are quiet. `is_quiet` says when they are certain to follow; `leap` then puts
-sequences and KV memory directly into the state after them. The result is exact, including the
-clock to the last bit; tests compare it with single steps.
+In a quiet step, every running sequence gets one token, and nothing else happens. Most steps are
+quiet. `is_quiet` says when quiet steps are certain to follow; `leap` then puts sequences and KV
+memory directly into the state after them. The result is exact, including the clock to the last bit;
+tests compare it with single steps.
 """
 
 from __future__ import annotations

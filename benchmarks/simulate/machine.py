@@ -22,7 +22,7 @@ class Machine:
         *,
         leaps: bool = True,
     ) -> None:
-        """leaps: take uneventful steps at once, with identical results."""
+        """leaps: take quiet steps (leap.py) at once, with identical results."""
         self.strategy = strategy
         self.clock = 0.0
         """End of the last step, the earliest time at which the next one may begin."""
@@ -34,7 +34,7 @@ class Machine:
         self._executor = executor or PackedExecutor(hardware)
         self._leaps = leaps
         self._is_quiet = False
-        """Whether the next step is certain to be like the last one: decodes only."""
+        """Whether the next step is certain to be quiet."""
         self._num_unfinished = 0
         self._num_ending = 0
         """Requests that finish when the last step ends."""

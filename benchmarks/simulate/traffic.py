@@ -65,7 +65,7 @@ class Traffic(ABC):
     """Generates the same requests in the same order at any rate, only with scaled arrival times."""
 
     def __init__(self, max_length: int, prefixes: Prefixes, seed: int) -> None:
-        """max_length: maximum tokens of prompt, including its prefix, and output."""
+        """max_length: maximum tokens of prefix, prompt and output together."""
         self.max_length = max_length
         self.prefixes = prefixes
         self.seed = seed

@@ -25,7 +25,10 @@ def ask(url: str, prompt: str) -> str:
 
 
 def stream(url: str, prompt: str) -> Iterator[str]:
-    """Yield pieces of text as they arrive. Raises RuntimeError, even if the stream fails midway."""
+    """Yield pieces of text as they arrive.
+
+    Raises RuntimeError for an error before the stream or within it.
+    """
     body = {"inputs": prompt, "parameters": PARAMETERS, "stream": True}
     with requests.post(f"{url}/invocations", json=body, timeout=TIMEOUT_S, stream=True) as answer:
         if not answer.ok:

@@ -25,7 +25,7 @@ PROMPT = "Answer from these notes alone.\n\n{notes}\n\nQuestion: {question}"
 
 
 def read_paragraphs(directory: Path) -> list[str]:
-    """Return the paragraphs (parted by blank lines) of the *.txt files, in order of file names."""
+    """Return the paragraphs of the *.txt files, in order of file names. Blank lines part them."""
     texts = [path.read_text("utf-8") for path in sorted(directory.glob("*.txt"))]
     return [part.strip() for text in texts for part in text.split("\n\n") if part.strip()]
 

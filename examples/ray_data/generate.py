@@ -61,7 +61,7 @@ class Part:
 
     number: int
     first_line: int
-    """Its number in the input, from 1."""
+    """Number of the first line in the input, counted from 1."""
     offset: int
     """Byte offset of the first line."""
     num_lines: int

@@ -66,9 +66,9 @@ def count_ends(
             ends["failed in an outage"] += 1
         else:
             ends["failed"] += 1
-            broken.append(f"a request without a kill: {attempt.failure}")
-        if "reasons to finish" in attempt.failure and " 0 ends" not in attempt.failure:
-            broken.append(f"not one end: {attempt.failure}")
+            broken.append(f"a request failed without a kill: {attempt.failure}")
+        if "finish reasons" in attempt.failure and " 0 ends" not in attempt.failure:
+            broken.append(f"an answer did not end exactly once: {attempt.failure}")
     return dict(ends), broken
 
 

@@ -1,4 +1,7 @@
-"""`harm`: sends every hostile row while ordinary clients run, and measures what it costs them."""
+"""`harm`: sends each hostile request while ordinary clients run, and measures what it costs them.
+
+Each hostile request is a row of the table in `rows`.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +125,9 @@ class Harm:
             broken.append(f"{lost} processes lost")
         if status == HELD:
             broken.append(f"held for {self._bounds.row_s:g} s")
-        elif row.is_http and (status == CLOSED or (status.startswith("5") and status != "503")):
+        elif row.needs_response and (
+            status == CLOSED or (status.startswith("5") and status != "503")
+        ):
             broken.append(f"answer: {status}")
         return broken
 

@@ -1,4 +1,4 @@
-"""Ordinary clients, in threads: pings, and streams one after another."""
+"""Ordinary clients beside the hostile ones. Each is a thread that pings or streams repeatedly."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Neighbour:
 
     def __init__(self, request: Callable[[], str], interval_s: float = 0.0) -> None:
         self.attempts: list[Attempt] = []
-        """The attempts that have ended, in order. The thread appends to it."""
+        """The attempts that have ended, in order. The thread appends to this list."""
         self.begin: float | None = None
         """When the running request began; None between two requests."""
         self._request = request
@@ -81,7 +81,7 @@ def _reason(error: Exception) -> str:
 
 
 def stop_all(neighbours: Sequence[Neighbour]) -> None:
-    """Stop them together, so that their last requests end at the same time."""
+    """Tell all to leave before waiting for any, so that their last requests run side by side."""
     for neighbour in neighbours:
         neighbour.leave()
     for neighbour in neighbours:
@@ -125,12 +125,12 @@ def stream(url: str, **fields: object) -> str:
 
 
 def why_wrong(lines: list[bytes]) -> str:
-    """Return '' for a stream that ended once, with a reason to finish; else what is wrong."""
+    """Return '' for a stream that ended once, with a finish reason; otherwise what is wrong."""
     finished = [line for line in lines if b'"finish_reason":"' in line.replace(b": ", b":")]
     ends = [line for line in lines if line.strip() == b"data: [DONE]"]
     errors = [line for line in lines if b'"error"' in line]
     if errors:
         return errors[0].decode(errors="replace")
     if len(finished) != 1 or len(ends) != 1 or lines[-1] != ends[0]:
-        return f"{len(finished)} reasons to finish and {len(ends)} ends in {len(lines)} records"
+        return f"{len(finished)} finish reasons and {len(ends)} ends in {len(lines)} records"
     return ""

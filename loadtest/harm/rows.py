@@ -24,8 +24,8 @@ class Row:
 
     name: str
     make: Callable[[], bytes]
-    is_http: bool = True
-    """Whether a response is due. Other connections may also be closed without one."""
+    needs_response: bool = True
+    """Whether the server must respond. If not, it may also close the connection silently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ ROWS: tuple[Row, ...] = (
                           max_tokens=200, ignore_eos=True)),
     Row("bad chunk size", lambda: _chunked(b"zz\r\na\r\n0\r\n\r\n")),
     Row("negative chunk size", lambda: _chunked(b"-5\r\na\r\n0\r\n\r\n")),
-    Row("TLS hello", lambda: TLS_HELLO, is_http=False),
-    Row("chunk announced, never sent", lambda: _chunked(b"ffff\r\nabc"), is_http=False),
+    Row("TLS hello", lambda: TLS_HELLO, needs_response=False),
+    Row("chunk announced, never sent", lambda: _chunked(b"ffff\r\nabc"), needs_response=False),
 )  # fmt: skip
 """In the order in which `harm` sends them."""

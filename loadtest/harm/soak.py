@@ -26,7 +26,7 @@ QUICK = ("grammar, chain", "schema, chain of 1,200", "chunk size", "TLS", "never
 GARBAGE_S = 3.0
 """A client that sends garbage leaves after this time."""
 UP_S = 4.0
-"""Mean time between the recovery from a kill and the next one."""
+"""Mean time between the recovery from a kill and the next kill."""
 NOTICE_S = 2.0
 """Minimum time for the server to notice a dead process; /ping may answer 200 until then."""
 SETTLE_S = 60.0

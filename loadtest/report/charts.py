@@ -171,7 +171,7 @@ def _distribution(
 
 
 def timelines(runs: Sequence[Run]) -> Spec:
-    """Return the batch size, and the KV cache allocated and filled, over time, a column per run."""
+    """Return charts over time, a column per run: batch size, and KV cache allocated and filled."""
     runs = [run for run in runs if any(sample.metrics for sample in run.samples)]
     labels = [run.label for run in runs]
     highest = max((max(_batches(run), default=0.0) for run in runs), default=1.0)

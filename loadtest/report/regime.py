@@ -89,7 +89,8 @@ def _memory(runs: Sequence[Run]) -> list[str]:
 def memory_wait_share(run: Run) -> float | None:
     """Return the share of samples in which requests waited for KV memory; None if unknown.
 
-    It is known for continuous and paged only. In the others, requests also wait for a batch to end.
+    It is known for continuous and paged only. With other strategies, requests also wait for a batch
+    to end.
     """
     seen = [sample for sample in run.samples if "kv_used" in sample.metrics]
     if run.strategy not in _SHARING or not seen:

@@ -112,8 +112,8 @@ def doubt(one: Rounds, other: Rounds) -> str | None:
     ones, others = one.values, other.values
     if ones[0] <= others[-1] and others[0] <= ones[-1]:
         return (
-            f"the rounds of {one.name} and {other.name} overlap; longer runs (--seconds, "
-            "--requests) or more rounds narrow them"
+            f"the ranges of the rounds of {one.name} and {other.name} overlap; longer runs "
+            "(--seconds, --requests) narrow them"
         )
     low, high = sorted(values[(len(values) - 1) // 2] for values in (ones, others))
     if high < (1 + MIN_DIFFERENCE) * low:

@@ -119,7 +119,7 @@ def with_range(rounds: Rounds) -> str:
 
 
 def reference(labels: Sequence[str]) -> str:
-    """Return the label that ratios refer to: dynamic at its best, otherwise the first."""
+    """Return the label that ratios refer to: TUNED if present, else dynamic, else the first."""
     return next((name for name in (TUNED, "dynamic") if name in labels), labels[0])
 
 

@@ -14,15 +14,17 @@ MAX_STRETCH = 1.3
 GAP_SHARE = 0.02
 """Width of a break, as a share of the axis."""
 MARGIN_SHARE = 0.02
-"""Minimum visible part at each end of a broken axis, and beside an event at its break."""
+"""The least share of a broken axis that stays visible at each end, and the share that stays visible
+between the break and the event beside which it is put."""
 TICK_STEPS = (1, 2, 5)
 MAX_TICKS = 12
 LABEL_SHARE = 0.09
-"""Ticks closer to a break have no label, to leave room for the break's own label."""
+"""Ticks closer than this share to the middle of a break have no label, to leave room for the
+break's own label."""
 
 
 class Span(NamedTuple):
-    """A part of the time, in seconds."""
+    """A span of time, in seconds."""
 
     start_s: float
     end_s: float
@@ -36,7 +38,7 @@ class TimeAxis:
     """
 
     shown_s: float
-    """Length of the axis in seconds at its scale, with the gap of the break."""
+    """Length of the axis, including the gap of a break, as the number of seconds that fit on it."""
     left_out: Span | None = None
 
     @property
@@ -54,7 +56,7 @@ class TimeAxis:
         return start_s + self.gap_s * (at_s - start_s) / (end_s - start_s)
 
     def encoding(self, field: str, title: str | None) -> dict[str, Any]:
-        """Return the x channel in Vega-Lite of a field with positions."""
+        """Return the Vega-Lite x channel for a field that holds positions."""
         axis: dict[str, Any] = {"title": title, "values": self._ticks()}
         if self.left_out is not None:
             start_s, end_s = self.left_out
@@ -125,7 +127,7 @@ def time_axes(events: Mapping[str, Sequence[float]]) -> dict[str, TimeAxis]:
 
 
 def _calmest(times: Sequence[float], shown_s: float) -> Span:
-    """Return the span with the fewest events of those that make the axis short enough.
+    """Of the spans that make the axis short enough, return the one with the fewest events.
 
     Of several such spans, return the one closest to the middle of the axis.
     """
@@ -143,6 +145,6 @@ def _calmest(times: Sequence[float], shown_s: float) -> Span:
 
 
 def _round_step(minimum: float) -> float:
-    """Return the smallest of 1, 2 and 5 times a power of ten that is at least `minimum`."""
+    """Return the smallest 1, 2 or 5 times a power of ten that is at least `minimum`."""
     power = 10 ** math.floor(math.log10(minimum))
     return next(step * power for step in (*TICK_STEPS, 10) if step * power >= minimum)

@@ -160,13 +160,13 @@ def test_rows_have_names_of_their_own() -> None:
     ("lines", "why"),
     [
         ([FINISH, DONE], ""),
-        ([DONE], "0 reasons to finish and 1 ends"),
-        ([FINISH, FINISH, DONE], "2 reasons"),
+        ([DONE], "0 finish reasons and 1 ends"),
+        ([FINISH, FINISH, DONE], "2 finish reasons"),
         ([FINISH, DONE, DONE], "2 ends"),
-        ([DONE, FINISH], "1 reasons to finish and 1 ends"),
+        ([DONE, FINISH], "1 finish reasons and 1 ends"),
         ([FINISH], "0 ends"),
         ([b'data: {"error":{"message":"no"}}', DONE], "no"),
-        ([], "0 reasons"),
+        ([], "0 finish reasons"),
     ],
 )
 def test_a_stream_has_one_end(lines: list[bytes], why: str) -> None:
@@ -204,12 +204,12 @@ def test_a_soak_finds_a_role_that_is_missing() -> None:
         (Attempt(1.0, 2.0, ""), {"whole": 1}, []),
         (Attempt(1.0, 5.5, "gone"), {"failed in an outage": 1}, []),
         (Attempt(6.5, 9.0, "gone"), {"failed in an outage": 1}, []),
-        (Attempt(1.0, 4.5, "gone"), {"failed": 1}, ["a request without a kill: gone"]),
-        (Attempt(7.5, 9.0, "gone"), {"failed": 1}, ["a request without a kill: gone"]),
+        (Attempt(1.0, 4.5, "gone"), {"failed": 1}, ["a request failed without a kill: gone"]),
+        (Attempt(7.5, 9.0, "gone"), {"failed": 1}, ["a request failed without a kill: gone"]),
         (
-            Attempt(5.0, 6.0, "2 reasons to finish and 1 ends in 9 records"),
+            Attempt(5.0, 6.0, "2 finish reasons and 1 ends in 9 records"),
             {"failed in an outage": 1},
-            ["not one end: 2 reasons to finish and 1 ends in 9 records"],
+            ["an answer did not end exactly once: 2 finish reasons and 1 ends in 9 records"],
         ),
     ],
 )
