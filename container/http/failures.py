@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 from flask import Flask, Response, current_app, g, request
@@ -169,8 +170,8 @@ def describe(error: Exception, request_id: str) -> Failure:
 def _http_exception_response(error: HTTPException) -> Response:
     if isinstance(error, RequestEntityTooLarge):
         limit = request.max_content_length
-        has_option = limit == current_app.config["MAX_CONTENT_LENGTH"]
-        cure = "; max_request_size sets it" if has_option else ""
+        set_by_option = cast(int | None, current_app.config["MAX_CONTENT_LENGTH"])
+        cure = "; max_request_size sets it" if limit == set_by_option else ""
         return failure_response(Failure(413, f"the body exceeds the limit of {limit} bytes{cure}"))
     description = error.description or error.name
     if isinstance(error, NotFound) and error.description == NotFound.description:
