@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 from container.apis.generation.sampling import SAMPLING_FIELDS
 from container.apis.generation.structured_outputs import STRUCTURED_OUTPUT_FIELDS
 from container.apis.text.schema import TextRequest, read_text_request
+from container.front_end.contract import BODIES
 from container.schema.body import read_body
 from core.errors import RequestError
 from core.limits import STOP_STRINGS
 from core.sampling import SamplingParams
 
+ROOT = Path(__file__).parents[2]
 JSON = "application/json"
 
 
@@ -253,6 +256,20 @@ def test_every_sampling_parameter_reaches_the_engine(parameters: Mapping[str, ob
         expected = tuple(value) if isinstance(value, list) else value
         expected = {5: -1.0} if name == "logit_bias" else expected
         assert getattr(got, name) == expected, name
+
+
+def test_every_field_is_read_somewhere():
+    """A field that only its table named would be accepted and ignored."""
+    code = "".join(path.read_text() for path in (ROOT / "container").rglob("*.py"))
+    fields = {
+        field.canonical_name or name
+        for table in BODIES.values()
+        for name, field in table.items()
+        if field.effect == "supported"
+    }
+    once = {name for name in fields if code.count(f'"{name}"') < 2}
+    elsewhere = {*SamplingParams.__struct_fields__, *STRUCTURED_OUTPUT_FIELDS}
+    assert once - elsewhere == set(), "no code reads these fields"
 
 
 def test_no_sampling_parameter_is_forgotten():
