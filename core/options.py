@@ -19,7 +19,7 @@ from typing import Literal, TypeVar
 from core.errors import ConfigurationError
 from core.logs import LogFormat, LogLevel
 from core.step_size import DEFAULT_PROMPT_SIZES
-from core.strategy_table import Batching
+from core.strategy_table import PAGED_NAMES, ROLLING_NAMES, Batching
 from core.suggest import did_you_mean
 
 T = TypeVar("T")
@@ -44,6 +44,7 @@ ReasoningParserName = Literal[
     "openai_gptoss",
 ]  # fmt: skip
 ReasoningParserChoice = Literal["auto", "none", ReasoningParserName]
+_PAGED = ", ".join(PAGED_NAMES)
 REMOVED_OPTIONS = {
     "fuse": "Longshore's own layers are always fused; those of option.decoder=transformers are not",
     "torch_compile": "Longshore's own layers are faster than transformers' with torch.compile",
@@ -167,7 +168,7 @@ class Options:
         minimum=0,
     )
     max_rolling_batch_size: int = _option(
-        256, "continuous, paged: maximum sequences that run at once.", minimum=1
+        256, f"{', '.join(ROLLING_NAMES)}: maximum sequences that run at once.", minimum=1
     )
     max_rolling_batch_prefill_tokens: int | None = _option(
         None,
@@ -219,17 +220,19 @@ class Options:
         None, "Number of KV blocks. It replaces the number that the memory budget gives.", minimum=1
     )
     enable_prefix_caching: bool = _option(
-        True, "paged: keep K and V of full blocks, so that later prompts reuse cached prefixes."
+        True,
+        f"{_PAGED}: keep K and V of full blocks, so that later prompts reuse cached prefixes.",
     )
     preemption_mode: PreemptionMode = _option(
         "auto",
-        "paged: what to do with the K and V of the newest requests when blocks run out. recompute: "
-        "drop them, and compute them again later. swap: move them to host memory. auto: swap if "
-        "recomputing takes more than one step, or if several answers share blocks; else recompute.",
+        f"{_PAGED}: what to do with the K and V of the newest requests when blocks run out. "
+        "recompute: drop them, and compute them again later. swap: move them to host memory. auto: "
+        "swap if recomputing takes more than one step, or if several answers share blocks; else "
+        "recompute.",
     )
     swap_space_gib: float | None = _option(
         None,
-        "paged: host memory in GiB for the swapped blocks of a copy, divided among the copy's "
+        f"{_PAGED}: host memory in GiB for the swapped blocks of a copy, divided among the copy's "
         "ranks on a machine. Default: 4, but at most a quarter of the copy's equal part of the "
         "available memory. 0: always recompute.",
         minimum=0,

@@ -51,3 +51,8 @@ STRATEGIES: Mapping[Batching, StrategyTraits] = {
 }
 LIBRARY_NAMES = tuple(name for name, row in STRATEGIES.items() if not row.needs_packed_executor)
 """The strategies that work without the packed executor."""
+ROLLING_NAMES = tuple(
+    name for name, row in STRATEGIES.items() if row.limit_option == "max_rolling_batch_size"
+)
+"""The strategies that `option.max_rolling_batch_size` limits."""
+PAGED_NAMES = tuple(name for name, row in STRATEGIES.items() if row.is_paged)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from loadtest.report.style import OURS
 from loadtest.running import Running, parse_running
 from loadtest.workloads import WORKLOADS, Workload
 
@@ -229,10 +230,10 @@ def _add_subjects(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--strategies",
         type=_names,
-        default=["none", "dynamic", "continuous", "paged"],
+        default=list(OURS),
         metavar="NAME,...",
         help="strategies of our container, each in a process of its own; '' to run no container "
-        "(default: all four)",
+        "(default: all)",
     )
     _add_properties(
         group,

@@ -116,7 +116,7 @@ COMMANDS = {
     ),
     "batch": Command("answer all requests of a file", _container),
     "plan": Command("estimate how many requests fit into an instance's GPU memory", _container),
-    "compare": Command("load-test all four strategies, and write a report", _compare, "loadtest"),
+    "compare": Command("load-test all strategies, and write a report", _compare, "loadtest"),
     "load": Command(
         "test any server with load, killed processes and hostile requests", _load, "loadtest"
     ),

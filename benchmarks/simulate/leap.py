@@ -30,7 +30,7 @@ def is_quiet(strategy: Strategy, plan: StepPlan, num_running: int, num_ended: in
       request's prefix.
 
     Both last until a sequence reaches its last token, the free blocks run out, or a request
-    arrives at an empty queue.
+    arrives that is the first in the queue.
 
     num_running: running sequences of the plan; num_ended: sequences that finished with it. The
     plan must be committed.

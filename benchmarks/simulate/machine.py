@@ -50,9 +50,11 @@ class Machine:
         """
         if not self.strategy.has_work():
             self.clock = max(self.clock, arrival.at_s)
-        if not self.strategy.waiting:
+        request = arrival.request()
+        self.strategy.add(request)
+        # Behind a request that did not fit, the new one waits, too.
+        if self.strategy.waiting[0].request is request:
             self._is_quiet = False
-        self.strategy.add(arrival.request())
         self._num_unfinished += 1
 
     def advance(self, until: float) -> None:

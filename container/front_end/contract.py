@@ -141,7 +141,7 @@ _LMI_ANSWERS = (
     ("chat completions", "`eos_token`, `length` or `tool_calls`", "the reasons in the table above"),
 )  # fmt: skip
 """The answers to `inputs`, in LMI and here."""
-_BODIES: Mapping[str, Fields] = {
+BODIES: Mapping[str, Fields] = {
     "`/invocations` with `inputs`, `/generate`": TEXT_FIELDS,
     "The `parameters` of `/invocations` and `/generate`": PARAMETERS,
     "`/v1/chat/completions`": CHAT_FIELDS,
@@ -156,6 +156,7 @@ _BODIES: Mapping[str, Fields] = {
     "`/tokenize`": TOKENIZE_FIELDS,
     "`/detokenize`": DETOKENIZE_FIELDS,
 }
+"""Every table of body fields."""
 _EFFECTS = {"supported": "yes", "ignored": "no effect", "unsupported": "refused"}
 
 
@@ -199,7 +200,7 @@ def markdown_lines() -> list[str]:
         "The answers of `/invocations` to `inputs`:",
         *("", "| what | LMI | here |", "| --- | --- | --- |"),
         *(f"| {what} | {there} | {here} |" for what, there, here in _LMI_ANSWERS),
-        *(line for title, fields in _BODIES.items() for line in _table(title, fields)),
+        *(line for title, fields in BODIES.items() for line in _table(title, fields)),
     ]
 
 

@@ -32,7 +32,7 @@ class Comparison:
 
 
 def read_strategies(text: str) -> tuple[str, ...]:
-    """Return the strategies in a list such as `none,paged`, or all four for `all`.
+    """Return the strategies in a list such as `none,paged`, or all of them for `all`.
 
     Raises ConfigurationError for unknown and repeated names.
     """

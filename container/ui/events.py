@@ -20,6 +20,7 @@ from core.messages import Facts
 from core.options import Options
 from core.snapshot import Snapshot
 from core.stats import Stats
+from core.strategy_table import STRATEGIES
 
 SILENCE_S = 1.0
 """A comment is sent after this time without an event, so that a closed page is noticed."""
@@ -66,6 +67,7 @@ def _state(engine: EngineConnection) -> Facts | str:
 def _settings(facts: Facts, options: Options) -> dict[str, object]:
     return {
         "batching": facts.batching,
+        "is_paged": STRATEGIES[facts.batching].is_paged,
         "executor": facts.executor,
         "device": facts.device,
         "dtype": facts.dtype,

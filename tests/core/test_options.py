@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,12 +14,22 @@ from core.errors import ConfigurationError
 from core.options import Options, make_options, option_table
 from core.step_size import DEFAULT_PROMPT_SIZES
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_every_option_is_documented_and_its_default_is_valid():
     for option in option_table().values():
         assert option.doc.endswith("."), option.name
         option.check(option.default)
     assert [field.name for field in dataclasses.fields(Options)] == list(option_table())
+
+
+def test_every_option_is_read():
+    packages = ("core", "engine", "container", "fleet")
+    files = {path for name in packages for path in (ROOT / name).rglob("*.py")}
+    code = "".join(path.read_text() for path in files - {ROOT / "core" / "options.py"})
+    unread = [name for name in option_table() if not re.search(rf"\.{name}\b", code)]
+    assert unread == [], "these options would be accepted and ignored"
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,16 @@ import pytest
 from websockets.sync.client import connect
 
 from container.front_end.upgrade import PATH
+from core.strategy_table import BATCHING_NAMES
 from engine import LLM, SamplingParams, StructuredOutputsParams
 from tests.container.processes import HANG_S, wait_until
 from tests.e2e.serving import DEMO, LONG_ANSWER, long_winded, serve
 
 OPTIONS = {
-    "none": "option.batching=none\n",
+    **{name: f"option.batching={name}\n" for name in BATCHING_NAMES},
     "dynamic": "option.batching=dynamic\nbatch_size=4\n",
-    "continuous": "option.batching=continuous\n",
-    "paged": "option.batching=paged\n",
     "library": "option.executor=library\nbatch_size=4\n",
 }
-STRATEGIES = ("none", "dynamic", "continuous", "paged")
 PROMPT = "ROMEO:\nO, she doth"
 PROMPTS = ("ROMEO:", "First Citizen:\nBefore we proceed any further, hear me", "KING")
 NUM_NEW = 16
@@ -55,7 +53,7 @@ def server(request, tmp_path_factory):
         assert container.stop() == 0
 
 
-every_strategy = pytest.mark.parametrize("server", STRATEGIES, indirect=True)
+every_strategy = pytest.mark.parametrize("server", BATCHING_NAMES, indirect=True)
 
 
 @every_strategy

@@ -7,15 +7,16 @@ import random
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+from core.strategy_table import BATCHING_NAMES
 from engine import SamplingParams
 from tests.engine.tiny_models import VOCABULARY
 
-STRATEGIES = {
-    "none": {},
+OPTIONS = {
     "dynamic": {"batch_size": 3, "max_batch_delay": 0},
     "continuous": {"kv_reservation": "pow2"},
-    "paged": {},
 }
+STRATEGIES = {name: OPTIONS.get(name, {}) for name in BATCHING_NAMES}
+"""Options of each strategy."""
 NUM_NEW = 14
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 import weakref
 from pathlib import Path
@@ -10,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from core.errors import ConfigurationError, EngineUnavailableError, GenerationError, RequestError
+from core.options import option_table
 from engine import LLM, SamplingParams
+from engine.offline.llm import SERVICE_OPTIONS
 from tests.engine.test_llm import GREEDY, letters
 
+ROOT = Path(__file__).parents[2]
 TEMPLATE = (
     "{% for each in messages %}{{ each.role[0] }}{{ each.content }}{% endfor %}"
     "{{ mood }}{% if add_generation_prompt %}a{% endif %}"
@@ -241,6 +245,15 @@ def test_hub_model(model_dir, monkeypatch):
         LLM("/no/such")
     with pytest.raises(ConfigurationError, match="revision"):
         LLM(model_dir, revision="main")
+
+
+def test_options_that_only_the_server_reads_are_known():
+    """`core.messages` and `engine.__main__` belong to the server's engine process."""
+    server = {ROOT / "core/messages.py", ROOT / "engine/__main__.py", ROOT / "core/options.py"}
+    files = {path for name in ("core", "engine") for path in (ROOT / name).rglob("*.py")} - server
+    code = "".join(path.read_text() for path in files)
+    unread = {name for name in option_table() if not re.search(rf"\.{name}\b", code)}
+    assert unread - SERVICE_OPTIONS == set(), "LLM would ignore these options"
 
 
 def test_server_options_are_rejected(model_dir: Path):

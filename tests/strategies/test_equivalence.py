@@ -1,4 +1,4 @@
-"""All four strategies give the same tokens for any arrivals, aborts and memory sizes."""
+"""All strategies give the same tokens for any arrivals, aborts and memory sizes."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 
 from core.request import Request
 from core.sampling import Finish, SamplingParams
-from core.strategy_table import BATCHING_NAMES
+from core.strategy_table import BATCHING_NAMES, STRATEGIES
 from tests.strategies.fakes import (
     Arrival,
     FakeExecutor,
@@ -33,11 +33,9 @@ def test_paged_computes_the_prompt_once():
         _, plans = plans_of(strategy_of(name), [samples(3)])
         num_tokens[name] = sum(plan.num_tokens for plan in plans)
     alone = 10 + 5
+    once = 9 + 3 * 6  # 9 prompt tokens once; per sample, the last one and 5 of the answer
     assert num_tokens == {
-        "none": 3 * alone,
-        "dynamic": 3 * alone,
-        "continuous": 3 * alone,
-        "paged": 9 + 3 * 6,  # 9 prompt tokens once; per sample, the last one and 5 of the answer
+        name: once if row.is_paged else 3 * alone for name, row in STRATEGIES.items()
     }
 
 

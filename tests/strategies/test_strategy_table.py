@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.simulate.system import SYSTEMS
 from core.options import Options
 from core.sizing import sequence_limit
 from core.strategy_table import BATCHING_NAMES, LIBRARY_NAMES, STRATEGIES
 from deploy.command_line import STRATEGIES as DEPLOYED
-from loadtest.arguments import make_parser
-from loadtest.report.style import STRATEGIES as COLOURS
-from loadtest.tuning import TUNED
+from loadtest.report.style import OURS as COLOURED
 from tests.strategies.fakes import strategy_of
 
 
@@ -35,7 +34,7 @@ def test_rows_limit_concurrent_sequences(name, default, limited):
 
 
 def test_programs_beside_the_container_list_every_strategy():
-    arguments = make_parser("loadtest").parse_args(["compare", "--out", "results"])
-    assert tuple(arguments.strategies) == BATCHING_NAMES
-    assert tuple(name for name in COLOURS if name != TUNED) == BATCHING_NAMES
-    assert DEPLOYED == BATCHING_NAMES
+    assert COLOURED == BATCHING_NAMES, "add a colour to loadtest/report/style.py"
+    assert DEPLOYED == BATCHING_NAMES, "add the name to deploy/command_line.py"
+    simulated = {system.batching for system in SYSTEMS.values()}
+    assert simulated == set(BATCHING_NAMES), "add a row to benchmarks/simulate/system.py"

@@ -16,18 +16,22 @@ const PHASES = {
   swapped: "swapped to host memory",
   idle: "place stays empty until the batch ends",
 };
-const SHOWN = {
-  none: ["waiting", "prefill", "decode"],
-  dynamic: ["waiting", "prefill", "decode", "idle"],
-  continuous: ["waiting", "prefill", "decode"],
-  paged: ["waiting", "prefill", "decode", "preempted", "swapped"],
-};
+
+// Returns the phases that the strategy's requests may have.
+function shownPhases(settings) {
+  return [
+    "waiting",
+    ...(isWhole(settings) ? [] : ["prefill"]),
+    "decode",
+    ...(settings.batching === "dynamic" ? ["idle"] : []),
+    ...(settings.is_paged ? ["preempted", "swapped"] : []),
+  ];
+}
 
 export function batchLegend(list, settings) {
-  const phases = SHOWN[settings.batching].filter((phase) => !isWhole(settings) || phase !== "prefill");
   drawLegend(
     list,
-    phases.map((phase) => [
+    shownPhases(settings).map((phase) => [
       isWhole(settings) && phase === "decode" ? "running: transformers computes the whole answer" : PHASES[phase],
       (context, width, height) => bar(context, phase, 0, 0, width, height),
     ]),

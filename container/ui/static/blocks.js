@@ -9,7 +9,7 @@ const KEPT = -2;
 const FADED = 0.3;
 
 export function blocksLegend(list, settings) {
-  const isPaged = settings.batching === "paged";
+  const isPaged = settings.is_paged;
   const cell = (state) => (context, width, height) => paint(context, state, 2, 0, height, 1);
   const held = { owner: 3, holders: 1, isFilled: true };
   drawLegend(list, [

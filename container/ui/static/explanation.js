@@ -1,4 +1,4 @@
-// One sentence about each strategy.
+// What each strategy does, in a sentence or two. The page that compares them shows them in this order.
 
 const RESERVED = {
   max: "the longest answer that the model allows",

@@ -20,6 +20,7 @@ from container.security.authentication import Gate
 from container.ui.routes import Page
 from core.errors import ConfigurationError
 from core.options import Options
+from core.strategy_table import BATCHING_NAMES
 from tests.container.multi_model.fronts import FAKE, MakeModel
 
 MAX_LEN = Setting("option.max_model_len", "64", "--max-model-len")
@@ -43,7 +44,7 @@ def options_of(comparison: Comparison, name: str, **variables: str) -> Options:
 
 
 def test_a_list_of_strategies() -> None:
-    assert read_strategies("all") == ("none", "dynamic", "continuous", "paged")
+    assert read_strategies("all") == BATCHING_NAMES
     assert read_strategies("paged, none") == ("paged", "none")
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from core.snapshot import Snapshot
 from core.stats import Timing
+from core.strategy_table import BATCHING_NAMES
 from engine.serve.watchers import (
     MAX_INTERVAL_S,
     MAX_SHARE,
@@ -21,7 +22,6 @@ from tests.clock import Clock
 from tests.strategies.fakes import Arrival, FakeExecutor, request_of, strategy_of
 
 ENDLESS = {"ignore_eos": True}
-STRATEGIES = ("none", "dynamic", "continuous", "paged")
 
 
 class Outbox:
@@ -59,7 +59,7 @@ def blocks_of(sequence):
     return [block for first, count in sequence.blocks for block in range(first, first + count)]
 
 
-@pytest.mark.parametrize("batching", STRATEGIES)
+@pytest.mark.parametrize("batching", BATCHING_NAMES)
 def test_a_snapshot_has_the_tables_and_counts_of_the_strategy(batching):
     loop = Loop([Arrival(0, 9, 20, params=ENDLESS)] * 3, batching)
     loop.run(4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -103,6 +104,29 @@ def sample(logits, batch, device):
     sampler = Sampler(Staging(CPU), kernels=make_sampling_kernels(device))
     newest = torch.tensor([sequence.token_ids[-1] for sequence in batch])
     return sampler.sample(logits, rows_of(batch), newest)
+
+
+class Spy:
+    """Records the names of the sampling parameters that are read."""
+
+    def __init__(self):
+        self.names = set()
+
+    def __getattr__(self, name):
+        self.names.add(name)
+        return getattr(SamplingParams(), name)
+
+
+def test_both_read_the_same_parameters():
+    """A filter that only torch had would have no effect on CUDA."""
+    read = {}
+    for module in (draw, triton_draw):
+        spy = Spy()
+        module.plan_draws([SimpleNamespace(params=spy, num_tokens=1)], WIDTH, Upload(Staging(CPU)))
+        read[module] = spy.names
+    assert read[triton_draw] == read[draw], "engine/sampling/triton_draw.py"
+    tested = {name for params in FILTERS for name in params}
+    assert read[draw] - {"is_greedy", "temperature", "seed"} == tested, "add values to FILTERS"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
