@@ -74,7 +74,7 @@ def _late_kernels() -> dict[str, Any]:
 
 
 def _calling(kernel: Any, functions: dict[str, Any]) -> Any:
-    """Return a copy of a Triton function that calls `functions` where it calls their names."""
+    """Return a copy of a Triton function in which `functions` replace those of the same names."""
     original = kernel.fn
     copy = FunctionType(original.__code__, original.__globals__ | functions, original.__name__)
     copy.__annotations__ = original.__annotations__

@@ -1,7 +1,7 @@
 """Decode by the engine's work list, and by lists that split all contexts into equally many parts.
 
 Earlier versions had no work lists and split all contexts equally. The number of splits depended on
-the longest context that the model allows. Here, lists of as many splits as then run on today's
+the longest context that the model allows. Here, lists with those numbers of splits run on today's
 kernels.
 """
 

@@ -27,8 +27,8 @@ class Replica:
     async def __init__(self, properties: str, cpus: float) -> None:
         """Start the container of a properties file on some cores; wait until its /ping is 200.
 
-        In a placement group, also start the ranks in the group's other bundles. Each bundle has as
-        many cores.
+        In a placement group, also start the ranks in the group's other bundles, each of which has
+        `cpus` cores.
 
         Raises ContainerEndedError or RanksEndedError if it cannot start; Serve then tries again a
         few times.

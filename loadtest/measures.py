@@ -53,7 +53,7 @@ class ServerMeasures(msgspec.Struct, kw_only=True):
     kv_used: float | None = None
     """Share of KV blocks in use, averaged over the samples in which any is in use."""
     kv_filled: float | None = None
-    """Share of the token slots of used KV blocks that are filled, averaged over those samples."""
+    """Share of the token slots of used KV blocks that are filled, averaged as for `kv_used`."""
     preemptions: float | None = None
     prefix_hits: float | None = None
     """Share of prompt tokens found in the prefix cache."""

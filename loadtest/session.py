@@ -31,7 +31,7 @@ class Session:
         name: str = "",
         stop_s: float | None = None,
     ) -> None:
-        """name: workload name in locust's own statistics. stop_s: when to stop handing out."""
+        """name: workload name in locust's statistics. stop_s: until when to hand out requests."""
         self.name = name
         self.connect = connect
         self.records: list[Record] = []

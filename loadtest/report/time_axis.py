@@ -145,6 +145,6 @@ def _calmest(times: Sequence[float], shown_s: float) -> Span:
 
 
 def _round_step(minimum: float) -> float:
-    """Return the smallest 1, 2 or 5 times a power of ten that is at least `minimum`."""
+    """Return the smallest number from `minimum` that is 1, 2 or 5 times a power of ten."""
     power = 10 ** math.floor(math.log10(minimum))
     return next(step * power for step in (*TICK_STEPS, 10) if step * power >= minimum)
