@@ -53,7 +53,8 @@ def prefill_calls(
 ) -> peers.Calls:
     """Return a call of our kernel for each input set, with output and scratch preallocated.
 
-    work: None for a list without splits. Building the list is not timed: all layers share it.
+    work: the work list, or None for one without splits. Building it is not timed, because all
+    layers share it.
     """
     work = work or _work(inputs, 0)
     descriptors = describe_caches(inputs.key_cache, inputs.value_cache) if by_tma else None
@@ -79,7 +80,7 @@ def prefill_calls(
 
 
 def work_by_rule(bench: Bench, inputs: PagedInputs) -> PrefillWork:
-    """Return the list that the engine would make if the host knows the lengths."""
+    """Return the work list that the engine would make if the host knew the lengths."""
     lengths = list(zip(inputs.lengths.queries, inputs.lengths.contexts, strict=True))
     longest = max(inputs.lengths.contexts)
     sizes = (inputs.query, inputs.key_cache, lengths, bench.num_processors, longest)

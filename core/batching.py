@@ -73,5 +73,6 @@ def _without_rolling_batch(options: Options) -> Choice:
     if options.paged_attention:
         return Choice("paged", "option.paged_attention=true")
     return Choice(
-        None, f"default: {DEFAULT_FOR_PACKED} for a decoder, {DEFAULT_FOR_OTHERS} for other models"
+        None,
+        f"default: {DEFAULT_FOR_PACKED} on the packed executor, otherwise {DEFAULT_FOR_OTHERS}",
     )

@@ -83,7 +83,7 @@ def length_limit(options: Options, trained_len: int | None) -> int:
 
     trained_len: the longest sequence the model was trained for, or None if that is not known.
 
-    Raises ConfigurationError if `option.max_model_len` is longer than `trained_len`.
+    Raises ConfigurationError if `option.max_model_len` is greater than `trained_len`.
     """
     if options.max_model_len is None:
         return trained_len or DEFAULT_MODEL_LEN

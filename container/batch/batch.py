@@ -38,7 +38,7 @@ from core.names import python_command
 COMMAND = python_command("container.batch.child")
 STOP_S = 30.0
 _RETRY_S = 1.0
-_MAX_ATTEMPTS = 3
+_MAX_FAILURES = 3
 _BUSY = 503
 _ENGINE_DIED = 424
 
@@ -195,7 +195,7 @@ class _Sender:
             except (OSError, HTTPException) as error:
                 message = f"{type(error).__name__}: {error}"
                 num_failed += 1
-            if num_failed == _MAX_ATTEMPTS:
+            if num_failed == _MAX_FAILURES:
                 return Outcome("", line.custom_id, error=BatchError("no_answer", message))
             gevent.sleep(_RETRY_S)
         return None
@@ -212,7 +212,7 @@ class _Sender:
             connection.close()
         try:
             body = msgspec.json.format(body.decode(), indent=-1).encode()  # on one line
-        except (UnicodeDecodeError, msgspec.DecodeError):  # from a handler, or CSV
+        except (UnicodeDecodeError, msgspec.DecodeError):  # not JSON: a handler's, or CSV
             body = msgspec.json.encode(body.decode("utf-8", "replace"))
         return BatchResponse(response.status, request_id, msgspec.Raw(body))
 

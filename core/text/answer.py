@@ -16,8 +16,8 @@ from core.text.tokenizer import Tokenizer
 class TokenText:
     """One generated token and the text that it completes.
 
-    The texts of all tokens, joined, are the answer. A token that ends inside a character, or that
-    may start a stop string, has the text ''; its text comes with a later token.
+    The texts of all tokens, joined, are the answer. An incomplete character, and text that may be
+    the start of a stop string, come with a later token.
     """
 
     id: int

@@ -1,4 +1,4 @@
-"""Tells models apart, so that ranks of different machines do not mix two models' weights."""
+"""Tells models apart, so that ranks on different machines do not mix two models' weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 _SAMPLES = 64
-"""Samples per file. A file of 5 GB has one every 80 MB, so each large matrix has at least one."""
+"""Samples per file. A file of 5 GB has one every 80 MB."""
 _SAMPLE_BYTES = 4096
 _WHOLE_BYTES = 2**20
 """Files up to this size are read whole."""
@@ -16,7 +16,7 @@ _MAX_HEADER_BYTES = 10**8
 
 
 def digest_model(model_dir: Path) -> str:
-    """Return a digest of config.json and of the names, headers and samples of the weights' files.
+    """Return a digest of config.json and of the names, headers and samples of the weight files.
 
     Of a large file it reads the header and 256 KiB.
 

@@ -20,8 +20,9 @@ struct Loop {
     std::atomic<int64_t> done{0};   // number of finished portions
 };
 
-// An object that a kernel prepares in one thread for all threads. A later kernel may overwrite the object. So a thread
-// may read the object only while it runs a portion of this kernel: a thread that comes too late gets no portion.
+// An object that a kernel prepares in one thread for all threads. A later kernel may overwrite the object, but only
+// after all portions of the kernel that prepared it are done. So a thread may read the object only while it runs such a
+// portion. A thread that arrives after the last portion gets none, and reads nothing.
 struct Prepared {
     void* object;
     int64_t counts[2];  // numbers of portions of the loops that follow
@@ -45,7 +46,7 @@ constexpr int64_t SPINS = 4096;          // checks before a waiting thread offer
 constexpr int64_t MIN_PARALLEL = 16384;  // elements; with fewer, one thread ends before a second has begun
 constexpr int64_t MAX_BLOCKS = 64;       // the bits of Loop::taken
 
-// One thread's place in a kernel.
+// One thread's view of the team that runs a kernel: which of the kernel's loops the thread has reached.
 class Team {
    public:
     const int64_t num_threads;
@@ -65,8 +66,8 @@ class Team {
         wait(here, count, [] {});
     }
 
-    // Calls body(row) for each of num_rows rows. Every thread has a block of rows, the same block in each loop, so a
-    // row mostly stays in one core's cache. Another thread takes a block only if the block's thread does not arrive.
+    // Calls body(row) for each of num_rows rows. A thread has at most one block of rows, the same block in each loop, so
+    // a row mostly stays in one core's cache. Another thread takes a block only if the block's thread does not arrive.
     template <class Body>
     void share_rows(int64_t num_rows, int64_t width, const Body& body) {
         const int64_t max_blocks = num_rows * width > MIN_PARALLEL ? std::min(num_threads, MAX_BLOCKS) : 1;

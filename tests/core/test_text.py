@@ -84,7 +84,7 @@ def test_selected_special_tokens_may_be_kept(byte_level):
     assert "".join(texts(Detokenizer(byte_level, kept_special_ids={0}), ids)) == "to<|end|>"
 
 
-def test_a_missing_tokenizer_error_says_how_to_make_one(tmp_path):
+def test_the_error_for_a_missing_tokenizer_says_how_to_make_one(tmp_path):
     with pytest.raises(ConfigurationError, match="save_pretrained"):
         Tokenizer(tmp_path)
 
@@ -107,8 +107,8 @@ def test_text_is_cut_at_the_first_stop_string(text, stops, data):
         released += checker.push(piece)
         places = [seen.find(stop) for stop in stops if stop in seen]
         if places:
-            # Tokens arrive one by one: the text ends with the piece that completes a stop string.
-            whole = seen[: min(places)] if whole is None else whole
+            # Later pieces are not read. The text is cut before the earliest stop string so far.
+            whole = seen[: min(places)]
             break
         assert not any(stop in released for stop in stops)
     assert checker.is_reached == (whole is not None)
@@ -236,7 +236,7 @@ def test_bad_words_as_tokens(byte_level, metaspace, spaced):
     assert with_bad_word_ids(params, byte_level) is params
 
 
-def test_a_piece_is_decoded_as_inside_a_text(byte_level, metaspace):
+def test_a_piece_is_decoded_as_in_the_middle_of_a_text(byte_level, metaspace):
     assert "".join(map(metaspace.piece, metaspace.encode("to be not"))) == " to be not"
     assert [*map(byte_level.piece, byte_level.encode("to be<|end|>"))][-1] == "<|end|>"
     assert [*map(byte_level.piece, byte_level.encode("\u00e9"))] == ["\ufffd", "\ufffd"]

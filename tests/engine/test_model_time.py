@@ -15,7 +15,7 @@ from tests.clock import Clock
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 
 
-def test_a_stopwatch_adds_up_blocks_and_shows_one_that_runs() -> None:
+def test_a_stopwatch_adds_up_its_with_blocks_and_counts_one_that_still_runs() -> None:
     clock = Clock()
     watch = Stopwatch(clock)
     for seconds in (2.0, 3.0):

@@ -21,7 +21,7 @@ SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 1
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("mode", ["swap", "auto"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2"])
-def test_tokens_equal_generate(tiny_model, expected, architecture, mode, overlaps):
+def test_tokens_equal_those_of_generate(tiny_model, expected, architecture, mode, overlaps):
     llm = LLM(
         tiny_model(architecture),
         num_kv_blocks=14,
@@ -88,7 +88,7 @@ def test_moves_run_in_order_and_in_batches():
 
 
 class FakeStream:
-    """A CUDA stream that notes what waits for it and what runs on it."""
+    """A CUDA stream that notes what it waits for. It is the current stream while it is entered."""
 
     def __init__(self, name, events, current):
         self.name, self.events, self.current = name, events, current

@@ -38,7 +38,8 @@ def parameter(name: str, *kinds: Sequence[Any]) -> Parameter:
 
 
 Parameter = list[list[dict[str, Any]]]
-"""Lists of field values by kind. The values of a kind compile to nearly the same code."""
+"""The values of one field: a list for each kind of value. Values of the same kind compile to nearly
+the same code."""
 SINKS = parameter("sinks", [False], [True])
 COMMON = (
     parameter("block_size", *([size] for size in BLOCK_SIZES)),
@@ -64,8 +65,8 @@ PARAMETERS = {
     ),
     "combine": (SINKS,),
 }
-"""The parameters of each kernel. Layout and number of KV heads compile no variants, which
-test_compile.py checks."""
+"""The parameters of each kernel. Layout and number of KV heads need no variants of their own,
+which test_compile.py checks."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +152,9 @@ class Variant:
 def representative(arch: int) -> list[Variant]:
     """Return a small sample. On sm_86 and sm_90 it has each kind of each parameter.
 
-    The compiler does mostly the same for sm_80 and sm_89. So their samples have only the rows of
-    configurations.json and the dtypes that sm_86 and sm_90 do not have.
+    For sm_80 and sm_89, the compiler does mostly the same as for sm_86 and sm_90. So their samples
+    have only a few variants, mostly with combinations of dtype and row of configurations.json that
+    the samples of sm_86 and sm_90 do not have.
     """
     decode, prefill = Variant("decode", 128), Variant("prefill", 128)
     everything = {"window": 1000, "softcap": 30.0, "sinks": True}

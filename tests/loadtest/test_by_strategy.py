@@ -46,7 +46,7 @@ def test_each_strategy_keeps_its_last_run() -> None:
     ]
 
 
-def test_the_page_reads_the_data_beside_it() -> None:
+def test_the_page_fetches_its_data_from_a_relative_address() -> None:
     app, lines = Flask(__name__), ByStrategy()
     lines.begin("aws on paged", "paged", 0.0)
     lines.serve(app)

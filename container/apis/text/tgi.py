@@ -30,7 +30,7 @@ class TgiRoutes:
         app.add_url_rule("/info", view_func=self.info)
 
     def root(self) -> Response:
-        """Answer with a list of one document, or with a stream if the body has `stream`."""
+        """Answer with a list of one document, or with a stream if `stream` is true in the body."""
         context = request_context()
         response = self._list.start(context, context.json_fields())
         return self._service.send(context, response, "sse")

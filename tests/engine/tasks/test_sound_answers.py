@@ -87,15 +87,15 @@ class TestLabels:
         engine = engine_of(path, task=task)
         for request, outcome in zip(requests, perform(engine, *requests), strict=True):
             expected = [
-                reference(as_transformers_wants_it(text), **request.parameters)
-                for text in request.inputs
+                reference(as_transformers_wants_it(sound), **request.parameters)
+                for sound in request.inputs
             ]
             assert abs(expected[0][0]["score"] - 0.5) > 1e-3
             assert close(decoded(outcome), expected if request.is_batch else expected[0])
 
     @pytest.mark.parametrize("labels", [None, [], "cat", [1], ["cat", " ".join(LETTERS * 10)]])
     def test_invalid_labels(self, task_model, labels):
-        """A string would give its letters as labels; a long label exceeds the position table."""
+        """Each letter of a string would become a label; a long label exceeds the position table."""
         engine = engine_of(task_model("sound_labeller"), task="zero-shot-audio-classification")
         (outcome,) = perform(engine, body(wav(1), candidate_labels=labels))
         assert outcome.field == "parameters.candidate_labels"
