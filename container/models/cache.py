@@ -24,9 +24,12 @@ def cached_directory(key: str, fill: Callable[[Path], None]) -> Path:
     partial = Path(tempfile.mkdtemp(dir=path.parent))
     try:
         fill(partial)
-        partial.rename(path)
-    except FileExistsError:
-        return path  # another process was faster
+        try:
+            partial.rename(path)
+        except OSError:
+            if not path.is_dir():
+                raise
+            # Another process was faster.
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return path

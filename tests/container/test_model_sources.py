@@ -15,6 +15,7 @@ import pytest
 
 from container.__main__ import main
 from container.configuration.resolve import load_configuration
+from container.models.cache import cached_directory
 from container.models.directory import (
     SAGEMAKER_MODEL_DIR,
     default_model_dir,
@@ -61,6 +62,16 @@ def packed(tmp_path: Path, tokenizer_dir: Path) -> Packed:
 def resolve(model_id: str) -> Path:
     configuration = load_configuration(None, {"OPTION_MODEL_ID": model_id})
     return resolve_model_dir(configuration, Path("unused"))
+
+
+def test_of_two_processes_that_fill_one_directory_the_slower_uses_it_too() -> None:
+    def fill(partial: Path) -> None:
+        (partial / "file").write_text("slower")
+        cached_directory("key", lambda path: path.joinpath("file").write_text("faster"))
+
+    path = cached_directory("key", fill)
+    assert (path / "file").read_text() == "faster"
+    assert list(path.parent.iterdir()) == [path], "nothing partial is left"
 
 
 @pytest.mark.parametrize(
