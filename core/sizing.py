@@ -95,7 +95,7 @@ def length_limit(options: Options, trained_len: int | None) -> int:
 
 
 def fit_length(options: Options, max_len: int, num_slots: int) -> tuple[int, tuple[str, ...]]:
-    """Return the longest sequence that fits into the KV memory, and a note if it is lowered.
+    """Return the longest sequence that fits into the KV memory, and a note if it is below max_len.
 
     Raises ConfigurationError if `option.max_model_len` is set and does not fit, or if fewer than
     two tokens fit. The error is an InsufficientMemoryError unless an option sets the size of the KV

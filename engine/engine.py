@@ -79,7 +79,7 @@ class Engine:
         """The step that was submitted but not yet committed; always None without `overlaps`."""
         self._next_id = 0
         self.num_steps = 0
-        """Steps submitted since the start. The next two fields are totals over these steps."""
+        """Steps scheduled since the start. The next two fields are totals over these steps."""
         self.num_step_sequences = 0
         self.num_step_tokens = 0
         self._num_failed_steps = 0
@@ -158,8 +158,8 @@ class Engine:
         Raises EngineUnavailableError if another rank is lost.
 
         A failed step ends its sequences with Finish.ERROR. After MAX_FAILED_STEPS failures in a
-        row, raises the executor's error instead. If memory runs out for a step of several requests,
-        only the largest one ends.
+        row, raises the executor's error instead. If memory runs out for a step of several sequences
+        that moves no blocks, only the largest request ends.
         """
         failed: list[Output] = []
         submitted = None

@@ -24,9 +24,9 @@ class SequenceGroup:
     sequence 1  |      forked from 0        |=|--▶   sample from its logits.
     ```
 
-    The first sequence computes the shared tokens, then the others fork from it. If the
-    group is preempted by recomputation, the same happens again. A group of one sequence shares
-    nothing.
+    The first sequence computes the shared tokens, then the others fork from it. Fewer tokens are
+    shared if the prompt ends with an image that one step must compute whole. If the group is
+    preempted by recomputation, the same happens again. A group of one sequence shares nothing.
     """
 
     def __init__(self, request: Request, sequences: Iterable[Sequence]) -> None:

@@ -1,4 +1,4 @@
-"""`deploy compare`: endpoints are measured and removed one by one, even after errors."""
+"""`deploy compare`: endpoints are measured one by one, and each is removed, even after an error."""
 
 from __future__ import annotations
 

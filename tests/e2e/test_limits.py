@@ -78,7 +78,7 @@ def test_broken_requests_are_answered_closed_and_counted(container):
     wait_until(lambda: container.metric(refused) == before + len(BROKEN) + 1)
 
 
-def test_bodies_at_the_limits_are_refused_while_others_are_answered(container):
+def test_bodies_beyond_the_limits_are_refused_and_the_next_request_is_answered(container):
     size = limits.JSON_VALUES.maximum
     bodies = {
         b'{"inputs": [' + b"1," * 8 * size + b"1]}": "application/json",

@@ -139,7 +139,8 @@ def test_block_moves_run_before_ready(llama, monkeypatch, options, kinds):
 
 
 def test_differences_in_low_precision_are_tolerated(llama, monkeypatch):
-    """bf16 may differ by chance, as with near ties of a router; fp32 decides."""
+    """In bf16, logits may differ by chance, for example at a router's near ties. So a model that
+    fails in bf16 is tried again in fp32, and that result counts."""
     decoder = "transformers"
     plain = LLM(llama, dtype="bf16", decoder=decoder).facts
     monkeypatch.setitem(MAX_RELATIVE_ERROR, torch.bfloat16, -1.0)

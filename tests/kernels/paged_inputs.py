@@ -46,8 +46,8 @@ def make_paged(
     """Make inputs.
 
     lengths: for each sequence, the number of its query tokens and the length of its context, which
-    includes them. layout: "NHD", "HND", or "pair": each cache is one half of larger blocks,
-    as if these held K and V.
+    includes them. layout: "NHD", "HND", or "pair": each cache is a view of one half of
+    blocks twice as large, as if these held K and V.
 
     All slots past a context and all blocks that no sequence has are poisoned: they hold NaN (in
     uint8, the code of NaN, which the kernels take for 480). Past a sequence's end, its block table
@@ -91,7 +91,10 @@ def _poisoned_but(
 
 
 def _in_layout(cache: Tensor, dtype: torch.dtype, layout: str) -> Tensor:
-    """Return a cache in layout NHD, HND or "pair": one half of blocks that hold it twice."""
+    """Return a cache in layout NHD, HND or "pair".
+
+    In "pair", each block holds a block of the cache twice, and the result is a view of the first.
+    """
     if dtype == torch.uint8:
         cache = cache.to(torch.float8_e4m3fn).view(torch.uint8)
     cache = cache.to(dtype)

@@ -41,7 +41,7 @@ def test_prompts_have_the_stated_number_of_words(name: str) -> None:
         assert len(request.prompt.split()) == request.shape.prompt_tokens
 
 
-def test_words_of_several_tokens_make_fewer_words() -> None:
+def test_a_prompt_has_fewer_words_if_a_word_is_several_tokens() -> None:
     load = Load(num_requests=9, users=1)
     requests = make_plan(WORKLOADS["aws"], load, Words(tokens_per_word=2.0)).requests
     assert all(

@@ -84,7 +84,7 @@ _MESSAGES = with_schema(OBJECTS, {"minItems": 1, "items": _MESSAGE})
 TEMPLATE_FIELDS: Fields = {
     "messages": Field(
         _MESSAGES,
-        "The conversation, with the oldest message first. Images are data: URLs.",
+        "The conversation, with the oldest message first. Images must be `data:` URLs.",
         limit=MESSAGES,
     ),
     "tools": Field(OBJECTS, "Functions that the model may call.", limit=TOOLS),
@@ -94,7 +94,7 @@ TEMPLATE_FIELDS: Fields = {
     "continue_final_message": Field(BOOLEAN, "Continue the last message instead of answering it."),
     "reasoning_effort": Field(
         EFFORT,
-        "How much the model reasons, if the chat template has such a setting. none also sets the "
+        "How much the model reasons, if the chat template has such a setting. `none` also sets the "
         "template's `enable_thinking` to false.",
     ),
     "chat_template_kwargs": Field(OBJECT, "Further variables for the chat template."),

@@ -66,7 +66,7 @@ SAMPLING_FIELDS: Fields = {
     ),
     "frequency_penalty": Field(
         NUMBER,
-        "For each time that the answer has a token, this number is subtracted from its logit.",
+        "This number is subtracted from a token's logit once for each time that the answer has it.",
     ),
     "min_tokens": Field(INTEGER, "The answer cannot end before it has this many tokens."),
     "logit_bias": Field(

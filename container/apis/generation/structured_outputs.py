@@ -84,8 +84,8 @@ STRUCTURED_OUTPUT_FIELDS: Fields = {
 RESPONSE_FORMAT = Field(
     _RESPONSE_FORMAT,
     "text: any text. json_object: a JSON object or, if there is a `schema`, JSON of this schema. "
-    "json_schema: JSON of the given schema. json and regex with a `value` are accepted as in "
-    "`grammar`.",
+    "json_schema: JSON of the given schema. json and regex with a `value` are the types of "
+    "text-generation-inference's `grammar`.",
 )
 TGI_GRAMMAR = Field(
     _TGI_GRAMMAR,

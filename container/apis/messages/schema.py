@@ -113,7 +113,7 @@ COUNT_FIELDS: Fields = {
         "effort: how much the model reasons. format: a JSON Schema for the answer.",
     ),
     "chat_template_kwargs": TEMPLATE_FIELDS["chat_template_kwargs"],
-    "cache_control": ignored("Prompts with equal prefixes always share cached blocks."),
+    "cache_control": ignored("Prompts with equal prefixes share cached blocks without it."),
     "metadata": ignored(),
     "service_tier": ignored(),
     "inference_geo": ignored(),

@@ -96,7 +96,7 @@ RESPONSES_FIELDS: Fields = {
     "chat_template_kwargs": TEMPLATE_FIELDS["chat_template_kwargs"],
     "input": Field(
         INPUT,
-        "The prompt, or the items of the conversation. Images are data: URLs.",
+        "The prompt, or the items of the conversation. Images must be `data:` URLs.",
         limit=MESSAGES,
     ),
     "instructions": Field(STRING, "The system message."),
@@ -130,7 +130,7 @@ RESPONSES_FIELDS: Fields = {
     ),
     "metadata": Field(OBJECT, "An object that is returned with the response."),
     "truncation": unsupported(STRING, "disabled", instead="use truncate_prompt_tokens"),
-    "store": Field(BOOLEAN, "This has no effect: nothing is stored, and the response says false."),
+    "store": Field(BOOLEAN, "Accepted, but nothing is stored: the response says false."),
     "background": unsupported(BOOLEAN, False),
     "previous_response_id": unsupported(STRING, instead=_NOT_STORED),
     "conversation": unsupported(ANYTHING, instead=_NOT_STORED),

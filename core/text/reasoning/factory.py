@@ -38,8 +38,8 @@ def make_reasoning_parser(name: ReasoningParserName, prompt: str) -> ReasoningPa
 def find_reasoning_parser(template: str) -> ReasoningParserName | None:
     """Return the parser for models with this chat template; None if it shows no reasoning.
 
-    Templates remove the reasoning of earlier answers or insert it, so they name its tags. If an
-    answer has no tags, these parsers return all of it as content.
+    A template removes or inserts the reasoning of earlier answers. Either way, it names the tags.
+    If an answer has no tags, these parsers return all of it as content.
     """
     if all(mark in template for mark in ("<|start|>", "<|channel|>analysis", "<|message|>")):
         return "openai_gptoss"

@@ -6,8 +6,8 @@
 <|start|>assistant<|channel|>final<|message|> content <|return|>
 ```
 
-The prompt ends with `<|start|>assistant`. Calls are passed on with their header and end, which
-core/text/tools/openai.py parses.
+The prompt ends with `<|start|>assistant`. Calls are passed on with a header and an end, in the form
+that core/text/tools/openai.py parses.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class PipelineModel:
     def _with_defaults(self, parameters: Parameters) -> Parameters:
         """Add the defaults that differ from transformers' own."""
         if self._task in CHAT_TASKS:
-            return {"return_full_text": False, **parameters}  # as in text generation
+            return {"return_full_text": False, **parameters}  # as in /invocations with `inputs`
         if self._task == "document-question-answering":
             limit = longest_text(self.pipeline.tokenizer, self.model)
             return {**parameters, "max_seq_len": min(limit, parameters.get("max_seq_len", limit))}
