@@ -1,4 +1,4 @@
-"""docs/models.md lists the families of the table, and pages give their number."""
+"""docs/models.md lists all families of our decoder, and two pages give their number."""
 
 from __future__ import annotations
 

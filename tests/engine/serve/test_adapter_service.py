@@ -45,7 +45,7 @@ class Slots:
 
 
 class Files:
-    """A fake reader of rank-4 adapters that blocks while closed; one `src` always fails."""
+    """A fake reader of rank-4 adapters: it blocks while closed, and always fails for /broken."""
 
     def __init__(self):
         self.open = threading.Event()
