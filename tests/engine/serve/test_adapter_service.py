@@ -132,7 +132,7 @@ def test_steps_continue_while_files_are_read(client, files):
     client.send(Submit("s", [1], GREEDY))
     assert client.answer("s")[1] == Finish.LENGTH
     client.send(Submit("s", [1], GREEDY, "a"))
-    assert client.receive(Failed).kind == "not_found", "it is not loaded yet"
+    assert client.receive(Failed).kind == "not_found", "the adapter is not loaded yet"
     files.open.set()
     assert client.receive(Performed).id == "load-a"
     client.send(Submit("s", [1], GREEDY, "a"))
