@@ -207,7 +207,9 @@ def test_forced_calls_can_be_parsed(
 
 
 @pytest.mark.parametrize("notation", NOTATIONS)
-def test_other_calls_are_rejected(notation: tuple[ToolCallParser, Sequence[str]]) -> None:
+def test_calls_that_fit_no_function_are_rejected(
+    notation: tuple[ToolCallParser, Sequence[str]],
+) -> None:
     for call in (ToolCall("other", "{}"), ToolCall("get", '{"a":1}'), ToolCall('say "x"', "{}")):
         assert not lets_through(forced(*notation), written(*notation, [call]), notation[1])
     assert not lets_through(forced(*notation), "So: ", notation[1])

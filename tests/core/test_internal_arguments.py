@@ -90,7 +90,9 @@ def test_arguments_that_fit_a_form_are_returned(
         ["add", "a", "b"],
     ],
 )
-def test_other_arguments_end_the_process(given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_that_fit_no_form_end_the_process(
+    given: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["program", *given])
     with pytest.raises(SystemExit) as raised:
         internal_arguments("engine", "The engine.", *FORMS)

@@ -132,4 +132,6 @@ def test_reasoning_then_text_then_a_call(per_push: int) -> None:
     )
     assert "".join(piece for piece in pieces if isinstance(piece, str)) == "So:"
     assert pieces[-1] == ToolCall("g", "{}")
-    assert parser.num_reasoning_tokens == len("I call <tool_call></think>"), "a token per letter"
+    assert parser.num_reasoning_tokens == len("I call <tool_call></think>"), (
+        "each letter is a token"
+    )

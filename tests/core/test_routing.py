@@ -46,7 +46,10 @@ def test_least_loaded_takes_the_first_of_the_least_loaded():
 
 
 def test_a_known_prefix_goes_where_it_was_seen_unless_that_is_overloaded():
-    """The limit is 1.25 times the mean load, rounded up. Both loads include the new request."""
+    """A server may have 1.25 times the mean load, rounded up.
+
+    The new request counts in the server's load and in the mean.
+    """
     router = PrefixAware()
     one, two = with_prefixes(1), with_prefixes(2)
     assert router.choose(one, named(3, 2, 3)) == "b"  # a new prefix goes to the least loaded

@@ -190,7 +190,7 @@ def test_top_logprobs_stay_with_their_tokens(byte_level):
 
 @pytest.fixture(scope="module")
 def spaced(tmp_path_factory):
-    """A word tokenizer whose decoder joins tokens with spaces, special tokens too."""
+    """A word tokenizer whose decoder puts spaces between all tokens, including special ones."""
     vocabulary = {"a": 0, "b": 1, "<x>": 2, "<y>": 3}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

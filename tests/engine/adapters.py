@@ -32,7 +32,7 @@ def layers_of(model, targets):
 
 
 def write_adapter(model, folder, *, rank=3, alpha=6, targets=TARGETS, seed=1, **config):
-    """Write an adapter for the model in `model` to `folder`."""
+    """Write an adapter for the model in the folder `model` to `folder`."""
     layers = layers_of(_load(model), targets)
     generator = torch.Generator().manual_seed(seed)
     tensors = {}

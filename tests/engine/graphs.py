@@ -1,4 +1,4 @@
-"""CUDA graphs whose capture is imitated on the CPU, and plans for them."""
+"""CUDA graphs whose capture is imitated on the CPU, and plans of steps that use them."""
 
 from __future__ import annotations
 

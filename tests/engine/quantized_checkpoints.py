@@ -32,7 +32,7 @@ Writer = Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]
 @dataclass(frozen=True)
 class StoredFormat:
     config: Mapping[str, object]
-    """Its quantization_config."""
+    """The quantization_config of the checkpoint's config.json."""
     write: Writer
 
 

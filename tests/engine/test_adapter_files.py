@@ -81,7 +81,7 @@ def test_weights_that_do_not_fit(adapters, tmp_path, tensors, reason):
 def test_weights_that_are_not_finite_are_rejected(tiny_model, tmp_path):
     """Weights that overflow in the layers' dtype are rejected, too.
 
-    They would affect other requests.
+    An infinite weight of one adapter would affect requests with other adapters.
     """
     tensors, config = read_files(write_adapter(tiny_model("llama"), tmp_path / "a", rank=1))
     key = f"{LAYER}.lora_B.weight"

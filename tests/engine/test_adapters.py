@@ -61,14 +61,14 @@ def requests(folders, names):
 
 
 def greedy(llm, folders, names, **changes):
-    """Return the answer to each prompt with the adapter of that name."""
+    """Return the answer to each prompt with its adapter from `names`."""
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW, **changes)
     outputs = llm.generate(prompts(), params, use_tqdm=False, lora_request=requests(folders, names))
     return [output.outputs[0].token_ids for output in outputs]
 
 
 def each_with(names, answers):
-    """Return the expected answer to each prompt with the adapter of that name."""
+    """Return the expected answer to each prompt with its adapter from `names`."""
     return [answers[name][place] for place, name in enumerate(names)]
 
 
@@ -145,7 +145,7 @@ def test_adapters_with_cuda_graphs(adapted, overlaps):
         num_replays, num_steps = recorder.num_replays, llm.llm_engine.num_steps
         assert greedy(llm, folders, names) == each_with(names, answers)
         num_steps = llm.llm_engine.num_steps - num_steps
-        assert recorder.num_replays - num_replays > 0.9 * num_steps, "even with prompts"
+        assert recorder.num_replays - num_replays > 0.9 * num_steps, "prompts use graphs, too"
     assert llm.llm_engine.strategy.num_preemptions > 0
 
 

@@ -105,7 +105,7 @@ def test_a_forward_pass_runs_before_ready(llama, monkeypatch):
 
 
 def test_a_rank_that_is_lost_in_the_first_steps_is_no_wrong_configuration(llama, monkeypatch):
-    """After such an error, the container starts the engine again."""
+    """After an EngineUnavailableError, the container starts the engine again."""
 
     def fail(self, plan, between_tokens):
         raise EngineUnavailableError("rank 1 stopped answering")
@@ -124,7 +124,7 @@ def test_a_rank_that_is_lost_in_the_first_steps_is_no_wrong_configuration(llama,
     ],
 )
 def test_block_moves_run_before_ready(llama, monkeypatch, options, kinds):
-    """Otherwise the first request that needs them would wait until those kernels are compiled."""
+    """No request must wait until the kernel that moves its blocks is compiled."""
     launched = []
     launch = BlockMover.launch
 
@@ -268,7 +268,7 @@ def test_on_cuda_steps_overlap_by_default(llama):
     assert not library.llm_engine.overlaps
 
 
-def test_max_ranks_on_a_cpu_are_one(llama):
+def test_the_degree_max_means_one_rank_on_a_cpu(llama):
     assert LLM(llama, tensor_parallel_degree="max").facts.num_ranks == 1
 
 

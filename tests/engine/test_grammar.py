@@ -196,7 +196,7 @@ def test_an_optional_end(llm):
 
 
 def test_the_grammar_takes_precedence(llm):
-    """Other parameters would leave no possible token here."""
+    """Other parameters do not keep an answer from following its grammar."""
     text = answer(llm, **form(choice=["ab"]), allowed_token_ids=(70, 71), bad_words=((64,),)).text
     assert text == "ab"
     greedy = answer(llm, **form(regex="[xyz]{9}"), temperature=0, repetition_penalty=1.5)

@@ -126,5 +126,5 @@ def test_compiled_grammars_are_cached_up_to_a_limit(grammar_model):
     assert first.consume_token(64)
     assert first.is_stopped()
     grammars.matcher(forms[0])
-    assert grammars.is_compiled(forms[2]), "used after forms[3]"
+    assert grammars.is_compiled(forms[2]), "forms[2] was used later than forms[3]"
     assert not grammars.is_compiled(forms[3])

@@ -311,7 +311,7 @@ def test_options_that_images_exclude(vision_model, options, why):
         LLM(vision_model(), dtype="fp32", **options)
 
 
-def test_other_models_that_take_images_name_those_that_work(tmp_path):
+def test_the_error_for_another_image_model_names_those_that_work(tmp_path):
     size = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
     config = LlavaConfig(
         text_config={"model_type": "llama", "vocab_size": 50, "num_hidden_layers": 1, **size},

@@ -14,7 +14,7 @@ from engine.attention.kv_cache import KVCache
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
-def test_on_a_cpu_a_heads_slots_of_a_block_are_contiguous_zeros(dtype):
+def test_on_a_cpu_the_slots_of_one_head_in_a_block_are_contiguous_and_zero(dtype):
     cache = KVCache([LayerShape(2, 8, 4), LayerShape(1, 16, 16)], 5, 4, dtype, torch.device("cpu"))
     shapes = [(5, 4, 2, 8), (5, 4, 1, 16), (5, 4, 2, 4), (5, 4, 1, 16)]
     for tensor, shape in zip(cache.keys + cache.values, shapes, strict=True):
@@ -48,7 +48,7 @@ def make_large():
 
 @pytest.mark.usefixtures("nothing_in_the_background")
 def test_on_a_cpu_memory_is_populated_in_the_background():
-    """Steps may already write to the cache; their data is kept."""
+    """Steps may write to the cache in the meantime; their data is kept."""
     before, cache = resident(), make_large()
     cache.keys[0].fill_(7)
     deadline = time.monotonic() + 60

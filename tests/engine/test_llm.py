@@ -136,7 +136,7 @@ def test_text_parameters_reach_the_answer(llm):
 
 
 def test_bad_words_do_not_appear(llm):
-    """One of the words is a single token, the other one two tokens."""
+    """One of the words is a single token, and the other consists of two tokens."""
     text = answer(llm, "ROMEO:").text
     for word in (text[3], text[3:5]):
         params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, bad_words=[word])

@@ -36,7 +36,7 @@ def lose(model_dir, options, phases, on_lost):
 build.build_engine = lose
 sys.exit(__main__.main())
 """
-"""The engine's process, which loses a rank and then waits for it."""
+"""An engine process that learns that a rank is lost, and then goes on waiting."""
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_handler_may_sleep_and_metrics_are_written_for_cloudwatch(tmp_path, sh
 
 
 def test_the_exit_code_is_that_of_the_rank_that_is_lost(tmp_path, short_dir):
-    """The supervisor then does not restart an engine that cannot fit into memory."""
+    """By this code, the supervisor knows not to restart an engine that cannot fit into memory."""
     launch = Launch(
         model_dir=str(tmp_path),
         endpoint=f"ipc://{short_dir}/engine.sock",

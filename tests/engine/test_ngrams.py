@@ -52,7 +52,7 @@ def cut(token_ids):
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("batching", STRATEGIES)
 def test_tokens_equal_generate(tiny_model, expected, batching, overlaps):
-    """The rows of a batch have different sizes, and one has none. `paged` preempts."""
+    """The rows of a batch have different n-gram sizes, and two have none. `paged` preempts."""
     options = {"num_kv_blocks": 12} if batching == "paged" else {}
     with LLM(
         tiny_model("gpt2"), batching=batching, async_scheduling=overlaps,

@@ -119,7 +119,7 @@ class OperationCount(TorchDispatchMode):
 
 
 def test_a_replayed_step_launches_few_operations_whatever_its_size(default_graphs):
-    """Besides the graph, a step makes its inputs and copies them into the graph's buffers."""
+    """Before the replay, a step makes its inputs and copies them into the graph's buffers."""
     builder = InputBuilder(16, Staging(torch.device("cpu")))
 
     def operations(plan):
@@ -200,7 +200,7 @@ def test_aborts_and_preemption_change_no_other_answer(tiny_model):
 def test_each_forward_pass_of_a_graph_has_its_own_batch(tiny_model, monkeypatch):
     """Backends keep what they compute for a batch.
 
-    With the warm-up's batch, a capture would therefore not record this computation.
+    If a capture had the warm-up's batch, it would not record this computation.
     """
     batches = []
 

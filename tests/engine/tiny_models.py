@@ -113,7 +113,7 @@ KNOWN = {"llama", "mistral", *LIBRARY}
 
 
 def _wide(architecture: str) -> dict[str, object]:
-    """Return settings with head sizes that the C++ kernels support, including rotary halves."""
+    """Return settings whose head sizes and numbers of rotary dims the C++ kernels support."""
     partial = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
     settings: dict[str, dict[str, object]] = {
         "gpt2": {"n_embd": 128},
@@ -137,7 +137,7 @@ def save_tiny_model(
 ) -> Path:
     """Write the model unless it exists, with larger weights so that outputs are diverse.
 
-    is_wide: with head sizes that the C++ kernels support. changes: to the settings.
+    is_wide: with head sizes that the C++ kernels support. changes: settings to replace.
     """
     changes = changes or {}
     values = "".join(f"-{value}" for value in changes.values())

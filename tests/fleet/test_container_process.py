@@ -43,7 +43,7 @@ def request(method: str, target: bytes, body: bytes = b"", key: bytes = b"none")
     return Request(method, target, headers, body)
 
 
-def test_it_answers_on_its_socket_and_asks_for_keys_everywhere_but_at_ping(properties: Path):
+def test_a_container_answers_on_its_socket_and_asks_for_keys_except_at_ping(properties: Path):
     keys = properties.parent / "keys"
     keys.write_text("secret-key-of-the-test\n")
     properties.write_text(properties.read_text().replace("=keys", f"={keys}"))
@@ -69,7 +69,7 @@ def test_it_answers_on_its_socket_and_asks_for_keys_everywhere_but_at_ping(prope
     asyncio.run(run())
 
 
-def test_it_says_that_it_cannot_start(properties: Path):
+def test_a_container_says_that_it_cannot_start(properties: Path):
     async def run() -> None:
         container = ContainerProcess(properties)  # there is no file `keys`
         with pytest.raises(ContainerEndedError, match="exit code 2"):
@@ -92,7 +92,7 @@ def replica(properties: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def test_it_ends_with_the_process_that_started_it(properties: Path):
+def test_a_container_ends_with_the_process_that_started_it(properties: Path):
     properties.write_text(properties.read_text().replace("option.api_keys_file=keys\n", ""))
     with replica(properties) as process:
         assert process.stdout is not None

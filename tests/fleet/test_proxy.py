@@ -142,7 +142,7 @@ def test_a_request_of_http_1_0_needs_no_host(short_dir: Path):
     assert b"\r\nhost: container\r\n" in asyncio.run(run()).lower()
 
 
-def test_errors_pass_unchanged_but_for_the_headers_of_serve(short_dir: Path):
+def test_errors_pass_unchanged_except_for_headers_that_serve_sets(short_dir: Path):
     async def run() -> Exchange:
         async with fake_container(short_dir / "s", REFUSAL):
             return await Exchange().run(gateway_to(short_dir / "s"))
@@ -202,7 +202,7 @@ def test_a_stream_that_is_cut_off_never_looks_complete():
     assert (client.pieces, client.is_complete) == ([b"one"], False)
 
 
-def test_of_a_long_body_one_byte_too_many_is_passed_on():
+def test_a_long_body_is_passed_on_up_to_one_byte_beyond_the_limit():
     bodies: list[bytes] = []
 
     async def keep(request: Request) -> Parts:

@@ -110,7 +110,7 @@ def test_two_machines_answer_as_one_and_a_cut_between_them_is_noticed(
             began = time.monotonic()
             *_, last = [part async for part in parts]
             assert isinstance(last, bytes)
-            assert b"the engine has ended" in last, "rank 0 hangs in gloo; the log says why"
+            assert b"the engine has ended" in last, "rank 0 hangs in gloo, so only the log says why"
             assert time.monotonic() - began < NOTICED_S
             wait_until(lambda: container.has_ended)
             wait_until(lambda: is_gone(rank), NOTICED_S + HANG_S)

@@ -1,4 +1,4 @@
-"""The table of strategies is complete, and the programs beside the container know every name."""
+"""The strategy table is complete; load test, deployment and simulator know every name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_rows_limit_concurrent_sequences(name, default, limited):
     assert sequence_limit(options, name) == limited
 
 
-def test_programs_beside_the_container_list_every_strategy():
+def test_load_test_deployment_and_simulator_list_every_strategy():
     assert COLOURED == BATCHING_NAMES, "add a colour to loadtest/report/style.py"
     assert DEPLOYED == BATCHING_NAMES, "add the name to deploy/command_line.py"
     simulated = {system.batching for system in SYSTEMS.values()}

@@ -126,9 +126,10 @@ def test_steps_and_graphs_are_budgeted_and_sampling_is_counted_once(
 
 
 def test_block_tables_are_budgeted():
-    """The table has rows for twice the sequences. One step and the graphs have a copy each.
+    """The table has two rows for each sequence. A step and the CUDA graphs have a copy each.
 
-    Entries take 4 bytes. The table's rows and columns are rounded up to powers of two.
+    Each copy has one row for each sequence, and that of the graphs 16 more for prompts. Entries
+    take 4 bytes. The table's rows and columns are rounded up to powers of two.
     """
     assert table_bytes(max_sequences=256, max_blocks=8192) == (512 + 2 * 256 + 16) * 8192 * 4
     assert table_bytes(max_sequences=3, max_blocks=5) == (8 * 8 + (2 * 3 + 16) * 5) * 4

@@ -1,4 +1,4 @@
-"""docs/models.md lists the families of the table, and pages give their number."""
+"""docs/models.md lists all families of our decoder, and two pages give their number."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def documented():
 
 
 def test_the_page_has_every_family():
-    assert documented().keys() == FAMILIES.keys(), "docs/models.md"
+    assert documented().keys() == FAMILIES.keys(), "docs/models.md must list these"
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/serving.md"])

@@ -36,7 +36,7 @@ def test_grouped_products_equal_those_of_single_experts(tiny_model, load, archit
 
 
 def test_no_shape_depends_on_the_routing(tiny_model, load):
-    """The experts therefore never wait for the device.
+    """Shapes that depended on the routing would make the host wait for the device.
 
     Meta tensors have no data, so whatever waited for their values would raise an error.
     """
@@ -115,7 +115,7 @@ def test_mxfp4_takes_as_many_bytes_as_in_the_checkpoint():
     ],
     ids=["small groups", "odd widths", "short group", "one block", "two kinds", "act-order"],
 )
-def test_other_quantized_experts_are_dequantized(weights):
+def test_quantized_experts_without_a_kernel_are_dequantized(weights):
     chosen = quantized_experts(weights, 3, CUDA, torch.bfloat16)
     assert isinstance(chosen, DequantizingExperts)
     whole = torch.cat([weight.dequantized() for weight in weights]).bfloat16()

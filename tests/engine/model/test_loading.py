@@ -116,7 +116,7 @@ def test_code_in_a_pickle_file_never_runs(copied, tmp_path):
         LLM(folder, dtype="fp32", allow_pickle_weights=True)
     assert not trace.exists()
     torch.load(folder / "pytorch_model.bin", weights_only=False)
-    assert trace.exists(), "the file would run code"
+    assert trace.exists(), "with weights_only=False, the file runs its code"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,10 @@ from tests.engine.model.test_documented_families import documented
 from tests.engine.tiny_models import OWN
 
 NATIVE = {name for name, one_call in documented().items() if one_call == "yes"}
-"""The others have LayerNorm, experts, scaled residuals, q/k norms after rotation, or no gate."""
+"""Families whose layers run in one native call.
+
+The others have LayerNorm, experts, scaled residuals, q/k norms after rotation, or no gate.
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +63,7 @@ def test_logits_are_equal_and_the_families_are_known(tiny_model, load, mlp_rows,
 def test_native_layers_in_bf16(tiny_model, load, mlp_rows):
     decoder = load(tiny_model("qwen3", is_wide=True), dtype=torch.bfloat16)
     if not has_pairs():
-        assert decoder.native is None, "every product would have to convert its rows"
+        assert decoder.native is None, "without pairs, each product would convert its rows"
         return
     native = logits(decoder, torch.bfloat16)
     assert mlp_rows
@@ -72,7 +75,7 @@ def test_native_layers_in_bf16(tiny_model, load, mlp_rows):
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_integer_weights(tiny_model, load, mlp_rows, dtype, precision):
-    """All layers in one native call give the same logits as one operation at a time."""
+    """One native call for all layers gives the same logits as a call for each operation."""
     folder = tiny_model("llama", is_wide=True)
     decoder = load(folder, precision=precision, dtype=dtype, is_exact=True)
     mlp_rows.clear()
@@ -86,7 +89,7 @@ def test_integer_weights(tiny_model, load, mlp_rows, dtype, precision):
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rounded_rows(tiny_model, load, mlp_rows, dtype, precision):
-    """Rows are rounded alike in one native call for all layers and in one operation at a time."""
+    """One native call for all layers rounds rows in the same way as a call for each operation."""
     folder = tiny_model("llama", is_wide=True)
     decoder = load(folder, precision=precision, dtype=dtype)
     mlp_rows.clear()

@@ -1,7 +1,7 @@
 """GPTQ and AWQ read what the formats' own libraries packed.
 
 The words below were packed once by GPTQModel 7.7.0 and AutoAWQ 0.2.9, from the codes, zeros and
-scales of `layer`. Larger layers in all settings were compared then too (docs/quantization.md).
+scales of `layer`. Larger layers were compared as well, in all settings (docs/quantization.md).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GPTQ_CODES = [
 GPTQ_ZEROS = {"gptq": [[763619647], [-1239649576]], "gptq_v2": [[1049950800], [-953318423]]}
 """The words of each format.
 
-The first zero is 0. gptq subtracts 1 from it, which borrows from the next field of the word.
+The first zero point is 0. gptq subtracts 1 from it, which borrows from the next field of the word.
 """
 AWQ_CODES = [
     [324512992, -1679874968, 324512992, -1679874968],
@@ -40,7 +40,7 @@ AWQ_ZEROS = [
 
 
 def layer(outputs: int, groups: list[int]) -> tuple[Tensor, Tensor]:
-    """Return the weight [out, in] of inputs in these groups, and its scales [out, groups]."""
+    """Return a weight [out, in] whose inputs are in these groups, and its scales [out, groups]."""
     output, group = torch.arange(outputs)[:, None], torch.arange(max(groups) + 1)
     codes = (7 * output + 3 * torch.arange(len(groups))) % 16
     zeros = (5 * output + 9 * group) % 16

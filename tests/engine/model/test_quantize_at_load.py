@@ -17,7 +17,7 @@ from tests.engine.model.conftest import logits
 pytestmark = pytest.mark.usefixtures("exact_rows")
 CPU = torch.device("cpu")
 MAX_ERRORS = {"fp8": 0.04, "int8": 0.01, "int4": 0.12}
-"""The largest norm of the error, relative to the norm of a weight of normal random values."""
+"""Limits for the norm of the error, relative to that of a weight of normal random values."""
 
 
 def generate_with(model, num_new=14):
@@ -34,7 +34,7 @@ def generate_with(model, num_new=14):
 
 @pytest.mark.parametrize("precision", QUANTIZERS)
 def test_tokens_equal_those_of_the_rounded_weights(tiny_model, precision):
-    """All strategies give these tokens.
+    """All strategies give the tokens of the rounded weights.
 
     The head is int8 or not rounded; embeddings and norms are never rounded.
     """

@@ -39,7 +39,7 @@ def written(tiny_model, tmp_path_factory):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_checkpoint_serves_with_the_tokens_of_its_dequantized_weights(written, name):
-    """All strategies give these tokens. One layer is stored unquantized."""
+    """All strategies give the same tokens. One layer is stored unquantized."""
     quantized, dequantized = written(name)
     expected = generate(dequantized, eos_token_id=None)
     for batching, options in STRATEGIES.items():

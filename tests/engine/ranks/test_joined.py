@@ -258,7 +258,7 @@ def trickle(end, data):
 
 
 def handshake(**changes):
-    """Return the result of rank 0 reading a proof. changes: those of `proof_for`."""
+    """Return what rank 0 makes of a proof. changes: arguments of `proof_for`."""
     with (
         tcp.listen("127.0.0.1", 0) as listener,
         socket.create_connection(listener.getsockname()) as end,

@@ -115,7 +115,7 @@ def test_a_rank_that_fails_says_why(group):
     group.wait_for_the_end()
     assert str(group.error).endswith("the KV cache does not fit")
     error = group.followers.cause_of(RuntimeError("Connection closed by peer"))
-    assert isinstance(error, ConfigurationError), "so that the engine is not started again"
+    assert isinstance(error, ConfigurationError), "the engine must not be started again"
 
 
 @pytest.mark.parametrize("culprit_ends", [True, False])

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("exact_rows")
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in ACT_ORDER])
 def test_every_format(tiny_model, tmp_path, name):
-    """If a layer is split by its inputs, a rank may have a part of a group and needs its scale."""
+    """If inputs are split, a rank may have a part of a group, and needs the scale of the group."""
     changes = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
     source = tiny_model("llama", changes=changes)
     quantized, dequantized = write_quantized(source, tmp_path, FORMATS[name])

@@ -1,4 +1,4 @@
-"""A client of a server and an executor that blocks or fails, for tests of the server."""
+"""For tests of the server: a client, and an executor that blocks or fails."""
 
 from __future__ import annotations
 

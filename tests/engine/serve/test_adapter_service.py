@@ -45,7 +45,7 @@ class Slots:
 
 
 class Files:
-    """A fake reader of rank-4 adapters that blocks while closed; one `src` always fails."""
+    """A fake reader of rank-4 adapters: it blocks while closed, and always fails for /broken."""
 
     def __init__(self):
         self.open = threading.Event()
@@ -132,7 +132,7 @@ def test_steps_continue_while_files_are_read(client, files):
     client.send(Submit("s", [1], GREEDY))
     assert client.answer("s")[1] == Finish.LENGTH
     client.send(Submit("s", [1], GREEDY, "a"))
-    assert client.receive(Failed).kind == "not_found", "it is not loaded yet"
+    assert client.receive(Failed).kind == "not_found", "the adapter is not loaded yet"
     files.open.set()
     assert client.receive(Performed).id == "load-a"
     client.send(Submit("s", [1], GREEDY, "a"))

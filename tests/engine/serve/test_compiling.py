@@ -93,7 +93,7 @@ def test_aborting_during_compilation(client, grammars, engine):
     grammars.may_end.set()
     until(lambda: "a" in grammars.known)
     client.send(Submit("c", [1], constrained(max_tokens=2)))
-    assert client.answer("c")[0] == until_end(expected(1, [1], 2)), "only request b ran before it"
+    assert client.answer("c")[0] == until_end(expected(1, [1], 2)), "c is sequence 1, after b"
     assert engine.strategy.memory.num_held_blocks == 0
 
 
@@ -107,7 +107,7 @@ def test_a_client_disconnects_during_compilation(client, endpoint, grammars, eng
     grammars.may_end.set()
     until(lambda: "a" in grammars.known)
     client.send(Submit("c", [1], constrained(max_tokens=2)))
-    assert client.answer("c")[0] == until_end(expected(0, [1], 2)), "no request ran before"
+    assert client.answer("c")[0] == until_end(expected(0, [1], 2)), "c is sequence 0, the first"
 
 
 @pytest.mark.parametrize(

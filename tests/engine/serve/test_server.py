@@ -115,7 +115,7 @@ def test_abort_is_silent_frees_memory_and_is_idempotent(client, engine, gate, co
     gate.open.set()
     assert client.answer("b")[1] == Finish.LENGTH
     assert engine.strategy.memory.num_held_blocks == 0
-    assert gate.executor.num_steps < 10, "the aborted request continued"
+    assert gate.executor.num_steps < 10, "the aborted request runs no further steps"
 
 
 def test_requests_of_a_lost_client_are_aborted(endpoint, engine, gate, connection, client):
@@ -130,7 +130,7 @@ def test_requests_of_a_lost_client_are_aborted(endpoint, engine, gate, connectio
     gate.open.set()
     until(lambda: not engine.has_work())
     until(lambda: client.receive(Heartbeat).stats.aborted == {"worker_lost": 1})
-    assert gate.executor.num_steps < 10, "the lost client's request continued"
+    assert gate.executor.num_steps < 10, "the lost client's request runs no further steps"
     assert engine.strategy.memory.num_held_blocks == 0
 
 

@@ -109,7 +109,7 @@ def test_a_recomputed_answer_is_prefilled_again():
     while loop.strategy.running:
         phases += [sequence.phase for sequence in seen(loop.strategy).sequences]
         loop.run()
-    assert phases[0] == "prefill", "it computes the tokens that it had already generated"
+    assert phases[0] == "prefill", "the tokens already generated are computed again"
     assert phases[-1] == "decode"
 
 

@@ -56,7 +56,7 @@ def unit(vector):
 
 @pytest.fixture
 def described(task_model, tmp_path):
-    """Return a function that makes an encoder with these files of sentence-transformers."""
+    """Return a function that makes an encoder with the given files of sentence-transformers."""
 
     def make(name="encoder", normalize=True, pooling=None, types=None, **files):
         path = tmp_path / "described"

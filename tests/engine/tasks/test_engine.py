@@ -111,7 +111,7 @@ def test_an_aborted_job_is_never_performed(make, echo):
     engine.abort(99)
     assert [output.request_id for output in engine.step(0.0)] == [second]
     assert echo.batches == [["b"]]
-    assert not engine._jobs, "its body is not kept"
+    assert not engine._jobs, "the body of an aborted job is not kept"
 
 
 def test_a_job_aborted_while_it_runs_has_no_output(make, echo):

@@ -159,7 +159,7 @@ class TestConversations:
         assert (third["code"], third["field"]) == (400, "inputs.image")
 
     def test_all_inputs_of_a_list_have_the_requests_parameters(self, task_model):
-        """transformers modifies the parameters it gets."""
+        """transformers modifies the parameters that it gets, so each input must get a copy."""
         engine = engine_of(task_model("chatter"), task="image-text-to-text")
         parameters = {"max_new_tokens": 4, "generate_kwargs": {"num_beams": 2}}
         one, two = perform(

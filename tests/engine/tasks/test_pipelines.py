@@ -133,7 +133,7 @@ def test_zero_shot_tasks_need_candidate_labels(task_model):
 
 
 class Failing:
-    """Fails if one of the inputs is bad, or if there are more than fit."""
+    """A model that fails if an input equals `bad`, or if it gets more than `fits` inputs."""
 
     def __init__(self, model, bad="", fits=99):
         self.model, self.bad, self.fits, self.sizes = model, bad, fits, []

@@ -20,7 +20,7 @@ def ask(question="where", context=CONTEXT, **parameters):
 
 
 class Reader(torch.nn.Module):
-    """Puts all probability on one word as the start of an answer and one as its end."""
+    """Starts each answer at one word and ends it at another, with high probability."""
 
     def __init__(self, start="sat", end="mat", nothing=0.0):
         super().__init__()

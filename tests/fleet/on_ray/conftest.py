@@ -22,7 +22,8 @@ from tests.container.processes import ROOT, descendants, free_port, wait_until
 START_S = 240
 """Two containers that start at the same time take 20 s on two idle cores."""
 needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="Ray is not installed; make fleet-test has it"
+    importlib.util.find_spec("ray") is None,
+    reason="Ray is not installed; make fleet-test installs it",
 )
 
 
@@ -66,7 +67,7 @@ class FleetProcess:
         }
 
     def processes(self, name: bytes) -> list[int]:
-        """Return the fleet's processes with this in their command lines."""
+        """Return the fleet's processes that have `name` in their command lines."""
         return [pid for pid in descendants(self.process.pid) if name in command_line(pid)]
 
     def kill_a_node(self) -> None:

@@ -15,7 +15,7 @@ import pytest
 from longshore import LLM, SamplingParams
 from tests.container.processes import ROOT, descendants, wait_until
 
-pytest.importorskip("ray.data", reason="Ray is not installed; make fleet-test has it")
+pytest.importorskip("ray.data", reason="Ray is not installed; make fleet-test installs it")
 from fleet.local_cluster import local_cluster
 
 NUM_LINES, LINES_PER_PART = 1000, 25

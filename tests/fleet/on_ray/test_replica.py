@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("ray.serve", reason="Ray is not installed; make fleet-test has it")
+pytest.importorskip("ray.serve", reason="Ray is not installed; make fleet-test installs it")
 
 from fleet import replica as replica_module
 from fleet.replica import Replica

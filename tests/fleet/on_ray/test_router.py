@@ -11,7 +11,7 @@ import pytest
 
 from fleet.http_message import Request
 
-pytest.importorskip("ray.serve", reason="Ray is not installed; make fleet-test has it")
+pytest.importorskip("ray.serve", reason="Ray is not installed; make fleet-test installs it")
 
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
 from ray.serve.request_router import PendingRequest
