@@ -69,7 +69,8 @@ def load_chat_template(model_dir: Path, override: str | None) -> ChatTemplate | 
 def _own_templates(model_dir: Path, config: _TokenizerConfig) -> dict[str, str]:
     """Return the model's templates by name. Files override entries of tokenizer_config.json.
 
-    transformers saved templates of models with processors in chat_template.json before version 5.
+    Before version 5, transformers saved the template of a model that has a processor in a file of
+    its own, chat_template.json.
     """
     processors = _read_config(model_dir / "chat_template.json").chat_template
     entry = processors or config.chat_template or []
