@@ -18,7 +18,7 @@ from core.strategy_table import (
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The strategy that the options choose. `name` is None if they leave the choice to the model's
-    task and executor; the strategy `none` is a choice like the others."""
+    task and executor; it is "none" if they choose the strategy of this name."""
 
     name: Batching | None
     reason: str

@@ -74,4 +74,4 @@ def run_helper(parent: int, start: Callable[[bytes], Callable[[bytes], msgspec.S
                 reply = Refused(error.field, error.message)
             write_frame(connection.sendall, reply)
     except MemoryError:
-        os._exit(OUT_OF_MEMORY)  # at once, before the parent takes the closed socket for a crash
+        os._exit(OUT_OF_MEMORY)  # at once: the parent kills a helper that only closes the socket

@@ -21,7 +21,7 @@ Value = str | int | float | None
 def configure_logs(log_format: LogFormat, level: LogLevel, model: str = "") -> None:
     """Send this process's log to stderr.
 
-    model: the model's name, which every line of a JSON log then has; empty: leave it out.
+    model: the model's name, for every line of a JSON log. If empty, the lines have no such field.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(

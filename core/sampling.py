@@ -180,11 +180,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
     """Beam search: a hypothesis scores its logprob divided by its length to this power."""
     early_stopping: bool | Literal["never"] = False
     """Beam search: true ends the search once there are as many hypotheses as beams; "never" ends it
-    once no longer answer can score higher; false uses a heuristic in between, as transformers
-    does."""
+    once no answer can score higher, however long it becomes; false uses a heuristic in between, as
+    transformers does."""
     priority: int = 0
-    """Requests with a lower number are admitted first and preempted last. Equal ones are served in
-    order of arrival."""
+    """Requests with a lower number are admitted first and preempted last. Requests with equal
+    numbers are served in order of arrival."""
     cache_salt: str = ""
     """Only requests with the same salt share cached prefixes. With one salt per tenant, no tenant
     can learn from response times what another has sent."""

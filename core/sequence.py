@@ -81,8 +81,8 @@ class Sequence:
         self.stop_token_ids = _stop_reasons(params, eos_token_ids)
         """Maps each token that ends the answer to the finish reason it gives."""
         self.end_token_ids = frozenset((*params.stop_token_ids, *eos_token_ids))
-        """These tokens and, even with `ignore_eos`, the model's end-of-sequence tokens. None of
-        them is sampled before `min_tokens`."""
+        """The request's stop tokens and, even with `ignore_eos`, the model's end-of-sequence
+        tokens. None of them is sampled before `min_tokens`."""
         self.finish: Finish | None = None
 
     @property

@@ -68,7 +68,8 @@ class Stats(msgspec.Struct, kw_only=True):
     num_step_sequences: int = 0
     """Sequences summed over all steps. Divide by `num_steps` to get the mean batch size."""
     host_s: float = 0.0
-    """Seconds in which the engine's loop neither ran the model nor waited for it or a message."""
+    """Seconds in which the engine's loop neither ran the model nor waited, whether for the model or
+    for a message."""
     num_prompt_tokens: int = 0
     """Prompt tokens of requests that got their first token."""
     num_generated_tokens: int = 0

@@ -134,8 +134,8 @@ def softmax_step(
 def unknown_zero(pointer, value):
     """Return 0 in such a way that the compiler does not know that it is 0.
 
-    It is the difference between `value` and the same value, loaded again from `pointer`. Offsets
-    to which it is added are computed after a loop. Without it, the compiler would compute them
-    before the loop and keep them in up to 32 registers per thread, and some kernels would spill.
+    It is the difference between `value` and the same value, loaded again from `pointer`. Add it to
+    offsets that are needed only after a loop. Otherwise the compiler would compute them before the
+    loop and keep them in up to 32 registers per thread, and some kernels would spill.
     """
     return tl.load(pointer, volatile=True).to(tl.int32) - value

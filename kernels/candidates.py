@@ -40,7 +40,8 @@ class Candidates:
 @triton.jit
 def end_of_top_k(scores, CHUNK: tl.constexpr, LANES: tl.constexpr):
     """Return a key past the LANES highest scores of a chunk."""
-    # The lowest of the maxima of LANES groups: at least one token of each group is as high.
+    # The lowest of the maxima of LANES groups. Each group has a score that is at least as high, so
+    # the LANES highest scores are, too.
     highest = tl.max(tl.reshape(scores, [CHUNK // LANES, LANES]), 0)
     return tl.minimum(key_of(tl.min(highest, 0)) + 1, END_KEY)
 

@@ -1,6 +1,6 @@
 """Tile sizes per GPU and shape, from configurations.json; nothing is tuned at run time.
 
-Of a kernel's rows, the first one applies whose `when` matches. `when` may give lists of accepted
+A kernel uses the first of its rows whose `when` matches. `when` may give lists of accepted
 values for `arch` (90 is sm_90), `head_dim`, `group` (query heads per KV head), `query_bits` and
 `kv_bits`, and the largest group, `max_group`. Rows without `arch` fit the smallest supported GPU.
 """
@@ -47,7 +47,10 @@ def attention_configuration(
 
 
 def current_arch() -> int:
-    """Return 90 for sm_90, and 0 in Triton's interpreter, which uses the rows without `arch`."""
+    """Return the current GPU's arch, such as 90 for sm_90.
+
+    Returns 0 in Triton's interpreter, which uses the rows without `arch`.
+    """
     if knobs.runtime.interpret:
         return 0
     active: Any = driver.active

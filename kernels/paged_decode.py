@@ -49,7 +49,7 @@ def paged_decode_kernel(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Attend over an item's keys; grid (kv_heads * tiles per group, I).
+    """Attend over an item's keys; grid (kv_heads * tiles per group, items).
 
     If a sequence has one item, its result is final. Other results go to the combining kernel, which
     also adds their sinks.

@@ -63,7 +63,7 @@ class Shape:
     """Whether queries and keys are normalized per head, as in Qwen 3."""
 
 
-# Where models of one size differ, `norms_heads` is true: it only adds the norm's kernel.
+# If only some models of a shape normalize their heads, `norms_heads` is true: it only adds kernels.
 SHAPES = (
     Shape(14, 2, 64, 896),  # Qwen 2.5 0.5B
     Shape(12, 2, 128, 1536),  # Qwen 2.5 1.5B
@@ -217,7 +217,7 @@ def _compile_elementwise(shape: Shape) -> None:
 
 
 def _compile_job(job: tuple[int, Shape | int | None]) -> int:
-    """Compile the kernels of one job, and return how many these are.
+    """Compile the kernels of one job, and return their number.
 
     job: an arch, and the shape of a decoder, or a vocabulary size for the sampling kernels, or None
     for the kernels that depend on neither.

@@ -80,7 +80,7 @@ def make_prefill_work(
     assert block_q <= MAX_BLOCK_Q
     num_sequences, device = len(context_lens), context_lens.device
     num_blocks = num_tokens // block_q + num_sequences
-    # A split block has at least two splits, so at most half as many blocks are split.
+    # A split block has at least two splits, so at most num_splits // 2 blocks are split.
     num_rows = min(num_tokens, num_splits // 2 * block_q)
     items = torch.empty(num_splits + num_blocks, 4, dtype=torch.int32, device=device)
     rows = torch.empty(num_rows, 3, dtype=torch.int32, device=device)

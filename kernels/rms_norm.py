@@ -122,8 +122,8 @@ def rms_norm(
 ) -> Tensor:
     """Return `row / sqrt(mean(row²) + eps) * (weight + offset)` for every row.
 
-    rows: [T, width] or [T, heads, width] in fp16, bf16 or fp32; rows contiguous, with any other
-    strides. weight: [width], or [heads, width] with one for each head, contiguous. Computed in fp32
+    rows: [T, width] or [T, heads, width] in fp16, bf16 or fp32; rows contiguous, other strides are
+    free. weight: [width], or [heads, width] with one for each head, contiguous. Computed in fp32
     and rounded to the type of `rows`. rounds_first: also round before multiplying by the weight,
     which must then not be of a wider type. Llama does this; Gemma, whose offset is 1, does not. The
     result is dense, with the memory order of `rows`. Raises ValueError for other shapes, strides
@@ -150,7 +150,7 @@ def add_rms_norm(
     """Return `hidden + output` and the `rms_norm` of this sum, both new tensors.
 
     The sum is rounded to its type before it is normed, as in two operations. hidden, output:
-    [T, width] of one type; rows contiguous, with any other strides. The other arguments and errors
+    [T, width] of one type; rows contiguous, other strides are free. The other arguments and errors
     are those of `rms_norm`.
     """
     grid, scalars, options = _add_plan(hidden, output, weight, rounds_first)

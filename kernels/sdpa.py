@@ -17,7 +17,10 @@ from kernels.batch import PagedBatch
 
 
 class Scratch:
-    """Buffers for the gathered K and V of one sequence, as large as the longest one has needed."""
+    """Buffers for the gathered K and V of one sequence.
+
+    They are as large as the longest sequence so far has needed.
+    """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
@@ -114,7 +117,7 @@ class _Scores:
     sinks: Tensor | None
 
     def first_key(self, num_queries: int, context_len: int) -> int:
-        """Return the first position that the first of the last `num_queries` tokens sees."""
+        """Return the first position that any of the last `num_queries` tokens sees."""
         return 0 if self.window is None else max(0, context_len - num_queries - self.window + 1)
 
 

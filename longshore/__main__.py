@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def serve() -> int:
-    """Run `longshore serve`: the console script `serve`, which SageMaker's images have."""
+    """Run `longshore serve`, for the console script `serve`, which SageMaker's images have."""
     return main(["serve", *sys.argv[1:]])
 
 

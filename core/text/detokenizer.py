@@ -20,7 +20,8 @@ from core.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
 NUM_CONTEXT_TOKENS = 5
-"""How many tokens of the prompt to decode too: they can affect the text of the first token."""
+"""How many tokens from the prompt's end the first window has: they can affect the text of the
+answer's first token."""
 MAX_INCOMPLETE_TOKENS = 3
 """A UTF-8 character has up to four bytes, so at most three tokens can wait for its last byte."""
 

@@ -1,6 +1,7 @@
 // The operations between matrix products, each in one pass over memory, and the KV cache write.
-// They compute in fp32, but also round between steps that are separate operations in torch: a norm after normalizing
-// (if rounds_first) and before the residual is added, a gated activation before the product with `up`.
+// They compute in fp32, but also round between steps that are separate operations in torch. A norm rounds after
+// normalizing (if rounds_first) and before the residual is added; a gated activation rounds before the product with
+// `up`.
 
 #include <algorithm>
 

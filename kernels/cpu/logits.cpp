@@ -1,5 +1,5 @@
 // The argmax and the logsumexp of each row of logits, in one call and without an fp32 copy. With a large
-// vocabulary, torch takes longer for these two operations than for a layer.
+// vocabulary, torch takes longer for these two operations than for a layer of the decoder.
 
 #include <algorithm>
 #include <cmath>

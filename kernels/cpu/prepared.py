@@ -28,8 +28,8 @@ class NoKernelError(Exception):
 class PreparedLinear:
     """A linear layer with its weight in panels.
 
-    Make it with `of`, for `kernels.cpu.linear.linear`, or with `of_integers`, for
-    `kernels.cpu.integers.integer_linear`.
+    `of` makes a layer that computes `kernels.cpu.linear.linear`, and `of_integers` one that
+    computes `kernels.cpu.integers.integer_linear`.
     """
 
     def __init__(

@@ -97,7 +97,7 @@ class PagedMemory(KVMemory):
         while first > 0 and table[first - 1 : first] and table[first - 1] not in self._prefixes:
             first -= 1  # swapped in from the host, into blocks that are not in the cache
         if table[first:end] != list(chunk.blocks[first:end]):
-            return  # preempted since
+            return  # the sequence was preempted after this step was planned
         for index in range(first, end):
             table[index] = self._cached_block(chunk.sequence, table, index)
         self._tables[chunk.sequence.id] = tuple(table)

@@ -44,7 +44,7 @@ class Notation:
         """Return the constraint for an answer of one or more calls to these functions.
 
         special_tokens: maps text to id. Where the format has such a text, the model must generate
-        the special token itself.
+        the special token, not other tokens that spell it.
         is_single: allow exactly one call.
         """
 
