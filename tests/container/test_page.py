@@ -178,7 +178,7 @@ def test_a_feed_asks_again_and_again_while_somebody_waits() -> None:
     assert asked == [WATCH_S] * 2
     clock.now += 100 * RENEWAL_S
     feed.push(SNAPSHOT)
-    assert asked == [WATCH_S] * 2, "nobody waits"
+    assert asked == [WATCH_S] * 2, "nobody waits, so the feed does not ask again"
     assert feed.wait(0.001) is None, "the feed keeps no old snapshot"
     feed.close()
     clock.now += RENEWAL_S

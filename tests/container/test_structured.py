@@ -78,9 +78,9 @@ TGI_GRAMMARS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 def is_that(grammar: str, form: dict[str, Any]) -> bool:
-    """Return whether `grammar` is that of `form`.
+    """Return whether `grammar` is the grammar of the constraint `form`.
 
-    The keys of a schema may be in any order, as flask's test client sorts them.
+    The keys of a schema may be in any order, because flask's test client sorts them.
     """
     expected = grammar_text(StructuredOutputsParams(**form))
     if "json" in form:
