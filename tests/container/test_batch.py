@@ -163,7 +163,7 @@ def test_an_output_that_cannot_be_written_is_an_error_at_once(
     files.write(line("a"))
     with pytest.raises(ConfigurationError, match=f"--output .*: {reason}"):
         files.run()
-    assert not (files.folder / "asked").exists(), "no server was started and stopped"
+    assert not (files.folder / "asked").exists(), "no server was started, so none was told to stop"
 
 
 def test_a_server_that_does_not_start_says_why(files: Files) -> None:

@@ -216,7 +216,7 @@ def test_phases_of_an_answer_that_a_stop_string_ends(
 ) -> None:
     """The engine sends no `timing` for such an answer.
 
-    It sends only the time at which it admitted the request. The worker takes the other times.
+    It sends only the time at which it admitted the request. The worker measures the others.
     """
     admitted: list[float] = []
 
