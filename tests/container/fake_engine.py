@@ -121,7 +121,7 @@ def _output(submit: Submit, index: int, ids: tuple[int, ...], start: int, end: i
 
 
 def _top(token_id: int, width: int) -> TopLogprobs:
-    """Return logprobs in which the two preceding token ids are likelier than the token itself."""
+    """Return logprobs in which `token_id - 2` and `token_id - 1` are likelier than `token_id`."""
     likely = (token_id - 2, token_id - 1, token_id)[:width]
     return TopLogprobs(-0.5, 3, likely, (-0.1, -0.2, -0.5)[:width])
 
@@ -250,7 +250,7 @@ class FakeEngine:
             socket.send_multipart([client, msgspec.msgpack.encode(answer)])
 
     def _about_adapters(self, message: LoadAdapter | UnloadAdapter) -> Answer:
-        """Answer by the rules of the real engine's registry."""
+        """Load or unload an adapter by the rules of the real engine's registry."""
         name, is_load = message.name, isinstance(message, LoadAdapter)
         if is_load == (name in self.adapters):
             yield Failed(message.id, "conflict" if is_load else "not_found", f"adapter '{name}'")

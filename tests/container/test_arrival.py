@@ -155,7 +155,7 @@ def test_the_rest_of_a_body_is_read_so_that_the_client_sees_the_response(clock: 
     assert not connection.drain(body_of(connection))
 
 
-def test_the_bodies_of_all_connections_share_their_memory(clock: Clock) -> None:
+def test_the_bodies_of_all_connections_share_a_memory_limit(clock: Clock) -> None:
     memory = BodyMemory(10)
     head = HEAD + b"Content-Length: %d\r\n\r\n"
     first = arrival(clock, head % 12, b"a" * 12, memory=memory)

@@ -163,7 +163,7 @@ def test_an_output_that_cannot_be_written_is_an_error_at_once(
     files.write(line("a"))
     with pytest.raises(ConfigurationError, match=f"--output .*: {reason}"):
         files.run()
-    assert not (files.folder / "asked").exists(), "no server was started and stopped"
+    assert not (files.folder / "asked").exists(), "no server was started, so none was told to stop"
 
 
 def test_a_server_that_does_not_start_says_why(files: Files) -> None:
@@ -201,6 +201,6 @@ def test_the_options_of_a_server_whose_only_client_is_a_batch() -> None:
     assert options.overload_status == "503", "the batch retries after 503, not after 429"
 
 
-def test_the_report_counts_what_was_there() -> None:
+def test_the_report_counts_outcomes_that_were_there_already() -> None:
     text = report({"answered": 3, "failed": 1, "skipped": 2}, 2.0, Path("out"))  # type: ignore[arg-type]
     assert text == "3 answered, 1 failed, 2 were there already: out (2.0 s, 2.0 requests/s)"

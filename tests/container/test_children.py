@@ -38,5 +38,5 @@ def test_openmp_threads_spin_for_a_while_and_then_sleep(seen_by_a_child):
 def test_the_users_openmp_settings_are_kept(seen_by_a_child):
     seen = seen_by_a_child({"OMP_WAIT_POLICY": "ACTIVE"})
     assert seen["OMP_WAIT_POLICY"] == "ACTIVE"
-    assert "GOMP_SPINCOUNT" not in seen, "it would take precedence"
+    assert "GOMP_SPINCOUNT" not in seen, "it would override the policy"
     assert seen_by_a_child({"GOMP_SPINCOUNT": "7"})["GOMP_SPINCOUNT"] == "7"

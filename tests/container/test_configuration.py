@@ -291,7 +291,7 @@ def test_flags_beat_the_file_and_the_environment(
         ({"batch-size": "4"}, None),
     ],
 )  # fmt: skip
-def test_a_limit_that_the_strategy_does_not_read_is_a_warning(
+def test_a_limit_that_the_strategy_does_not_read_gives_a_warning(
     capsys: pytest.CaptureFixture[str], flags: dict[str, str], warning: str | None
 ) -> None:
     arguments = [text for name, value in flags.items() for text in (f"--{name}", value)]

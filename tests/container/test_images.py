@@ -164,7 +164,9 @@ def test_broken_exif_data_is_ignored(ask: Ask, engine: FakeEngine, data: bytes) 
     assert (status, len(engine.of_type(Submit))) == (200, 1)
 
 
-def test_the_limits(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_and_the_size_of_images_are_limited(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
     status, answer = ask(*[image(b"x")] * (IMAGES.maximum + 1))
     assert (status, "has 33 images" in answer["error"]["message"]) == (400, True)
     small = replace(IMAGE_BYTES, maximum=100)

@@ -92,7 +92,7 @@ def test_ranks_follow_the_links_to_the_model_themselves(monkeypatch, tmp_path):
 @pytest.mark.parametrize("command", ["join", "serve"])
 def test_missing_flags_and_variables_are_named(command, flags, message, monkeypatch, capsys):
     if command == "serve" and not flags:
-        pytest.skip("without flags, serve lacks nothing")
+        pytest.skip("serve needs no flags")
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     port = [f"--port={free_port()}"] if command == "serve" else []
     assert main([command, DEMO, "--device=cpu", *flags, *port]) == 2

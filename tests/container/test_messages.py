@@ -123,7 +123,7 @@ def test_thinking_text_and_tool_use_are_blocks(thinker: FlaskClient) -> None:
     thinking, text, call = body["content"]
     assert thinking == {"type": "thinking", "thinking": "Well", "signature": ""}
     assert text == {"type": "text", "text": "So:"}
-    assert re.fullmatch("[a-z0-9]{9}", call.pop("id")), "what Mistral's templates accept"
+    assert re.fullmatch("[a-z0-9]{9}", call.pop("id")), "an id that Mistral's templates accept"
     assert call == {"type": "tool_use", "name": "f", "input": {"x": 1}}
     assert body["stop_reason"] == "tool_use"
 

@@ -85,7 +85,9 @@ def test_archives_are_unpacked(packed: Packed, tokenizer_dir: Path, name: str, i
     }
     assert list(path.parent.iterdir()) == [path], "the archive's directory may be read-only"
     assert resolve(str(path)) == model, "the archive is not unpacked again"
-    assert open_model_dir(path.parent) == model, "as on SageMaker, its directory is given"
+    assert open_model_dir(path.parent) == model, (
+        "the directory may be named instead, as on SageMaker"
+    )
 
 
 def test_a_changed_archive_is_unpacked_again(packed: Packed) -> None:

@@ -67,7 +67,9 @@ def test_every_entry_is_a_model(tree: Tree, served: list[Any]) -> None:
         ("config.json",),
     ],
 )
-def test_invalid_stores(tree: Tree, served: list[Any], files: tuple[str, ...]) -> None:
+def test_other_directories_are_served_as_one_model(
+    tree: Tree, served: list[Any], files: tuple[str, ...]
+) -> None:
     store = tree(*files)
     assert store_entries(store) == {}
     assert main(["serve", "--model-dir", str(store)]) == 0

@@ -137,7 +137,7 @@ def test_reasoning_text_and_calls_are_items(thinker: openai.OpenAI) -> None:
     assert response.output_text == "So:"
     assert call.type == "function_call"
     assert (call.name, json.loads(call.arguments)) == ("f", {"x": 1})
-    assert re.fullmatch("[a-z0-9]{9}", call.call_id), "what Mistral's templates accept"
+    assert re.fullmatch("[a-z0-9]{9}", call.call_id), "an id that Mistral's templates accept"
     assert response.usage is not None
     assert response.usage.output_tokens_details.reasoning_tokens > 4
     assert response.reasoning is not None

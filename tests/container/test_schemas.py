@@ -259,7 +259,7 @@ def test_every_sampling_parameter_reaches_the_engine(parameters: Mapping[str, ob
 
 
 def test_every_field_is_read_somewhere():
-    """A field that only its table named would be accepted and ignored."""
+    """A field that is named only in its table would be accepted and then ignored."""
     code = "".join(path.read_text() for path in (ROOT / "container").rglob("*.py"))
     fields = {
         field.canonical_name or name
@@ -276,7 +276,7 @@ def test_no_sampling_parameter_is_forgotten():
     own = {"max_tokens", "stop", "ignore_eos", "logprobs", "truncate_prompt_tokens"}
     shared = set(SamplingParams.__struct_fields__) - own
     assert shared <= SAMPLING_FIELDS.keys(), "no API reads these; see SAMPLING_FIELDS"
-    assert shared - STRUCTURED_OUTPUT_FIELDS.keys() == {*SAMPLED, *BEAMS}, "add a value"
+    assert shared - STRUCTURED_OUTPUT_FIELDS.keys() == {*SAMPLED, *BEAMS}, "each has a test value"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ PROMPT = ("/v1/completions", {"prompt": "Q"})
 
 @pytest.fixture
 def three(engine: FakeEngine, tokenizer: Tokenizer) -> list[str]:
-    """Make the engine answer with these texts, one token of each per step."""
+    """Make the engine answer with three texts, one token of each per step. Return the texts."""
     texts = ["Hi there", "\u00e9!", "Nothing. At all"]
     engine.script = says(*([*tokenizer.encode(text), EOS] for text in texts))
     return texts

@@ -49,7 +49,7 @@ def grammar(engine: FakeEngine) -> str:
     return form.grammar
 
 
-SAID: list[tuple[dict[str, Any], dict[str, Any]]] = [
+CONSTRAINTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"guided_json": SCHEMA}, {"json": SCHEMA}),
     ({"guided_json": json.dumps(SCHEMA)}, {"json": SCHEMA}),
     ({"guided_regex": r"\d+"}, {"regex": r"\d+"}),
@@ -77,10 +77,10 @@ TGI_GRAMMARS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-def is_that(grammar: str, form: dict[str, Any]) -> bool:
-    """Return whether `grammar` is that of `form`.
+def is_grammar_of(grammar: str, form: dict[str, Any]) -> bool:
+    """Return whether `grammar` is the grammar of the constraint `form`.
 
-    The keys of a schema may be in any order, as flask's test client sorts them.
+    The keys of a schema may be in any order, because flask's test client sorts them.
     """
     expected = grammar_text(StructuredOutputsParams(**form))
     if "json" in form:
@@ -88,21 +88,21 @@ def is_that(grammar: str, form: dict[str, Any]) -> bool:
     return grammar == expected
 
 
-@pytest.mark.parametrize(("fields", "form"), [*SAID, *RESPONSE_FORMATS])
+@pytest.mark.parametrize(("fields", "form"), [*CONSTRAINTS, *RESPONSE_FORMATS])
 def test_openai_apis(
     http: FlaskClient, engine: FakeEngine, fields: dict[str, Any], form: dict[str, Any]
 ) -> None:
     for answer in (complete(http, **fields), ask(http, **fields)):
         assert answer.status_code == 200
-        assert is_that(grammar(engine), form)
+        assert is_grammar_of(grammar(engine), form)
 
 
-@pytest.mark.parametrize(("fields", "form"), [*SAID, *TGI_GRAMMARS])
+@pytest.mark.parametrize(("fields", "form"), [*CONSTRAINTS, *TGI_GRAMMARS])
 def test_invocations_api(
     http: FlaskClient, engine: FakeEngine, fields: dict[str, Any], form: dict[str, Any]
 ) -> None:
     assert invoke(http, **fields).status_code == 200
-    assert is_that(grammar(engine), form)
+    assert is_grammar_of(grammar(engine), form)
 
 
 def test_schema_properties_keep_their_order(http: FlaskClient, engine: FakeEngine) -> None:

@@ -193,7 +193,7 @@ def test_silent_connections_make_room_for_others(
         assert caller.is_healthy()
         assert caller.request("POST", "/invocations", {"inputs": "Q"})[0] == 200
         are_open = [_is_open(client) for client in silent]
-        assert True in are_open, "not all of them had to time out"
+        assert True in are_open, "room was made before all of them timed out"
         assert False in are_open
     finally:
         for client in silent:

@@ -214,9 +214,9 @@ def test_the_environment_names_the_service(
 def test_phases_of_an_answer_that_a_stop_string_ends(
     traced: Traced, engine: FakeEngine, tokenizer: Tokenizer
 ) -> None:
-    """The engine sends no `timing` for such an answer, only when it admitted the request.
+    """The engine sends no `timing` for such an answer.
 
-    The other times of the phases are the worker's.
+    It sends only the time at which it admitted the request. The worker measures the others.
     """
     admitted: list[float] = []
 

@@ -164,7 +164,7 @@ def test_answers_are_those_of_http_whole_and_streamed(
                 assert text == record
             else:
                 assert content(json.loads(text)) == content(json.loads(record))
-        assert content(ask(client, body)) == content(json.loads(whole)), "the stream has ended"
+        assert content(ask(client, body)) == content(json.loads(whole)), "the stream is over"
 
 
 def test_a_bad_message_is_answered_with_its_error_and_the_socket_stays_open(
@@ -335,7 +335,7 @@ def test_frames_behind_the_upgrade_request_are_read(server: Server) -> None:
             assert piece, received
             received += piece
         assert received.startswith(b"HTTP/1.1 101 ")
-        assert b"ICX+Yqv66kxgM0FcWaLWlFLwTAI=" in received, "RFC 6455's function of the key"
+        assert b"ICX+Yqv66kxgM0FcWaLWlFLwTAI=" in received, "the answer to the key, by RFC 6455"
 
 
 def test_shutdown_ends_the_running_request_and_closes_the_sockets(

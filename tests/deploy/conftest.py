@@ -173,7 +173,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def up(model_dir: Path) -> list[str]:
-    """A command line for an endpoint. moto knows no newer instance type than this."""
+    """A command line for an endpoint. Its instance type is the newest that moto knows."""
     return [
         *("up", "--name", "demo", "--image", IMAGE, "--role", ROLE),
         *("--instance-type", "ml.g4dn.xlarge", "--model-dir", str(model_dir)),

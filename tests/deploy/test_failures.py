@@ -136,7 +136,7 @@ def test_ctrl_c(
     assert CURE in printed.out
 
 
-def test_remaining_resources_cannot_be_listed(
+def test_the_cure_is_shown_even_if_what_was_created_cannot_be_listed(
     faulty: Faulty, up: list[str], capsys: Capture
 ) -> None:
     faulty.answers("ListModels", Failure("AccessDeniedException", "no"))

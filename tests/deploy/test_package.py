@@ -30,7 +30,7 @@ def settings(made: Package, tmp_path: Path) -> dict[str, str]:
     return {setting.key: setting.text for setting in read_properties(path)}
 
 
-def test_a_directory_without_its_hidden_files(model_dir: Path, tmp_path: Path) -> None:
+def test_hidden_files_are_not_uploaded(model_dir: Path, tmp_path: Path) -> None:
     made = package(model_dir)
     assert set(made.blobs()) == {
         "config.json",

@@ -25,7 +25,7 @@ def test_the_image_starts_as_sagemaker_expects():
 def test_the_image_serves_a_read_only_model(tmp_path):
     with serve(tmp_path, "option.batching=paged\n") as container:
         assert "/opt/ml/model/serving.properties" in container.log
-        assert "compiler" not in container.log, "no compiler is missed: the kernels are compiled"
+        assert "compiler" not in container.log, "the kernels are compiled already"
         assert container.invoke("ROMEO:", max_new_tokens=4)["generated_text"]
         assert container.stop() == 0
     assert {path.name for path in (tmp_path / "mounted").iterdir()} == {

@@ -141,7 +141,8 @@ def test_a_queue_full_of_tokens_answers_429(container):
     with connect(container) as first, connect(container) as second:
         first.sendall(request)
         wait_until(lambda: container.metric(RUNNING) == 1)
-        second.sendall(request)  # waits: any size is allowed while no other waits
+        # This request waits. One of any size may wait if it is the only one in the queue.
+        second.sendall(request)
         wait_until(lambda: container.metrics(RUNNING, WAITING) == [1, 1])
         answer = container.invoke("Once", status=429)
         assert "option.job_queue_tokens" in answer["error"]

@@ -1,4 +1,4 @@
-"""The load test against a running container, directly and through boto3, and one it starts."""
+"""The load test against a running container, directly and through boto3, and one that it starts."""
 
 from __future__ import annotations
 

@@ -39,4 +39,4 @@ def test_an_open_page_survives_the_engine_and_does_not_delay_the_stop(tmp_path):
         started = time.monotonic()
         assert container.stop() == 0
         assert time.monotonic() - started < 23, "a request would get 23 s, but a page gets none"
-        assert all(name == "snapshot" for name, _ in events), "then the stream has ended"
+        assert all(name == "snapshot" for name, _ in events), "snapshots, then the end"

@@ -33,7 +33,7 @@ def test_index_and_ask(container: Container, tmp_path: Path) -> None:
     model = save_task_model("encoder", tmp_path)
     with serve(tmp_path, "max_batch_delay=5\noption.dtype=fp32\n", model=model) as encoder:
         urls = (f"http://127.0.0.1:{encoder.port}", chat)
-        # The model's weights are random, so only equal words are certainly close to each other.
+        # The encoder's weights are random, so only equal texts are sure to have close embeddings.
         for paragraph in (PARAGRAPHS[0], PARAGRAPHS[2]):
             done = ask(paragraph, tmp_path, *urls, documents=documents)
             assert done.returncode == 0, done.stderr
