@@ -119,7 +119,7 @@ def join(place: MeetingPoint, on_wait: Callable[[str], None]) -> tuple[Connectio
     while True:
         try:
             return _join_once(place)
-        except (OSError, EOFError) as error:  # rank 0 may have all its ranks, or have ended
+        except (OSError, EOFError) as error:  # rank 0 may have enough ranks, or have ended
             reason = str(error) or type(error).__name__
             if reason not in reasons:
                 reasons.add(reason)
