@@ -327,8 +327,8 @@ def _axes(
 ) -> NDArray[np.int64] | None:
     """Return the time, row and column of all tokens, [3, T]; None if no sequence has a grid.
 
-    positions: [T], the tokens' indices. The three coordinates of a text token or of a generated
-    token are equal. After an image they continue from its largest coordinate.
+    positions: [T], the tokens' indices in their sequences. The three coordinates of a text token or
+    of a generated token are equal. After an image they continue from its largest coordinate.
     """
     gridded = [
         (chunk, end)
