@@ -115,5 +115,5 @@ def _power_of_two(number: int) -> int:
 def table_bytes(max_sequences: int, max_blocks: int) -> int:
     """Return the bytes of the largest table, one step's copy of it and the CUDA graphs' copy."""
     kept = _power_of_two(2 * max_sequences) * _power_of_two(max_blocks)
-    of_graphs = max_sequences + MAX_PROMPTS  # graphs are padded: decodes, then prompts
+    of_graphs = max_sequences + MAX_PROMPTS  # a graph has rows for decodes, then for prompts
     return (kept + (max_sequences + of_graphs) * max_blocks) * torch.int32.itemsize

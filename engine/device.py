@@ -142,7 +142,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     # torch has no exception class for a failed allocation on the host.
-    # It has no class for CUDA's own allocations either, such as a graph's.
+    # It has none either for a failed allocation by CUDA itself, such as that of a graph.
     messages = ("can't allocate memory", "CUDA error: out of memory")
     if isinstance(error, RuntimeError) and any(message in str(error) for message in messages):
         return True

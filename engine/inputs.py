@@ -40,7 +40,7 @@ class ScoredRows:
 
 @dataclass(frozen=True, slots=True)
 class ImageTokens:
-    """The K image tokens of a step, and the image embeddings that replace their own."""
+    """The K image tokens of a step, and the image embeddings that replace those of their ids."""
 
     rows: Tensor
     """[K] int64: their indices among the step's T tokens."""
@@ -307,7 +307,7 @@ def _image_tokens(
 
 
 def _image_spans(chunks: Sequence[Chunk], ends: Sequence[int]) -> tuple[ImageSpan, ...]:
-    """Return the image tokens that attend to each other both ways. Such steps are never padded."""
+    """Return the image tokens that attend to each other both ways. A padded step has none."""
     return tuple(
         ImageSpan(
             index,
@@ -327,8 +327,8 @@ def _axes(
 ) -> NDArray[np.int64] | None:
     """Return the time, row and column of all tokens, [3, T]; None if no sequence has a grid.
 
-    positions: [T], the tokens' indices. The three coordinates of a text token or of a generated
-    token are equal. After an image they continue from its largest coordinate.
+    positions: [T], the tokens' indices in their sequences. The three coordinates of a text token or
+    of a generated token are equal. After an image they continue from its largest coordinate.
     """
     gridded = [
         (chunk, end)

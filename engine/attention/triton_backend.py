@@ -50,7 +50,7 @@ class TritonBackend:
         if call.rotation is None:
             self._write_kv(key, value, keys, values, slots)
         else:
-            # NOTE: queries are rotated in place, so this must not get an aligned copy of them.
+            # NOTE: the kernel rotates queries in place, so it must not get a copy of them.
             self._rotary_write_kv(call.query, key, value, *call.rotation, keys, values, slots)
 
     def attend(

@@ -20,7 +20,7 @@ from engine.model.spec import DecoderSpec
 
 
 def load_dequantized(source: ModelSource, spec: DecoderSpec) -> Any:
-    """Load transformers' model with dequantized weights, as many layers as the source's config has.
+    """Load transformers' model with dequantized weights. The source's config sets the layer count.
 
     Raises as `load_reference` does.
     """

@@ -113,7 +113,7 @@ def load_reference(
     try:
         with quietly():
             model, missing = source.load_with_missing(AutoModelForCausalLM, attention, state)
-    except KeyError as error:  # from a table of attention classes by name
+    except KeyError as error:  # its own table of attention classes lacks `attention`
         raise UnsupportedModelError("it has custom attention classes") from error
     except ValueError as error:
         raise UnsupportedModelError(f"transformers cannot load it: {error}") from error

@@ -33,7 +33,7 @@ class Adapters:
 
     @property
     def loaded(self) -> tuple[Adapter, ...]:
-        """The oldest first."""
+        """The loaded adapters, the oldest first."""
         return tuple(self._loaded.values())
 
     def find(self, name: str) -> Adapter:

@@ -168,7 +168,9 @@ def activation_bytes(
     That is the peak of the largest step, with sampling and attention's scratch. CUDA graphs add
     their logits buffer, and the peak of the largest graph's forward pass, which their memory pool
     keeps; they do not sample. A model that takes images also needs memory for its encoder, and for
-    the embeddings that it keeps. `measure` returns the peak of a function.
+    the embeddings that it keeps.
+
+    measure: runs a function and returns the peak of the bytes that the function allocates.
 
     Raises InsufficientMemoryError if the largest step does not fit.
     """

@@ -109,7 +109,7 @@ class LLM:
         use_tqdm: bool = True,
         lora_request: LoRARequests = None,
     ) -> list[RequestOutput]:
-        """Answer all prompts in the strategy's batches. Return the results in the prompts' order.
+        """Answer all prompts, in batches that the strategy forms. Return results in prompt order.
 
         lora_request: one adapter for all prompts, or one per prompt; needs option enable_lora.
 

@@ -164,7 +164,7 @@ class Followers:
         self._server: StoreServer | None = None
         self._model_digest = ""
         if options.nodes == 1:
-            # gloo would look up the host name, which may fail in a container without network.
+            # By default, gloo looks up the host name. That may fail in a container without network.
             interface = "lo" if device.type == "cpu" else ""
             self.address = GroupAddress(str(self._folder / "store"), "", interface, timeout_s)
             return []

@@ -132,7 +132,7 @@ class ProcessGroup(Group):
         if self.device.type == "cuda" or tensor.dtype == torch.float32:
             dist.all_reduce(tensor)
             return tensor
-        # gloo would round after each addition.
+        # In low precision, gloo would round after each addition.
         whole = tensor.float()
         dist.all_reduce(whole)
         return whole.to(tensor.dtype)

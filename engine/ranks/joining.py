@@ -64,7 +64,7 @@ class _Meeting:
         self._listener, self._place, self._count = listener, place, count
         self._candidates = dict[socket.socket, Candidate]()
         self._halves = dict[bytes, Channel]()
-        """The first channel of each rank whose second has not arrived, by `Channel.rank`."""
+        """By `Channel.rank`: the channel of each rank whose other channel has not arrived yet."""
 
     def run(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

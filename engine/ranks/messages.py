@@ -100,7 +100,7 @@ class Install(Order, frozen=True):
 
     slot: int
     layers: Mapping[str, tuple[int, bytes, bytes]]
-    """For each layer its rank, A [rank, in] and B [out, rank], in the layer's dtype."""
+    """For each layer the LoRA rank r, A [r, in] and B [out, r], in the layer's dtype."""
 
 
 AnyOrder = Move | Forward | Install

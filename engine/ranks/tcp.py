@@ -110,8 +110,8 @@ def accept(listener: socket.socket) -> Candidate:
 def join(place: MeetingPoint, on_wait: Callable[[str], None]) -> tuple[Connection, Connection]:
     """Connect to rank 0; return the connections of orders and of beats.
 
-    Waits without a limit: whoever started this process ends it. on_wait: called
-    with every new reason why rank 0 cannot be joined yet.
+    Waits without a limit: whoever started this process ends it. on_wait: called with every new
+    reason why rank 0 cannot be joined yet.
 
     Raises WrongKeyError if rank 0 has another key.
     """
@@ -119,7 +119,7 @@ def join(place: MeetingPoint, on_wait: Callable[[str], None]) -> tuple[Connectio
     while True:
         try:
             return _join_once(place)
-        except (OSError, EOFError) as error:  # rank 0 may have all its ranks, or have ended
+        except (OSError, EOFError) as error:  # rank 0 may have enough ranks, or have ended
             reason = str(error) or type(error).__name__
             if reason not in reasons:
                 reasons.add(reason)

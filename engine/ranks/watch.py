@@ -71,7 +71,7 @@ class Watch:
                         connection.send_bytes(BEAT)
 
     def _culprit(self, lost: dict[int, bytes]) -> int:
-        """Return which of the lost ranks is at fault. Adds ranks that are lost while it waits.
+        """Return which of the ranks in `lost` is at fault. Adds those that are lost meanwhile.
 
         A rank that ends without a report makes the others' collectives fail, and their failure
         reports may arrive before its end is noticed.

@@ -178,7 +178,7 @@ class Connection:
             (payload,) = frames
             message = self._decode(payload)
         except (ValueError, RecursionError, LongshoreError) as error:
-            # From msgspec, from a wrong number of frames, or from a parameter class's checks.
+            # Raised by msgspec, for a wrong number of frames, or by a parameter class's checks.
             logger.error("client=%s invalid message: %s", client.hex(), error)
             return
         clients.add(client)

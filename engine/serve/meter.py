@@ -35,7 +35,7 @@ class RequestProgress:
     num_tokens: dict[int, int] = field(default_factory=dict[int, int])
     """Generated tokens of each answer, by its index."""
     num_ended: int = 0
-    """Answers that have ended by themselves or at a stop string, but not by another abort."""
+    """Answers that ended by themselves, or that a worker aborted at a stop string."""
 
     @classmethod
     def of(cls, message: Submit, arrival: float) -> RequestProgress:

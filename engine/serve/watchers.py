@@ -66,7 +66,7 @@ class Watchers:
         self._expires_at.pop(client, None)
 
     def note_end(self, sequence_id: int, timing: Timing) -> None:
-        """Remember an answer that has ended for the next snapshot, if anybody watches."""
+        """If anybody watches, keep an answer that has ended, for the next snapshot."""
         if self:
             self._ended.append(EndedSnapshot(sequence_id, timing))
 
@@ -144,7 +144,7 @@ def _phase(
         return "prefill" if is_first or sequence.num_pending_tokens > 1 else "decode"
     if strategy.memory.is_swapped(sequence.id):
         return "swapped"
-    # If nothing was ever preempted, a waiting group has not begun: another group of its request may
-    # have been admitted first.
+    # `admitted` alone does not show that this group has run: another group of its request may have
+    # set it. But as long as nothing has been preempted, no waiting group has run.
     was_running = group.request.admitted is not None and strategy.num_preemptions > 0
     return "preempted" if was_running else "waiting"

@@ -81,6 +81,7 @@ class StepGraphs:
         sizes: the result of `core.step_size.graph_sizes`. Those of mixed steps are left out after
         MAX_CAPTURE_SECONDS and, with `skips_device_bound`, if the device would be busy even without
         a graph.
+
         progress: wraps the list of sizes, to show a progress bar. group: the ranks that share the
         model; rank 0 decides what to leave out. None: one rank.
         """

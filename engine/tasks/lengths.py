@@ -27,7 +27,7 @@ def check_length(
 ) -> None:
     """Raise RequestError for `field` if the tokenized texts exceed the model's limit.
 
-    `texts` are passed to the tokenizer by argument name; `hint` ends the error message.
+    texts: arguments of the tokenizer, by name. hint: the end of the error message.
     """
     num_tokens = len(tokenizer(**texts, verbose=False)["input_ids"])
     limit = longest_text(tokenizer, model)
