@@ -36,8 +36,8 @@ def choose_batching(options: Options) -> Choice:
     choice = _implied(options)
     if options.executor == "library" and choice.needs_packed_executor:
         raise ConfigurationError(
-            f"{choice.reason} chooses {choice.name}, which option.executor=library cannot run; "
-            f"it works with {' and '.join(LIBRARY_NAMES)}"
+            f"the strategy {choice.name} follows from {choice.reason}, but option.executor=library "
+            f"cannot run it; it works with {' and '.join(LIBRARY_NAMES)}"
         )
     return choice
 

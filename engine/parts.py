@@ -209,7 +209,7 @@ def _batching(
         return choice.name or DEFAULT_FOR_PACKED, choice.reason
     if choice.needs_packed_executor:
         raise ConfigurationError(
-            f"{choice.reason} chooses {choice.name}, but {executor_reason}; "
+            f"the strategy {choice.name} follows from {choice.reason}, but {executor_reason}; "
             f"{' and '.join(LIBRARY_NAMES)} work with this model"
         )
     return choice.name or DEFAULT_FOR_OTHERS, choice.reason

@@ -63,16 +63,18 @@ class Adapters:
 
         Raises ConflictError if the name is taken and NoRoomError if no slot is free.
         """
-        if name in self._loaded or name in self._reserved:
+        if name in self._reserved:
+            raise ConflictError(f"adapter '{name}' is being loaded")
+        if name in self._loaded:
             raise ConflictError(f"adapter '{name}' is loaded already; unload it first")
         kept = {*(adapter.slot for adapter in self._loaded.values()), *self._reserved.values()}
         free = set(range(self.num_slots)) - kept - set(in_use)
         if not free:
             num_ending = self.num_slots - len(kept)
             raise NoRoomError(
-                f"no room for adapter '{name}': {len(kept)} adapters are loaded, {num_ending} are "
-                f"unloaded but still in use, and option.max_loras is {self.num_slots}; unload an "
-                "adapter, or raise option.max_loras"
+                f"no room for adapter '{name}': {len(kept)} adapters are loaded or being loaded, "
+                f"{num_ending} are unloaded but still in use, and option.max_loras is "
+                f"{self.num_slots}; unload an adapter, or raise option.max_loras"
             )
         self._reserved[name] = min(free)
 

@@ -346,7 +346,7 @@ def test_names_and_slots(adapted):
     with pytest.raises(ConflictError, match="'a' is loaded already; unload it first"):
         adapters.load("a", str(folders["b"]))
     adapters.reserve("b")
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConflictError, match="'b' is being loaded"):
         adapters.reserve("b")
     with pytest.raises(NoRoomError, match=r"option\.max_loras is 2; unload an adapter"):
         adapters.reserve("c")
