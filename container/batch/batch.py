@@ -212,7 +212,7 @@ class _Sender:
             connection.close()
         try:
             body = msgspec.json.format(body.decode(), indent=-1).encode()  # on one line
-        except (UnicodeDecodeError, msgspec.DecodeError):  # not JSON: a handler's, or CSV
+        except (UnicodeDecodeError, msgspec.DecodeError):  # not JSON: for a handler, or CSV
             body = msgspec.json.encode(body.decode("utf-8", "replace"))
         return BatchResponse(response.status, request_id, msgspec.Raw(body))
 

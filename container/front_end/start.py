@@ -67,7 +67,8 @@ class FrontEnd(BaseApplication):
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
-        # With several models, the front process checks keys, and sends none when it reads /metrics.
+        # With several models, the process in front of them checks the clients' keys. It sends none
+        # when it reads /metrics.
         open_paths = (*HEALTH_PATHS, "/metrics") if launch.name else HEALTH_PATHS
         self._gate = open_gate(launch.options, open_paths=open_paths)
         super().__init__()

@@ -25,7 +25,7 @@ def _begin() -> None:
     given = request.headers.get("X-Amzn-SageMaker-Inference-Id", "")
     g.request_id = given if re.fullmatch(r"[!-~]{1,64}", given) else uuid.uuid4().hex
     g.headers = {}
-    g.body = None  # unless a hook reads or replaces it (container/hooks/)
+    g.body = None  # until a hook reads or replaces the body (container/hooks/)
     g.charge = _ignore
     g.record = RequestRecord()
 

@@ -23,8 +23,8 @@ from core.names import python_command
 logger = logging.getLogger(__name__)
 
 MAX_WAIT_S = 30.0
-"""Limit for a job's wait for its turn and, again, for its run. Unless the machine is overloaded, a
-job that runs for this long has long exceeded the process's own limit of CPU time."""
+"""A job may wait this long for its turn, and may then run for as long again. Unless the machine is
+overloaded, a job that runs for this long has long exceeded the process's own limit of CPU time."""
 GRACE_S = 0.1
 """Time for a process that is dying by itself to exit with its own code before it is killed."""
 

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 0.1
 _MAX_SOCKET_PATH = 100
-"""Linux allows 107 bytes; the rest is for the longer names of further copies' sockets."""
+"""Linux allows 107 bytes. The sockets of further copies have longer names, which need the rest."""
 
 
 @dataclass(frozen=True, slots=True)

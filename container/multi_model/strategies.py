@@ -60,7 +60,8 @@ def compare_strategies(
     """Return the settings to serve a model with each of these strategies.
 
     configuration: the result of `properties`, `flags` and the environment. The strategies divide
-    the GPU memory that it allows. Raises ConfigurationError if `flags` name a strategy.
+    the GPU memory that this configuration allows. Raises ConfigurationError if `flags` name a
+    strategy.
     """
     if any(flag.key == "option.batching" for flag in flags):
         raise ConfigurationError(f"{FLAG} and --batching both name strategies; give one of them")

@@ -82,8 +82,8 @@ class SpanSender(SpanProcessor):
             size = min(len(self._waiting), BATCH_SPANS)
             if size:
                 self._send([self._waiting.popleft() for _ in range(size)])
-            # If `_wake` stays set, the next batch is sent at once. That is so if that batch is
-            # full or the worker is stopping.
+            # `_wake` stays set if the next batch is already full or the worker is stopping. That
+            # batch is then sent at once.
             if len(self._waiting) < BATCH_SPANS and not self._is_closing:
                 self._wake.clear()
 

@@ -131,7 +131,7 @@ class EngineConnection:
     def load(self) -> int:
         """The engine's unfinished requests, of this worker and of others.
 
-        Requests of other workers are as of the last heartbeat, and count once for each answer.
+        The number of other workers' requests is as of the last heartbeat, and counts every answer.
         """
         return self._num_running + self._num_of_others
 
