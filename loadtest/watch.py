@@ -15,7 +15,7 @@ from loadtest.clients.transport import HttpTransport, SendError
 
 INTERVAL_S = 0.25
 GPU_EVERY = 4
-"""Samples per query of the GPU, which is slow."""
+"""One in this many samples queries the GPU, because the query is slow."""
 NAMES = {
     "running": "vllm:num_requests_running",
     "waiting": "vllm:num_requests_waiting",
