@@ -1,4 +1,4 @@
-"""Kernels that only move K/V, against torch operations that move the same bytes."""
+"""Times kernels that only move K/V, and some torch operations that move the same bytes."""
 
 from __future__ import annotations
 

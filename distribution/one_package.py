@@ -2,8 +2,9 @@
 
 In the repository `core`, `engine` and the others are top-level packages. Installed beside other
 people's packages, such names would collide. So `build_wheel` copies the packages into a folder
-`longshore` elsewhere, rewrites their imports of each other, and runs setuptools there. Editable
-installs and source distributions are setuptools' own (docs/design.md, «Names»).
+`longshore` in a temporary directory, rewrites their imports of each other, and runs setuptools in
+that directory. Editable installs and source distributions are setuptools' own (docs/design.md,
+«Names»).
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def with_full_names(source: str, filename: str) -> str:
     changes too.
     """
     lines = source.encode().splitlines(keepends=True)  # ast counts columns in bytes
-    # From the end, so that the positions before stay valid.
+    # Edit from the end, so that the positions of earlier names stay valid.
     for line, column in sorted(_places(ast.parse(source, filename), filename), reverse=True):
         text = lines[line - 1]
         lines[line - 1] = text[:column] + f"{PARENT}.".encode() + text[column:]

@@ -1,4 +1,4 @@
-"""How requests end when a server is stopped or killed under them."""
+"""How requests end when their server is stopped or killed while they run."""
 
 from __future__ import annotations
 

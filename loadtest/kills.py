@@ -56,7 +56,7 @@ class Kill:
 def run_kills(
     times: int, properties: Mapping[str, str], *, model_dir: Path | None, seed: int, folder: Path
 ) -> list[Kill]:
-    """Kill `times` processes, each kind in turn. A container lives until its supervisor is killed.
+    """Kill `times` processes, the kinds in turn. Each container ends with its supervisor.
 
     Writes the containers' logs to `folder`.
     """

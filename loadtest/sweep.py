@@ -1,4 +1,4 @@
-"""Runs a workload at increasing rates to find the highest one that a server sustains."""
+"""Runs a workload at several rates to find the highest one that a server sustains."""
 
 from __future__ import annotations
 
