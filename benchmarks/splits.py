@@ -28,7 +28,7 @@ def run(bench: Bench) -> None:
 
 
 def equal_splits(inputs: PagedInputs, num_splits: int) -> WorkList:
-    """Divide each context into `num_splits`, or into fewer that have MIN_SPLIT_KEYS keys or so."""
+    """Divide each context into `num_splits`, or fewer to keep MIN_SPLIT_KEYS keys in each."""
     items, rows = [], []
     for row, context in enumerate(inputs.lengths.contexts):
         count = max(1, min(num_splits, context // MIN_SPLIT_KEYS))
