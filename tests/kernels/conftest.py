@@ -3,10 +3,10 @@
 They are kept apart because the import of a kernel decides whether Triton interprets it.
 
 - interpreted/test_*.py run the kernels on CPU tensors through Triton's interpreter. They are
-  collected only where TRITON_INTERPRET=1, with the interpreter repaired before they are imported;
+  collected only where TRITON_INTERPRET=1, with the interpreter repaired before their import;
   test_interpreted.py runs them in a process of their own. To run a file by hand:
   `TRITON_INTERPRET=1 pytest tests/kernels/interpreted/test_cache_write.py`.
-- dry_run.py compiles what the wrappers would launch, for any GPU, and launches nothing:
+- kernels/dry_run.py compiles what the wrappers would launch, for any GPU, and launches nothing:
   `with dry_run.target(90) as launches: wrapper(cpu tensors)`; static_check.py reads the result.
 - All other tests are plain torch on the CPU.
 """
