@@ -1,7 +1,7 @@
 """A client's connection, with limits on how slowly its requests arrive and its responses are read.
 
-gunicorn reads and writes through `Arrival` as it would through the socket. After each read the
-other connections get a turn, so that no body, however it is cut into chunks, holds the event loop.
+gunicorn reads and writes through `Arrival` as it would through the socket. Between two reads, other
+connections get a turn. So no body, however it is cut into chunks, holds up the event loop.
 """
 
 from __future__ import annotations
@@ -180,13 +180,16 @@ class Arrival:
         gevent.sleep(0)
         with silent_timeout(timeout_s):
             while True:
-                # A send sets its timeout on the socket itself, so the timeout may end this read.
+                # A send of another greenlet sets a timeout on the socket, which may end this read.
                 with suppress(TimeoutError):
                     return self._client.recv(READ_BYTES)
         raise TimeoutError
 
     def sendall(self, data: bytes) -> None:
-        """Send all data. Raises SlowReaderError if the client does not read for `write_timeout`.
+        """Send all data.
+
+        Raises SlowReaderError if the client reads nothing for `write_timeout`, or if sending takes
+        longer than `write_timeout` plus the time that the data takes at MIN_READ_RATE.
 
         The kernel buffers up to `UNREAD_BYTES` that the client has not read.
         """

@@ -1,4 +1,4 @@
-"""docs/contract.md: every route, header and field, who defined it, and what it does here.
+"""docs/contract.md: all routes, headers and fields, who defined each, and what it does here.
 
 It is built from the tables that requests are checked against (`make docs`).
 """

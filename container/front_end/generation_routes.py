@@ -22,7 +22,7 @@ class GenerationApi:
     """Answers requests to /invocations, where the body's fields select the API."""
 
     def __init__(self, service: GenerationService, formatters: Formatters | None = None) -> None:
-        """formatters: the user's own. As in LMI, only /invocations and its aliases have them."""
+        """formatters: the user's own. As in LMI, only /invocations and its aliases use them."""
         self._service = service
         self._formatters = formatters
         self._text = TextApi(service)

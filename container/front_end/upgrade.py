@@ -32,7 +32,7 @@ class UpgradeRoute:
     def upgrade(self) -> Response:
         """Accept an upgrade request (RFC 6455, section 4.2). Answer any other request with a 426.
 
-        Raises RequestError if the request is malformed, and Forbidden for a page of another origin.
+        Raises RequestError if the request is malformed, and Forbidden for a page of another host.
         """
         headers = request.headers
         if (
@@ -54,8 +54,10 @@ class UpgradeRoute:
         return Response(status=101, headers=accepted)
 
     def _check_origin(self) -> None:
-        """Refuse pages of another origin. Browsers keep HTTP responses from such pages, but let
-        them read WebSockets."""
+        """Refuse pages of another host, unless an option allows them.
+
+        Browsers do not let such pages read HTTP responses, but do let them read WebSockets.
+        """
         origin = request.headers.get("Origin")
         if origin is None or self._allowed_origin in ("*", origin):
             return
@@ -72,7 +74,7 @@ def _upgrade_required(reason: str) -> Response:
 
 
 def _accept_token(key: str) -> str:
-    """Return `Sec-WebSocket-Accept` for a key. Raises RequestError if it is not 16 bytes."""
+    """Return `Sec-WebSocket-Accept` for a key. Raises RequestError if the key is not 16 bytes."""
     try:
         is_valid = len(base64.b64decode(key, validate=True)) == 16
     except (binascii.Error, ValueError):

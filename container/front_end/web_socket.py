@@ -142,7 +142,10 @@ class WebSocket:
         return self._reply or CloseConnection(CloseReason.GOING_AWAY, "the server is stopping")
 
     def _next(self) -> _Body | CloseConnection | None:
-        """Wait for a message. Return how to close the socket if it must close; None if woken."""
+        """Wait for a message and return it.
+
+        Returns how to close the socket if it must close, and None if something else ends the wait.
+        """
         began = time.monotonic()
         with self._connections.idle(SOCKET_IDLE.maximum):
             return self._arrived.get()
@@ -163,7 +166,7 @@ class WebSocket:
                 self._send(TextMessage(text))
 
     def _send(self, event: Event) -> None:
-        """Send a frame. Raises LocalProtocolError if the socket is closed, and OSError."""
+        """Send a frame. Raises LocalProtocolError if the socket is closed, or OSError."""
         with self._send_lock:
             self._connection.sendall(self._protocol.send(event))
 

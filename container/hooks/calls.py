@@ -1,7 +1,7 @@
 """Calls the user's hooks in a worker, which runs greenlets but no asyncio event loop.
 
 An async hook may await the methods of its request and `call_next`, which need no event loop. For
-other I/O it calls blocking functions: gevent runs other requests while a socket blocks.
+other I/O it must call blocking functions. While a socket blocks, gevent runs other requests.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ logger = logging.getLogger(__name__)
 def call(option: str, function: Function, *arguments: object) -> object:
     """Call a hook and return its result.
 
-    An exception with a `status_code`, such as Starlette's HTTPException, becomes a response of that
-    status; any other becomes a GenerationError that names the option.
+    An exception whose `status_code` is that of an error, such as Starlette's HTTPException, becomes
+    werkzeug's HTTPException of that status. LongshoreErrors and werkzeug's own HTTPExceptions pass
+    unchanged. Any other exception becomes a GenerationError that names the option.
     """
     try:
         result = function(*arguments)

@@ -53,7 +53,7 @@ class HookRequest:
 
 
 class HookResponse:
-    """The response to a request. Hooks recognize a stream by `hasattr`, since it has no `body`."""
+    """The response to a request. A stream has no `body`, so hooks can recognize it by `hasattr`."""
 
     def __init__(self, response: Response) -> None:
         self.inner = response

@@ -29,10 +29,10 @@ def disconnect_check(environ: Mapping[str, object]) -> Callable[[], bool]:
 def has_hung_up(connection: HasFileno) -> bool:
     """Return whether the peer closed its end of the connection. Consumes no data.
 
-    Peeking would fail with TLS: before it closes, the client sends an encrypted notice.
+    Peeking would not do: before a TLS client closes, it sends an encrypted notice, which is data.
     """
     try:
-        # gevent's poll would wait.
+        # gevent's own poll would let other greenlets run first.
         poll = gevent.monkey.get_original("select", "poll")()
         poll.register(connection.fileno(), select.POLLRDHUP)
     except (OSError, ValueError):  # already closed on this side

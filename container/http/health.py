@@ -1,4 +1,7 @@
-"""Paths that tell whether the model can answer. Requests to most others wait a moment for it."""
+"""The paths that tell whether the model can answer.
+
+Requests to most other paths wait a moment until it can.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class RequestRecord:
     first_token: float | None = None
     """When the first token reached this process."""
     ended: float | None = None
-    """When this process knew that the engine had stopped working on the last prompt."""
+    """When this process learned that the engine had stopped working on the last prompt."""
     timing: Timing | None = None
     """The engine's times from the first arrival to the last end, once it has sent the times of all
     answers. It sends no times for an answer that a stop string or an abort ends."""

@@ -54,7 +54,8 @@ class Child(Generic[Answer]):
         """Perform a job once all earlier jobs have ended.
 
         Raises RequestError if the process refuses the job or, naming `field`, if the job kills the
-        process. Raises OverloadedError when the time is up.
+        process. Raises OverloadedError when the time is up, and LongshoreError if the process ends
+        by itself.
         """
         late = OverloadedError("the server has no time to prepare the request")
         if not self._turn.acquire(timeout=self._max_wait_s):

@@ -124,7 +124,7 @@ def _library_dir(configuration: Configuration, code: Path) -> Path | None:
 def handler_task(
     configuration: Configuration, handler: Path, more: Mapping[str, str] | None = None
 ) -> Task:
-    """Return the task of a handler. Its properties are the options that were set and `more`.
+    """Return the task of a handler. Its properties are the options that were set, and `more`.
 
     Raises ConfigurationError as `choose_task` does.
     """

@@ -52,7 +52,7 @@ def holds_model(directory: Path) -> bool:
 def resolve_model_dir(configuration: Configuration, model_dir: Path) -> Path:
     """Return the model's local directory; download the model from S3 or the Hugging Face hub.
 
-    Raises ConfigurationError, with a hint what to change, if no model is found.
+    Raises ConfigurationError if no model is found. Its message says what to change.
     """
     model_id = configuration.options.model_id
     if model_id is None:

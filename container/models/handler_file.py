@@ -45,8 +45,9 @@ def find_handler(configuration: Configuration, model_dir: Path) -> Path | None:
 
     The file is `option.entryPoint`, by default model.py. Looks for it beside serving.properties,
     then in the model directory. Raises ConfigurationError if the file cannot be read, has a syntax
-    error or defines both a handler and formatters; if the file of option.entryPoint is missing or
-    defines neither; and if there is neither a handler nor a model to answer requests.
+    error, uses an unsupported decorator, or defines both a handler and formatters. Also raises it
+    if the file defines no handler and there is no model that could answer requests, or if the file
+    of option.entryPoint is missing or defines neither a handler nor formatters.
     """
     entry_point = configuration.options.entryPoint
     if entry_point is not None and is_built_in_handler(entry_point):
@@ -82,8 +83,9 @@ def find_handler(configuration: Configuration, model_dir: Path) -> Path | None:
 
 
 def find_formatters(configuration: Configuration, model_dir: Path) -> Path | None:
-    """Return the file that `find_handler` looks at if it has formatters, else None.
+    """Return the user's file if it has formatters, else None.
 
+    It is the file that `find_handler` looks at or, with a built-in handler, model.py.
     Call this only after `find_handler` has returned None.
     """
     entry_point = configuration.options.entryPoint

@@ -18,8 +18,8 @@ class _Object(NamedTuple):
 def download_from_s3(uri: str) -> Path:
     """Download the object at an `s3://` URI, or all objects below it; return their directory.
 
-    boto3 finds the credentials, region and endpoint. Objects are downloaded again only if they
-    have changed. Raises ConfigurationError if there is no object or the download fails.
+    boto3 finds the credentials, region and endpoint. If any object has changed, all are downloaded
+    again. Raises ConfigurationError if there is no object or the download fails.
     """
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     try:

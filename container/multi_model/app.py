@@ -46,8 +46,8 @@ _MODEL_PATHS = (
     "/load",
     "/version",
 )
-"""Paths of a single-model container; a header names the model. All
-other paths of a model begin with `/models/NAME`."""
+"""Paths of a single-model container; a header names the model. All other paths of a model begin
+with `/models/NAME`."""
 
 
 def create_front(

@@ -1,6 +1,6 @@
 """Decodes JSON of bounded size. The values are counted first, which is far cheaper than decoding.
 
-No single call on a body of 16 MiB holds the interpreter for more than some 30 ms.
+No single call on a body of 16 MiB holds the interpreter lock for more than some 30 ms.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ INTERVAL_S = 1.0
 BATCH_SPANS = 64
 """Encoding a batch holds up the worker's event loop for about 1.5 ms."""
 MAX_WAITING_SPANS = 2048
-"""Maximum spans that wait. If the collector accepts none, further spans are dropped."""
+"""The most spans that wait to be sent. Further spans are dropped."""
 FLUSH_S = 1.0
 """Time to send the remaining spans when the worker stops."""
 REPEAT_S = 60.0

@@ -22,7 +22,7 @@ EVENTS_PATH = "/ui/events"
 KEYLESS_ENDPOINTS = ("page", "page's file")
 """Flask's names of the routes that need no API key: the page asks its user for one."""
 EVENTS_ENDPOINT = "events"
-"""Flask's name of the route that tells the page what the engines do, and whether any is ready."""
+"""Flask's name of the route of the events, which also tell the page when its engine is down."""
 
 _STATIC = Path(__file__).parent / "static"
 _MIMETYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}

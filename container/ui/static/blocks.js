@@ -75,8 +75,8 @@ function layout(width, height, count) {
   return { size: CELL.min, columns, perCell: Math.ceil(count / places) };
 }
 
-// Returns the state to paint for several blocks: that of the block which most sequences hold. If
-// none is held, it is that of a kept block, or else of a free one.
+// Returns the state to paint for several blocks: that of the block with the most holders. If no
+// block is held, it is that of a kept block, or else of a free one.
 function strongest(cells, start, count) {
   let best = cells[start];
   for (const cell of cells.slice(start, start + count)) {

@@ -1,4 +1,5 @@
-// What each strategy does, in a sentence or two. The page that compares them shows them in this order.
+// What each strategy does, in a sentence or two. The comparison page shows the strategies in this
+// order.
 
 const RESERVED = {
   max: "the longest answer that the model allows",
