@@ -19,7 +19,8 @@ STATIC = ("none", "dynamic")
 class ClosedLoop:
     """A number of clients that each send their next request once the previous one has finished.
 
-    Outputs may come from any earlier step, so an engine with overlapped scheduling works too.
+    The outputs that a step returns may belong to any earlier step, so an engine with overlapped
+    scheduling works too.
     """
 
     def __init__(
