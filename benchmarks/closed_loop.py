@@ -106,7 +106,7 @@ class ClosedLoop:
         journal.filled.append(filled)
 
     def _num_preempted(self) -> int:
-        """Return the preemptions so far; only `paged` counts them."""
+        """Return the preemptions so far; only `paged` preempts."""
         return getattr(self._engine.strategy, "num_preemptions", 0)
 
     def _abort_all(self) -> None:
