@@ -2,7 +2,7 @@
 
 Each family gets a model of random weights, wide enough for groups of 128 inputs. The same tokens
 run through it unquantized and in each precision. Random weights have no outliers, and their logits
-have no clear winner. So the errors can only compare families with each other; they do not forecast
+have no clear winner. So the errors only show how families compare; they do not forecast
 what a trained model loses. `python -m benchmarks.accuracy` measures that.
 
     python -m benchmarks.accuracy_by_family

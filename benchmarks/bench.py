@@ -128,7 +128,7 @@ class Bench:
         return torch.cuda.get_device_properties(0).multi_processor_count
 
     def time_us(self, calls: Sequence[Callable[[], Any]]) -> float | None:
-        """Return the median microseconds per call over replays of a CUDA graph of all the calls.
+        """Return the median microseconds per call over replays of a CUDA graph of the calls.
 
         Returns None in a dry run.
         """

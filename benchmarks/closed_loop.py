@@ -19,7 +19,8 @@ STATIC = ("none", "dynamic")
 class ClosedLoop:
     """A number of clients that each send their next request once the previous one has finished.
 
-    Outputs may come from any earlier step, so an engine with overlapped scheduling works too.
+    The outputs that a step returns may belong to any earlier step, so an engine with overlapped
+    scheduling works too.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class ClosedLoop:
         journal.filled.append(filled)
 
     def _num_preempted(self) -> int:
-        """Return the preemptions so far; only `paged` counts them."""
+        """Return the preemptions so far; only `paged` preempts."""
         return getattr(self._engine.strategy, "num_preemptions", 0)
 
     def _abort_all(self) -> None:

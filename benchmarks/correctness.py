@@ -46,7 +46,7 @@ class Case:
     layout: str = "NHD"
     options: dict[str, Any] = field(default_factory=dict)
     num_splits: int = 4
-    """Splits per sequence that decodes, and per block of a prefill, on average. 1: no splits."""
+    """Splits per decoding sequence or per block of a prefill, on average. 1: no splits."""
     by_tma: bool = False
     """Whether the prefills load K and V by TMA."""
 
@@ -145,13 +145,14 @@ def _attend(
 
 
 def _prefill_work(inputs: PagedInputs, num_splits: int, window: int | None) -> PrefillWork:
-    """Return a list with room for `num_splits` splits of the average block; 1: no splits."""
+    """Return a work list with room for `num_splits` splits per block on average; 1: no splits."""
     sizes = (inputs.query, inputs.key_cache, inputs.query_starts, inputs.context_lens)
     whole = prefill_work(*sizes, 0, window=window)
     if num_splits == 1:
         return whole
     num_wanted = num_splits * len(whole.items)
-    # If whole blocks would fill the GPU, a split has at least WAVES * min_split_keys keys.
+    # If whole blocks would fill more than half of the GPU, splits of fewer than
+    # WAVES * min_split_keys keys are not made.
     work = prefill_work(*sizes, num_wanted, window=window, min_split_keys=UNIT // WAVES)
     assert (work.items[:num_wanted, 0] >= 0).any(), "no block is split"
     return work

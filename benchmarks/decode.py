@@ -1,4 +1,4 @@
-"""Decode attention over paged K/V against contiguous SDPA and FlashInfer."""
+"""Decode attention over paged K/V, compared with SDPA over contiguous K/V and with FlashInfer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def decode_calls(
 ) -> peers.Calls:
     """Return a call of our kernel for each input set, with outputs and scratch preallocated.
 
-    work: by default the engine's list. Building it is not timed, since all layers share it.
+    work: the work list; by default, the one that the engine would make. Building it is not timed,
+    because all layers share it.
     """
     work = work or make_work_list(inputs.context_lens, wanted_by_rule(bench, inputs))
     scratch = torch.empty(
@@ -80,7 +81,7 @@ def wanted_by_rule(bench: Bench, inputs: PagedInputs) -> int:
 
 
 def _cases() -> Iterator[Case]:
-    """Yield the grid in the default layout, then its variations, large cases first."""
+    """Yield the grid in the default layout, then its variations; the most telling cases first."""
     grid = [
         (shape, batch, context)
         for shape in reversed(SHAPES)

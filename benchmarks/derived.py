@@ -73,7 +73,7 @@ def _against(baselines: Sequence[str], row: Row, rows: Sequence[Row]) -> Figures
 
 
 def _roofline(row: Row, ceilings: Figures) -> Figures:
-    """Return the time in which a copy would move as many bytes, and its share of the step's."""
+    """Return the time in which a copy moves as many bytes, and its share of each measured time."""
     if "GB/s" not in ceilings:
         return {}
     least_us = row["bytes"] / ceilings["GB/s"] / 1e3

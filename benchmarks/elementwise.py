@@ -170,6 +170,7 @@ def _angles(bench: Bench, num_tokens: int, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def _sets(bench: Bench, num_tokens: int, inner: tuple[int, ...]) -> list[Tensor]:
+    """Return random inputs of one size to rotate among, as many as `Bench.num_sets` says."""
     first = torch.randn(num_tokens, *inner, device=bench.device, dtype=bench.dtype)
     num_sets = bench.num_sets(first.nbytes, max_sets=64)
     return [first, *(torch.randn_like(first) for _ in range(num_sets - 1))]

@@ -46,7 +46,7 @@ def _measure(bench: Bench, shape: Shape, lengths: Lengths, case: str) -> None:
 
 
 def _flex_call(bench: Bench, shape: Shape, lengths: Lengths) -> Callable[[], Any]:
-    """Return a function that runs FlexAttention of the newest tokens, on PagedAttention's pages."""
+    """Return a call of FlexAttention for the newest tokens over PagedAttention's pages."""
     batch, num_queries, length = len(lengths.queries), lengths.queries[0], lengths.contexts[0]
     num_pages = batch * -(-length // PAGE_SIZE)
     paged = PagedAttention(num_pages, PAGE_SIZE, batch, device=bench.device.type)

@@ -27,7 +27,7 @@ POLL_SECONDS = 0.1
 def padded_batches(
     model: Any, clients: int, clock: Callable[[], float] = time.perf_counter
 ) -> Iterator[Serve]:
-    """Serve with `generate`, one batch for all clients at a time.
+    """Serve with `generate`, one batch at a time, in which each client has one request.
 
     Batches are padded to their longest prompt and run to their longest output, like dynamic
     batching in a Python handler. Clients get their outputs when the batch ends.

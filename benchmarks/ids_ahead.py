@@ -1,7 +1,7 @@
 """Attention kernels that load block ids one tile ahead, against kernels that load them late.
 
 Earlier kernels loaded the ids of a tile in the iteration that loads its K and V. To imitate them,
-today's kernels run with a device function that loads the ids as late. All else is the same.
+today's kernels run with a device function that loads the ids at that time. All else is the same.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def spread_ms(seconds: Sequence[float]) -> dict[str, float | None]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the nearest-rank percentile: the least value that `share` of them do not exceed."""
+    """Return the nearest-rank percentile: the least one that `share` of `values` do not exceed."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 

@@ -61,7 +61,7 @@ def with_programs(
 
 
 def resources(kernel: CompiledKernel) -> tuple[int, int]:
-    """Return registers and bytes of local memory, which holds spilled registers, per thread."""
+    """Return a thread's registers and its bytes of local memory, which holds spilled registers."""
     found = _RESOURCES.search(cuobjdump(kernel, "-res-usage"))
     assert found, "cuobjdump changed its output"
     registers, stack, local = map(int, found.groups())

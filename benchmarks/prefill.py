@@ -1,4 +1,4 @@
-"""Prefill attention over paged K/V against contiguous SDPA and FlashInfer."""
+"""Prefill attention over paged K/V, compared with SDPA over contiguous K/V and with FlashInfer."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def run(bench: Bench) -> None:
 
 
 def even_splits(inputs: PagedInputs, num_splits: int) -> PrefillWork:
-    """Divide the keys of each block into `num_splits`, none shorter than MIN_SPLIT_KEYS."""
+    """Divide each block's keys into `num_splits`, or fewer to keep MIN_SPLIT_KEYS keys in each."""
     tile = _tile(inputs)
     block_q, _ = tiling(inputs.query, inputs.key_cache, tile)
     splits: list[list[int]] = []

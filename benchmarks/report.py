@@ -48,7 +48,7 @@ class Report:
                 raise ValueError(f"unknown event {other}")
 
     def section(self, name: str) -> dict[str, Any]:
-        """Return a section's results. `seconds` is None until it or one of its cases has ended."""
+        """Return a section's results. `seconds` is None until the section or a case has ended."""
         return self.sections.setdefault(name, {"rows": [], "notes": [], "seconds": None})
 
     def is_sound(self, name: str) -> bool:

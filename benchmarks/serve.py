@@ -1,9 +1,9 @@
 """End-to-end load of 50 concurrent clients on each strategy and on transformers.
 
-The load follows AWS's article. Each case runs in its own process, so that it starts with empty GPU
-memory. Building the engine and warming up take about eight seconds of its time budget (see
-benchmarks.sections) on an H200 with 13.5 GB of weights. In the remaining time, the case serves as
-much of the load as it can.
+The load follows AWS's article (benchmarks.workload). Each case runs in its own process, so that it
+starts with empty GPU memory. Building the engine and warming up take about eight seconds of its
+time budget (see benchmarks.sections) on an H200 with 13.5 GB of weights. In the remaining time, the
+case serves as much of the load as it can.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ KV_BYTES = 16 * MIB
 
 
 class Peak:
-    """Peak anonymous memory of this process during `watching`, relative to its beginning."""
+    """The most by which this process's anonymous memory grows during `watching`."""
 
     def __init__(self) -> None:
         self.num_bytes = 0

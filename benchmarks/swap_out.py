@@ -66,7 +66,7 @@ def _measure(bench: Bench) -> None:
 
 
 class Swap:
-    """Blocks of all layers that are swapped out, as `BlockMover` does it."""
+    """Swaps out blocks of all layers, as `BlockMover` does."""
 
     def __init__(self, bench: Bench, shape: Shape, num_layers: int, num_blocks: int) -> None:
         pool = (num_blocks, 16, shape.kv_heads, shape.head_dim)

@@ -33,7 +33,7 @@ CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "CPU": time.process_time}
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Seconds per step."""
+    """Means over the steps of one interval."""
 
     step_s: dict[str, float]
     """Seconds per step by each of CLOCKS."""

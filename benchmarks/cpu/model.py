@@ -34,7 +34,7 @@ def write_model(shape: str, folder: Path) -> None:
 
 
 def make_tokenizer(vocab_size: int) -> Tokenizer:
-    """Return a byte-level BPE tokenizer of all bytes and of beginnings of words, shortest first.
+    """Return a byte-level BPE tokenizer whose tokens are all bytes and short beginnings of words.
 
     Every token id decodes to a distinct text, and no training corpus is needed.
     """

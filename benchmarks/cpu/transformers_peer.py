@@ -37,7 +37,7 @@ def main(model_dir: str, work_file: str) -> None:
 
 @torch.inference_mode()
 def _rate(serve: Serve, requests: list[Request]) -> float:
-    """Return the requested tokens per second."""
+    """Return output tokens per second, counting only those that the requests ask for."""
     journal = serve(requests, float("inf"))
     return sum(request.max_tokens for request in requests) / (journal.end - journal.begin)
 

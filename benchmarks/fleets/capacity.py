@@ -14,7 +14,8 @@ from benchmarks.simulate.traffic import Prefixes, Superposed
 from core.routing import LeastLoaded, PrefixAware, RoundRobin, RoutedRequest, Router
 
 REPORT_S = 0.25
-"""How often the machines tell the router their loads: as often as engines tell their workers."""
+"""Seconds between two reports of a machine's load to the router, as between those of an engine to
+its workers."""
 PRECISION = 0.03
 NEAR_FACTOR = 1.06
 """Factor by which the search changes the rate until it has bracketed the result, if a rate near the

@@ -18,7 +18,7 @@ VOCABULARY = 50_000
 
 @dataclass(slots=True)
 class Usage:
-    """Sums over all steps, in token slots unless noted otherwise."""
+    """Sums over the steps that `measure` counts, in token slots unless noted otherwise."""
 
     written: int = 0
     """Slots with computed K/V; shared slots count once."""
@@ -32,6 +32,7 @@ class Usage:
     num_running: int = 0
     num_steps: int = 0
     computed_tokens: int = 0
+    """Tokens computed in all steps, counted or not."""
 
     @property
     def used(self) -> float:
@@ -70,8 +71,8 @@ def make(batching: str, num_tokens: int, max_length: int, **changes: object) -> 
 def measure(strategy: Strategy, requests: Iterable[Request], seed: int = 0) -> Usage:
     """Run requests that all arrive at the start, and sum up the KV cache use of every step.
 
-    If some requests have to wait, only steps with waiting requests count, because only then could
-    more memory be used. Use is recorded after scheduling and before the commit.
+    If some requests have to wait at the start, only steps with waiting requests count, because only
+    then could more memory be used. Use is recorded after scheduling and before the commit.
     """
     todo, usage, rng = list(requests), Usage(), random.Random(seed)
     for request in todo:

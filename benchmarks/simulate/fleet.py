@@ -62,9 +62,10 @@ class Fleet:
         bound: float = math.inf,
         progress: Callable[[float], None] = lambda now: None,
     ) -> Outcome | None:
-        """Serve all requests; return None once the mean normalized latency must exceed `bound`.
+        """Serve all requests; give up and return None if the mean latency would exceed `bound`.
 
-        progress: called with the simulated time.
+        The latency is normalized: divided by the output length. progress: called with the simulated
+        time.
         """
         now = 0.0
         for arrival in self._arrivals:

@@ -22,7 +22,7 @@ class Machine:
         *,
         leaps: bool = True,
     ) -> None:
-        """leaps: take quiet steps (leap.py) at once, with identical results."""
+        """leaps: take consecutive quiet steps (leap.py) at once, which changes no result."""
         self.strategy = strategy
         self.clock = 0.0
         """End of the last step, the earliest time at which the next one may begin."""

@@ -18,7 +18,7 @@ from core.routing import RoutedRequest
 from core.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
-"""Created once, because validating sampling parameters takes longer than most of a simulation."""
+"""Created once: validating these parameters for each request would take most of the time."""
 
 
 @dataclass(frozen=True, slots=True)
