@@ -8,7 +8,7 @@ They are kept apart because the import of a kernel decides whether Triton interp
   `TRITON_INTERPRET=1 pytest tests/kernels/interpreted/test_cache_write.py`.
 - kernels/dry_run.py compiles what the wrappers would launch, for any GPU, and launches nothing:
   `with dry_run.target(90) as launches: wrapper(cpu tensors)`; static_check.py reads the result.
-- All other tests are plain torch on the CPU.
+- All other tests run on the CPU: those in cpu/ run the C++ kernels, the rest plain torch.
 """
 
 from __future__ import annotations

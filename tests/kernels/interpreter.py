@@ -6,8 +6,8 @@ Errors in the interpreter of triton 3.6 to 3.9, and the repairs:
   reductions run on those bits as if they were numbers: here they run on the values, in fp32.
 - A cast to bf16 truncates. A cast to fp8 loses the carry of the rounding and does not saturate.
   Here both round to nearest even, and fp8 saturates, as the hardware's cvt.rn.satfinite does.
-- 3.6 turns arrays of one element into ints in a way that numpy >= 2.4 refuses, so that no loop with
-  a run-time bound works: here `__index__` takes the element.
+- triton 3.6 turns arrays of one element into ints in a way that numpy >= 2.4 refuses, so that no
+  loop with a run-time bound works: here `__index__` takes the element.
 - A constant of type bf16 has no constructor: here it has one.
 - exp is numpy's, which rounds differently from torch's: here it is torch's.
 
@@ -99,7 +99,7 @@ def _repair_casts() -> None:
 
 
 def _repair_arithmetic() -> None:
-    """Make operators work on values; a result is stored in the type of the last operand."""
+    """Make operators work on values. A result, unless bool, has the type of the last operand."""
 
     def on_values(method):
         def call(self, *operands):

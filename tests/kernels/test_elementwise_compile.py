@@ -26,7 +26,7 @@ GEMMA = {"offset": 1.0, "rounds_first": False}
 
 
 def norms():
-    """Return (rows, dtype, options) for norms of whole tokens and of heads."""
+    """Return (shape of a token, dtype, options) for norms of whole tokens and of heads."""
     if not ALL:
         return [
             ((4096,), torch.bfloat16, {}),

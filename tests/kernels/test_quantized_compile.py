@@ -26,7 +26,7 @@ NUM_EXPERTS = [None, 8]
 
 
 def variants():
-    """Return (kind, rows of a weight, inputs, group size, dtype)."""
+    """Return (kind, rows multiplied by each weight, inputs, group size, dtype)."""
     if not ALL:
         return [("int4", 1, 4096, 128, BF16), ("int4", 300, 4096, 32, BF16),
                 ("int8", 1, 4096, 4096, BF16), ("fp8", 300, 4096, 128, torch.float16),

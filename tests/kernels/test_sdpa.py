@@ -16,7 +16,7 @@ BLOCK_SIZE = 4
 
 
 def make_batch(lengths, generator):
-    """Return a batch of (num_new, num_cached) pairs in shuffled blocks, and how many blocks."""
+    """Return a batch of (num_new, num_cached) pairs in shuffled blocks, and the cache's length."""
     contexts = [new + cached for new, cached in lengths]
     num_blocks = [-(-context // BLOCK_SIZE) for context in contexts]
     free = torch.randperm(sum(num_blocks) + 3, generator=generator).tolist()

@@ -42,7 +42,7 @@ def lmi(path: str, body: dict[str, Any]) -> Iterator[bytes | float]:
 
 
 def openai(path: str, body: dict[str, Any]) -> Iterator[bytes | float]:
-    """Return OpenAI completions with two tokens per chunk."""
+    """Stream OpenAI completions with two tokens per chunk."""
     count, samples = body["max_tokens"], body.get("n", 1)
     for index in range(samples):
         for _ in range(0, count, 2):

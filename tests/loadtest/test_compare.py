@@ -1,4 +1,4 @@
-"""The order of runs, and which runs are measured again. Nothing is really measured."""
+"""The order of runs, their repetition, and the search for a setting. Nothing is measured."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_the_markdown_report_begins_with_the_latency(tmp_path: Path) -> None:
 
 
 def test_each_workload_has_its_own_leading_figure() -> None:
-    """Requests/s lead in the first workload, so its rows are in the order of the strategies."""
+    """Requests/s lead in the first workload, so the rows keep the order of the strategies."""
     chat = rounds("paged", 1.0, 1.0, 1.0, workload="chat")
     chat += rounds("none", 2.0, 2.0, 2.0, workload="chat")
     both = tables.summary([*chat, *keeping_up()])

@@ -1,4 +1,4 @@
-"""The report's files: the page, which a browser draws, the Markdown and the pictures."""
+"""The report's files: the page and how a browser draws it, the Markdown and the pictures."""
 
 from __future__ import annotations
 

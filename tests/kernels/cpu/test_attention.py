@@ -14,7 +14,7 @@ from tests.kernels.paged_inputs import check_close, make_paged
 
 EDGES = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 63), (1, 64), (1, 65), (1, 0)]
 CHUNKS = [(1, 1), (5, 5), (2, 34), (40, 40), (33, 70), (16, 16), (3, 129)]
-"""(query tokens, context length), of decodes and of chunks."""
+"""EDGES are decodes, CHUNKS are chunks of prompts: (query tokens, context length) of each."""
 EXTRAS = [
     {},
     {"window": 3},

@@ -8,7 +8,7 @@ import torch
 from kernels.cpu.integers import integer_linear, rounds_rows, to_integer_panels
 
 BLOCK_ROWS, BLOCK_DEPTH, ROW_GROUP = 96, 256, 64
-"""As in integers.cpp and rounded.cpp."""
+"""As in linear.h, integers.cpp and rounded.cpp."""
 BITS = [4, 8]
 SHAPES = [(1, 40, 50), (5, 33, 100), (7, 31, 72), (13, 65, 800), (50, 16, 768), (200, 130, 264)]
 """(rows, outputs, inputs)"""

@@ -16,7 +16,7 @@ from kernels.cpu.linear import (
 )
 
 BLOCK_ROWS, BLOCK_DEPTH, TILE_ROWS = 96, 768, 12
-"""As in linear.cpp. TILE_ROWS is the largest number of rows per tile."""
+"""As in linear.h, linear.cpp and tiles.h, where TILE_ROWS is smaller for CPUs without AVX-512."""
 needs_pairs = pytest.mark.skipif(not has_pairs(), reason="the CPU does not multiply pairs of bf16")
 
 

@@ -306,7 +306,7 @@ def test_unsupported_layers(make, dtype):
 
 
 def test_threads_that_come_late(make, dtype):
-    """With more threads than cores, some threads are off their core while others finish loops.
+    """If there are more threads than cores, some threads do not run while others finish loops.
 
     The batch has two decodes whose contexts are split, and a chunk with enough rows for several
     blocks of rows.

@@ -94,7 +94,7 @@ def test_an_unsupported_cpu(monkeypatch):
 
 
 def test_the_library_uses_torchs_openmp():
-    """The library is not linked to an OpenMP runtime, so its symbols resolve to torch's."""
+    """The library is not linked to an OpenMP runtime, so it uses the one that torch has loaded."""
     path = build(host_target(), shared_library.cache_directory())
     needed = subprocess.run(
         [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(path)!r})"],

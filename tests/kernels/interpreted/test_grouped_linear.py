@@ -12,7 +12,8 @@ from kernels.grouped_linear import grouped_linear
 from tests.kernels.elementwise_inputs import strided
 
 TOLERANCE = {torch.float32: 2**-19, torch.float16: 2**-10, torch.bfloat16: 2**-7}
-"""About one rounding to the dtype, with a margin for sums that cancel."""
+"""Maximum error relative to each number: two roundings to fp16 or bf16, or 32 to fp32. `check` adds
+a margin for sums that cancel."""
 DTYPES = list(TOLERANCE)
 BF16 = torch.bfloat16
 

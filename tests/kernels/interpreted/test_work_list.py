@@ -62,7 +62,7 @@ def test_shares_are_in_proportion_to_keys(num_wanted):
 
 
 def test_no_split_is_shorter_than_allowed():
-    """Each context has as many splits as MIN_SPLIT_KEYS fits into it, although more are wanted."""
+    """Each context has as many splits as can have MIN_SPLIT_KEYS keys, although more are wanted."""
     contexts = (257, 383, 384, 385, 511, 512, 513, 640, 641, 767, 768, 769, 895, 1023, 1024)
     work = make_work_list(torch.tensor(contexts), 10_000)
     for context, spans in zip(contexts, items_by_sequence(work).values(), strict=True):
