@@ -12,7 +12,8 @@ from playwright.sync_api import Browser, Playwright, sync_playwright
 
 VARIABLE = "CHROMIUM"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-# A container has no user namespaces for the sandbox; only our own page is opened.
+# The sandbox needs user namespaces, which containers lack. Only our own page is opened, so there is
+# no need for it.
 FLAGS = ("--no-sandbox", "--disable-gpu")
 
 

@@ -23,5 +23,5 @@ def set_slider(page: Page, name: str, value: float) -> None:
 
 
 def wait_for_answers(page: Page, button: str) -> None:
-    """Wait until what a button has sent is answered."""
+    """Wait until all requests that a button has sent are answered."""
     page.wait_for_selector(f"#{button}:not([disabled])", timeout=ANSWER_MS)

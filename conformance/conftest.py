@@ -1,8 +1,8 @@
 """Serves the demo model, and writes docs/conformance.md after all cases have run.
 
-Each module calls one client as its users do. `make conformance` runs the modules in an environment
-that has the clients but not this project; the server runs in this project's environment. The
-suites, which are programs, have a third environment, and vLLM has a fourth.
+The modules call clients as their users do. `make conformance` runs them in an environment that
+has the clients but not this project; the server runs in this project's environment. The suites,
+which are programs, have a third environment, and vLLM has a fourth.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _row(packages: str, cases: dict[str, bool]) -> str:
 
 
 def _with_version(package: str) -> str:
-    """Return the package with its version: in this environment or that of Node, suites or vLLM."""
+    """Return a package with its version, from whichever of the environments has it."""
     if package.startswith("node:"):
         name = package.removeprefix("node:")
         installed = NODE_CLIENTS / "node_modules" / name / "package.json"

@@ -14,10 +14,11 @@ from deploy.scaling import Scaling
 def take_down(
     aws: Aws, name: str, *, bucket_name: str | None = None, timeout_s: float = 3600.0
 ) -> list[str]:
-    """Remove everything that has the deployment's tag, and only that; return what was removed.
+    """Remove everything that has the deployment's tag; return what was removed.
 
-    May be repeated. SageMaker owns the CloudWatch log groups, so they stay. Raises DeployError if
-    SageMaker takes longer than `timeout_s`.
+    Without that tag, only the scaling of these resources is removed, and our own bucket once it is
+    empty. SageMaker owns the CloudWatch log groups, so they stay. May be repeated. Raises
+    DeployError if SageMaker takes longer than `timeout_s`.
     """
     check_name(name)
     removed: list[str] = []

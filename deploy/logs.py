@@ -10,7 +10,7 @@ _GROUPS = ("/aws/sagemaker/Endpoints/{}", "/aws/sagemaker/InferenceComponents/{}
 
 
 def last_lines(aws: Aws, name: str, count: int) -> list[str]:
-    """Return the last `count` lines of all containers of an endpoint or component, oldest first."""
+    """Return the last `count` lines of the containers of an endpoint or component, oldest first."""
     events = []
     for group in (template.format(name) for template in _GROUPS):
         for stream in _streams(aws, group):

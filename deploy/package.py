@@ -48,7 +48,7 @@ class Package:
 
         Calls `progress` with the size of each file after adding it.
         """
-        # Weights barely compress, so the fastest level costs nothing.
+        # Weights barely compress at any level, so the fastest one makes the archive hardly larger.
         with tarfile.open(path, "w:gz", compresslevel=1) as archive:
             for name, blob in self.blobs().items():
                 member = tarfile.TarInfo(name)

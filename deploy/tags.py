@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 TAG = "longshore:deployment"
-"""Tag of every resource that we create, with the deployment's name. `down` removes no others."""
+"""The tag of a deployment's resources; its value is the deployment's name."""
 
 
 def deployment_tags(name: str) -> list[dict[str, str]]:

@@ -1,6 +1,6 @@
 """The build backend: setuptools, with all packages moved below `longshore` in a wheel.
 
-In the repository `core`, `engine` and the others are top-level packages. Installed beside other
+In the repository, `core`, `engine` and the others are top-level packages. Installed beside other
 people's packages, such names would collide. So `build_wheel` copies the packages into a folder
 `longshore` in a temporary directory, rewrites their imports of each other, and runs setuptools in
 that directory. Editable installs and source distributions are setuptools' own (docs/design.md,
@@ -69,7 +69,7 @@ def build_wheel(
 
 
 def stage(root: Path, folder: Path) -> None:
-    """Copy what a wheel consists of from the repository `root` into an empty folder."""
+    """Copy the files of a wheel from the repository, `root`, into an empty folder."""
     for name in KEPT:
         _copy(root / name, folder / name)
     for name in MOVED:

@@ -1,4 +1,4 @@
-"""An HTTP request and the head of its response, as they travel from a gateway to a replica."""
+"""An HTTP request and the head of its response, as they travel between a gateway and a replica."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ def _num_gpus(options: Options, gpus_of_nodes: Sequence[int]) -> int:
 def _num_nodes(options: Options, gpus_of_nodes: Sequence[int]) -> int:
     """Return the smallest number of equal parts in which the ranks fit on the nodes.
 
-    Return option.nodes if the options ask for no number of ranks, or for a number that `lay_out`
-    refuses.
+    Return option.nodes if the options give no number of ranks, ask for several copies, or give a
+    number that `lay_out` refuses.
     """
     degree = options.tensor_parallel_degree or ""
     if not degree.isdecimal() or options.copies > 1 or int(degree) % options.nodes:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # these import locust, which monkey-patches the process
     from loadtest.subjects import Subjects
 
 MAX_ATTEMPTS = 3
-"""Attempts at a run that other processes disturb; 1 while the machine stays busy."""
+"""Attempts at a run that other processes disturb. While the machine stays busy, there is one."""
 TRIAL = 0
 """Round number of trial runs, which only choose a setting."""
 

@@ -1,8 +1,9 @@
 """`python -m loadtest kills`: kills a container's processes under load, at random moments.
 
 Each kill is SIGKILL to one process: the engine, a front-end worker or the supervisor. The command
-measures how the running requests end, how long that takes, how long it takes until the container
-answers again, and how many processes and files are left behind.
+measures how the running requests end and how long that takes. For the engine and workers, it also
+measures how long it takes until the container answers again; for the supervisor, with which the
+container ends, how many processes and files are left behind.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Kill:
 def run_kills(
     times: int, properties: Mapping[str, str], *, model_dir: Path | None, seed: int, folder: Path
 ) -> list[Kill]:
-    """Kill `times` processes, the kinds in turn. Each container ends with its supervisor.
+    """Kill `times` processes, those of TARGETS in turn. Each container ends with its supervisor.
 
     Writes the containers' logs to `folder`.
     """

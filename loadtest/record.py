@@ -40,7 +40,7 @@ class Record(msgspec.Struct, kw_only=True):
     error: str | None = None
     """Why the response is incomplete; None once its terminal record was read."""
     stall_s: float | None = None
-    """Longest gap between two arrivals of tokens."""
+    """Longest gap between two arrivals of tokens of one sample."""
     gap_s: float | None = None
     """Mean gap between two arrivals of tokens of one sample."""
     timings: Timings | None = None

@@ -32,7 +32,7 @@ class Run(msgspec.Struct, kw_only=True):
     num_left_out: int
     tokens_per_word: float
     start_s: float | None
-    """Seconds until the server was ready, if it was started for this run."""
+    """Seconds until the server was ready; None if it was running already."""
     warm_up_s: float
     settings: dict[str, str] = {}
     """The server's properties."""

@@ -120,7 +120,7 @@ class Answerer:
 
         A prompt that is too long, or a step that fails (such as for lack of memory), stops all
         prompts that were given with it. So each half is tried alone, down to one prompt. If that
-        fails, its row gets the error. An engine that died raises another error and ends the run.
+        one fails, its row gets the error. If the engine has died, another error ends the run.
         """
         if not rows:
             return

@@ -11,8 +11,8 @@ from loadtest.harm.neighbours import Attempt
 
 MAX_GROWTH = 0.25
 MAX_GROWTH_BYTES = 48 * 2**20
-"""The memory of all processes of a role together may grow by this share plus this many bytes since
-the part without kills."""
+"""How much the memory of all processes of a role together may grow after the part without kills: by
+the share MAX_GROWTH, plus this many bytes."""
 MAX_MORE_FILES = 8
 MAX_MORE_THREADS = 4
 """How many more open files and threads each process may have. The kernel may still hold
@@ -35,7 +35,8 @@ class Findings(msgspec.Struct, kw_only=True):
     requests: dict[str, int]
     """Requests by kind of client."""
     ends: dict[str, int]
-    """How the requests of ordinary clients ended: whole, or failed in the outage after a kill."""
+    """How the requests of ordinary clients ended: whole, failed in the outage after a kill, or
+    failed at another time."""
     kills: dict[str, int]
     """Number of kills, by role."""
     before: dict[str, Usage]

@@ -28,7 +28,7 @@ GARBAGE_S = 3.0
 UP_S = 4.0
 """Mean time between the recovery from a kill and the next kill."""
 NOTICE_S = 2.0
-"""Minimum time for the server to notice a dead process; /ping may answer 200 until then."""
+"""Shortest wait after a kill. Until the server notices the dead process, /ping may answer 200."""
 SETTLE_S = 60.0
 """Time for the server to become idle after the clients have left."""
 RESTARTED: Sequence[Role] = ("engine", "helper", "worker")
@@ -101,7 +101,7 @@ class Soak:
         }
 
     def _wait(self, seconds: float, bar: tqdm, *, with_kills: bool) -> None:
-        """Let the clients run, and kill a process some time after each recovery."""
+        """Let the clients run. With kills, kill a process some time after each recovery."""
         begin = time.monotonic()
         until = begin + seconds
         next_kill = begin + UP_S if with_kills else until

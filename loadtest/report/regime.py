@@ -13,7 +13,7 @@ from loadtest.slo import MIN_PACE
 from loadtest.watch import Sample
 
 SCARCE = 0.8
-"""If more than this share of the KV memory is allocated, waiting requests wait for memory."""
+"""If this share of the KV memory or more is allocated, waiting requests wait for memory."""
 _SHARING = ("continuous", "paged")
 """Strategies that differ only in how they allocate KV memory."""
 _BY_BATCH = ("none", "dynamic")
@@ -21,7 +21,7 @@ _BY_BATCH = ("none", "dynamic")
 
 
 def kv_tokens(runs: Sequence[Run]) -> float | None:
-    """Return the tokens that fit into the KV memory; None if that is unknown or differs."""
+    """Return how many tokens fit into the KV memory; None if that is unknown or differs."""
     sizes = {
         sample.metrics["kv_blocks"] * sample.metrics["kv_block_tokens"]
         for run in runs
@@ -44,7 +44,7 @@ def conditions(runs: Sequence[Run]) -> list[str]:
 
 
 def regime(runs: Sequence[Run]) -> str:
-    """Say what limited the servers of one workload, as far as they export it."""
+    """Say what limited the servers of one workload, as far as the runs show it."""
     shown = [run for run in runs if not run.variant]
     paces = [rounds.typical.measures.pace for rounds in in_rounds(shown)]
     known = [pace for pace in paces if pace is not None]

@@ -15,7 +15,7 @@ MIN_ROUNDS = 3
 MIN_DIFFERENCE = 0.05
 """Medians that are closer, relative to the lower one, prove no difference.
 
-The ranges of three rounds each are apart in one of ten cases even if the servers are equally fast.
+Even if two servers are equally fast, their ranges of three rounds are apart in one of ten cases.
 """
 
 
