@@ -20,7 +20,9 @@ from engine.model.spec import DecoderSpec
 
 
 def load_dequantized(source: ModelSource, spec: DecoderSpec) -> Any:
-    """Load transformers' model with dequantized weights. The source's config sets the layer count.
+    """Load transformers' model, with quantized weights dequantized.
+
+    The source's config sets the number of layers.
 
     Raises as `load_reference` does.
     """

@@ -34,7 +34,7 @@ PROBE_BLOCK_SIZE = 16
 PROBE_CHUNKS = ((0, 19), (19, 20), (39, 1))
 """(start, length) of a prompt chunk, a later chunk and a decode step: all cases of attention."""
 MAX_RELATIVE_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
-"""Limit for the probe's logits, by dtype. A wrong model has an error of about 1."""
+"""Limits for the relative error of the logits, by dtype. A wrong model has an error of about 1."""
 MAX_KERNEL_ERROR = 0.5
 """Limit for layers that have passed in fp32 and are tried again as they will serve: in low
 precision, or quantized. Rounding and a router's near ties stay below it."""
@@ -113,7 +113,7 @@ def load_reference(
     try:
         with quietly():
             model, missing = source.load_with_missing(AutoModelForCausalLM, attention, state)
-    except KeyError as error:  # its own table of attention classes lacks `attention`
+    except KeyError as error:  # the model's own table of attention classes lacks `attention`
         raise UnsupportedModelError("it has custom attention classes") from error
     except ValueError as error:
         raise UnsupportedModelError(f"transformers cannot load it: {error}") from error
@@ -134,7 +134,7 @@ def probe_ids(vocab_size: int) -> list[int]:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Silence transformers, which would warn that most of the file is unused."""
+    """Silence transformers, which would warn that most tensors of the files are unused."""
     level = transformers_logging.get_verbosity()
     shows_progress = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()

@@ -87,7 +87,7 @@ def load_transformers_decoder(
     _check_architecture(model, max_length)
     decoder = TransformersDecoder(model)
     if _error(decoder, model, source.dtype) > MAX_RELATIVE_ERROR[source.dtype]:
-        # In low precision a router's near ties may go either way; fp32 decides.
+        # In low precision, a router's near ties may go either way. So the result in fp32 counts.
         with _in_fp32(model):
             error = _error(decoder, model, torch.float32)
         if error > MAX_RELATIVE_ERROR[torch.float32]:
@@ -97,7 +97,7 @@ def load_transformers_decoder(
 
 
 def _error(decoder: TransformersDecoder, model: Any, dtype: torch.dtype) -> float:
-    """Return the relative error of our attention against the model's eager attention."""
+    """Return the relative error of the logits with our attention, compared with eager attention."""
     vocab_size = model.config.get_text_config().vocab_size
     logits = paged_logits(decoder, vocab_size, decoder.shapes, model.device, dtype)
     model.set_attn_implementation("eager")
@@ -182,7 +182,7 @@ class _Survey:
         return [self._shapes[layer] for layer in range(self._num_layers)]
 
     def linears(self) -> list[HookedLinear]:
-        """Return the linear layers called once with a row per token, which excludes experts."""
+        """Return the linear layers called once, with one row per token; this excludes experts."""
         return [
             HookedLinear(name, self._modules[name])
             for name, calls in self._num_rows.items()

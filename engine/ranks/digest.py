@@ -34,7 +34,7 @@ def _digest_file(path: Path) -> bytes:
         if size <= _WHOLE_BYTES:
             digest.update(file.read())
             return digest.digest()
-        # A file of safetensors begins with the length of its header.
+        # A safetensors file begins with the length of its header.
         header_bytes = int.from_bytes(file.read(8), "little")
         digest.update(file.read(min(header_bytes, _MAX_HEADER_BYTES)))
         for index in range(_SAMPLES):

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 COMMAND = python_command("engine.follow")
 POLL_S = 0.1
 JOIN_SHARE = 0.5
-"""The part of option.model_loading_timeout in which the ranks of other machines must join."""
+"""The share of option.model_loading_timeout within which the ranks of other machines must join."""
 MAX_REPORT_WAIT_S = CULPRIT_S + 1.0
 """How long a failed collective waits for the failure report of a rank, which may explain it."""
 
@@ -106,7 +106,7 @@ class Followers:
 
     @contextmanager
     def raising_cause(self) -> Generator[None]:
-        """Raise `cause_of(error)` for an error within the context."""
+        """Raise `cause_of(error)` in place of an error that is raised within the context."""
         try:
             yield
         except Exception as error:
@@ -197,7 +197,7 @@ class Followers:
 def rank_variables(rank: int, device: torch.device, variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that rank `rank` has in addition to those of rank 0, `variables`.
 
-    The rank uses as many threads as rank 0 uses now.
+    On a CPU, the rank uses as many threads as rank 0 uses now.
     """
     folders = filter(None, (str(import_root()), variables.get("PYTHONPATH")))
     added = {"PYTHONPATH": os.pathsep.join(folders)}
@@ -211,7 +211,7 @@ def rank_variables(rank: int, device: torch.device, variables: Mapping[str, str]
 
 @contextmanager
 def threads_for_ranks(size: int, device: torch.device) -> Generator[None]:
-    """On a CPU, use a share of its cores within the context, unless the user has set a number."""
+    """On a CPU, use a share of the threads within the context, unless OMP_NUM_THREADS is set."""
     before = torch.get_num_threads()
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, before // size))

@@ -57,7 +57,7 @@ def wait_for_ranks(place: MeetingPoint, count: int, timeout_s: float) -> list[Jo
 
 
 class _Meeting:
-    """Does all handshakes in one thread, so that none holds up another."""
+    """Does all handshakes at the same time, in one thread that none of them can block."""
 
     def __init__(self, listener: socket.socket, place: MeetingPoint, count: int) -> None:
         self.ranks: list[JoinedRank] = []
@@ -79,7 +79,7 @@ class _Meeting:
             self._wait(min(deadline, remind_at))
 
     def close(self) -> None:
-        """Close the connections that have not become a rank."""
+        """Close the connections that do not belong to a joined rank."""
         for end in self._candidates:
             end.close()
         for channel in self._halves.values():

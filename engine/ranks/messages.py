@@ -93,6 +93,7 @@ class Forward(Order, frozen=True):
     graph: StepSize | None
     """The size whose CUDA graph to replay; None: launch the kernels."""
     spans: tuple[tuple[int, int, int], ...] | None
+    """`PagedBatch.spans` of the inputs."""
 
 
 class Install(Order, frozen=True):

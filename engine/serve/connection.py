@@ -70,7 +70,7 @@ class Pulse:
 def failed(id: str, error: BaseException) -> Failed:
     """Return the message from which `container.wire.token_stream.failure_of` restores the error.
 
-    Any error that the client did not cause becomes `failed`, with its type in the message.
+    An error without a kind of its own becomes `failed`, with its type in the message.
     """
     kind = error.kind if isinstance(error, LongshoreError) else "failed"
     if kind == "failed":
@@ -90,7 +90,7 @@ class Connection:
     """
 
     def __init__(self, endpoint: str, *, may_sleep: bool = False) -> None:
-        """may_sleep: steps run the user's own code, which may wait for something."""
+        """may_sleep: steps run the user's own code. If it waits for something, it is not hung."""
         self.inbox: queue.SimpleQueue[tuple[bytes, Inbound]] = queue.SimpleQueue()
         self.pulse = Pulse()
         self.endpoint = endpoint

@@ -26,7 +26,7 @@ class HostTime:
         self._last = 0.0
 
     def seconds(self) -> float:
-        """Return the time since the start. It never falls, since it is a counter in `/metrics`."""
+        """Return the sum since the start. It never falls, because it is a counter in `/metrics`."""
         elsewhere = self.idle.seconds + self._model.seconds - self._model_before
         self._last = max(self._last, self._clock() - self._begin - elsewhere)
         return self._last

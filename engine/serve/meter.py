@@ -17,7 +17,7 @@ from engine.tasks.performer import Answer
 from strategies.group import SequenceGroup
 
 WORKER_LOST = "worker_lost"
-"""The reason of aborts when a worker process has ended."""
+"""The reason for aborting the requests of a worker process that has ended."""
 
 
 @dataclass(slots=True)

@@ -197,7 +197,7 @@ class Server:
     ) -> None:
         """Add a request to the engine once its grammar is compiled, or answer with Failed.
 
-        is_new: whether a full queue may refuse it, unlike a request that waited for its grammar.
+        is_new: whether a full queue may refuse it. False for one that waited for its grammar.
         """
         key = client, message.id
         try:

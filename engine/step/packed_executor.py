@@ -71,7 +71,8 @@ class PackedExecutor:
         self._newest_rows: dict[int, int] = {}
         """Indices into `_newest`, by sequence id."""
         self.model_time = Stopwatch()
-        """Runs during forward passes on a CPU, and while the host waits for any other device."""
+        """Runs while images are encoded, during forward passes on a CPU, and while the host waits
+        for any other device."""
         is_cpu = model.device.type == "cpu"
         self._during_forward = self.model_time if is_cpu else nullcontext()
         self._during_wait = nullcontext() if is_cpu else self.model_time

@@ -57,7 +57,7 @@ def empty(sizes: Forward, device: torch.device) -> Tensor:
 
 
 def unpack(packed: Tensor, sizes: Forward) -> StepInputs:
-    """Return the inputs that `pack` has packed, as views, without the sequences to be sampled.
+    """Return the inputs that `pack` has packed, as views, without the chunks to sample for.
 
     Rank 0 alone samples, and has the original inputs.
     """

@@ -29,8 +29,8 @@ from engine.step.cuda_recorder import Work
 from kernels.batch import PagedBatch
 
 MAX_CAPTURE_SECONDS = 60.0
-"""After this time, the start captures no further mixed steps, that is, steps with prompts. Each of
-them takes some 50 ms."""
+"""After this time, no further mixed steps, that is, steps with prompts, are captured. Each capture
+takes some 50 ms."""
 
 
 class Recorder(Protocol):

@@ -78,7 +78,7 @@ def _load_performer(
 ) -> Performer:
     if task.kind == "handler":
         return _load_handler(task, model_dir, device)
-    # Imported only here: transformers' models take over a second, and many handlers need none.
+    # Only here: importing transformers' models takes over a second, and many handlers need none.
     from engine.parts import make_source, read_config
     from engine.tasks.embedding.embedder import Embedder
     from engine.tasks.pipelines.pipelines import PipelinePerformer
@@ -92,7 +92,7 @@ def _load_performer(
 
 
 def _load_handler(task: Task, model_dir: Path, device: torch.device) -> Performer:
-    """Load the user's model.py and pass it the properties that LMI adds, under LMI's names."""
+    """Load the user's model.py with its properties and those that LMI adds, under LMI's names."""
     device_id = {"device_id": "0" if device.type == "cuda" else "-1"}
     added: Mapping[str, str] = {"model_dir": str(model_dir), **device_id}
     os.chdir(Path(task.name).parent)  # as in LMI: relative paths start at the handler's directory

@@ -34,7 +34,7 @@ class Job:
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     send: Callable[[Answer], bool] = lambda part: False
-    """Send one part of a streamed answer; False if the client no longer wants more."""
+    """Sends one part of a streamed answer. Returns False if the client wants no more."""
 
 
 Outcome = Answer | Exception
@@ -72,7 +72,7 @@ def run_isolated(
     """Run all items at once; if that raises, run each half by itself, recursively.
 
     So a bad item only delays the others, and a batch too large for the device's memory runs in
-    parts. Returns one result or exception per item. Raises torch.AcceleratorError: the device has
+    parts. Returns one result or exception per item. Raises torch.AcceleratorError if the device has
     failed.
     """
     try:

@@ -15,7 +15,7 @@ MAX_KEPT_TOKENS = 2**14
 """Tokens whose embeddings are kept for later chunks and requests. With a hidden size of 2,048 in
 bf16, these embeddings take 64 MiB."""
 BLANK_PIXELS = 2**10
-"""Size of a sample image, which shows whether image tokens attend both ways."""
+"""Size of a sample image. Its prompt shows whether image tokens attend both ways."""
 
 
 class ImageEncoder:

@@ -27,9 +27,9 @@ from engine.vision.image_file import read_image
 CPU_SECONDS = 10.0
 """CPU time for each image of a job. Qwen2.5-VL's processor takes 4.5 s for 4,000 × 4,000 pixels."""
 MAX_CPU_SECONDS = 90.0
-"""CPU time of a job. It is less than the time for which the worker waits."""
+"""Limit on a job's CPU time. It is less than the time for which the worker waits."""
 MEMORY_BYTES = 4 * 2**30
-"""Memory that jobs may use on top of what the process has once it has read the processor."""
+"""Memory that jobs may use on top of what the process uses once it has loaded the processor."""
 FORMATS = ("PNG", "JPEG", "WEBP")
 FIELD = "messages"
 
@@ -39,7 +39,8 @@ class ImageReader:
 
     def __init__(self, model_dir: Path) -> None:
         """Raises ConfigurationError if the model's files have no processor that works."""
-        # Imported here, so that the process checks its arguments first, and ends with its parent.
+        # Imported only here: before this, which is slow, the process must check its arguments and
+        # make sure that it ends with its parent.
         from transformers import AutoConfig
 
         from engine.vision.processors import PROCESSORS
@@ -71,7 +72,10 @@ class ImageReader:
             ) from error
 
     def blank(self, num_pixels: int) -> PromptImage:
-        """Return a white square of this many pixels, as the processor prepares it."""
+        """Return a white square of this many pixels as the processor prepares it.
+
+        If the processor cuts images into tiles, return the first tile only.
+        """
         from PIL import Image  # the processor needs it, so it is installed
 
         side = math.isqrt(num_pixels)

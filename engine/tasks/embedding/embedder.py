@@ -128,7 +128,7 @@ class Embedder:
         return token_ids
 
     def _batches(self, texts: list[_Text]) -> Iterator[list[_Text]]:
-        """Yield batches of similar length, within the step's token budget after padding.
+        """Yield batches of texts of similar length, which stay within the token budget when padded.
 
         A single text over the budget is a batch of its own.
         """

@@ -23,8 +23,8 @@ class SageMakerHandler:
 
     These are `input_fn(body, content_type)`, `predict_fn(data, model)` and
     `output_fn(prediction, accept)`. By default they read JSON, call the model with it and write
-    JSON. `output_fn` may return `(body, content_type)`, or the body alone: its content type is then
-    the one that the request accepts.
+    JSON. `output_fn` may return `(body, content_type)`. It may also return text or bytes alone,
+    with the content type that the request accepts, or any other value that `to_answer` converts.
     """
 
     def __init__(self, module: ModuleType, model_dir: Path) -> None:

@@ -85,7 +85,7 @@ class InputReader:
         return read_video(given, num_frames, parameters.get("frame_sampling_rate", 1))
 
     def _check_labels(self, parameters: Parameters) -> None:
-        """Check the candidate labels; the pipelines for sounds and images do not limit them."""
+        """Check the candidate labels: pipelines for sounds and images do not limit their length."""
         labels, field = parameters.get("candidate_labels"), "parameters.candidate_labels"
         if not labels:
             raise RequestError(field, "expected a list of labels")
