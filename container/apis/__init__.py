@@ -1,6 +1,7 @@
 """The APIs, one folder or module each: routes, request fields and responses.
 
-In a folder, these are the modules `api`, `schema` and `response`. The text APIs share `generation`,
-OpenAI's APIs share `openai`, and APIs for conversations share `chat.turn` and `chat.blocks`.
+The folder of a text generation API has them in `api`, `schema` and `response`. These APIs share
+`generation`. All but `text` share `openai`, those for conversations share `chat.turn`, and
+`messages` and `responses` share `chat.blocks`.
 Imports `http`, `isolation`, `schema`, `security` and `wire`.
 """

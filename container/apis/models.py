@@ -21,7 +21,8 @@ from container.schema.kinds import STRING, with_schema
 from core.errors import RequestError
 
 _NAME = "[A-Za-z0-9][!-.0-~]{0,255}"
-"""Printable characters other than the slash, since a name is one segment of a path."""
+"""A letter or digit, then printable characters other than the slash, since a name is one segment
+of a path."""
 _DEFAULT_PAGE = 100
 """The default number of models on a page, as in DJL Serving. A request may ask for more here."""
 

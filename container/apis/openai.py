@@ -1,4 +1,7 @@
-"""The request fields and response parts that OpenAI's completions and chat completions share."""
+"""The request fields and response parts that OpenAI's completions and chat completions share.
+
+The responses API and Anthropic's messages have some of the fields, too.
+"""
 
 from __future__ import annotations
 

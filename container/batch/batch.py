@@ -59,12 +59,12 @@ def run_batch(
 ) -> Counter[str]:
     """Append the outcome of each line of `source` to `output` as soon as the outcome is known.
 
-    Lines whose outcomes `output` already has are skipped. Shows a progress bar. Return how many
-    lines were answered, failed, and skipped.
+    Lines whose outcomes `output` already has are skipped. On a terminal, a progress bar is shown.
+    Return how many lines were answered, failed, and skipped.
 
     Raises ConfigurationError if a file or `num_workers` is unusable or the container does not
-    start, and BatchStoppedError if the container ends too early or `output` cannot be written any
-    more.
+    start, and BatchStoppedError if the container ends too early or `output` can no longer be
+    written.
     """
     if not source.is_file():
         raise ConfigurationError(f"--input {source}: there is no such file")
@@ -140,7 +140,7 @@ class _Sender:
         self._counts = counts
         self._advance = advance
         self._failure: str | None = None
-        """Why outcomes cannot be written any more. The last one in the file may be cut off."""
+        """Why outcomes can no longer be written. The last one in the file may be cut off."""
 
     def send_all(self, source: Path, numbers: set[int], num_workers: int) -> None:
         """Send these lines. Raises BatchStoppedError unless each of them gets its outcome."""
@@ -212,7 +212,7 @@ class _Sender:
             connection.close()
         try:
             body = msgspec.json.format(body.decode(), indent=-1).encode()  # on one line
-        except (UnicodeDecodeError, msgspec.DecodeError):  # not JSON: for a handler, or CSV
+        except (UnicodeDecodeError, msgspec.DecodeError):  # not JSON, as a handler may answer
             body = msgspec.json.encode(body.decode("utf-8", "replace"))
         return BatchResponse(response.status, request_id, msgspec.Raw(body))
 

@@ -55,7 +55,7 @@ class Decoder:
 
 @dataclass(frozen=True, slots=True)
 class _Headers:
-    """Totals over the headers of the weights' files."""
+    """Totals over the headers of the weight files."""
 
     num_elements: int
     """Elements of the files. An element into which several weights are packed counts once."""
@@ -63,7 +63,7 @@ class _Headers:
 
 
 def decoder_from_directory(directory: Path, options: Options) -> Decoder:
-    """Read the decoder in a directory. The weights are optional.
+    """Read the sizes of the decoder in a directory, which need not hold the weights.
 
     Raises ConfigurationError if there is no config.json or the architecture is not supported.
     """
@@ -76,7 +76,7 @@ def decoder_from_directory(directory: Path, options: Options) -> Decoder:
 
 
 def decoder_from_hub(model_id: str, options: Options) -> Decoder:
-    """Read a decoder on the hub. Fetch only the headers of its weights.
+    """Read the sizes of a decoder on the hub. Of its weights, only the headers are fetched.
 
     Raises ConfigurationError if the model cannot be fetched or is not supported.
     """

@@ -136,7 +136,7 @@ def plan_lines(
 
 
 def layout_on(instance: Instance, options: Options) -> Layout:
-    """Return the copies of the model and the GPUs of each. Raises what `lay_out` raises."""
+    """Return how copies and ranks share the instance's GPUs. Raises what `lay_out` raises."""
     gpus = [str(number) for number in range(instance.num_gpus)]
     return lay_out(options, gpus, num_cores=1, place=instance.name)
 
@@ -191,8 +191,8 @@ def _tokens_reserved(options: Options, batching: Batching, request: Request, max
 
 
 def _step_bytes(decoder: Decoder, num_tokens: int, num_sequences: int) -> int:
-    """Return the peak memory of a step: a layer's activations or the sampled logits, whichever
-    take more."""
+    """Return the peak memory of a step: that of a layer's activations or of the sampled logits,
+    whichever is larger."""
     sampled = num_sequences * decoder.vocab_size * SAMPLER_BYTES
     return max(_layer_bytes(decoder, num_tokens), sampled)
 

@@ -1,4 +1,6 @@
-"""Environment variables that set options, with the precedence that LMI gives them.
+"""Environment variables that set options. Those of LMI have the same precedence as in LMI.
+
+All sources of options, with the highest precedence first:
 
 ```
 flags  >  SAGEMAKER_*  >  serving.properties  >  OPTION_*  >  HF_*, TENSOR_PARALLEL_DEGREE, ...

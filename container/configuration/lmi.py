@@ -1,7 +1,8 @@
 """Options of DJL Serving's LMI container that this one lacks, and what to use instead.
 
-A key of `ADVICE` causes a warning at start-up: it is valid for LMI but has no effect here. A value
-in `REMOVED_VALUES` is an error, because ignoring it would change the model's behavior.
+A key of `ADVICE` causes a warning at start-up: it is valid for LMI, or was an option of an earlier
+version, but has no effect here. A value in `REMOVED_VALUES` is an error, because ignoring it would
+change the model's behavior.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ ALIASES: Mapping[str, str] = {
     "option.number_of_partitions": "option.tensor_parallel_degree",
     "option.prediction_timeout": "option.predict_timeout",
 }
-"""The last three are names of older containers and of the SageMaker SDK's `DJLModel`."""
+"""Maps other names of options to the names here. The last three are names of older containers
+and of the SageMaker SDK's `DJLModel`."""
 
 _FIXED_COPIES = (
     "the number of copies does not change while the container runs; use option.copies, which "
@@ -169,7 +171,7 @@ def is_built_in_handler(entry_point: str) -> bool:
 
 
 def handler_name(entry_point: str | None) -> str:
-    """Return the name of a handler's file. As in LMI, users may omit the `.py`."""
+    """Return the name of a handler's file (None: model.py). As in LMI, users may omit the `.py`."""
     if entry_point is None:
         return "model.py"
     return entry_point if entry_point.endswith(".py") else f"{entry_point}.py"

@@ -21,10 +21,10 @@ ERROR_PREFIX = "longshore: "
 
 
 def explain_lines(configuration: Configuration, model: str, task: Task | None) -> Iterator[str]:
-    """Yield the strategy, the task, the warnings, the layout, and all options with their sources.
+    """Yield the strategy, the task, the model, the warnings, the layout and all options.
 
-    The layout is that of this machine, and is shown only if there are several copies. Options that
-    are set come before the others.
+    The layout is that of this machine, and is shown only if there are several copies. Each option
+    is shown with its source; those that are set come before the others.
     """
     yield from _strategy_lines(configuration, model, task)
     if configuration.options.copies > 1:

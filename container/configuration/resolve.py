@@ -1,4 +1,4 @@
-"""Resolves options from serving.properties and the environment, with the source of each."""
+"""Resolves options from flags, serving.properties and the environment, with their sources."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Configuration:
     warnings: tuple[str, ...]
     properties_path: Path | None
     handler_options: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Options that only the user's handler knows, as written in the file."""
+    """Options for the user's handler only: their names without `option.`, and their texts."""
 
 
 def load_configuration(
@@ -39,8 +39,8 @@ def load_configuration(
 ) -> Configuration:
     """Read the flags, the properties file (unless `path` is None) and the environment variables.
 
-    If there is a handler beside the file, the file's unknown options are passed to it. Raises
-    ConfigurationError, listing all errors in all sources.
+    If there is a handler beside the file, it gets the unknown keys of the file that begin with
+    `option.`. Raises ConfigurationError, listing all errors in all sources.
     """
     settings = read_properties(path) if path else ()
     environment = read_environment(variables)

@@ -83,7 +83,7 @@ class ChatResponse:
         return {**message, "content": f"{echo}{message['content'] or ''}"} if echo else message
 
     def _start(self, index: int) -> list[Record]:
-        """Return the first chunks of a choice: its role, and the echo of the last message."""
+        """Return the first chunks of a choice: its role, then the echo if there is one."""
         prompt = self._request.response_options.prompt_fields(self._generation)
         first = {**self._chunk(index, _ROLE), **prompt}
         echo = self._request.echo

@@ -48,7 +48,7 @@ class Images:
         return tuple(self._files)
 
     def add_url(self, url: object, field: str) -> Part:
-        """Add the image of a data: URL. No other URL is fetched."""
+        """Add the image that a `data:` URL contains. Other URLs are refused, not fetched."""
         if not isinstance(url, str):
             raise RequestError(field, f"expected {_EXPECTED}")
         if url[:8].lower().startswith(("http://", "https://")):

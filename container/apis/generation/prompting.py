@@ -29,7 +29,7 @@ class Prompting:
         max_model_len: Callable[[], int],
         helper: Helper,
     ) -> None:
-        """max_model_len: returns the maximum tokens of a prompt, once the engine is ready.
+        """max_model_len: returns the maximum tokens of a sequence, once the engine is ready.
 
         helper: renders long conversations and reads images. It has the source of the same template.
         """
@@ -44,7 +44,11 @@ class Prompting:
         return self._template.source.source if self._template else ""
 
     def check_length(self, text: str, field: str) -> None:
-        """Raise RequestError, naming `field`, if the text is too long however it is tokenized."""
+        """Raise RequestError, naming `field`, if the text has too many characters.
+
+        That is so if the model could not take it however long its tokens are, or if it is longer
+        than TEXT_CHARACTERS allows.
+        """
         max_model_len = self._max_model_len()
         if len(text) <= max_model_len:
             return
@@ -141,7 +145,7 @@ class Prompting:
 
 
 def too_long(limit: int) -> str:
-    """Return an error text in OpenAI's wording.
+    """Return OpenAI's wording of the error for a request that is too long.
 
     Clients such as litellm recognize it and choose a model with more context.
     """

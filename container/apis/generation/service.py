@@ -113,9 +113,9 @@ class GenerationService(Service):
     ) -> list[Generation]:
         """Submit a request for each prompt's token ids to the engine. If one is refused, none runs.
 
-        `adapter` is a name or ''. `kept_special_ids` holds special tokens that stay in the
-        answers' text.
-        images: the images of the prompt, if there is only one prompt.
+        adapter: a name, or ''. kept_special_ids: the special tokens that stay in the answers' text.
+        images: the images of the prompt; given only if there is a single prompt.
+
         Raises RequestError if a prompt is too long or has token ids that the model does not know.
         """
         tokenizer = self.prompting.tokenizer

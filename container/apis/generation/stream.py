@@ -29,9 +29,10 @@ def stream_lines(
     stream_format: StreamFormat,
     context: RequestContext,
 ) -> Iterator[bytes]:
-    """Yield the body of a stream in whole lines or events. A str is sent unchanged, as a line.
+    """Yield the body of a stream in whole lines or events.
 
-    A failure becomes the last record, since the status has been sent. If the client has
+    A str is sent as it is, except that the newlines at its end become those of the format. A
+    failure becomes the last record, since the status has been sent. If the client has
     disconnected, the stream just ends.
     """
     try:

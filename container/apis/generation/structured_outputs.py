@@ -173,7 +173,8 @@ def _tgi_grammar(
 ) -> Iterator[_FormatField]:
     """Read text-generation-inference's grammar from `field`.
 
-    The value of `json` is a schema; the value of `json_schema` is an object with `schema`.
+    The value is a schema for `json` and `json_object`, and an object with `schema` for
+    `json_schema`.
     """
     match grammar:
         case {"type": "json" | "json_object", "value": dict() | str()}:

@@ -24,9 +24,9 @@ def read_messages(
 ) -> tuple[tuple[Mapping[str, object], ...], tuple[ImageFile, ...]]:
     """Return the messages, beginning with the system message if there is one, and their images.
 
-    Raises RequestError that names the first bad message.
-
     The results of tools become messages of their own, before the rest of the user's message.
+
+    Raises RequestError that names the first bad message.
     """
     messages: list[Mapping[str, object]] = []
     images = Images("messages")

@@ -3,7 +3,8 @@
 The routes are vLLM's, which follow Cohere's and Jina's. A body with `query` and `texts` has the
 format of text-embeddings-inference and DJL Serving.
 
-The model is a text-classification model with one label; the score is its probability.
+The model is a text-classification model with one label. The score is the label's probability or,
+with `raw_scores`, its logit.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def as_vtt(spans: Sequence[Span]) -> str:
 
 
 def _line(span: Span) -> str:
-    """Return the text on one line. An empty line would end the cue, `-->` would begin one."""
+    """Return the text on one line. An empty line would end the cue, and `-->` would begin one."""
     return " ".join(span.text.split()).replace("-->", "->")
 
 

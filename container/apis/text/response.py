@@ -62,7 +62,7 @@ class TextStyle:
                 return {"id": -1, "text": "", "logprob": -1, "special": True}
 
     def in_stream(self, record: Record, number: int) -> Record:
-        """Return the record of a token in a stream. number: counts the stream's tokens from 1."""
+        """Return the record of a token in a stream. number: the token's number in it, from 1."""
         if self.form == "rolling":
             return record
         index = 0 if self.form == "async" else number
@@ -116,7 +116,10 @@ class TextResponse:
             yield [self._style.in_stream(record, number) for number, record in numbered]
 
     def failure(self, failure: Failure) -> Record:
-        """Return LMI's last record of a failed stream, with text-generation-inference's `error`."""
+        """Return LMI's last record of a failed stream.
+
+        In the two forms of text-generation-inference, it also has the `error` that TGI sends.
+        """
         record: Record = {
             "token": {**self._style.no_token(), "error_msg": failure.message},
             "generated_text": "",
