@@ -251,7 +251,7 @@ def _port(given: int | None) -> int:
     if given is not None:
         return given
     text = os.environ.get("SAGEMAKER_BIND_TO_PORT") or "8080"
-    if not text.isdigit():
+    if not text.isdecimal():
         raise ConfigurationError(f"SAGEMAKER_BIND_TO_PORT={text}: expected a port number")
     return int(text)
 

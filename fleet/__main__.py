@@ -63,7 +63,8 @@ def _serve_locally(parsed: argparse.Namespace, options: Options) -> int:
     fleet = fleet_of(parsed, options)
     _raise_at_signals()
     try:
-        with local_cluster(parsed.local_nodes, fleet.max_cpus) as address, connected(address):
+        cpus = fleet.cpus_of_node(parsed.local_nodes)
+        with local_cluster(parsed.local_nodes, cpus) as address, connected(address):
             _raise_at_signals()  # Ray has installed handlers of its own
             deploy(fleet, port)
             stop_signals = note_stop_signals()

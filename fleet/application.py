@@ -48,11 +48,14 @@ class Fleet:
     router: str
     """A name in core.routing.ROUTERS."""
 
-    @property
-    def max_cpus(self) -> float:
-        """CPU cores that an update needs when max_replicas are running."""
+    def cpus_of_node(self, num_nodes: int) -> int:
+        """Return the CPU cores that each of `num_nodes` equal nodes needs for an update.
+
+        The update starts new replicas while max_replicas are running.
+        """
         surge = math.ceil(self.max_replicas * self.surge_percent / 100)
-        return (self.max_replicas + surge) * self.cpus * self.options.nodes
+        num_parts = (self.max_replicas + surge) * self.options.nodes
+        return math.ceil(math.ceil(num_parts / num_nodes) * self.cpus)
 
 
 def fleet_of(parsed: argparse.Namespace, options: Options) -> Fleet:

@@ -3,7 +3,6 @@
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,14 +18,14 @@ _OBJECT_STORE_BYTES = 80 * 2**20
 
 
 @contextmanager
-def local_cluster(num_nodes: int, cpus: float) -> Iterator[str]:
-    """Start a cluster and yield its address. cpus: CPUs of all nodes together.
+def local_cluster(num_nodes: int, cpus: int) -> Iterator[str]:
+    """Start a cluster and yield its address. cpus: CPUs of each node.
 
     The CPUs are counted, not enforced: all nodes share this machine's cores.
     """
     _let_workers_import()
     arguments = {
-        "num_cpus": math.ceil(cpus / num_nodes),
+        "num_cpus": cpus,
         "object_store_memory": _OBJECT_STORE_BYTES,
         "include_dashboard": False,
     }

@@ -121,6 +121,8 @@ def _headline(results: Results) -> str:
     if not results.slo:
         return verdict.headline(results.runs)
     table = tables.objectives(results)
+    if not table.best:
+        return "No server sustains a rate that was tried"
     best = table.rows[table.best[0][0]]
     return f"{best[0]} sustains {best[1]} requests/s"
 

@@ -178,7 +178,10 @@ def server_measures(runs: Sequence[Run]) -> Table:
 
 
 def objectives(results: Results) -> Table:
-    """Return the highest rate that each server of a sweep sustains, with figures at that rate."""
+    """Return the highest rate that each server of a sweep sustains, with figures at that rate.
+
+    Nothing is highlighted if no server sustains a rate that was tried.
+    """
     head = ["strategy", "sustained requests/s", "goodput", "output tokens/s", *results.slo]
     rows, rates = [], []
     for label in in_order([run.label for run in results.runs]):
@@ -194,7 +197,7 @@ def objectives(results: Results) -> Table:
         good = number(goodput(best, results.objective)) if results.objective else UNKNOWN
         rows.append([label, number(rate), good, number(best.measures.tokens_per_s), *values])
     best = rates.index(max(rates))
-    return Table(head, rows, [(best, column) for column in range(len(head))])
+    return Table(head, rows, [(best, column) for column in range(len(head)) if rates[best]])
 
 
 def trials(tried: Sequence[Trial]) -> Table:

@@ -33,7 +33,8 @@ def end():
     print("ended")
 
 nothing = lambda *arguments: contextlib.nullcontext()
-sys.modules["fleet.application"] = SimpleNamespace(fleet_of=lambda *_: SimpleNamespace(max_cpus=1))
+fleet = SimpleNamespace(cpus_of_node=int)
+sys.modules["fleet.application"] = SimpleNamespace(fleet_of=lambda *_: fleet)
 sys.modules["fleet.local_cluster"] = SimpleNamespace(local_cluster=nothing)
 sys.modules["fleet.deployment"] = SimpleNamespace(connected=nothing, deploy=deploy, end=end)
 sys.exit(main(["serve", "--local-nodes", "1", *sys.argv[1:]]))
@@ -62,7 +63,8 @@ def deploy(fleet, port):
 received = []  # Ray's handler exits once, too
 number, phase = int(sys.argv[1]), sys.argv[2]
 connected = lambda *_: contextlib.nullcontext()
-sys.modules["fleet.application"] = SimpleNamespace(fleet_of=lambda *_: SimpleNamespace(max_cpus=1))
+fleet = SimpleNamespace(cpus_of_node=int)
+sys.modules["fleet.application"] = SimpleNamespace(fleet_of=lambda *_: fleet)
 sys.modules["fleet.local_cluster"] = SimpleNamespace(local_cluster=local_cluster)
 sys.modules["fleet.deployment"] = SimpleNamespace(connected=connected, deploy=deploy, end=print)
 sys.exit(main(["serve", "--local-nodes", "1", *sys.argv[3:]]))

@@ -62,11 +62,13 @@ def test_goodput_is_a_row_for_every_workload(tmp_path: Path) -> None:
     assert "time to first token ≤ 1 s, mean inter-token latency ≤ 200 ms." in text
 
 
-def test_the_verdict_of_a_sweep() -> None:
+def test_the_verdict_of_a_sweep(tmp_path: Path) -> None:
     table = tables.objectives(swept())
     assert table.rows[0][:2] == ["continuous", "2"]
     strict = results(*swept().runs, slo={"ttft_p99": 0.1})
-    assert tables.objectives(strict).rows[0][1] == "less than 1"
+    table = tables.objectives(strict)
+    assert (table.rows[0][1], table.best) == ("less than 1", [])
+    assert "No server sustains a rate that was tried" in write_report(strict, tmp_path).read_text()
 
 
 def test_goodput_is_a_row_for_every_rate_of_a_sweep(tmp_path: Path) -> None:

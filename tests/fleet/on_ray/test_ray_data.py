@@ -35,7 +35,7 @@ def test_nothing_is_lost_or_answered_twice(tmp_path: Path):
     numbers = range(1, NUM_LINES + 1)
     valid = {n: json.dumps({"id": n, "prompt": prompt(n)}).encode() for n in numbers}
     source.write_bytes(b"".join((valid | BAD_LINES)[n] + b"\n" for n in numbers))
-    with local_cluster(2, 4) as address:
+    with local_cluster(2, 2) as address:
         arguments = ["--input", str(source), "--output", str(output), "--address", address]
         first = start(arguments)
         wait_until(lambda: is_running(first) and num_parts(output) >= 4, END_S)

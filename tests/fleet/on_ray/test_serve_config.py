@@ -76,3 +76,12 @@ def test_a_link_to_the_properties_is_not_followed(tmp_path: Path):
     link = tmp_path / "serving.properties"
     link.symlink_to(tmp_path / "..data")
     assert fleet_of(parse_flags(["--properties", str(link)]), Options()).properties == link
+
+
+def test_each_node_of_a_local_cluster_has_room_for_whole_replicas():
+    """An update starts a third replica of 2 cores beside two. Two nodes of 3 cores would not do."""
+    from fleet.application import fleet_of
+    from fleet.arguments import parse_flags
+
+    flags = ["--properties", "x", "--replicas", "2", "--cpus", "2", "--surge", "50"]
+    assert fleet_of(parse_flags(flags), Options()).cpus_of_node(2) == 4
