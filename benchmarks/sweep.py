@@ -92,7 +92,8 @@ def _search(
 def _changed(best: AttentionConfiguration, setting: str, value: int) -> AttentionConfiguration:
     """Return the configuration with another value.
 
-    If the value changes how many registers a thread needs, MOST_REGISTERS replaces a lower limit.
+    Another block_n or num_warps changes how many registers a thread needs. So max_registers, if it
+    is set, is then raised to MOST_REGISTERS.
     """
     changed = replace(best, **{setting: value})
     if setting == "num_stages" or best.max_registers is None:
@@ -124,7 +125,7 @@ def _time(
 ) -> tuple[AttentionConfiguration, float | None]:
     """Return the configuration with as many programs as fit, and the microseconds per call.
 
-    The time is None if the configuration does not fit this GPU.
+    The time is None if the configuration cannot be run on this GPU.
     """
 
     def measure() -> tuple[AttentionConfiguration, float | None]:

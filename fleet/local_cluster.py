@@ -41,7 +41,7 @@ def local_cluster(num_nodes: int, cpus: int) -> Iterator[str]:
 
 
 def _let_workers_import() -> None:
-    """Let the processes that Ray starts import our modules, even from a checkout."""
+    """Let Ray's processes import our modules, even from a checkout, and send no statistics."""
     paths = [str(import_root()), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     # A trial on one machine sends Ray no usage statistics.

@@ -1,7 +1,7 @@
 """The new tokens of one step's sequences and their places in the KV cache, for attention.
 
 ```
-row of tokens   | a | b | c c c c | d d |    T = 8 tokens of N = 4 sequences
+tokens          | a | b | c c c c | d d |    T = 8 tokens of N = 4 sequences
 num_decodes     2                            a and b come first, with one token each
 query_starts            0         4     6    [N - num_decodes + 1], counted from the first c
 context_lens    9   6   4         11         [N], tokens in the context, new ones included
@@ -9,9 +9,9 @@ block_tables    [[3, 0], [1, 5], [2, 0] ...] [N, B], entries past a context's en
 slot_mapping    slot of each token's K and V [T], block * block_size + offset
 ```
 
-A captured CUDA graph runs a fixed number of rows, so a smaller batch is padded. A padding row has a
-context of 0 and a slot of -1: nothing is read or written for it, and its attention output is zero.
-The output of padding tokens after the last prompt is undefined.
+A captured CUDA graph runs a fixed number of tokens, so a smaller batch is padded in two places. A
+padding decode has a context of 0 and a slot of -1: nothing is read or written for it, and its
+attention output is zero. More padding tokens follow the last prompt. Their output is undefined.
 """
 
 from __future__ import annotations

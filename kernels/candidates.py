@@ -39,7 +39,10 @@ class Candidates:
 
 @triton.jit
 def end_of_top_k(scores, CHUNK: tl.constexpr, LANES: tl.constexpr):
-    """Return a key past the LANES highest scores of a chunk."""
+    """Return a key above those of the LANES highest scores of a chunk.
+
+    Scores are at most 0, and a lower score has a higher key (see key_of).
+    """
     # The lowest of the maxima of LANES groups. Each group has a score that is at least as high, so
     # the LANES highest scores are, too.
     highest = tl.max(tl.reshape(scores, [CHUNK // LANES, LANES]), 0)
@@ -50,7 +53,7 @@ def end_of_top_k(scores, CHUNK: tl.constexpr, LANES: tl.constexpr):
 def end_of_top_p(width, top_p):
     """Return a key that top-p never keeps.
 
-    All tokens from this key on have together less than the share 1 - p of the mass.
+    Together, the tokens from this key on have less than the share 1 - p of the mass.
     """
     # The mass of all tokens is at least the mass of the most likely token, whose score is 0. The
     # division is in fp32, as one in fp64 would call a function, which needs a stack.

@@ -140,9 +140,10 @@ def _plan(
     heads_per_tile, half_tile = tiling["HEADS_PER_TILE"], tiling["HALF_TILE"]
     num_tokens, num_heads, _ = query.shape
     num_kv_heads, key_dim = key.shape[1:]
-    # One thread for each 16-byte store of one half of the dims of a tile's keys. In an fp8 cache,
-    # an element counts as 2 bytes: with 16 elements, a thread would need twice as many registers,
-    # and Triton 3.6.0 would move some through shared memory or the stack.
+    # The two halves of a tile's rotated keys are stored one after the other, with one thread for
+    # every 16 bytes of a half. In an fp8 cache, an element counts as 2 bytes: a thread with 16
+    # elements would need twice as many registers, and Triton 3.6.0 would move some through shared
+    # memory or the stack.
     element_bytes = max(key_cache.dtype.itemsize, 2)
     num_threads = heads_per_tile * half_tile * element_bytes // 16
     return Plan(

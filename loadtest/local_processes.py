@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import psutil
 
 FORWARDERS = frozenset(("docker-proxy", "kubectl", "rootlessport", "ssh"))
-"""Programs that listen for a server that runs elsewhere."""
+"""Programs that listen on a port and forward its connections to a server elsewhere."""
 
 
 def server_processes(url: str) -> list[psutil.Process]:

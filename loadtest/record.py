@@ -59,7 +59,10 @@ class Record(msgspec.Struct, kw_only=True):
 
     @property
     def itl_s(self) -> float | None:
-        """The request's mean inter-token latency: 0 for one token, None without a stream."""
+        """The request's mean inter-token latency.
+
+        It is 0 if all tokens came at once, and None if no token came in a stream.
+        """
         return None if self.first_s is None else self.gap_s or 0.0
 
     @property

@@ -17,9 +17,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "options",
         "Each option is also a key of serving.properties and an environment variable. For\n"
-        "example, --max-model-len is option.max_model_len and OPTION_MAX_MODEL_LEN. If a text\n"
-        "begins with a name and a colon, the option has an effect only with that strategy,\n"
-        "executor, task or device, or together with that other option.",
+        "example, --max-model-len is option.max_model_len and OPTION_MAX_MODEL_LEN. A name and\n"
+        "a colon before a description mean that the option has an effect only with that\n"
+        "strategy, executor, task or device, or together with that other option.",
     )
     for option in option_table().values():
         default = "" if option.default is None else f" Default: {format_value(option.default)}."

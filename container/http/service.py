@@ -47,7 +47,7 @@ class Service:
                 yield part
                 if part.is_last:
                     return
-        except GenerationError:  # the deadline; a failed request has ended, so abort does nothing
+        except GenerationError:  # after the deadline, or if the request failed and so has ended
             reply.abort("timeout")
             raise
         finally:

@@ -47,7 +47,7 @@ _MODEL_PATHS = (
     "/version",
 )
 """Paths of a single-model container; a header names the model. All other paths of a model begin
-with `/models/NAME`."""
+with `/models/NAME` or `/predictions/NAME`."""
 
 
 def create_front(

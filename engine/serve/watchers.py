@@ -20,9 +20,9 @@ MAX_SHARE = 0.004
 """Fraction of the loop's CPU time that snapshots may take. With a large batch or a busy machine
 they become rarer, but there is one every MAX_INTERVAL_S, even while the engine is idle."""
 MAX_WAITING = 64
-"""The most waiting groups in a snapshot."""
+"""Maximum number of waiting groups in a snapshot."""
 MAX_ENDED = 1024
-"""The most ended answers in a snapshot. Older ones are left out."""
+"""Maximum number of ended answers in a snapshot. Older ones are left out."""
 
 FirstToken = Callable[[int], float | None]
 """Returns when the request with this id got its first token."""

@@ -16,7 +16,7 @@ STRATEGIES = {
     "paged": "#15866a",
 }
 """Colours by strategy, from the simplest to the most efficient one. Legends keep this order, and so
-do rows unless the latency leads (rounds.py)."""
+do rows of tables, unless latencies are compared: then the shortest comes first (rounds.py)."""
 OURS = tuple(name for name in STRATEGIES if name != TUNED)
 """Names of our strategies, in the same order."""
 OTHER = "#566270"
@@ -75,7 +75,7 @@ def colours(labels: Sequence[str]) -> dict[str, str]:
 def dashes(labels: Sequence[str]) -> dict[str, Sequence[int]]:
     """Return the lengths of a line's dashes and gaps for each label.
 
-    The lines of up to four servers that are not strategies differ.
+    The lines of up to four labels that are not strategies differ: of variants and other servers.
     """
     others = itertools.cycle(OTHER_DASHES)
     by_label: dict[str, Sequence[int]] = {}

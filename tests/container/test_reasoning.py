@@ -51,7 +51,8 @@ def test_reasoning_content_and_calls_are_apart(http: FlaskClient) -> None:
     ]
     assert answer.usage is not None
     assert answer.usage.completion_tokens_details is not None
-    # Each character is a token. After each of these, the answer is inside its reasoning.
+    # Each character is a token. It counts as reasoning if the answer is inside the reasoning after
+    # it: from the end of <think> to the last character before the end of </think>.
     inside = ">\nWell, f.\n</think"
     assert answer.usage.completion_tokens_details.reasoning_tokens == len(inside)
 

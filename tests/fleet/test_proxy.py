@@ -1,4 +1,4 @@
-"""Requests and responses pass through gateway and socket unchanged, in both directions."""
+"""Requests and responses through gateway and socket, and what the gateway answers itself."""
 
 from __future__ import annotations
 

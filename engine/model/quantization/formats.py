@@ -119,7 +119,7 @@ class SideBySide:
 def make_format(
     parts: Sequence[Stored], device: torch.device, dtype: torch.dtype, *, is_exact: bool = False
 ) -> Format:
-    """Concatenate parts [out_i, in] into one weight, in the fastest format for the device.
+    """Return parts [out_i, in] as one layer, in the fastest format for the device.
 
     dtype: dtype of the rows. is_exact: rows are not to be rounded further for a product.
     """

@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def unpack_columns(packed: Tensor, bits: int) -> Tensor:
-    """Return codes [n, m * 32 / bits] uint8 of int32 [n, m], the lowest bits first."""
+    """Unpack int32 [n, m] into codes [n, m * 32 / bits] in uint8, the lowest bits first."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=packed.device)
     codes = (packed.int()[..., None] >> shifts) & (2**bits - 1)
     return codes.to(torch.uint8).flatten(1)
 
 
 def unpack_rows(packed: Tensor, bits: int) -> Tensor:
-    """Return codes [n * 32 / bits, m] uint8 of int32 [n, m], the lowest bits first."""
+    """Unpack int32 [n, m] into codes [n * 32 / bits, m] in uint8, the lowest bits first."""
     return unpack_columns(packed.T, bits).T

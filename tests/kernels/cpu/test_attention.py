@@ -37,6 +37,7 @@ def attend(paged, num_decodes, **options):
     batch = PagedBatch(starts, lens, tables, slots, None, num_decodes)
     tensors = paged.query, paged.key_cache, paged.value_cache
     got = paged_attention(*tensors, batch, **options)
+    # A decode with a context of 0 is padding. Without a query, its expected result is 0.
     known = tuple((first, end if context else first, context) for first, end, context in spans)
     expected = paged_attention_reference(
         *tensors, PagedBatch(starts, lens, tables, slots, known, num_decodes), **options
@@ -77,8 +78,9 @@ def test_head_dims_block_sizes_and_layouts(dtype, head_dim):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_groups_of_any_size_on_every_target(target, dtype):
-    """A product of few rows is computed without packing, up to 4 rows at a time. How many count as
-    few depends on the target."""
+    """A KV head's matrix products have a row for each query head of its group. If there are few
+    rows, keys and values are read from the cache without packing them, for up to 4 rows at a time.
+    The target decides how many rows are few (FEW_ROWS)."""
     for group in (1, 2, 3, 4, 5, 7, 12, 13):
         paged = make_paged([(1, 33), (1, 81), (2, 50)], heads=(group, 1), head_dim=80, dtype=dtype)
         for window in (None, 37):
