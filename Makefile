@@ -137,7 +137,7 @@ format: setup  ## Format the code and apply ruff's fixes
 
 docs: setup  ## Write docs/configuration.md, limits.md and contract.md from the tables of the code
 	$(BIN)/python -c "from container.configuration.report import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/configuration.md
-	$(BIN)/python -c "from core.limits import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/limits.md
+	$(BIN)/python -c "from core.configuration.limits import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/limits.md
 	$(BIN)/python -c "from container.front_end.contract import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/contract.md
 
 clean:  ## Remove .venv and caches

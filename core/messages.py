@@ -36,15 +36,15 @@ from typing import Literal
 import msgspec
 
 from core.adapter import Adapter
+from core.configuration.options import Options
+from core.configuration.strategy_table import Batching
+from core.configuration.task import GENERATION, Task
 from core.errors import FailureKind
 from core.images import PromptImage
-from core.options import Options
 from core.output import Output
 from core.sampling import SamplingParams
 from core.snapshot import Snapshot
 from core.stats import Stats
-from core.strategy_table import Batching
-from core.task import GENERATION, Task
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):

@@ -14,7 +14,8 @@ class PipelineBody(msgspec.Struct, frozen=True):
     """The inputs of a request to a pipeline. The answer is the output of transformers' pipeline."""
 
     inputs: list[object]
-    """Checked inputs, as `core.pipeline_tasks` describes them. A file is passed as bytes."""
+    """Checked inputs, as `core.configuration.pipeline_tasks` describes them. A file is passed as
+    bytes."""
     is_batch: bool
     """Whether the client sent a list. If so, the answer is a list too."""
     parameters: Mapping[str, object]

@@ -81,8 +81,8 @@ def stage(root: Path, folder: Path) -> None:
 def with_full_names(source: str, filename: str) -> str:
     """Return the code with `longshore.` before the names of our packages in its imports.
 
-    Raises ValueError for `import core.options`, which binds `core`: the code after it would need
-    changes too.
+    Raises ValueError for `import core.configuration.options`, which binds `core`: the code after
+    it would need changes too.
     """
     lines = source.encode().splitlines(keepends=True)  # ast counts columns in bytes
     # Edit from the end, so that the positions of earlier names stay valid.

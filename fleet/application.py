@@ -12,7 +12,7 @@ from typing import Any
 from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
-from core.options import Options
+from core.configuration.options import Options
 from fleet.front import Front
 from fleet.replica import Replica
 from fleet.router import ReplicaRouter

@@ -21,10 +21,10 @@ from container.launch.join import join
 from container.launch.preparation import prepare
 from container.launch.supervisor import supervise
 from container.models.directory import default_model_dir, open_model_dir, resolve_model_dir
+from core.configuration.layout import layout_here
+from core.configuration.options import Options
 from core.errors import ConfigurationError
 from core.internal_arguments import internal_arguments
-from core.layout import layout_here
-from core.options import Options
 from core.processes import die_with_parent
 
 

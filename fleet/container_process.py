@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from container.launch.children import Child
-from core.meeting_point import KEY_VARIABLE, MeetingPoint
+from core.configuration.meeting_point import KEY_VARIABLE, MeetingPoint
 from core.names import python_command
 from fleet.exchange import fetch
 from fleet.http_message import ReplicaLostError, Request

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from container.configuration.resolve import load_configuration
+from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.options import Options
 
 
 def read_options(properties: Path) -> Options:

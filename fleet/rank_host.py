@@ -14,7 +14,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from container.launch.children import Child
-from core.meeting_point import MeetingPoint
+from core.configuration.meeting_point import MeetingPoint
 from core.names import python_command
 from fleet.container_process import child_arguments, with_key
 

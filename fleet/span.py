@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from core.configuration.layout import lay_out, quantity
+from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.layout import lay_out, quantity
-from core.options import Options
 
 _ANY_CORES = 2**31
 """More cores than any machine has: a container on a CPU checks the real number itself."""

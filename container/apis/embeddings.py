@@ -16,8 +16,8 @@ from container.http.service import Service, json_response
 from container.schema.fields import MODEL_IGNORED, Field, Fields, Values, ignored, read_fields
 from container.schema.kinds import BOOLEAN, INTEGER, OBJECT, STRING, with_schema
 from container.schema.prompts import PROMPT, read_prompts
+from core.configuration.limits import EMBEDDINGS
 from core.errors import RequestError
-from core.limits import EMBEDDINGS
 from core.task_bodies import EmbeddingAnswer, EmbeddingBody
 
 MAX_TOKENS = 2**31 - 1

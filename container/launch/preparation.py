@@ -17,9 +17,9 @@ from container.models.s3 import download_from_s3
 from container.security.authentication import open_gate
 from container.security.tls import tls_context
 from container.tracing.endpoint import check_traces_endpoint
+from core.configuration.task import Task, check_options, choose_task
 from core.errors import ConfigurationError
 from core.names import python_command
-from core.task import Task, check_options, choose_task
 from core.text.template_files import load_chat_template
 from core.text.tokenizer import tokenizer_file
 

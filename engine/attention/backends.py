@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from core.sizing import LayerShape
+from core.configuration.sizing import LayerShape
 from engine.attention.call import AttentionCall
 from kernels import torch_cache, torch_elementwise
 from kernels.batch import PagedBatch

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from core.step_size import StepSize
+from core.configuration.step_size import StepSize
 from engine.inputs import StepInputs
 from engine.ranks.messages import Forward
 from engine.staging import aligned

@@ -17,8 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from core.configuration.step_size import StepSize
 from core.plan import StepPlan
-from core.step_size import StepSize
 from engine.attention.backends import AttentionBackend
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
@@ -78,9 +78,9 @@ class StepGraphs:
     ) -> None:
         """Capture the graphs.
 
-        sizes: the result of `core.step_size.graph_sizes`. Those of mixed steps are left out after
-        MAX_CAPTURE_SECONDS and, with `skips_device_bound`, if the device would be busy even without
-        a graph.
+        sizes: the result of `core.configuration.step_size.graph_sizes`. Those of mixed steps are
+        left out after MAX_CAPTURE_SECONDS and, with `skips_device_bound`, if the device would be
+        busy even without a graph.
 
         progress: wraps the list of sizes, to show a progress bar. group: the ranks that share the
         model; rank 0 decides what to leave out. None: one rank.

@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from container.front_end.app import create_app
 from container.wire.engine_client import EngineClient
+from core.configuration.options import Options
 from core.messages import Refused, Step, Submit
-from core.options import Options
 from core.output import Output
 from core.sampling import Finish
 from core.stats import Durations, Stats, Timing

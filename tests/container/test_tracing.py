@@ -32,9 +32,9 @@ from container.tracing.sender import BATCH_SPANS, MAX_WAITING_SPANS, SpanSender
 from container.tracing.tracing import Tracing
 from container.wire.engine_client import EngineClient
 from core.adapter import Adapter
+from core.configuration.options import Options
 from core.errors import ConfigurationError
 from core.messages import Step, Submit
-from core.options import Options
 from core.output import Output
 from core.sampling import Finish
 from core.stats import Timing

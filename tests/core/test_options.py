@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from core.batching import choose_batching
+from core.configuration.batching import choose_batching
+from core.configuration.options import Options, make_options, option_table
+from core.configuration.step_size import DEFAULT_PROMPT_SIZES
 from core.errors import ConfigurationError
-from core.options import Options, make_options, option_table
-from core.step_size import DEFAULT_PROMPT_SIZES
 
 ROOT = Path(__file__).parents[2]
 

@@ -146,4 +146,4 @@ def test_only_imports_change(source: str, moved: str):
 
 def test_an_import_that_binds_a_package_is_refused():
     with pytest.raises(ValueError, match=r"^file\.py:2: import core\.options cannot be moved"):
-        with_full_names("\nimport core.options\n", "file.py")
+        with_full_names("\nimport core.configuration.options\n", "file.py")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from core.options import Options
+from core.configuration.options import Options
 from fleet.child import threads_of_a_rank
 from fleet.container_process import ContainerEndedError, ContainerProcess
 from fleet.exchange import fetch
@@ -117,7 +117,7 @@ def test_a_container_ends_with_the_process_that_started_it(properties: Path):
 def test_ranks_share_the_cores_of_their_replica(
     cpus: float, copies: int, degree: str, threads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("core.layout.num_cores", lambda: 32)
+    monkeypatch.setattr("core.configuration.layout.num_cores", lambda: 32)
     options = Options(device="cpu", copies=copies, tensor_parallel_degree=degree)
     for variables in ({}, {"OMP_NUM_THREADS": str(max(1, int(cpus)))}):
         assert threads_of_a_rank(options, cpus, variables) == threads

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.options import Options
 from fleet.span import Span, span_of
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from container.launch.children import Child
-from core.meeting_point import MeetingPoint
+from core.configuration.meeting_point import MeetingPoint
 from engine import LLM, SamplingParams
 from fleet.container_process import COMMAND, ContainerProcess, child_arguments, with_key
 from fleet.exchange import exchange, fetch

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from core.configuration.pipeline_tasks import QUESTION_ANSWERING
 from core.errors import RequestError
-from core.pipeline_tasks import QUESTION_ANSWERING
 from core.task_bodies import PipelineBody
 from engine.loading.model_source import ModelSource
 from engine.tasks.loading import describe

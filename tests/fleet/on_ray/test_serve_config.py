@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.options import Options
 from tests.container.processes import ROOT
 from tests.fleet.on_ray.conftest import demo
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.options import Options
 
 PICKLE_CURE = (
     "weights in *.bin files are pickle files, which can run code when they are read: convert them "

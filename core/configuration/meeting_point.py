@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.options import Options
 
 KEY_VARIABLE = "LONGSHORE_RANK_KEY"
 """The environment variable with the secret of ranks on several machines."""

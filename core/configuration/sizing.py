@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from core.configuration.options import KVReservation, Options
+from core.configuration.strategy_table import STRATEGIES, Batching
 from core.errors import ConfigurationError, InsufficientMemoryError
-from core.options import KVReservation, Options
-from core.strategy_table import STRATEGIES, Batching
 
 DEFAULT_STEP_TOKENS = {"cuda": 8192, "cpu": 512}
 DEFAULT_BATCH_SIZE = 32

@@ -1,15 +1,15 @@
 """The bounds on one request, in one table, from which docs/limits.md is made.
 
 A bound is checked before the work that it limits. Bounds that an option sets are fields of
-`core.options.Options`; their rows here name the option.
+`core.configuration.options.Options`; their rows here name the option.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from core.configuration.options import option_table
 from core.errors import RequestError
-from core.options import option_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +311,7 @@ def markdown_lines() -> list[str]:
         "",
         "This table lists the limits on one request. They keep one request from harming the "
         "others. A request beyond a limit gets the status in the table. The table is generated "
-        "from `core/limits.py` by `make docs`.",
+        "from `core/configuration/limits.py` by `make docs`.",
         "",
         "| what is limited | limit or its default | option that sets it | status | why |",
         "| --- | --- | --- | --- | --- |",

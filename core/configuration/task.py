@@ -8,11 +8,15 @@ from typing import Literal
 
 import msgspec
 
-from core.batching import Choice, choose_batching
+from core.configuration.batching import Choice, choose_batching
+from core.configuration.options import Options
+from core.configuration.pipeline_tasks import (
+    QUESTION_ANSWERING,
+    SPEECH_RECOGNITION,
+    VIDEO_CLASSIFICATION,
+)
+from core.configuration.strategy_table import DEFAULT_FOR_OTHERS, LIBRARY_NAMES
 from core.errors import ConfigurationError
-from core.options import Options
-from core.pipeline_tasks import QUESTION_ANSWERING, SPEECH_RECOGNITION, VIDEO_CLASSIFICATION
-from core.strategy_table import DEFAULT_FOR_OTHERS, LIBRARY_NAMES
 
 Kind = Literal["generation", "embedding", "pipeline", "handler"]
 

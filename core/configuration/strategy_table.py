@@ -18,7 +18,7 @@ DEFAULT_FOR_PACKED: Batching = "paged"
 """The strategy for a decoder that runs on the packed executor, unless the options name one."""
 DEFAULT_FOR_OTHERS: Batching = "dynamic"
 """The strategy for any other model, and for tasks that do not generate text. For a user's handler
-it is `none` instead (core/task.py)."""
+it is `none` instead (core/configuration/task.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

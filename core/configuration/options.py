@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal, TypeVar
 
+from core.configuration.step_size import DEFAULT_PROMPT_SIZES
+from core.configuration.strategy_table import PAGED_NAMES, ROLLING_NAMES, Batching
+from core.configuration.suggest import did_you_mean
 from core.errors import ConfigurationError
 from core.logs import LogFormat, LogLevel
-from core.step_size import DEFAULT_PROMPT_SIZES
-from core.strategy_table import PAGED_NAMES, ROLLING_NAMES, Batching
-from core.suggest import did_you_mean
 
 T = TypeVar("T")
 Value = str | int | float | bool | None

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.options import Options
 from core.processes import num_cores
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.errors import ConfigurationError
-from core.options import Options
-from core.strategy_table import (
+from core.configuration.options import Options
+from core.configuration.strategy_table import (
     DEFAULT_FOR_OTHERS,
     DEFAULT_FOR_PACKED,
     LIBRARY_NAMES,
     STRATEGIES,
     Batching,
 )
+from core.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
