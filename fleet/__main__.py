@@ -13,7 +13,7 @@ from container.configuration.report import report_error
 from container.launch.ports import require_free_port
 from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.processes import note_stop_signals
+from core.process.processes import note_stop_signals
 from fleet.arguments import DEFAULT_PORT, make_parser
 from fleet.properties import read_options
 

@@ -24,8 +24,8 @@ from container.models.directory import default_model_dir, open_model_dir, resolv
 from core.configuration.layout import layout_here
 from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.internal_arguments import internal_arguments
-from core.processes import die_with_parent
+from core.process.internal_arguments import internal_arguments
+from core.process.processes import die_with_parent
 
 
 def threads_of_a_rank(options: Options, cpus: float, variables: Mapping[str, str]) -> str:

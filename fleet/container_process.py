@@ -11,7 +11,7 @@ from pathlib import Path
 
 from container.launch.children import Child
 from core.configuration.meeting_point import KEY_VARIABLE, MeetingPoint
-from core.names import python_command
+from core.process.names import python_command
 from fleet.exchange import fetch
 from fleet.http_message import ReplicaLostError, Request
 

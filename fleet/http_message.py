@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from core.http_headers import HOP_BY_HOP
+from core.process.http_headers import HOP_BY_HOP
 
 Headers = tuple[tuple[bytes, bytes], ...]
 """Names and values in their order. A name may occur more than once."""

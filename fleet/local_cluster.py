@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from ray.cluster_utils import Cluster
 
-from core.names import import_root
+from core.process.names import import_root
 
 HEALTH_CHECK_PERIOD_MS = 1000
 """How often Ray's head checks a node. It gives the node up after five failed checks."""

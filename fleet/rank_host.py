@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from container.launch.children import Child
 from core.configuration.meeting_point import MeetingPoint
-from core.names import python_command
+from core.process.names import python_command
 from fleet.container_process import child_arguments, with_key
 
 _POLL_INTERVAL_S = 0.1

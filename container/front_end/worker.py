@@ -37,7 +37,7 @@ from container.http.off_loop import SWITCH_INTERVAL_S
 from container.launch.stop_times import FAILED_REQUESTS_S
 from core.configuration.options import Options
 from core.errors import LongshoreError, RequestError
-from core.processes import die_with_parent
+from core.process.processes import die_with_parent
 
 _POLL_INTERVAL_S = 0.05
 

@@ -13,9 +13,9 @@ from core.configuration.layout import layout_here, quantity
 from core.configuration.meeting_point import meeting_point
 from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.logs import configure_logs
-from core.names import python_command
-from core.processes import note_stop_signals
+from core.process.logs import configure_logs
+from core.process.names import python_command
+from core.process.processes import note_stop_signals
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from container.security.tls import tls_context
 from container.tracing.endpoint import check_traces_endpoint
 from core.configuration.task import Task, check_options, choose_task
 from core.errors import ConfigurationError
-from core.names import python_command
+from core.process.names import python_command
 from core.text.template_files import load_chat_template
 from core.text.tokenizer import tokenizer_file
 

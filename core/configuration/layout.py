@@ -9,7 +9,7 @@ from pathlib import Path
 
 from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.processes import num_cores
+from core.process.processes import num_cores
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from core.configuration.step_size import DEFAULT_PROMPT_SIZES
 from core.configuration.strategy_table import PAGED_NAMES, ROLLING_NAMES, Batching
 from core.configuration.suggest import did_you_mean
 from core.errors import ConfigurationError
-from core.logs import LogFormat, LogLevel
+from core.process.logs import LogFormat, LogLevel
 
 T = TypeVar("T")
 Value = str | int | float | bool | None

@@ -26,7 +26,7 @@ from core.configuration.sizing import (
 from core.configuration.step_size import graph_sizes
 from core.configuration.strategy_table import STRATEGIES, Batching
 from core.errors import InsufficientMemoryError
-from core.host_memory import available_host_memory
+from core.process.host_memory import available_host_memory
 from engine.attention.backends import make_backend
 from engine.block_tables import table_bytes
 from engine.device import choose_kv_dtype

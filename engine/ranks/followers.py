@@ -18,7 +18,7 @@ import torch
 from core.configuration.meeting_point import meeting_point
 from core.configuration.options import Options
 from core.errors import EngineUnavailableError, LongshoreError
-from core.names import import_root, python_command
+from core.process.names import import_root, python_command
 from engine.ranks.digest import digest_model
 from engine.ranks.group import StoreServer
 from engine.ranks.joining import wait_for_ranks

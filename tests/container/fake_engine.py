@@ -40,7 +40,7 @@ from core.messages import (
     UnloadAdapter,
 )
 from core.output import Output
-from core.processes import die_with_parent
+from core.process.processes import die_with_parent
 from core.sampling import Finish, TopLogprobs
 from core.stats import Stats
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from core.internal_arguments import internal_arguments
+from core.process.internal_arguments import internal_arguments
 from tests.container.processes import ROOT
 
 MODULES = {

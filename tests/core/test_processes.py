@@ -13,7 +13,10 @@ from tests.container.processes import ROOT
 
 NOBODY = str(2**22 + 1)
 """A number above all process ids."""
-CHILD = "import sys; from core.processes import die_with_parent; die_with_parent(int(sys.argv[1]))"
+CHILD = (
+    "import sys; from core.process.processes import die_with_parent; "
+    "die_with_parent(int(sys.argv[1]))"
+)
 WORKER = """
 import sys
 from types import SimpleNamespace

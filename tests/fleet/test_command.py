@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from fleet.__main__ import main
 
 def interrupt(frame, event, argument):
-    if event == "line" and signal.getsignal(signal.SIGTERM).__module__ == "core.processes":
+    if event == "line" and signal.getsignal(signal.SIGTERM).__module__ == "core.process.processes":
         signal.raise_signal(signal.SIGTERM)
     return interrupt
 

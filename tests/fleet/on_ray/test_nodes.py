@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from core.names import import_root
+from core.process.names import import_root
 from engine import LLM, SamplingParams
 from tests.container.processes import ROOT, descendants, free_port, wait_until
 from tests.fleet.load import Load

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import msgspec
 
 from core.errors import RequestError
-from core.processes import die_with_parent
+from core.process.processes import die_with_parent
 
 OUT_OF_MEMORY = 3
 """Exit code of a helper whose job needed more memory than its limit."""

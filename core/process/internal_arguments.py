@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from core.names import full_name
+from core.process.names import full_name
 
 EXIT_USAGE = 2
 _TYPES = {"": str, "int": int, "float": float}

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from core.errors import ConfigurationError
-from core.names import full_name
+from core.process.names import full_name
 
 _MODULE = "model"
 _DJL_PYTHON = "djl_python"

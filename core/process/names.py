@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-_PREFIX = __name__.removesuffix("core.names")
+_PREFIX = __name__.removesuffix("core.process.names")
 """Empty in the repository, `longshore.` in a wheel."""
 
 
