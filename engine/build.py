@@ -13,8 +13,8 @@ from transformers import GenerationConfig, PreTrainedConfig
 from core.configuration.options import Options
 from core.configuration.strategy_table import Batching
 from core.errors import ConfigurationError, LongshoreError
-from core.messages import Facts
 from core.plan import BlockMoves, Chunk, StepPlan
+from core.protocol.messages import Facts
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine.device import choose_device, tensor_parallel_degree

@@ -18,7 +18,7 @@ from container.schema.kinds import BOOLEAN, INTEGER, OBJECT, STRING, with_schema
 from container.schema.prompts import PROMPT, read_prompts
 from core.configuration.limits import EMBEDDINGS
 from core.errors import RequestError
-from core.task_bodies import EmbeddingAnswer, EmbeddingBody
+from core.protocol.task_bodies import EmbeddingAnswer, EmbeddingBody
 
 MAX_TOKENS = 2**31 - 1
 """The value of `max_tokens` that truncates inputs to the model's limit."""

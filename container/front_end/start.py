@@ -30,11 +30,11 @@ from container.security.tls import tls_context
 from core.configuration.limits import HEADER_BYTES, HEADERS, REQUEST_LINE
 from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.messages import Launch
 from core.process.internal_arguments import internal_arguments
 from core.process.logs import configure_logs
 from core.process.names import full_name
 from core.process.processes import die_with_parent, num_cores
+from core.protocol.messages import Launch
 from core.routing import LeastLoaded, PrefixAware
 
 if TYPE_CHECKING:

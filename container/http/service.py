@@ -13,7 +13,7 @@ from container.wire.engine_client import EngineClient
 from container.wire.task_reply import TaskReply
 from core.configuration.options import Options
 from core.errors import GenerationError, NotFoundError
-from core.messages import Performed
+from core.protocol.messages import Performed
 
 
 class Service:

@@ -29,9 +29,9 @@ from core.configuration.meeting_point import meeting_point
 from core.configuration.options import Options
 from core.configuration.task import Task
 from core.errors import ConfigurationError
-from core.messages import Facts, Launch
 from core.process.logs import configure_logs
 from core.process.names import python_command
+from core.protocol.messages import Facts, Launch
 
 logger = logging.getLogger(__name__)
 

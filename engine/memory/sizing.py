@@ -49,7 +49,8 @@ MIN_DEFAULT_ON_CPU = 128 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """The limits that `core.messages.Facts` documents, and notes on limits that were lowered."""
+    """The limits that `core.protocol.messages.Facts` documents, and notes on limits that were
+    lowered."""
 
     max_model_len: int
     max_sequences: int

@@ -13,7 +13,7 @@ from container.front_end.app import create_app
 from container.http.failures import Failure
 from container.wire.engine_client import EngineClient
 from core.configuration.options import Options
-from core.messages import Abort
+from core.protocol.messages import Abort
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import eventually
 from tests.container.fake_engine import FakeEngine, fails, says, stalls

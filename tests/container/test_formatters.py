@@ -18,7 +18,7 @@ from container.launch.preparation import prepare
 from container.wire.engine_client import EngineClient
 from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.messages import Submit
+from core.protocol.messages import Submit
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 from tests.container.configurations import Load

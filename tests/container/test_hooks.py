@@ -22,7 +22,7 @@ from container.wire.engine_client import EngineClient
 from core.configuration.options import Options
 from core.configuration.task import Task
 from core.errors import ConfigurationError
-from core.messages import Abort, Submit
+from core.protocol.messages import Abort, Submit
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 from tests.container.configurations import Load, refusal

@@ -12,7 +12,7 @@ from container.schema.body import read_body
 from container.schema.json_body import decode_json
 from core.configuration import limits
 from core.errors import RequestError
-from core.messages import Submit
+from core.protocol.messages import Submit
 from tests.container.fake_engine import FakeEngine
 from tests.container.invocations import invoke
 

@@ -24,8 +24,8 @@ from container.wire.engine_client import EngineClient
 from core.configuration.options import Options
 from core.configuration.pipeline_tasks import SPEECH_RECOGNITION
 from core.configuration.task import Kind, Task
-from core.messages import Perform, Performed
-from core.task_bodies import TRANSCRIPTION, EmbeddingAnswer, Transcript
+from core.protocol.messages import Perform, Performed
+from core.protocol.task_bodies import TRANSCRIPTION, EmbeddingAnswer, Transcript
 from tests.container.conftest import Serve
 from tests.container.fake_engine import FakeEngine, performs
 

@@ -12,7 +12,7 @@ from container.front_end.app import create_app
 from container.http.off_loop import LONG_TEXT_CHARACTERS
 from container.wire.engine_client import EngineClient
 from core.configuration.options import Options
-from core.messages import Abort, Submit
+from core.protocol.messages import Abort, Submit
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import EOS, Serve, eventually
 from tests.container.fake_engine import FakeEngine, says, stalls

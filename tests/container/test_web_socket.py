@@ -18,7 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from container.front_end.upgrade import PATH
 from core.configuration.limits import SOCKET_MESSAGES
-from core.messages import Abort, Refused, Submit
+from core.protocol.messages import Abort, Refused, Submit
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import EOS
 from tests.container.fake_engine import FakeEngine, says, stalls

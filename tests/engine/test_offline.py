@@ -248,9 +248,9 @@ def test_hub_model(model_dir, monkeypatch):
 
 
 def test_options_that_only_the_server_reads_are_known():
-    """`core.messages` and `engine.__main__` belong to the server's engine process."""
+    """`core.protocol.messages` and `engine.__main__` belong to the server's engine process."""
     server = {
-        ROOT / "core/messages.py",
+        ROOT / "core/protocol/messages.py",
         ROOT / "engine/__main__.py",
         ROOT / "core/configuration/options.py",
     }

@@ -25,7 +25,7 @@ from core.configuration.pipeline_tasks import FILES, PIPELINE_TASKS, PipelineTas
 from core.configuration.suggest import did_you_mean
 from core.configuration.task import Task
 from core.errors import RequestError
-from core.task_bodies import PipelineBody
+from core.protocol.task_bodies import PipelineBody
 
 AUDIO_TYPE = "audio/wav"
 MAX_BATCH = INPUTS.maximum

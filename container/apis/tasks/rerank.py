@@ -30,7 +30,7 @@ from container.schema.kinds import (
 )
 from core.configuration.task import Task
 from core.errors import GenerationError, RequestError
-from core.task_bodies import PipelineBody
+from core.protocol.task_bodies import PipelineBody
 
 TASK = "text-classification"
 MAX_TEXTS = 1024

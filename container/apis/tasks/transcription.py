@@ -23,7 +23,7 @@ from container.schema.kinds import ANYTHING, BOOLEAN, NUMBER, STRING, STRINGS, K
 from core.configuration.pipeline_tasks import SPEECH_RECOGNITION
 from core.configuration.task import Task
 from core.errors import RequestError
-from core.task_bodies import TRANSCRIPTION, PipelineBody, Span, Transcript, Transcription
+from core.protocol.task_bodies import TRANSCRIPTION, PipelineBody, Span, Transcript, Transcription
 
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 GRANULARITIES = ("segment", "word")

@@ -31,7 +31,8 @@ MAX_SPOKEN = 4096
 
 
 class InputReader:
-    """Converts the inputs of a `core.task_bodies.PipelineBody` into the inputs of one pipeline."""
+    """Converts the inputs of a `core.protocol.task_bodies.PipelineBody` into the inputs of one
+    pipeline."""
 
     def __init__(self, name: str, task: PipelineTask, pipeline: Any) -> None:
         self._task = task

@@ -27,7 +27,7 @@ from core.configuration.pipeline_tasks import (
 )
 from core.configuration.suggest import did_you_mean
 from core.errors import ConfigurationError, RequestError
-from core.task_bodies import TRANSCRIPTION
+from core.protocol.task_bodies import TRANSCRIPTION
 from engine.loading.model_source import ModelSource
 from engine.tasks.lengths import check_length, longest_text
 from engine.tasks.loading import load_with_head

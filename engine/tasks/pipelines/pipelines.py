@@ -11,7 +11,7 @@ import torch
 
 from core.configuration.pipeline_tasks import QUESTION_ANSWERING
 from core.errors import RequestError
-from core.task_bodies import PipelineBody
+from core.protocol.task_bodies import PipelineBody
 from engine.loading.model_source import ModelSource
 from engine.tasks.loading import describe
 from engine.tasks.performer import Answer, Description, Job, Outcome, run_isolated

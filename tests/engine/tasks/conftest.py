@@ -13,7 +13,7 @@ import torch
 
 from core.configuration.options import Options
 from core.configuration.task import Task, choose_task
-from core.task_bodies import EmbeddingBody, PipelineBody
+from core.protocol.task_bodies import EmbeddingBody, PipelineBody
 from engine.tasks.build import build_task_engine
 from engine.tasks.engine import TaskEngine
 from engine.tasks.performer import Answer, Job, Outcome

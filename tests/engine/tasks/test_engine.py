@@ -11,7 +11,16 @@ import torch
 from core.configuration.options import Options
 from core.configuration.task import Task
 from core.errors import RequestError
-from core.messages import Abort, Failed, Heartbeat, Hello, Perform, Performed, Ready, Submit
+from core.protocol.messages import (
+    Abort,
+    Failed,
+    Heartbeat,
+    Hello,
+    Perform,
+    Performed,
+    Ready,
+    Submit,
+)
 from core.sampling import SamplingParams
 from engine.serve.connection import Connection
 from engine.serve.server import Server

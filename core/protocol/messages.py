@@ -42,9 +42,9 @@ from core.configuration.task import GENERATION, Task
 from core.errors import FailureKind
 from core.images import PromptImage
 from core.output import Output
+from core.protocol.snapshot import Snapshot
+from core.protocol.stats import Stats
 from core.sampling import SamplingParams
-from core.snapshot import Snapshot
-from core.stats import Stats
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -72,7 +72,7 @@ class Perform(Message, frozen=True):
 
     id: str
     body: bytes
-    """A struct of `core.task_bodies`, or for a handler the body of the HTTP request."""
+    """A struct of `core.protocol.task_bodies`, or for a handler the body of the HTTP request."""
     headers: dict[str, str] = {}
     """For a handler: the headers of the HTTP request."""
 

@@ -1,4 +1,5 @@
-"""The bodies of `core.messages.Perform` and `Performed`, as msgpack, for Longshore's own tasks.
+"""The bodies of `core.protocol.messages.Perform` and `Performed`, as msgpack, for Longshore's own
+tasks.
 
 For a user's handler, the body is that of the HTTP request, unchanged.
 """

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from core.stats import Timing
+from core.protocol.stats import Timing
 
 Phase = Literal["waiting", "prefill", "decode", "preempted", "swapped"]
 """Prefill: the answer has no token yet or, after a preemption, several tokens of prompt and answer
