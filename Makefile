@@ -4,7 +4,7 @@ PORT ?= 8080
 PROPERTIES ?= serving.properties
 OUT ?= build/compare
 BIN := .venv/bin
-INSTALL = $(BIN)/python distribution/install.py --disable-pip-version-check --constraint constraints.txt
+INSTALL = $(BIN)/python packaging/wheel/install.py --disable-pip-version-check --constraint constraints.txt
 GPU_PYTHON ?= $(BIN)/python
 TRITON_FLOOR := 3.6.0
 PIP_AUDIT := 2.10.1
@@ -116,7 +116,7 @@ asan: setup  ## Run the tests of the CPU's C++ kernels under AddressSanitizer (n
 	$(BIN)/python -m pytest tests/kernels/cpu $(ARGS)
 
 image-check: setup  ## Build the image without Docker (as root, with buildah and debootstrap) and test it
-	image/check
+	packaging/image/check
 
 variants: setup  ## Compile every kernel variant for every GPU and check the code (ARGS='-k prefill-256')
 	$(EVERY_VARIANT) tests/kernels/test_*compile.py $(ARGS)

@@ -27,10 +27,9 @@ MAY_IMPORT = {
     "deploy": set(),  # runs the load test as a command
     "fleet": {"container", "core"},  # starts containers on the nodes of a Ray cluster
     "examples": {"deploy", "longshore"},  # one parses SageMaker's streams, one uses the class LLM
-    "image": set(),
     # runs the commands of the other packages
     "longshore": {"benchmarks", "container", "deploy", "engine", "fleet", "loadtest"},
-    "distribution": set(),
+    "packaging": set(),
 }
 PARTS = {
     "engine": (

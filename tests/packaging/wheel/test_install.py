@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from distribution.install import install, stage
+from tests.packaging.scripts import load
+
+_script = load("wheel/install.py")
+install, stage = _script.install, _script.stage
+
 
 METADATA = "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n"
 WHEEL = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"

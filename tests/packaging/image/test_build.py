@@ -6,12 +6,14 @@ import re
 import subprocess
 import sys
 
-from image import cut
 from tests.container.processes import ROOT
+from tests.packaging.scripts import load
+
+cut = load("image/cut.py")
 
 
 def requirements(device: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "image/requirements.py", device]
+    command = [sys.executable, "packaging/image/requirements.py", device]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
@@ -46,7 +48,7 @@ def test_copied_files_are_in_the_build_context():
     sent = set((ROOT / ".dockerignore").read_text().replace("!", "").split())
     copies = re.findall(r"^COPY (?!--from)(.*) \S+$", (ROOT / "Dockerfile").read_text(), re.M)
     sources = {name for copy in copies for name in copy.split()}
-    assert {name for name in sources if not name.startswith("image/")} <= sent
+    assert {name for name in sources if not name.startswith("packaging/image/")} <= sent
     assert all((ROOT / name).exists() for name in sources)
     packages = set(re.findall(r'"(\w+)\*"', (ROOT / "pyproject.toml").read_text()))
     assert packages <= sources, "all packages of the server are copied"

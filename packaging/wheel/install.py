@@ -1,6 +1,6 @@
 """Runs `pip install` with a line of progress instead of hundreds, for make.
 
-    python distribution/install.py --constraint constraints.txt --editable .
+    python packaging/wheel/install.py --constraint constraints.txt --editable .
 
 On a terminal the line says for how long pip has run and what it does. At the end there is one line
 with what was installed. Errors and warnings of pip appear whole.
