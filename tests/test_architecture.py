@@ -22,8 +22,6 @@ MAY_IMPORT = {
     "benchmarks": {"core", "engine", "kernels", "strategies"},
     "loadtest": set(),  # talks HTTP to any server
     "models": set(),
-    "browser": set(),  # the live page in Chromium, in its own environment
-    "conformance": set(),  # other people's clients, in their own environment
     "deploy": set(),  # runs the load test as a command
     "fleet": {"container", "core"},  # starts containers on the nodes of a Ray cluster
     "examples": {"deploy", "longshore"},  # one parses SageMaker's streams, one uses the class LLM

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from browser.captions import marked_texts
 from engine import LLM, SamplingParams
+from tests.browser.captions import marked_texts
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(

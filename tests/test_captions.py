@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from browser.captions import fill, marked_texts
-from browser.peer_table import peer_table
+from tests.browser.captions import fill, marked_texts
+from tests.browser.peer_table import peer_table
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PAGE = "![a](a.png)\n\n<!-- made: a.png -->\nold\n<!-- end -->\n\nText.\n"
 
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from playwright.sync_api import Page
 
-from browser.conftest import Look
-from browser.live_page import open_page, set_slider, wait_for_answers
+from tests.browser.conftest import Look
+from tests.browser.live_page import open_page, set_slider, wait_for_answers
 
 WATCH_TEXT = """() => {
   window.seen = [];

@@ -24,13 +24,13 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv/bin/python"
 SUITES = ROOT / ".suites"
 """The environment of the suites, which are programs."""
 VLLM = ROOT / ".vllm"
 """The environment of vLLM, whose benchmark is a client."""
-NODE_CLIENTS = ROOT / "conformance" / "node"
+NODE_CLIENTS = ROOT / "tests/conformance/node"
 """The cases of the clients for Node, and their environment."""
 START_S = 120
 MAX_MODEL_LEN = 4096
@@ -143,7 +143,7 @@ def _serving(model_dir: Path, properties: str) -> Iterator[str]:
         port = probe.getsockname()[1]
     server = subprocess.Popen(
         [PYTHON, "-m", "container", "serve", "--port", str(port),
-         "--model-dir", model_dir, "--properties", ROOT / "conformance" / properties],
+         "--model-dir", model_dir, "--properties", ROOT / "tests/conformance" / properties],
         cwd=ROOT,
     )  # fmt: skip
     address = f"http://127.0.0.1:{port}"

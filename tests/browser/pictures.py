@@ -1,7 +1,7 @@
 """Makes the pictures and measured figures of README and docs, with captions.
 
     make pictures OUT=build/compare          # after `make compare`
-    .browser/bin/python -m browser.pictures --only ui.png,strategies.png
+    .browser/bin/python -m tests.browser.pictures --only ui.png,strategies.png
 
 `compare.png` and `compare-requests.png` are drawn from the results of `make compare`; nothing is
 measured here. `ui.png` and `strategies.png` are screenshots of the demo model. `vllm` stands
@@ -28,11 +28,11 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import TimeoutError
 
-from browser.captions import fill
-from browser.chromium import NoBrowserError, chromium
-from browser.demo_server import PYTHON, ROOT, demo_server
-from browser.live_page import open_page, set_slider, wait_for_answers
-from browser.peer_table import peer_table
+from tests.browser.captions import fill
+from tests.browser.chromium import NoBrowserError, chromium
+from tests.browser.demo_server import PYTHON, ROOT, demo_server
+from tests.browser.live_page import open_page, set_slider, wait_for_answers
+from tests.browser.peer_table import peer_table
 
 DOCS = ROOT / "docs"
 PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))

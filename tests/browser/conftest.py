@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 from playwright.sync_api import Browser, Page
 
-from browser.chromium import NoBrowserError, chromium
-from browser.demo_server import demo_server
+from tests.browser.chromium import NoBrowserError, chromium
+from tests.browser.demo_server import demo_server
 
 SMALL = ("--max-model-len", "512", "--num-kv-blocks", "96")
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import PYTHON, ROOT, SUITES
 
-TASKS = ROOT / "conformance" / "tasks"
+TASKS = ROOT / "tests/conformance/tasks"
 SCORE = """
 import json, sys, torch, transformers
 model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
