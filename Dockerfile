@@ -38,7 +38,6 @@ COPY strategies strategies
 COPY kernels kernels
 COPY engine engine
 COPY container container
-COPY djl_python djl_python
 COPY loadtest loadtest
 COPY benchmarks benchmarks
 COPY deploy deploy

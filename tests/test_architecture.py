@@ -14,10 +14,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MAY_IMPORT = {
     "core": set(),
-    "djl_python": set(),
     "kernels": set(),
     "strategies": {"core"},
-    "engine": {"core", "djl_python", "kernels", "strategies"},
+    "engine": {"core", "kernels", "strategies"},
     "container": {"core"},  # talks to the engine only over the socket
     "benchmarks": {"core", "engine", "kernels", "strategies"},
     "loadtest": set(),  # talks HTTP to any server

@@ -16,6 +16,8 @@ from core.process.names import full_name
 
 _MODULE = "model"
 _DJL_PYTHON = "djl_python"
+"""The name that user code imports."""
+_OURS = "engine.tasks.handlers.djl_python"
 
 
 def run_file(path: Path) -> ModuleType:
@@ -37,12 +39,12 @@ def run_file(path: Path) -> ModuleType:
 
 
 def _provide_djl_python() -> None:
-    """Make `import djl_python` find our package, even in a wheel, where it has a longer name.
+    """Make `import djl_python` find our package, which has a longer name.
 
     Modules that user code imports must be the same objects as ours, since `isinstance` decides
     what an answer is.
     """
-    ours = importlib.import_module(full_name(_DJL_PYTHON))
+    ours = importlib.import_module(full_name(_OURS))
     for info in pkgutil.iter_modules(ours.__path__):
         module = importlib.import_module(f"{ours.__name__}.{info.name}")
         sys.modules.setdefault(f"{_DJL_PYTHON}.{info.name}", module)

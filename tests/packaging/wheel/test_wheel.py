@@ -124,7 +124,7 @@ def test_user_code_finds_djl_python(installed: Path, tmp_path: Path):
     code = (
         "from pathlib import Path\n"
         "from longshore.core.process.user_code import run_file\n"
-        "from longshore.djl_python import Output\n"
+        "from longshore.engine.tasks.handlers.djl_python import Output\n"
         f"module = run_file(Path({str(handler)!r}))\n"
         "print(module.Output is Output, module.O is Output)"
     )

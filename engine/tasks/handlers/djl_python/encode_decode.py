@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from djl_python.inputs import Input
+from engine.tasks.handlers.djl_python.inputs import Input
 
 
 def decode(inputs: Input, content_type: str | None, key: str | None = None) -> Any:

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterable, Iterable
 from typing import Any
 
-from djl_python.pair_list import PairList
+from engine.tasks.handlers.djl_python.pair_list import PairList
 
 _JSON = "application/json"
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from djl_python.pair_list import PairList
+from engine.tasks.handlers.djl_python.pair_list import PairList
 
 
 class Input:
