@@ -41,7 +41,6 @@ COPY container container
 COPY loadtest loadtest
 COPY benchmarks benchmarks
 COPY deploy deploy
-COPY fleet fleet
 COPY models/demo models/demo
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     /opt/longshore/bin/pip install --no-cache-dir --no-compile --no-deps .

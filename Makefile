@@ -83,7 +83,7 @@ pictures: setup .browser/installed  ## Make the pictures of README and docs (aft
 
 # Ray lies beside .venv, not in it: 500 MB that no other test needs.
 fleet-test: setup .fleet/installed  ## Test fleets on Ray clusters of two nodes on this machine; ten minutes on two cores
-	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.fleet $(BIN)/python -m pytest tests/fleet/on_ray $(ARGS)
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.fleet $(BIN)/python -m pytest tests/deploy/fleet/on_ray $(ARGS)
 
 .fleet/installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --target $(@D) 'ray[data,serve]==2.60.0'

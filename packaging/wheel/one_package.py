@@ -38,7 +38,7 @@ __all__ = [
 
 PARENT = "longshore"
 PACKAGES = frozenset(
-    ("benchmarks", "container", "core", "deploy", "engine", "fleet", "kernels",
+    ("benchmarks", "container", "core", "deploy", "engine", "kernels",
      "loadtest", "strategies")
 )  # fmt: skip
 """The packages that move. Imports of all other modules stay as they are."""

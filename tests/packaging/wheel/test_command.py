@@ -22,7 +22,7 @@ def test_the_help_of_every_command_has_examples(
 ):
     """The help works even if no extra is installed."""
     for module in [*sys.modules]:  # modules imported by other tests may hold an extra's packages
-        if module.partition(".")[0] in ("deploy", "fleet", "loadtest"):
+        if module.partition(".")[0] in ("deploy", "loadtest"):
             monkeypatch.delitem(sys.modules, module)
     for module in ("locust", "psutil", "boto3", "botocore", "ray", "vl_convert"):
         monkeypatch.setitem(sys.modules, module, None)

@@ -14,8 +14,8 @@ from container.launch.ports import require_free_port
 from core.configuration.options import Options
 from core.errors import ConfigurationError
 from core.process.processes import note_stop_signals
-from fleet.arguments import DEFAULT_PORT, make_parser
-from fleet.properties import read_options
+from deploy.fleet.arguments import DEFAULT_PORT, make_parser
+from deploy.fleet.properties import read_options
 
 _POLL_INTERVAL_S = 0.1
 
@@ -40,8 +40,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m fleet") 
 
 
 def _serve(parsed: argparse.Namespace, options: Options) -> int:
-    from fleet.application import fleet_of  # lazy: only now Ray is needed
-    from fleet.deployment import connected, deploy
+    from deploy.fleet.application import fleet_of  # lazy: only now Ray is needed
+    from deploy.fleet.deployment import connected, deploy
 
     with connected(parsed.address):
         deploy(fleet_of(parsed, options), parsed.port)
@@ -54,9 +54,9 @@ def _serve_locally(parsed: argparse.Namespace, options: Options) -> int:
     # node starts.
     os.environ.setdefault("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "0")
 
-    from fleet.application import fleet_of
-    from fleet.deployment import connected, deploy, end
-    from fleet.local_cluster import local_cluster
+    from deploy.fleet.application import fleet_of
+    from deploy.fleet.deployment import connected, deploy, end
+    from deploy.fleet.local_cluster import local_cluster
 
     port = parsed.port or DEFAULT_PORT
     require_free_port(port)
@@ -90,7 +90,7 @@ def _raise_at_signals() -> None:
 
 
 def _stop(address: str | None) -> int:
-    from fleet.deployment import connected, end
+    from deploy.fleet.deployment import connected, end
 
     with connected(address):
         end()

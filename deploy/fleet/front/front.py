@@ -11,8 +11,8 @@ from ray.exceptions import ObjectLostError, RayActorError
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from fleet.gateway import Gateway, Parts, Replicas
-from fleet.http_message import Head, ReplicaLostError, Request
+from deploy.fleet.front.gateway import Gateway, Parts, Replicas
+from deploy.fleet.http_message import Head, ReplicaLostError, Request
 
 METRICS_TIMEOUT_S = 2.0
 """How long to wait for a replica's metrics. Slower replicas are left out."""

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from container.launch.children import Child
 from core.configuration.meeting_point import MeetingPoint
 from core.process.names import python_command
-from fleet.container_process import child_arguments, with_key
+from deploy.fleet.container_process import child_arguments, with_key
 
 _POLL_INTERVAL_S = 0.1
 
@@ -31,7 +31,7 @@ class RankHost:
     def run(self, properties: str, cpus: float, nodes: int, place: MeetingPoint) -> str:
         """Run the ranks. If they end by themselves, return how."""
         arguments = child_arguments(Path(properties), cpus, nodes, place)
-        command = [*python_command("fleet.child"), "join", *arguments]
+        command = [*python_command("deploy.fleet.child"), "join", *arguments]
         child = Child("ranks", command, variables=with_key(place))
         while child.exit_code is None:
             time.sleep(_POLL_INTERVAL_S)

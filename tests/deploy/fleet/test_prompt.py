@@ -7,8 +7,8 @@ import json
 import pytest
 
 from core.routing import RoutedRequest
-from fleet.http_message import Request
-from fleet.prompt import routed_request
+from deploy.fleet.front.prompt import routed_request
+from deploy.fleet.http_message import Request
 
 SYSTEM = "You answer in verse. " * 100
 """Longer than the shortest prefix that routers compare."""

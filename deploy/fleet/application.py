@@ -13,10 +13,10 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from core.configuration.options import Options
-from fleet.front import Front
-from fleet.replica import Replica
-from fleet.router import ReplicaRouter
-from fleet.span import Span
+from deploy.fleet.front.front import Front
+from deploy.fleet.front.router import ReplicaRouter
+from deploy.fleet.replica import Replica
+from deploy.fleet.span import Span
 
 NAME = "longshore"
 _UNLIMITED = 100_000

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpcore2
 
-from fleet.http_message import HOP_BY_HOP_BYTES, Head, ReplicaLostError, Request, without
+from deploy.fleet.http_message import HOP_BY_HOP_BYTES, Head, ReplicaLostError, Request, without
 
 _ORIGIN = httpcore2.Origin(b"http", b"container", 80)
 _LENGTH = frozenset((b"content-length",))

@@ -16,7 +16,7 @@ from longshore import LLM, SamplingParams
 from tests.container.processes import ROOT, descendants, wait_until
 
 pytest.importorskip("ray.data", reason="Ray is not installed; make fleet-test installs it")
-from fleet.local_cluster import local_cluster
+from deploy.fleet.local_cluster import local_cluster
 
 NUM_LINES, LINES_PER_PART = 1000, 25
 BAD_LINES = {3: b"{", 500: b'{"id": "bad"}'}

@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 
 from core.configuration.options import Options
-from fleet.child import threads_of_a_rank
-from fleet.container_process import ContainerEndedError, ContainerProcess
-from fleet.exchange import fetch
-from fleet.http_message import Request
+from deploy.fleet.child import threads_of_a_rank
+from deploy.fleet.container_process import ContainerEndedError, ContainerProcess
+from deploy.fleet.exchange import fetch
+from deploy.fleet.http_message import Request
 from tests.container.processes import ROOT, descendants, is_gone, wait_until
 
 KEEP = """
 import asyncio, sys
 from pathlib import Path
-from fleet.container_process import ContainerProcess
+from deploy.fleet.container_process import ContainerProcess
 container = ContainerProcess(Path(sys.argv[1]))
 asyncio.run(container.wait_until_ready())
 print(flush=True)

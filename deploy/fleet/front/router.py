@@ -14,7 +14,7 @@ from ray.serve.request_router import (
 )
 
 from core.routing import ROUTERS
-from fleet.prompt import routed_request
+from deploy.fleet.front.prompt import routed_request
 
 ANSWER_TIMEOUT_S = 0.5
 ASK_AGAIN_S = 1.0

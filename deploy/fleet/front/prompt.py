@@ -11,7 +11,7 @@ import msgspec
 from container.schema.body import is_supported_type, read_body
 from core.errors import LongshoreError
 from core.routing import RoutedRequest, prefix_keys
-from fleet.http_message import Request
+from deploy.fleet.http_message import Request
 
 _SESSION = b"x-amzn-sagemaker-session-id"
 _NEW_SESSION = "NEW_SESSION"

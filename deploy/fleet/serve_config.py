@@ -1,7 +1,7 @@
 """The application for a config file of Serve, such as that of a RayService of Kubernetes.
 
 ```yaml
-import_path: longshore.fleet.serve_config:build
+import_path: longshore.deploy.fleet.serve_config:build
 args: {flags: --properties FILE --replicas 2, nodes: 3, gpus_per_node: 1}
 ```
 """
@@ -16,10 +16,10 @@ from typing import Any
 from ray.serve import Application
 
 from core.errors import ConfigurationError
-from fleet.application import application, fleet_of
-from fleet.arguments import parse_flags
-from fleet.properties import read_options
-from fleet.span import span_of
+from deploy.fleet.application import application, fleet_of
+from deploy.fleet.arguments import parse_flags
+from deploy.fleet.properties import read_options
+from deploy.fleet.span import span_of
 
 _TYPES = {"flags": str, "nodes": int, "gpus_per_node": int}
 

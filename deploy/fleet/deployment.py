@@ -11,9 +11,9 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 
 from core.errors import ConfigurationError
-from fleet.application import NAME, QUIET, Fleet, application
-from fleet.arguments import DEFAULT_PORT
-from fleet.span import span_of
+from deploy.fleet.application import NAME, QUIET, Fleet, application
+from deploy.fleet.arguments import DEFAULT_PORT
+from deploy.fleet.span import span_of
 
 _KEEPALIVE_S = 75
 """Longer than load balancers keep idle connections, so they never use one that is closing."""

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from fleet import gateway as gateway_module
-from fleet.exchange import exchange, fetch
-from fleet.gateway import Gateway, Parts, Replicas
-from fleet.http_message import Head, ReplicaLostError, Request
-from tests.fleet.asgi import Exchange
-from tests.fleet.fake_container import (
+from deploy.fleet.exchange import exchange, fetch
+from deploy.fleet.front import gateway as gateway_module
+from deploy.fleet.front.gateway import Gateway, Parts, Replicas
+from deploy.fleet.http_message import Head, ReplicaLostError, Request
+from tests.deploy.fleet.asgi import Exchange
+from tests.deploy.fleet.fake_container import (
     CHUNKS,
     LAST_CHUNK,
     STREAM,

@@ -10,7 +10,7 @@ import yaml
 from core.configuration.options import Options
 from core.errors import ConfigurationError
 from tests.container.processes import ROOT
-from tests.fleet.on_ray.conftest import demo
+from tests.deploy.fleet.on_ray.conftest import demo
 
 FOLDER = ROOT / "deploy" / "kubernetes" / "fleet"
 PROPERTIES = "/etc/longshore/serving.properties"
@@ -42,7 +42,7 @@ def test_serve_accepts_the_manifests_config():
     ],
 )
 def test_bad_arguments_are_explained(arguments: dict[str, object], why: str):
-    from fleet.serve_config import build
+    from deploy.fleet.serve_config import build
 
     with pytest.raises(ConfigurationError, match=why):
         build(arguments)
@@ -57,7 +57,7 @@ def test_serve_gets_the_application(tmp_path: Path):
     from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as call
     from ray.serve.schema import ServeDeploySchema
 
-    from fleet.serve_config import build
+    from deploy.fleet.serve_config import build
 
     properties = tmp_path / "serving.properties"
     properties.write_text(demo("paged"))
@@ -70,8 +70,8 @@ def test_serve_gets_the_application(tmp_path: Path):
 
 def test_a_link_to_the_properties_is_not_followed(tmp_path: Path):
     """In a ConfigMap's volume, the link leads to a folder that has another name in each pod."""
-    from fleet.application import fleet_of
-    from fleet.arguments import parse_flags
+    from deploy.fleet.application import fleet_of
+    from deploy.fleet.arguments import parse_flags
 
     link = tmp_path / "serving.properties"
     link.symlink_to(tmp_path / "..data")
@@ -80,8 +80,8 @@ def test_a_link_to_the_properties_is_not_followed(tmp_path: Path):
 
 def test_each_node_of_a_local_cluster_has_room_for_whole_replicas():
     """An update starts a third replica of 2 cores beside two. Two nodes of 3 cores would not do."""
-    from fleet.application import fleet_of
-    from fleet.arguments import parse_flags
+    from deploy.fleet.application import fleet_of
+    from deploy.fleet.arguments import parse_flags
 
     flags = ["--properties", "x", "--replicas", "2", "--cpus", "2", "--surge", "50"]
     assert fleet_of(parse_flags(flags), Options()).cpus_of_node(2) == 4

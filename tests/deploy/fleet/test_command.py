@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from fleet.__main__ import main
+from deploy.fleet.__main__ import main
 from longshore.__main__ import main as longshore
 from tests.container.processes import HANG_S, ROOT, free_port
 
 SIGNAL_AT_EVERY_LINE = """
 import contextlib, signal, sys
 from types import SimpleNamespace
-from fleet.__main__ import main
+from deploy.fleet.__main__ import main
 
 def interrupt(frame, event, argument):
     if event == "line" and signal.getsignal(signal.SIGTERM).__module__ == "core.process.processes":
@@ -34,16 +34,16 @@ def end():
 
 nothing = lambda *arguments: contextlib.nullcontext()
 fleet = SimpleNamespace(cpus_of_node=int)
-sys.modules["fleet.application"] = SimpleNamespace(fleet_of=lambda *_: fleet)
-sys.modules["fleet.local_cluster"] = SimpleNamespace(local_cluster=nothing)
-sys.modules["fleet.deployment"] = SimpleNamespace(connected=nothing, deploy=deploy, end=end)
+sys.modules["deploy.fleet.application"] = SimpleNamespace(fleet_of=lambda *_: fleet)
+sys.modules["deploy.fleet.local_cluster"] = SimpleNamespace(local_cluster=nothing)
+sys.modules["deploy.fleet.deployment"] = SimpleNamespace(connected=nothing, deploy=deploy, end=end)
 sys.exit(main(["serve", "--local-nodes", "1", *sys.argv[1:]]))
 """
 
 SIGNAL_WHILE_DEPLOYING = """
 import contextlib, signal, sys
 from types import SimpleNamespace
-from fleet.__main__ import main
+from deploy.fleet.__main__ import main
 
 @contextlib.contextmanager
 def local_cluster(*_):
@@ -64,9 +64,11 @@ received = []  # Ray's handler exits once, too
 number, phase = int(sys.argv[1]), sys.argv[2]
 connected = lambda *_: contextlib.nullcontext()
 fleet = SimpleNamespace(cpus_of_node=int)
-sys.modules["fleet.application"] = SimpleNamespace(fleet_of=lambda *_: fleet)
-sys.modules["fleet.local_cluster"] = SimpleNamespace(local_cluster=local_cluster)
-sys.modules["fleet.deployment"] = SimpleNamespace(connected=connected, deploy=deploy, end=print)
+sys.modules["deploy.fleet.application"] = SimpleNamespace(fleet_of=lambda *_: fleet)
+sys.modules["deploy.fleet.local_cluster"] = SimpleNamespace(local_cluster=local_cluster)
+sys.modules["deploy.fleet.deployment"] = SimpleNamespace(
+    connected=connected, deploy=deploy, end=print
+)
 sys.exit(main(["serve", "--local-nodes", "1", *sys.argv[3:]]))
 """
 

@@ -9,7 +9,7 @@ import pytest
 
 from core.configuration.options import Options
 from core.errors import ConfigurationError
-from fleet.span import Span, span_of
+from deploy.fleet.span import Span, span_of
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ import pytest
 
 from container.launch.children import Child
 from core.configuration.meeting_point import MeetingPoint
+from deploy.fleet.container_process import COMMAND, ContainerProcess, child_arguments, with_key
+from deploy.fleet.exchange import exchange, fetch
+from deploy.fleet.http_message import Head, Request
 from engine import LLM, SamplingParams
-from fleet.container_process import COMMAND, ContainerProcess, child_arguments, with_key
-from fleet.exchange import exchange, fetch
-from fleet.http_message import Head, Request
 from tests.container.processes import HANG_S, ROOT, descendants, is_gone, wait_until
 
 PLACE = MeetingPoint("10.99.0.1", 29400, b"a-key-of-the-tests")

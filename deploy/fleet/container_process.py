@@ -12,10 +12,10 @@ from pathlib import Path
 from container.launch.children import Child
 from core.configuration.meeting_point import KEY_VARIABLE, MeetingPoint
 from core.process.names import python_command
-from fleet.exchange import fetch
-from fleet.http_message import ReplicaLostError, Request
+from deploy.fleet.exchange import fetch
+from deploy.fleet.http_message import ReplicaLostError, Request
 
-COMMAND = python_command("fleet.child")
+COMMAND = python_command("deploy.fleet.child")
 _POLL_INTERVAL_S = 0.1
 _PING_TIMEOUT_S = 2.0
 _STOP_S = 5.0
@@ -95,7 +95,8 @@ class ContainerProcess:
 def child_arguments(
     properties: Path, cpus: float, nodes: int, place: MeetingPoint | None
 ) -> tuple[str, ...]:
-    """Return the arguments that both commands of `fleet.child` take, for this process's child."""
+    """Return the arguments that both commands of `deploy.fleet.child` take, for this process's
+    child."""
     address = "" if place is None else str(place)
     return (str(os.getpid()), str(properties), str(cpus), str(nodes), address)
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.container.processes import wait_until
-from tests.fleet.load import Load
-from tests.fleet.on_ray.conftest import SCALE, START_S, FleetProcess, demo
+from tests.deploy.fleet.load import Load
+from tests.deploy.fleet.on_ray.conftest import SCALE, START_S, FleetProcess, demo
 
 PREFIX = "All the world's a stage, and all the men and women merely players. " * 12
 RUNNING = "vllm:num_requests_running"
@@ -126,7 +126,7 @@ def test_a_killed_container_costs_its_own_requests_only(fleet: FleetProcess):
     old = replicas(fleet)
     with load.running():
         load.wait_for(4)
-        os.kill(fleet.processes(b"fleet.child")[0], signal.SIGKILL)
+        os.kill(fleet.processes(b"deploy.fleet.child")[0], signal.SIGKILL)
         wait_until(lambda: len(replicas(fleet) - old) == 1, START_S)
         load.wait_for(4)
     assert len(load.failures) <= 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.container.processes import wait_until
-from tests.fleet.load import Load
-from tests.fleet.on_ray.conftest import START_S, demo, running_fleet
+from tests.deploy.fleet.load import Load
+from tests.deploy.fleet.on_ray.conftest import START_S, demo, running_fleet
 
 RUNNING = "vllm:num_requests_running"
 

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("ray.serve", reason="Ray is not installed; make fleet-test installs it")
 
-from fleet import replica as replica_module
-from fleet.replica import Replica
+from deploy.fleet import replica as replica_module
+from deploy.fleet.replica import Replica
 
 
 class NeverReady:

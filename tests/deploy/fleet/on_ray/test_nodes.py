@@ -16,8 +16,8 @@ import pytest
 from core.process.names import import_root
 from engine import LLM, SamplingParams
 from tests.container.processes import ROOT, descendants, free_port, wait_until
-from tests.fleet.load import Load
-from tests.fleet.on_ray.conftest import START_S, FleetProcess, command_line, run_fleet
+from tests.deploy.fleet.load import Load
+from tests.deploy.fleet.on_ray.conftest import START_S, FleetProcess, command_line, run_fleet
 
 BODY = {"inputs": "ROMEO:", "parameters": {"max_new_tokens": 8}}
 SPLIT = "option.nodes=2\noption.tensor_parallel_degree=2\noption.dtype=fp32\n"
@@ -59,7 +59,7 @@ def replicas(fleet: FleetProcess) -> list[str]:
 
 
 def is_join(command: bytes) -> bool:
-    return b"fleet.child" in command and b"\0join\0" in command
+    return b"deploy.fleet.child" in command and b"\0join\0" in command
 
 
 def processes_of(node: Any) -> list[int]:

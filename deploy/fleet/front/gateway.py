@@ -14,8 +14,15 @@ import msgspec
 
 from container.http.failures import RETRY_AFTER_S, Failure, failure_body
 from container.http.health import HEALTH_PATHS
-from fleet.http_message import HOP_BY_HOP_BYTES, Head, Headers, ReplicaLostError, Request, without
-from fleet.metrics import merge_metrics
+from deploy.fleet.front.metrics import merge_metrics
+from deploy.fleet.http_message import (
+    HOP_BY_HOP_BYTES,
+    Head,
+    Headers,
+    ReplicaLostError,
+    Request,
+    without,
+)
 
 logger = logging.getLogger(__name__)
 

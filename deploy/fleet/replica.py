@@ -12,10 +12,10 @@ from pathlib import Path
 from ray import serve
 from ray.util import get_current_placement_group
 
-from fleet.container_process import ContainerEndedError, ContainerProcess
-from fleet.exchange import exchange, fetch
-from fleet.http_message import Head, Request
-from fleet.rank_host import OtherNodes, RanksEndedError
+from deploy.fleet.container_process import ContainerEndedError, ContainerProcess
+from deploy.fleet.exchange import exchange, fetch
+from deploy.fleet.http_message import Head, Request
+from deploy.fleet.rank_host import OtherNodes, RanksEndedError
 
 logger = logging.getLogger(__name__)
 _POLL_INTERVAL_S = 0.05
@@ -56,7 +56,7 @@ class Replica:
         self._watch = asyncio.create_task(self._end_with_container())
 
     async def exchange(self, request: Request) -> AsyncGenerator[Head | bytes]:
-        """Send a request to the container, as `fleet.exchange.exchange` does."""
+        """Send a request to the container, as `deploy.fleet.exchange.exchange` does."""
         self._num_exchanges += 1
         try:
             async for part in exchange(self._container.socket, request):

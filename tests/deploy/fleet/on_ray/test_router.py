@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from fleet.http_message import Request
+from deploy.fleet.http_message import Request
 
 pytest.importorskip("ray.serve", reason="Ray is not installed; make fleet-test installs it")
 
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
 from ray.serve.request_router import PendingRequest
 
-from fleet import router as router_module
-from fleet.router import ReplicaRouter
+from deploy.fleet.front import router as router_module
+from deploy.fleet.front.router import ReplicaRouter
 
 DEPLOYMENT = DeploymentID(name="Replica", app_name="longshore")
 

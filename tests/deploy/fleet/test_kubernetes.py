@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from container.configuration.resolve import load_configuration
-from fleet.arguments import parse_flags
-from fleet.span import span_of
+from deploy.fleet.arguments import parse_flags
+from deploy.fleet.span import span_of
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "deploy" / "kubernetes" / "fleet"
 FIELDS: dict[str, dict[str, type]] = {
     "spec": {"serveConfigV2": str, "rayClusterConfig": dict},
