@@ -16,7 +16,7 @@ from core.images import PromptImage
 from core.plan import Chunk, StepPlan
 from engine.block_tables import BlockTables
 from engine.staging import DeviceTensor, Staging, Upload
-from kernels.batch import ImageSpan, PagedBatch, QuerySpan
+from kernels.attention.batch import ImageSpan, PagedBatch, QuerySpan
 
 PADDING_SLOT = -1
 NO_ADAPTER = -1

@@ -26,7 +26,7 @@ from engine.inputs import NO_ADAPTER, PADDING_SLOT, StepInputs
 from engine.loading.packed_model import PackedModel
 from engine.ranks.group import Group, SingleRank
 from engine.step.cuda_recorder import Work
-from kernels.batch import PagedBatch
+from kernels.attention.batch import PagedBatch
 
 MAX_CAPTURE_SECONDS = 60.0
 """After this time, no further mixed steps, that is, steps with prompts, are captured. Each capture

@@ -68,7 +68,7 @@ PAGE = """# Conformance
 
 Other people's clients and suites, in environments of their own, call the demo model as their users
 do. `make conformance` runs them and writes this page. The cases are in
-[conformance](../conformance); the [contract](contract.md) lists what clients may send. vLLM's
+[conformance](../tests/conformance); the [contract](contract.md) lists what clients may send. vLLM's
 client is `vllm bench serve`.
 
 | client | cases | failed |

@@ -19,7 +19,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Plan(NamedTuple):
+class LaunchPlan(NamedTuple):
     """A launch without its tensors."""
 
     grid: tuple[int, ...]

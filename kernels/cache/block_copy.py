@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.cache_table import CacheTable
+from kernels.cache.cache_table import CacheTable
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.cache_table import CacheTable
+from kernels.cache.cache_table import CacheTable
 
 E4M3_MAX = 448.0
 

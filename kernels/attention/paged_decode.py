@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import work_list
-from kernels.attention_tile import (
+from kernels.arguments import check_paged_arguments, score_factors, stride
+from kernels.attention import work_list
+from kernels.attention.attention_tile import (
     block_ids,
     load_rows,
     rows_and_next_blocks,
@@ -23,12 +24,11 @@ from kernels.attention_tile import (
     to_fp16,
     unknown_zero,
 )
+from kernels.attention.split_results import combine_splits, split_results
+from kernels.attention.work_list import WorkList, make_work_list
 from kernels.configurations import AttentionConfiguration, attention_configuration
 from kernels.fp8 import decode_factor
-from kernels.paged_arguments import check_paged_arguments, score_factors, stride
-from kernels.plan import Plan, planned
-from kernels.split_results import combine_splits, split_results
-from kernels.work_list import WorkList, make_work_list
+from kernels.launch_plan import LaunchPlan, planned
 
 
 @triton.jit
@@ -149,13 +149,15 @@ def paged_decode(
     of fp8 caches are multiplied by `key_scale` and `value_scale`. block_tables: [N, B] int32 or
     int64, read only as far as the contexts reach. context_lens: [N] int32, including the newest
     token; 0 for a padding row, whose output is zero. window, softcap, sinks: as in
-    `kernels.sdpa.paged_attention`. work: a list made for these contexts and this window; None
-    attends over whole contexts. scratch: fp32 numbers, at least as many as
-    `kernels.split_results.scratch_numel` says for the number of items in the work list. It is not
-    read after the call, and not used if the list has no more items than sequences. If `out`, `work`
-    and `scratch` are given, nothing is allocated. Returns `out`, [N, heads, head_dim].
+    `kernels.attention.sdpa.paged_attention`. work: a list made for these contexts and this window;
+    None attends over whole contexts. scratch: fp32 numbers, at least as many as
+    `kernels.attention.split_results.scratch_numel` says for the number of items in the work list.
+    It is not read after the call, and not used if the list has no more items than sequences. If
+    `out`, `work` and `scratch` are given, nothing is allocated. Returns `out`, [N, heads,
+    head_dim].
 
-    Raises ValueError for arguments that the kernel does not support. `kernels.sdpa` supports more.
+    Raises ValueError for arguments that the kernel does not support. `kernels.attention.sdpa`
+    supports more.
     """
     check_paged_arguments(query, key_cache, value_cache, block_tables, context_lens, sinks, out)
     if work is not None and len(work.rows) != len(query):
@@ -189,7 +191,8 @@ def wanted_splits(
     max_context_len: int,
     window: int | None = None,
 ) -> int:
-    """Return `kernels.work_list.wanted_splits` for a batch of these shapes on the current GPU.
+    """Return `kernels.attention.work_list.wanted_splits` for a batch of these shapes on the
+    current GPU.
 
     num_processors: streaming multiprocessors. max_context_len: the longest context to expect.
     """
@@ -219,10 +222,10 @@ def _tile(query: Tensor, cache: Tensor) -> AttentionConfiguration:
 @planned
 def _plan(
     query: Tensor, cache: Tensor, out: Tensor, num_programs: int, tile: AttentionConfiguration
-) -> Plan:
+) -> LaunchPlan:
     _, num_heads, head_dim = query.shape
     _, block_size, num_kv_heads, _ = cache.shape
-    return Plan(
+    return LaunchPlan(
         (num_kv_heads * _tiles_per_group(query, cache, tile), num_programs),
         (
             *(stride(rows, dim) for rows in (out, query) for dim in range(2)),

@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.arguments import check_strides
 from kernels.configurations import current_arch
-from kernels.paged_arguments import check_strides
 
 DTYPES = (torch.float16, torch.bfloat16)
 

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.paged_arguments import stride
-from kernels.plan import Plan, planned
+from kernels.arguments import stride
+from kernels.launch_plan import LaunchPlan, planned
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 GROUP = 8
@@ -117,7 +117,7 @@ def grouped_linear(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 
 @planned
-def _plan(rows: Tensor, weights: Tensor, ends: Tensor) -> Plan:
+def _plan(rows: Tensor, weights: Tensor, ends: Tensor) -> LaunchPlan:
     _check(rows, weights, ends)
     num_rows, num_inputs = rows.shape
     num_experts, num_outputs, _ = weights.shape
@@ -132,7 +132,7 @@ def _plan(rows: Tensor, weights: Tensor, ends: Tensor) -> Plan:
     elif block_m >= 64:
         block_n = 128
     block_k = 128 // rows.dtype.itemsize  # a cache line
-    return Plan(
+    return LaunchPlan(
         grouped_grid(num_rows, num_experts, num_outputs, block_m, block_n),
         (num_experts, num_outputs, num_inputs, *strides),
         {

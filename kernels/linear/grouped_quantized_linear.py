@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.grouped_linear import experts_read, find_tile, grouped_grid, rows_of_tile
-from kernels.paged_arguments import stride
-from kernels.plan import Plan, planned
-from kernels.quantized_linear import check_codes, quantized_tile, tile_options
+from kernels.arguments import stride
+from kernels.launch_plan import LaunchPlan, planned
+from kernels.linear.grouped_linear import experts_read, find_tile, grouped_grid, rows_of_tile
+from kernels.linear.quantized_linear import check_codes, quantized_tile, tile_options
 
 
 @triton.jit(do_not_specialize=["num_experts"])
@@ -86,7 +86,7 @@ def _plan(
     ends: Tensor,
     kind: str,
     group_size: int,
-) -> Plan:
+) -> LaunchPlan:
     if (rows.ndim, codes.ndim) != (2, 3) or ends.shape != codes.shape[:1] or not len(ends):
         raise ValueError(
             f"rows {list(rows.shape)}, codes {list(codes.shape)} and ends {list(ends.shape)}; they "
@@ -99,7 +99,7 @@ def _plan(
     options = tile_options(rows_of_expert, num_inputs, kind, group_size)
     check_codes(rows, codes, scales, zeros, kind, group_size)
     strides = (stride(rows, 0), stride(codes, 0), stride(codes, 1))
-    return Plan(
+    return LaunchPlan(
         grouped_grid(num_rows, num_experts, num_outputs, options["BLOCK_M"], options["BLOCK_N"]),
         (num_experts, num_outputs, num_inputs, group_size, *strides),
         {"EXPERTS": experts_read(num_experts), **options},

@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.fp4 import e2m1_decode, e8m0_decode
+from kernels.arguments import stride
 from kernels.fp8 import e4m3_decode
-from kernels.paged_arguments import stride
-from kernels.plan import Plan, planned
+from kernels.launch_plan import LaunchPlan, planned
+from kernels.linear.fp4 import e2m1_decode, e8m0_decode
 
 DTYPES = (torch.bfloat16, torch.float16)
 PER_BYTE: Mapping[str, int] = {"int4": 2, "int8": 1, "fp8": 1, "fp4": 2}
@@ -191,7 +191,7 @@ def _plan(
     bias: Tensor | None,
     kind: str,
     group_size: int,
-) -> Plan:
+) -> LaunchPlan:
     if (rows.ndim, codes.ndim) != (2, 2):
         raise ValueError(
             f"rows {list(rows.shape)} and codes {list(codes.shape)}; they must be [M, K] and "
@@ -203,7 +203,7 @@ def _plan(
     if bias is not None:
         _check_bias(bias, num_outputs, rows.dtype)
     num_row_tiles = triton.cdiv(num_rows, options["BLOCK_M"])
-    return Plan(
+    return LaunchPlan(
         (num_row_tiles * triton.cdiv(num_outputs, options["BLOCK_N"]),),
         (num_rows, num_outputs, num_inputs, group_size, stride(rows, 0), stride(codes, 0)),
         {"HAS_BIAS": bias is not None, **options},

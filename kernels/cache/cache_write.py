@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.arguments import stride
 from kernels.fp8 import to_cache_type
-from kernels.paged_arguments import stride
-from kernels.plan import Plan, planned
+from kernels.launch_plan import LaunchPlan, planned
 
 
 @triton.jit
@@ -110,7 +110,7 @@ def write_kv(
 
 
 @planned
-def _plan(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor) -> Plan:
+def _plan(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor) -> LaunchPlan:
     check_rows(key, key_cache)
     check_rows(value, value_cache)
     num_tokens, num_heads, key_dim = key.shape
@@ -119,7 +119,7 @@ def _plan(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor) ->
     heads_per_tile = min(triton.next_power_of_2(num_heads), max(1, 1024 // key_tile))
     # One thread per 16-byte store.
     num_threads = heads_per_tile * key_tile * key_cache.dtype.itemsize // 16
-    return Plan(
+    return LaunchPlan(
         (num_tokens, triton.cdiv(num_heads, heads_per_tile)),
         (
             *(stride(rows, dim) for rows in (key, value) for dim in range(2)),

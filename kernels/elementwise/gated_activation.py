@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.paged_arguments import stride
-from kernels.plan import Plan, planned
+from kernels.arguments import stride
+from kernels.launch_plan import LaunchPlan, planned
 
 Activation = Literal["silu", "gelu_tanh"]
 TILE = 1024
@@ -54,11 +54,13 @@ def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
 
 
 @planned
-def _plan(gate_up: Tensor) -> Plan:
+def _plan(gate_up: Tensor) -> LaunchPlan:
     if gate_up.ndim != 2 or gate_up.shape[1] % 2 or gate_up.stride(1) != 1:
         raise ValueError(
             f"gate_up is {list(gate_up.shape)} with strides {gate_up.stride()}; it must be "
             "[tokens, 2 * width] with contiguous rows"
         )
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
-    return Plan((num_tokens, triton.cdiv(width, TILE)), (width, stride(gate_up, 0)), {"TILE": TILE})
+    return LaunchPlan(
+        (num_tokens, triton.cdiv(width, TILE)), (width, stride(gate_up, 0)), {"TILE": TILE}
+    )

@@ -1,11 +1,11 @@
 """The limits of top-k, top-p and typical-p, found without sorting.
 
-Each filter keeps the tokens up to some key (`kernels.token_weights.Limits`): the last key such that
-the tokens with smaller keys do not reach the wanted count or mass. A program finds the limits of a
-row by radix selection (Alabi, Blanchard, Gordon and Steinbach, "Fast k-selection algorithms for
-graphics processing units", 2012). A histogram over the keys' leading bits counts tokens or sums
-their weights. It shows the digit in which the count or mass is reached. The next pass looks only at
-keys with this digit, and at their following bits.
+Each filter keeps the tokens up to some key (`kernels.sampling.token_weights.Limits`): the last key
+such that the tokens with smaller keys do not reach the wanted count or mass. A program finds the
+limits of a row by radix selection (Alabi, Blanchard, Gordon and Steinbach, "Fast k-selection
+algorithms for graphics processing units", 2012). A histogram over the keys' leading bits counts
+tokens or sums their weights. It shows the digit in which the count or mass is reached. The next
+pass looks only at keys with this digit, and at their following bits.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.candidates import Candidates
-from kernels.token_weights import (
+from kernels.sampling.candidates import Candidates
+from kernels.sampling.token_weights import (
     END_KEY,
     KEEP_ALL,
     DrawnRows,

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.paged_arguments import stride
-from kernels.plan import Plan, planned
-from kernels.token_weights import check_logits
+from kernels.arguments import stride
+from kernels.launch_plan import LaunchPlan, planned
+from kernels.sampling.token_weights import check_logits
 
 CHUNK = 4096
 """Tokens of a program: 16 KB in fp32. Several such programs fit on a multiprocessor."""
@@ -100,9 +100,9 @@ def best_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @planned
-def _plan(logits: Tensor) -> tuple[Plan, int]:
+def _plan(logits: Tensor) -> tuple[LaunchPlan, int]:
     check_logits(logits)
     num_rows, width = logits.shape
     num_chunks = -(-width // CHUNK)
     options = {"CHUNK": CHUNK, "num_warps": 8}
-    return Plan((num_rows, num_chunks), (width, stride(logits, 0)), options), num_chunks
+    return LaunchPlan((num_rows, num_chunks), (width, stride(logits, 0)), options), num_chunks

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.paged_arguments import stride
-from kernels.plan import Plan, planned
+from kernels.arguments import stride
+from kernels.launch_plan import LaunchPlan, planned
 
 MAX_WIDTH = 32768
 """One program holds a whole row in registers."""
@@ -164,7 +164,7 @@ def add_rms_norm(
 
 
 @planned
-def _plan(rows: Tensor, weight: Tensor, out: Tensor, rounds_first: bool) -> Plan:
+def _plan(rows: Tensor, weight: Tensor, out: Tensor, rounds_first: bool) -> LaunchPlan:
     _check(rows, weight, rounds_first)
     num_heads = rows.shape[1] if rows.ndim == 3 else 1
     num_rows = rows.shape[0] * num_heads
@@ -172,7 +172,7 @@ def _plan(rows: Tensor, weight: Tensor, out: Tensor, rounds_first: bool) -> Plan
         (stride(tensor, 0), stride(tensor, 1) if num_heads > 1 else 0) for tensor in (rows, out)
     ]
     tiling = _tiling(rows.shape[-1])
-    return Plan(
+    return LaunchPlan(
         (triton.cdiv(num_rows, tiling["ROWS_PER_TILE"]),),
         (num_rows, num_heads, *strides[0], *strides[1]),
         {"WEIGHT_PER_HEAD": weight.ndim == 2, **tiling},
@@ -180,7 +180,7 @@ def _plan(rows: Tensor, weight: Tensor, out: Tensor, rounds_first: bool) -> Plan
 
 
 @planned
-def _add_plan(hidden: Tensor, output: Tensor, weight: Tensor, rounds_first: bool) -> Plan:
+def _add_plan(hidden: Tensor, output: Tensor, weight: Tensor, rounds_first: bool) -> LaunchPlan:
     if hidden.ndim != 2 or hidden.shape != output.shape or hidden.dtype != output.dtype:
         raise ValueError(
             f"hidden is {list(hidden.shape)} {hidden.dtype}, output {list(output.shape)} "
@@ -190,7 +190,7 @@ def _add_plan(hidden: Tensor, output: Tensor, weight: Tensor, rounds_first: bool
         _check(rows, weight, rounds_first)
     num_rows, width = hidden.shape
     tiling = _tiling(width)
-    return Plan(
+    return LaunchPlan(
         (triton.cdiv(num_rows, tiling["ROWS_PER_TILE"]),),
         (num_rows, stride(hidden, 0), stride(output, 0)),
         tiling,

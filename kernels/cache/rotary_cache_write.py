@@ -6,10 +6,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.cache_write import check_rows, write_rows
-from kernels.paged_arguments import stride
-from kernels.plan import Plan, planned
-from kernels.rotary import rotary_tiling, rotate_heads
+from kernels.arguments import stride
+from kernels.cache.cache_write import check_rows, write_rows
+from kernels.elementwise.rotary import rotary_tiling, rotate_heads
+from kernels.launch_plan import LaunchPlan, planned
 
 
 @triton.jit
@@ -107,8 +107,8 @@ def rotary_write_kv(
 ) -> None:
     """Rotate queries in place, and write rotated keys and the values into their cache slots.
 
-    Queries and caches are bitwise the same as after `kernels.rotary.rotary` and
-    `kernels.cache_write.write_kv`: keys are rounded to their own type before they become fp8.
+    Queries and caches are bitwise the same as after `kernels.elementwise.rotary.rotary` and
+    `kernels.cache.cache_write.write_kv`: keys are rounded to their own type before they become fp8.
     Unlike `rotary`, this leaves `key` as it is; only the cache holds rotated keys. A token with a
     negative slot (padding) writes nothing to the caches.
 
@@ -133,7 +133,7 @@ def _plan(
     rotary_dim: int,
     key_cache: Tensor,
     value_cache: Tensor,
-) -> Plan:
+) -> LaunchPlan:
     check_rows(key, key_cache)
     check_rows(value, value_cache)
     tiling = rotary_tiling(query, key, cos, sin, rotary_dim)
@@ -146,7 +146,7 @@ def _plan(
     # memory or the stack.
     element_bytes = max(key_cache.dtype.itemsize, 2)
     num_threads = heads_per_tile * half_tile * element_bytes // 16
-    return Plan(
+    return LaunchPlan(
         (
             num_tokens,
             sum(triton.cdiv(count, heads_per_tile) for count in (num_heads, num_kv_heads)),

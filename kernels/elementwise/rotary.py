@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.arguments import stride
 from kernels.fp8 import to_cache_type
-from kernels.paged_arguments import stride
-from kernels.plan import Plan, planned
+from kernels.launch_plan import LaunchPlan, planned
 
 TILE = 1024
 
@@ -122,12 +122,12 @@ def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int
 
 
 @planned
-def _plan(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int) -> Plan:
+def _plan(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int) -> LaunchPlan:
     tiling = rotary_tiling(query, key, cos, sin, rotary_dim)
     heads_per_tile, half_tile = tiling["HEADS_PER_TILE"], tiling["HALF_TILE"]
     num_tokens, num_heads, _ = query.shape
     num_tiles = sum(triton.cdiv(count, heads_per_tile) for count in (num_heads, key.shape[1]))
-    return Plan(
+    return LaunchPlan(
         (num_tokens, num_tiles),
         (
             *(stride(rows, dim) for rows in (query, key) for dim in range(2)),

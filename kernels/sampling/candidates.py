@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.paged_arguments import stride
-from kernels.token_weights import END_KEY, DrawnRows, key_of, load_scores, weigh
+from kernels.arguments import stride
+from kernels.sampling.token_weights import END_KEY, DrawnRows, key_of, load_scores, weigh
 
 CHUNK = 4096
 """Tokens of a program."""

@@ -1,4 +1,4 @@
-"""Argument checks and score factors of the paged attention wrappers."""
+"""Checks of the arguments of wrappers, and the factors of attention scores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.plan import planned
+from kernels.launch_plan import planned
 
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 BLOCK_SIZES = (16, 32, 64)
@@ -79,7 +79,7 @@ def check_integers(name: str, tensor: Tensor) -> None:
 
 @planned
 def score_factors(scale: float, softcap: float | None) -> tuple[float, float | None]:
-    """Return `score_scale` and `cap` of `kernels.attention_tile.softmax_step`.
+    """Return `score_scale` and `cap` of `kernels.attention.attention_tile.softmax_step`.
 
     Both include the factor log2(e), as the kernels compute powers of 2.
     """

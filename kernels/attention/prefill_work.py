@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.work_list import WAVES
+from kernels.attention.work_list import WAVES
 
 MIN_SPLIT_KEYS = 512
 """Fewest keys in a split if whole blocks would fill at most half of the GPU: reading so many keys

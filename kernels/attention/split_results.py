@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.paged_arguments import stride
-from kernels.plan import Plan, planned
+from kernels.arguments import stride
+from kernels.launch_plan import LaunchPlan, planned
 
 MAX_PROGRAMS = 4096
 """Maximum programs of the combining kernel: enough to fill any GPU. A list may have room for many
@@ -78,9 +78,9 @@ def combine_splits(
 
 
 @planned
-def _plan(out: Tensor, num_rows: int) -> Plan:
+def _plan(out: Tensor, num_rows: int) -> LaunchPlan:
     _, num_heads, head_dim = out.shape
-    return Plan(
+    return LaunchPlan(
         (num_heads, min(num_rows, max(1, MAX_PROGRAMS // num_heads))),
         (stride(out, 0), stride(out, 1)),
         {"HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "CHUNK": 32},

@@ -4,7 +4,7 @@ The first launch sums the weights of each chunk of a row. The second launch mult
 a uniform random number, which gives a threshold. It finds the chunk in which the running sum passes
 the threshold, and then the token in this chunk. Sums are integers, so a sum over the whole row
 would find the same token.
-`kernels.token_weights.Limits` explains the keys and scores.
+`kernels.sampling.token_weights.Limits` explains the keys and scores.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.paged_arguments import stride
-from kernels.token_weights import DrawnRows, Limits, check_vector, keep, load_scores, weigh
+from kernels.arguments import stride
+from kernels.sampling.token_weights import DrawnRows, Limits, check_vector, keep, load_scores, weigh
 
 CHUNK = 4096
 """Tokens of a program."""

@@ -3,9 +3,9 @@
 A program attends a block of one sequence's query tokens over all keys that they may see
 (FlashAttention-2, arXiv 2307.08691), or over one split of them. Its tile has one row per token and
 query head, for heads that share a KV head. The work list, which is made on the device, names each
-program's block and keys (`kernels.prefill_work`), so launches depend only on the numbers of tokens
-and sequences. Whole prompts, chunks after cached prefixes and decodes may be mixed. A second kernel
-combines the results of splits.
+program's block and keys (`kernels.attention.prefill_work`), so launches depend only on the numbers
+of tokens and sequences. Whole prompts, chunks after cached prefixes and decodes may be mixed. A
+second kernel combines the results of splits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention_tile import (
+from kernels.arguments import check_integers, check_paged_arguments, score_factors, stride
+from kernels.attention.attention_tile import (
     block_ids,
     load_rows,
     rows_and_next_blocks,
@@ -25,19 +26,18 @@ from kernels.attention_tile import (
     to_fp16,
     unknown_zero,
 )
-from kernels.cache_descriptors import CacheDescriptors, check_descriptors, load_block
-from kernels.configurations import AttentionConfiguration, attention_configuration
-from kernels.fp8 import decode_factor
-from kernels.paged_arguments import check_integers, check_paged_arguments, score_factors, stride
-from kernels.plan import Plan, planned
-from kernels.prefill_work import (
+from kernels.attention.cache_descriptors import CacheDescriptors, check_descriptors, load_block
+from kernels.attention.prefill_work import (
     MIN_SPLIT_KEYS,
     PrefillWork,
     is_any_split,
     make_prefill_work,
 )
-from kernels.split_results import combine_splits, split_results
-from kernels.work_list import WAVES
+from kernels.attention.split_results import combine_splits, split_results
+from kernels.attention.work_list import WAVES
+from kernels.configurations import AttentionConfiguration, attention_configuration
+from kernels.fp8 import decode_factor
+from kernels.launch_plan import LaunchPlan, planned
 
 
 @triton.jit
@@ -251,13 +251,14 @@ def paged_prefill(
     query: [T, heads, head_dim]. query_starts: [N + 1] int32, the first row of each sequence in
     `query`, then the number of rows that belong to sequences; the rows of `out` after those are
     left unchanged. work: the list that `prefill_work` made from the same arguments; None makes one
-    without splits. scratch: fp32 numbers, at least as many as `kernels.split_results.scratch_numel`
-    says for the list's `num_slots`. It is not read after the call, and not used without splits.
+    without splits. scratch: fp32 numbers, at least as many as
+    `kernels.attention.split_results.scratch_numel` says for the list's `num_slots`. It is not read
+    after the call, and not used without splits.
     descriptors: the caches' descriptors, through which TMA loads the tiles that all their rows see
     in full. They need sm_90 or later, no window, and blocks as large as a tile (64 tokens for heads
-    up to 128). The other arguments and errors are those of `kernels.paged_decode.paged_decode`. A
-    sequence may have no tokens. If `out`, `work` and `scratch` are given, nothing is allocated.
-    Returns `out`, [T, heads, head_dim].
+    up to 128). The other arguments and errors are those of
+    `kernels.attention.paged_decode.paged_decode`. A sequence may have no tokens. If `out`, `work`
+    and `scratch` are given, nothing is allocated. Returns `out`, [T, heads, head_dim].
     """
     check_paged_arguments(query, key_cache, value_cache, block_tables, context_lens, sinks, out)
     check_integers("query_starts", query_starts)
@@ -294,7 +295,8 @@ def prefill_work(
     window: int | None = None,
     min_split_keys: int = MIN_SPLIT_KEYS,
 ) -> PrefillWork:
-    """Return `kernels.prefill_work.make_prefill_work` for these shapes on the current GPU."""
+    """Return `kernels.attention.prefill_work.make_prefill_work` for these shapes on the current
+    GPU."""
     tile = _tile(query, key_cache)
     block_q, _ = tiling(query, key_cache, tile)
     return make_prefill_work(
@@ -361,7 +363,7 @@ def _plan(
     num_items: int,
     num_splits: int,
     tile: AttentionConfiguration,
-) -> Plan:
+) -> LaunchPlan:
     """Raise ValueError if the list of `num_items` was not made for so many tokens and sequences."""
     num_tokens, num_heads, head_dim = query.shape
     _, block_size, num_kv_heads, _ = cache.shape
@@ -373,7 +375,7 @@ def _plan(
             f"the work list has {num_items - num_splits} blocks of tokens, but this batch has "
             f"{num_blocks}"
         )
-    return Plan(
+    return LaunchPlan(
         (num_items * num_tiles,),
         (
             num_splits,

@@ -56,7 +56,7 @@ class PagedBatch:
     num_decodes: int = 0
     images: tuple[ImageSpan, ...] = ()
     """The tokens whose attention is not causal. Kernels treat all tokens as causal, and then
-    `kernels.sdpa.attend_in_images` computes these rows again."""
+    `kernels.attention.sdpa.attend_in_images` computes these rows again."""
 
     def host_spans(self) -> tuple[QuerySpan, ...]:
         """Return `spans`, read from the device if they are not on the host."""
