@@ -37,7 +37,6 @@ SECTIONS = {
     "splits": Section("Decode by work list", "splits", 13),
     "prefill-splits": Section("Prefill after long prefixes by work list", "prefill_splits", 9),
     "ids-ahead": Section("Block ids loaded ahead or late", "ids_ahead", 4),
-    "tma": Section("Prefill by TMA over blocks of 64 tokens", "tma", 12),
     "fp8": Section("Decode over fp8 caches", "fp8", 5),
     "sweep": Section("Tile configurations", "sweep", 26),
     "serve": Section(

@@ -156,17 +156,6 @@ TARGETS = (
         is_limit=True,
     ),
     Target(
-        "`tma`: prefill, 8k, head dim 128",
-        "≥ 550 TFLOP/s",
-        "tma",
-        lambda rows: [
-            row["TFLOP/s"]
-            for row in rows
-            if row["tokens"] == "8 x 8192" and row["shape"].endswith("/128") and "TFLOP/s" in row
-        ],
-        "{:.0f} TFLOP/s",
-    ),
-    Target(
         "`fp8`: decode, batch 64, context 4k",
         "≤ 0.65 of the time over bf16 caches",
         "fp8",

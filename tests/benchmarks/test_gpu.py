@@ -183,14 +183,6 @@ def test_the_targets_table_has_the_worst_figure_of_each_target():
     )
     take(report, "swap-out", {"us": {"own stream": 2.1, "one stream": 3.0}})
     take(report, "ids-ahead", *({"us": {"ahead": us, "late": 2.0}} for us in (1.0, 1.5)))
-    flops = {"tokens": "8 x 8192", "flop": 560_000_000}
-    slow, fast = {"tma 64": 1.25, "threads 16": 1.0}, {"tma 64": 1.0, "threads 16": 1.1}
-    take(
-        report,
-        "tma",
-        flops | {"shape": "32/8/128", "us": fast},
-        flops | {"shape": "32/8/64", "us": slow},
-    )
     take(report, "profile", {"what": "idle between steps", "share": 0.02})
     idle = [{"graph": 0.01, "eager": 0.5}, {"graph": 0.04, "eager": 0.6}]
     take(report, "mixed", *({"us": {"graph": 1.0}, "GPU idle": shares} for shares in idle))
@@ -202,7 +194,6 @@ def test_the_targets_table_has_the_worst_figure_of_each_target():
         "0.50",
         "0.70",
         "0.75 of the time (worst of 2)",
-        "560 TFLOP/s",
         "2.0%",
         "4.0% (worst of 2)",
         "6.0×",

@@ -47,7 +47,6 @@ class PretendBench(Bench):
         ("prefill", 30),
         ("splits", 7),
         ("prefill_splits", 16),
-        ("tma", 4),
         ("sweep", 6),
     ],
 )
@@ -84,7 +83,7 @@ def numbers_of_meta_tensors():
     ("section", "num_rows"),
     [
         ("ceilings", 4),
-        ("correctness", 34),
+        ("correctness", 32),
         ("moves", 27),
         ("swap_out", 1),
         ("elementwise", 24),
