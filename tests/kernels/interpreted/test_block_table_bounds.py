@@ -14,9 +14,9 @@ import torch
 
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill, prefill_work
-from kernels.reference import paged_decode_reference, paged_prefill_reference
 from kernels.work_list import UNIT, make_work_list
 from tests.kernels.paged_inputs import check_close, make_paged
+from tests.kernels.reference import paged_decode_reference, paged_prefill_reference
 
 SCALE = 0.1
 PROT_NONE = 0
