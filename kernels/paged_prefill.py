@@ -58,7 +58,7 @@ def item_and_tile(num_splits, num_tiles):
 def tile_rows(
     row_index, tile, first_token, query_len,
     GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, HEADS: tl.constexpr,
-):  # fmt: skip
+):
     """Return each row's token in the sequence and its head, and whether the row is in use."""
     TILES_PER_GROUP: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     token = first_token + row_index // HEADS
@@ -74,7 +74,7 @@ def attend_tiles(
     context_len, first_key, begin, end, score_scale, cap, window, block_stride, token_stride,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
+):
     """Return the running sums after key tiles [begin, end), and the block ids of tile `end`.
 
     blocks: the ids of tile `begin`. Ids are loaded one iteration ahead (`rows_and_next_blocks`) and
@@ -91,7 +91,7 @@ def attend_tiles(
         rows, blocks = rows_and_next_blocks(
             blocks, table_ptr, tile, context_len, block_stride, token_stride,
             BLOCK_SIZE, BLOCK_N, PRECISION,
-        )  # fmt: skip
+        )
         keys = load_rows(key_ptr, rows, is_stored, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
         products = tl.dot(query, keys.T, input_precision=PRECISION)
         if row_scale is not None:
@@ -103,7 +103,7 @@ def attend_tiles(
         attended = tl.dot(
             weights.to(query.dtype), values, attended * correction[:, None],
             input_precision=PRECISION,
-        )  # fmt: skip
+        )
     return attended, row_max, row_sum, blocks
 
 
@@ -121,7 +121,7 @@ def paged_prefill_kernel(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, HEADS: tl.constexpr,
     BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """Attend a block of query tokens over an item's keys; grid (items * num_tiles,).
 
     num_tiles: kv_heads * tiles per group. The first `num_splits` items are splits: their results go
@@ -186,13 +186,13 @@ def paged_prefill_kernel(
             table_row_ptr, position, context_len, first_key, begin, first_masked, score_scale, cap,
             window, block_stride, token_stride,
             HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, False,
-        )  # fmt: skip
+        )
     attended, row_max, row_sum, _ = attend_tiles(
         attended, row_max, row_sum, blocks, query, row_scale, key_head_ptr, value_head_ptr,
         table_row_ptr, position, context_len, first_key, first_masked, end, score_scale, cap,
         window, block_stride, token_stride,
         HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, True,
-    )  # fmt: skip
+    )
 
     row_sum = tl.where(row_sum > 0, row_sum, 1.0)
     attended = attended * (value_scale / row_sum)[:, None]
@@ -261,7 +261,7 @@ def paged_prefill(
         out, *results, query, key_cache, value_cache, block_tables, query_starts, context_lens,
         work.items, sinks, score_scale, cap, float(value_scale * factor), window,
         block_tables.stride(0), *plan.scalars, **plan.options,
-    )  # fmt: skip
+    )
     if work.num_splits:
         combine_splits(results, work.rows, work.block_q, sinks, out)
     return out
@@ -283,7 +283,7 @@ def prefill_work(
     return make_prefill_work(
         query_starts, context_lens, (block_q, tile.block_n), len(query), num_splits,
         window=window, min_split_keys=min_split_keys,
-    )  # fmt: skip
+    )
 
 
 def wanted_splits(
