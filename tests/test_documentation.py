@@ -13,9 +13,11 @@ from engine import LLM, SamplingParams
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
-    path.relative_to(ROOT).as_posix()
-    for folder in (ROOT, ROOT / "docs", ROOT / "examples")
-    for path in folder.glob("*.md")
+    {
+        path.relative_to(ROOT).as_posix()
+        for pages in ("*.md", "docs/**/*.md", "[!.]*/README.md")
+        for path in ROOT.glob(pages)
+    }
 )
 
 
