@@ -48,7 +48,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    titles = "".join(f"  {name:16}{section.title}\n" for name, section in SECTIONS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"sections:\n{titles}",
+    )
     parser.add_argument(
         "--out",
         type=Path,
@@ -59,7 +65,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--sections",
         type=_section_names,
         default=tuple(SECTIONS),
-        help=f"comma-separated sections to run, out of {','.join(SECTIONS)} (default: all)",
+        help="comma-separated sections to run (default: all, which are listed below)",
     )
     parser.add_argument(
         "--dry", action="store_true", help="run tiny sizes on the CPU without timing them"

@@ -13,10 +13,24 @@ from tests.browser.captions import marked_texts
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
-    path.relative_to(ROOT).as_posix()
-    for folder in (ROOT, ROOT / "docs", ROOT / "examples")
-    for path in folder.glob("*.md")
+    {
+        path.relative_to(ROOT).as_posix()
+        for pages in ("*.md", "docs/**/*.md", "[!.]*/README.md", "deploy/*/README.md")
+        for path in ROOT.glob(pages)
+    }
 )
+PAGES_ABOUT_CODE = [
+    "CONTRIBUTING.md",
+    "docs/design.md",
+    "docs/structures.md",
+    *(
+        name
+        for name in PAGES
+        if name.endswith("/README.md") and not name.startswith(("docs/", "examples/"))
+    ),
+]
+FILES_OF_OTHERS = {"config.json", "model.py", "strategies/x.py"}
+"""Files of a user's model, and the strategy that a page tells how to add."""
 
 
 def links(page: Path) -> Iterator[tuple[Path, str]]:
@@ -57,6 +71,24 @@ def test_every_picture_says_how_it_was_made(name: str) -> None:
 def test_tests_that_pages_name_exist(name: str) -> None:
     for path, test in re.findall(r"(tests/[\w/]+\.py)::(test_\w+)", (ROOT / name).read_text()):
         assert f"\ndef {test}(" in (ROOT / path).read_text(), f"{name}: {path}::{test}"
+
+
+@pytest.fixture(scope="module")
+def files() -> list[str]:
+    """The paths of all files of the repository, each after a slash."""
+    folders = [path for path in ROOT.glob("[!.]*") if path.is_dir() and path.name != "build"]
+    return [
+        f"/{path.relative_to(ROOT).as_posix()}" for folder in folders for path in folder.rglob("*")
+    ]
+
+
+@pytest.mark.parametrize("name", PAGES_ABOUT_CODE)
+def test_files_that_pages_name_exist(name: str, files: list[str]) -> None:
+    """Pages may leave out the beginning of a path."""
+    text = (ROOT / name).read_text()
+    named = set(re.findall(r"`([\w/]+\.(?:py|h|cpp|js|json))`", text)) - FILES_OF_OTHERS
+    lost = {path for path in named if not any(file.endswith(f"/{path}") for file in files)}
+    assert not lost, f"{name}: {lost}"
 
 
 def test_every_page_is_in_the_index() -> None:
