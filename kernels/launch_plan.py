@@ -1,6 +1,6 @@
 """Caches the values that wrappers compute from shapes and strides, for all layers and steps.
 
-The host must launch kernels faster than the GPU runs them; see `benchmarks.host_step`.
+The host must launch kernels faster than the GPU runs them; see `benchmarks.engine.host_step`.
 """
 
 from __future__ import annotations

@@ -38,16 +38,12 @@ __all__ = [
 
 PARENT = "longshore"
 PACKAGES = frozenset(
-    ("benchmarks", "container", "core", "deploy", "engine", "kernels",
-     "loadtest", "strategies")
-)  # fmt: skip
+    ("benchmarks", "container", "core", "deploy", "engine", "kernels", "loadtest", "strategies")
+)
 """The packages that move. Imports of all other modules stay as they are."""
 MOVED = (
     *sorted(PACKAGES - {"benchmarks"}),
-    *(f"benchmarks/{name}" for name in (
-        "__init__.py", "closed_loop.py", "journal.py", "lengths.py", "memory", "simulate",
-        "workload.py",
-    )),
+    *(f"benchmarks/{name}" for name in ("__init__.py", "load", "memory", "simulate")),
     "models/demo",
 )  # fmt: skip
 """What moves below `longshore`. Of the benchmarks, only those parts move that `longshore simulate`

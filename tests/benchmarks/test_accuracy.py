@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from benchmarks.accuracy import cut, main
+from benchmarks.engine.accuracy import cut, main
 from tests.e2e.serving import DEMO
 
 TEXT = "ROMEO:\nI'll not be a bawd, and I'll go with thee.\n\nJULIET:\nO, what a night is this!\n\n"

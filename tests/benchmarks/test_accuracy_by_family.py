@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from benchmarks.accuracy_by_family import Change, family_config, main
+from benchmarks.engine.accuracy_by_family import Change, family_config, main
 from engine.model.families import FAMILIES
 from engine.model.spec import read_spec
 

@@ -6,11 +6,11 @@ from itertools import islice
 
 import pytest
 
-from benchmarks import serve
-from benchmarks.bench import Bench
-from benchmarks.closed_loop import ClosedLoop
-from benchmarks.journal import Journal, RequestRecord, percentile, spread_ms
-from benchmarks.workload import FULL_LOAD, Load, Request
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.engine import serve
+from benchmarks.load.closed_loop import ClosedLoop
+from benchmarks.load.journal import Journal, RequestRecord, percentile, spread_ms
+from benchmarks.load.workload import FULL_LOAD, Load, Request
 from engine.engine import Engine
 from tests.benchmarks.ticking_engine import FakeClock, LateEngine, ticking_engine
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import generate
-from benchmarks.workload import Request
+from benchmarks.gpu.engine import generate
+from benchmarks.load.workload import Request
 from tests.benchmarks.ticking_engine import FakeClock
 
 FOREVER = float("inf")

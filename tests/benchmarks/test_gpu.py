@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu, worker
-from benchmarks.report import Report, table_text
-from benchmarks.sections import (
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import worker
+from benchmarks.gpu.report import Report, table_text
+from benchmarks.gpu.sections import (
     LIMIT_SECONDS,
     SECTIONS,
     START_SECONDS,
@@ -20,7 +21,7 @@ from benchmarks.sections import (
     one_process,
     seconds_of,
 )
-from benchmarks.targets import TARGETS, targets_text
+from benchmarks.gpu.targets import TARGETS, targets_text
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "kernels" / "configurations.json"
@@ -318,8 +319,10 @@ def test_shape_and_stretch_are_passed_to_the_worker(tmp_path, monkeypatch):
         def row(self, **_):
             pass
 
-    monkeypatch.setattr("benchmarks.bench.Bench", Worker)
-    monkeypatch.setattr("benchmarks.small_pool.run", lambda bench, case: seen.append(case))
+    monkeypatch.setattr("benchmarks.gpu.bench.Bench", Worker)
+    monkeypatch.setattr(
+        "benchmarks.gpu.engine.small_pool.run", lambda bench, case: seen.append(case)
+    )
     options = worker.parse_arguments(
         ["--dry", "--shape", "qwen3-0.6b", "--stretch", "2", "small-pool/paged"]
     )

@@ -10,9 +10,10 @@ import pytest
 import torch
 from triton.runtime.jit import JITFunction
 
-from benchmarks import peers
-from benchmarks.bench import Bench
-from benchmarks.inputs import Lengths, Shape, make_inputs, ragged
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.inputs import Lengths, Shape, make_inputs, ragged
+from benchmarks.gpu.kernels import peers
+from benchmarks.gpu.sections import SECTIONS
 from kernels import dry_run
 from kernels.cache import torch_cache
 
@@ -50,10 +51,12 @@ class PretendBench(Bench):
     ],
 )
 def test_every_case_launches_its_kernel(section, num_rows, monkeypatch):
-    monkeypatch.setattr("benchmarks.occupancy.programs_per_processor", lambda kernel: 5)
+    monkeypatch.setattr("benchmarks.gpu.occupancy.programs_per_processor", lambda kernel: 5)
     events = []
     with patch.object(JITFunction, "run", lambda *_, **__: None), dry_run.target(90) as launches:
-        importlib.import_module(f"benchmarks.{section}").run(PretendBench(events))
+        importlib.import_module(f"benchmarks.gpu.{SECTIONS[section].module}").run(
+            PretendBench(events)
+        )
     rows = [event["row"] for event in events if event["event"] == "row"]
     notes = [event["text"] for event in events if event["event"] == "note"]
     assert len(rows) == num_rows
@@ -97,7 +100,9 @@ def test_every_check_runs_at_its_real_size(section, num_rows):
         dry_run.target(90),
         numbers_of_meta_tensors(),
     ):
-        importlib.import_module(f"benchmarks.{section}").run(PretendBench(events))
+        importlib.import_module(f"benchmarks.gpu.{SECTIONS[section].module}").run(
+            PretendBench(events)
+        )
     assert [event["text"] for event in events if event["event"] == "note"] == []
     rows = [event["row"] for event in events if event["event"] == "row"]
     assert len(rows) == num_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import host
+from benchmarks.engine import host
 
 MAX_CALLS_PER_SEQUENCE = 46
 

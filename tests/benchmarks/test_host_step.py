@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from triton.runtime import driver
 
-from benchmarks import host_step
+from benchmarks.engine import host_step
 from kernels.elementwise import rms_norm
 
 IN_EVERY_LAYER = {

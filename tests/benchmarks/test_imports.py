@@ -9,17 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.sections import SECTIONS
+from benchmarks.gpu.sections import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS_ALONE = {*sys.stdlib_module_names, "torch", "triton", "benchmarks", "kernels"}
 WHOLE_ENGINES = KERNELS_ALONE | {"core", "engine", "strategies", "transformers"}
-SERVING = (
-    "accuracy", "accuracy_by_family", "closed_loop", "engines", "experts", "generate", "host",
-    "host_step", "mixed", "profile", "quantized", "ranks", "roofline", "sampling", "serve",
-    "small_pool", "start", "steady_decode", "two_gpus", "watching",
-)  # fmt: skip
-"""Files of benchmarks/ that run the engine or its parts and need its packages."""
+FOLDERS = ("kernels", "benchmarks/gpu", "benchmarks/engine")
+BESIDE_THE_ENGINE = ("experts", "quantized", "sampling")
+"""Sections of kernels that also run the engine's parts around them, and need its packages."""
 OF_AN_IMAGE = {"precompile": {"tqdm"}}
 """A command for image builds, and the package that it alone imports."""
 SERVICE = ("flask", "gunicorn", "gevent", "zmq", "javaproperties", "locust")
@@ -31,8 +28,9 @@ for name in {SERVICE}:
 
 
 def test_kernels_and_their_sections_need_torch_and_triton_only():
-    for path in [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "kernels").rglob("*.py")]:
-        allowed = WHOLE_ENGINES if path.stem in SERVING else KERNELS_ALONE
+    for path in (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
+        is_alone = "engine" not in path.parts and path.stem not in BESIDE_THE_ENGINE
+        allowed = KERNELS_ALONE if is_alone else WHOLE_ENGINES
         for node in ast.walk(ast.parse(path.read_text())):
             names = []
             if isinstance(node, ast.Import):
@@ -45,12 +43,12 @@ def test_kernels_and_their_sections_need_torch_and_triton_only():
 
 def test_every_section_loads_without_the_service():
     modules = sorted({section.module for section in SECTIONS.values()})
-    code = f"{BLOCK}\nfor name in {modules}: importlib.import_module('benchmarks.' + name)"
+    code = f"{BLOCK}\nfor name in {modules}: importlib.import_module('benchmarks.gpu.' + name)"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.parametrize("module", ["gpu", "sections", "shapes", "report"])
+@pytest.mark.parametrize("module", ["__main__", "sections", "shapes", "report"])
 def test_the_parent_process_loads_without_torch(module):
-    code = f"import sys; import benchmarks.{module}; sys.exit('torch' in sys.modules)"
+    code = f"import sys; import benchmarks.gpu.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.occupancy import with_programs
+from benchmarks.gpu.occupancy import with_programs
 from kernels import dry_run
 from kernels.configurations import attention_configuration
 from tests.kernels.variants import Variant

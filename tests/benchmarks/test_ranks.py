@@ -1,4 +1,4 @@
-"""How `benchmarks.ranks` evaluates its counts."""
+"""How `benchmarks.engine.ranks` evaluates its counts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ranks import KINDS, Traffic, ranked, report
+from benchmarks.engine.ranks import KINDS, Traffic, ranked, report
 from core.configuration.options import make_options
 from core.errors import ConfigurationError
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from benchmarks.lengths import SHAREGPT, Lengths
+from benchmarks.load.lengths import SHAREGPT, Lengths
 from benchmarks.simulate.cost import (
     GIB,
     GPUS,

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from benchmarks.simulate.__main__ import main
-from benchmarks.simulate.beside import beside
-from benchmarks.simulate.calibration import CalibrationError
-from benchmarks.simulate.load_test import MeasuredRun, read_runs
-from benchmarks.simulate.replay import Replay
-from benchmarks.simulate.step_time import StepTime, fitted
+from benchmarks.simulate.measured.beside import beside
+from benchmarks.simulate.measured.calibration import CalibrationError
+from benchmarks.simulate.measured.load_test import MeasuredRun, read_runs
+from benchmarks.simulate.measured.replay import Replay
+from benchmarks.simulate.measured.step_time import StepTime, fitted
 from loadtest.results import Run
 from tests.loadtest.known_runs import record, results, run, sample
 

@@ -6,8 +6,13 @@ import json
 
 import pytest
 
-from benchmarks.simulate.calibration import CalibrationError, Observation, calibrated, fitted
 from benchmarks.simulate.cost import GPUS, MODELS, Efficiency, Hardware
+from benchmarks.simulate.measured.calibration import (
+    CalibrationError,
+    Observation,
+    calibrated,
+    fitted,
+)
 from loadtest.measures import Measures, ServerMeasures
 from loadtest.results import Results, Run
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.lengths import Lengths, read_timed_trace
+from benchmarks.load.lengths import Lengths, read_timed_trace
 from benchmarks.simulate.__main__ import main
 from benchmarks.simulate.comparison import Row
 from benchmarks.simulate.table import table

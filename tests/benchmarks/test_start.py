@@ -7,13 +7,13 @@ import re
 import subprocess
 import sys
 
-from benchmarks.start import Peak
+from benchmarks.engine.start import Peak
 from tests.e2e.serving import DEMO, ROOT
 
 
 def test_phases_and_memory_are_reported():
     """Runs in a new process, as this one could reuse memory that earlier tests have freed."""
-    command = [sys.executable, "-m", "benchmarks.start", str(DEMO)]
+    command = [sys.executable, "-m", "benchmarks.engine.start", str(DEMO)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     printed = done.stdout
     for name in ("imports", "trial of the first layers", "weights", "K and V", "first steps"):

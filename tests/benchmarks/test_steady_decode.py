@@ -8,10 +8,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks import profile, roofline, steady_decode
-from benchmarks.bench import Bench
-from benchmarks.derived import derived
-from benchmarks.shapes import (
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.derived import derived
+from benchmarks.gpu.engine import profile, roofline, steady_decode
+from benchmarks.gpu.engine.steady_decode import SteadyDecode
+from benchmarks.gpu.shapes import (
     LLAMA_2_7B,
     LLAMA_3_1_8B,
     QWEN3_0_6B,
@@ -20,8 +21,7 @@ from benchmarks.shapes import (
     kv_bytes_per_token,
     write_config,
 )
-from benchmarks.steady_decode import SteadyDecode
-from benchmarks.trace import Interval, Trace, busy_us, idle_us, read, record, short_name
+from benchmarks.gpu.trace import Interval, Trace, busy_us, idle_us, read, record, short_name
 from engine.engine import Engine
 from tests.benchmarks.ticking_engine import FakeClock, LateEngine, ticking_engine
 

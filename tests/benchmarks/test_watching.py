@@ -1,8 +1,8 @@
-"""How `benchmarks.watching` evaluates its measurements."""
+"""How `benchmarks.engine.watching` evaluates its measurements."""
 
 from __future__ import annotations
 
-from benchmarks.watching import Interval, report
+from benchmarks.engine.watching import Interval, report
 
 
 def interval(wall_ms, cpu_ms, snapshot_us=0):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from triton.compiler.compiler import CompiledKernel
 
-from benchmarks.occupancy import cuobjdump, resources
+from benchmarks.gpu.occupancy import cuobjdump, resources
 
 SHARED_MEMORY_LIMIT = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 """Bytes of shared memory per block, by arch (CUDA programming guide, compute capabilities)."""

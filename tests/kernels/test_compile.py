@@ -15,7 +15,7 @@ from itertools import chain, product
 import pytest
 import torch
 
-from benchmarks.occupancy import programs_per_processor
+from benchmarks.gpu.occupancy import programs_per_processor
 from kernels import dry_run
 from kernels.arguments import BLOCK_SIZES, HEAD_DIMS
 from kernels.attention.prefill_work import make_prefill_work

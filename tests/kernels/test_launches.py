@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, Qwen3Config
 
-from benchmarks import host_step
+from benchmarks.engine import host_step
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine.sampling.kernels import make_sampling_kernels
