@@ -41,10 +41,10 @@ compare: setup  ## Load-test every strategy with the demo model on this machine;
 	$(BIN)/python -m loadtest report $(OUT)/aws $(OUT)/chat $(OUT)/shared-prefix --pictures --out $(OUT)
 
 harm: setup  ## Send hostile requests to the demo model and measure what they cost others (ARGS='--rows grammar')
-	OMP_NUM_THREADS=1 $(BIN)/python -m loadtest harm --json build/harm.json $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.harm harm --json build/harm.json $(ARGS)
 
 soak: setup  ## Ten minutes of good, bad and leaving clients and of kills (ARGS='--seconds 60')
-	OMP_NUM_THREADS=1 $(BIN)/python -m loadtest soak --seconds 600 --json build/soak.json $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.harm soak --seconds 600 --json build/soak.json $(ARGS)
 
 # One process more than cores: tests with a server wait for it half of the time.
 test: setup  ## Run all tests (ARGS='tests/core -k stop' for some)

@@ -34,12 +34,6 @@ def run(parser: argparse.ArgumentParser, parsed: argparse.Namespace, command: st
     """
     if parsed.command == "report":
         return _report(parsed)
-    if parsed.command == "kills":
-        return _kills(parsed)
-    if parsed.command in ("harm", "soak"):
-        from loadtest.harm import command as harm
-
-        return harm.run(parser, parsed)
     return _measure(parser, parsed, command)
 
 
@@ -233,27 +227,6 @@ def _report(parsed: argparse.Namespace) -> int:
         for path in write_pictures(results, parsed.out):
             print(f"wrote {path}")
     return code
-
-
-def _kills(parsed: argparse.Namespace) -> int:
-    from loadtest.kills import report_lines, run_kills
-    from loadtest.server import ServerError, read_properties
-
-    parsed.out.mkdir(parents=True, exist_ok=True)
-    properties = read_properties(parsed.properties) if parsed.properties else {}
-    try:
-        kills = run_kills(
-            parsed.times,
-            properties,
-            model_dir=parsed.model_dir,
-            seed=parsed.seed,
-            folder=parsed.out,
-        )
-    except (ServerError, TimeoutError) as error:
-        print(f"loadtest: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    print(*report_lines(kills), sep="\n")
-    return 0
 
 
 def _write(results: Results, out: Path) -> int:

@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest.harm.harm import Outcome
 from tests.e2e.serving import IMAGE, ROOT
+from tests.harm.harm import Outcome
 
 pytestmark = pytest.mark.skipif(IMAGE is not None, reason="the commands start the checkout's code")
 
 
-def loadtest(out: Path, *arguments: str) -> bytes:
-    command = [sys.executable, "-m", "loadtest", *arguments, "--json", str(out / "found.json")]
+def harm(out: Path, *arguments: str) -> bytes:
+    command = [sys.executable, "-m", "tests.harm", *arguments, "--json", str(out / "found.json")]
     done = subprocess.run(
         [*command, "--log", str(out / "server.log")],
         cwd=ROOT,
@@ -34,7 +34,7 @@ def loadtest(out: Path, *arguments: str) -> bytes:
 def test_hostile_grammars_harm_nobody_else(tmp_path: Path) -> None:
     """Times are not asserted: the machine may be busy."""
     arguments = ["harm", "--rows", "rules,references,ambiguous", "--max-ping", "60000"]
-    outcomes = msgspec.json.decode(loadtest(tmp_path, *arguments), type=list[Outcome])
+    outcomes = msgspec.json.decode(harm(tmp_path, *arguments), type=list[Outcome])
     assert len(outcomes) == 5
     for outcome in outcomes:
         assert outcome.status in ("400", "424"), outcome

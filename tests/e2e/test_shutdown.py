@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.endings import Clients, count
-from loadtest.kills import run_kills
 from tests.container.processes import HANG_S, wait_until
 from tests.e2e.serving import DEMO, IMAGE, LONG_ANSWER, long_winded, serve
+from tests.harm.endings import Clients, count
+from tests.harm.kills import run_kills
 
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 ANSWERED = "vllm:request_success_total"

@@ -26,7 +26,7 @@ def test_the_help_of_every_command_has_examples(
             monkeypatch.delitem(sys.modules, module)
     for module in ("locust", "psutil", "boto3", "botocore", "ray", "vl_convert"):
         monkeypatch.setitem(sys.modules, module, None)
-    arguments = ["load", "harm"] if name == "load" else [name]
+    arguments = ["load", "sweep"] if name == "load" else [name]
     with pytest.raises(SystemExit) as exit:
         main([*arguments, "--help"])
     assert exit.value.code == 0

@@ -15,8 +15,8 @@ import msgspec
 import psutil
 from tqdm import tqdm
 
-from loadtest.harm.neighbours import PING_INTERVAL_S, Attempt, Neighbour, ping, stop_all, stream
-from loadtest.harm.rows import CLOSED, HELD, Row, send
+from tests.harm.neighbours import PING_INTERVAL_S, Attempt, Neighbour, ping, stop_all, stream
+from tests.harm.rows import CLOSED, HELD, Row, send
 
 WARM_UP_S = 2.0
 ALONE_S = 3.0

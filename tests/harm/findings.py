@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from loadtest.harm.neighbours import Attempt
+from tests.harm.neighbours import Attempt
 
 MAX_GROWTH = 0.25
 MAX_GROWTH_BYTES = 48 * 2**20

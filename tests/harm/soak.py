@@ -15,11 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from tqdm import tqdm
 
 from loadtest.clients.transport import HttpTransport, SendError
-from loadtest.harm.findings import Findings, Usage, count_ends, grown
-from loadtest.harm.neighbours import TIMEOUT_S, Neighbour, connect, ping, stop_all, stream
-from loadtest.harm.rows import ROWS, send
-from loadtest.roles import Role, by_role
 from loadtest.server import Server
+from tests.harm.findings import Findings, Usage, count_ends, grown
+from tests.harm.neighbours import TIMEOUT_S, Neighbour, connect, ping, stop_all, stream
+from tests.harm.roles import Role, by_role
+from tests.harm.rows import ROWS, send
 
 QUICK = ("grammar, chain", "schema, chain of 1,200", "chunk size", "TLS", "never sent")
 """Beginnings or ends of the names of the rows to send. A client can repeat these rows quickly."""

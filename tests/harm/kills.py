@@ -1,4 +1,4 @@
-"""`python -m loadtest kills`: kills a container's processes under load, at random moments.
+"""`python -m tests.harm kills`: kills a container's processes under load, at random moments.
 
 Each kill is SIGKILL to one process: the engine, a front-end worker or the supervisor. The command
 measures how the running requests end and how long that takes. For the engine and workers, it also
@@ -21,9 +21,9 @@ from pathlib import Path
 import psutil
 
 from loadtest.clients.transport import HttpTransport, SendError
-from loadtest.endings import Clients, Ending, count
-from loadtest.roles import Role, by_role
 from loadtest.server import Server
+from tests.harm.endings import Clients, Ending, count
+from tests.harm.roles import Role, by_role
 
 TARGETS: Sequence[Role] = ("engine", "worker", "supervisor")
 PROPERTIES: Mapping[str, str] = {"retry_threshold": "1000", "option.http_workers": "1"}

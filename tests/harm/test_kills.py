@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from loadtest.endings import Clients, Ending, classify, count
-from loadtest.kills import Kill, report_lines
+from tests.harm.endings import Clients, Ending, classify, count
+from tests.harm.kills import Kill, report_lines
+from tests.loadtest.conftest import stub  # noqa: F401 - a fixture
 from tests.loadtest.stub import Stub, lmi
 
 TOKEN = b'{"index":0,"generated_text":null,"details":null,"token":{"id":1,"text":"a"}}\n'

@@ -1,34 +1,42 @@
-"""The commands `harm` and `soak`."""
+"""`python -m tests.harm`: harm, soak and kills.
+
+`harm` measures what hostile requests cost other clients. `soak` checks what hostile clients and
+kills leave behind. `kills` kills a container's processes under load.
+"""
 
 from __future__ import annotations
 
 import argparse
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from loadtest.harm.harm import Bounds, Harm, measure_all, table
-from loadtest.harm.rows import ROWS
-from loadtest.harm.soak import Soak
-from loadtest.server import Server, ServerError, given_properties
+from loadtest.server import Server, ServerError, given_properties, read_properties
+from tests.harm.arguments import make_parser
+from tests.harm.harm import Bounds, Harm, measure_all, table
+from tests.harm.kills import report_lines, run_kills
+from tests.harm.rows import ROWS
+from tests.harm.soak import Soak
 
 EXIT_BROKEN = 1
 EXIT_INTERRUPTED = 130
 
 
-def run(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
-    """Run the command and return the exit code."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return the exit code."""
+    parser = make_parser("python -m tests.harm")
+    parsed = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # must stop the server too
     try:
-        return _harm(parser, parsed) if parsed.command == "harm" else _soak(parser, parsed)
+        return COMMANDS[parsed.command](parser, parsed)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except (ServerError, ValueError) as error:
-        print(f"loadtest: {error}", file=sys.stderr)
+    except (ServerError, TimeoutError, ValueError) as error:
+        print(f"harm: {error}", file=sys.stderr)
         return EXIT_BROKEN
 
 
@@ -59,6 +67,20 @@ def _soak(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
     return EXIT_BROKEN if findings.broken else 0
 
 
+def _kills(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
+    del parser
+    parsed.out.mkdir(parents=True, exist_ok=True)
+    properties = read_properties(parsed.properties) if parsed.properties else {}
+    kills = run_kills(
+        parsed.times, properties, model_dir=parsed.model_dir, seed=parsed.seed, folder=parsed.out
+    )
+    print(*report_lines(kills), sep="\n")
+    return 0
+
+
+COMMANDS = {"harm": _harm, "soak": _soak, "kills": _kills}
+
+
 @contextmanager
 def _server(
     parser: argparse.ArgumentParser, parsed: argparse.Namespace, changes: Mapping[str, str]
@@ -81,3 +103,7 @@ def _write(path: Path | None, results: object) -> None:
     if path is not None:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2))
         print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

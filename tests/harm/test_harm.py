@@ -15,11 +15,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest.__main__ import main
-from loadtest.harm.findings import Usage, count_ends, grown
-from loadtest.harm.harm import Outcome
-from loadtest.harm.neighbours import Attempt, Neighbour, why_wrong
-from loadtest.harm.rows import CLOSED, HELD, ROWS, send
+from tests.harm.__main__ import main
+from tests.harm.findings import Usage, count_ends, grown
+from tests.harm.harm import Outcome
+from tests.harm.neighbours import Attempt, Neighbour, why_wrong
+from tests.harm.rows import CLOSED, HELD, ROWS, send
 
 USAGE = Usage(processes=2, rss_bytes=2**29, threads=6, files=40)
 FINISH = b'data: {"choices":[{"finish_reason":"length"}]}'
@@ -31,8 +31,8 @@ STREAM = (ANSWER % 200) + FINISH + b"\n\n" + DONE + b"\n\n"
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Shorten the warm-up, which a stub does not need, and restore pytest's signal handler."""
-    monkeypatch.setattr("loadtest.harm.harm.WARM_UP_S", 0.1)
-    monkeypatch.setattr("loadtest.harm.harm.ALONE_S", 0.2)
+    monkeypatch.setattr("tests.harm.harm.WARM_UP_S", 0.1)
+    monkeypatch.setattr("tests.harm.harm.ALONE_S", 0.2)
     handler = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, handler)
@@ -121,7 +121,7 @@ def test_a_server_that_does_not_answer_at_all(capsys: pytest.CaptureFixture[str]
 
 def test_a_client_goes_on_after_its_connection_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """When the worker that answers is killed, a connection is lost in one of these ways."""
-    monkeypatch.setattr("loadtest.harm.neighbours.RETRY_S", 0.0)
+    monkeypatch.setattr("tests.harm.neighbours.RETRY_S", 0.0)
     errors: list[Exception] = [http.client.IncompleteRead(b"half"), ConnectionResetError("reset")]
     whole = threading.Event()
 
