@@ -14,7 +14,7 @@ from engine import LLM, SamplingParams
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for folder in (ROOT, ROOT / "docs", ROOT / "examples")
+    for folder in (ROOT, ROOT / "docs", ROOT / "docs" / "reference", ROOT / "examples")
     for path in folder.glob("*.md")
 )
 
@@ -62,7 +62,7 @@ def test_tests_that_pages_name_exist(name: str) -> None:
 def test_every_page_is_in_the_index() -> None:
     index = ROOT / "docs" / "README.md"
     linked = {path.resolve() for path, _ in links(index)}
-    assert linked >= set((ROOT / "docs").glob("*.md")) - {index}
+    assert linked >= set((ROOT / "docs").rglob("*.md")) - {index}
 
 
 def test_the_sample_of_the_readme_is_true() -> None:
