@@ -1,6 +1,6 @@
 """Longshore: a serving container for language models in which batching is a choice.
 
-`longshore serve` starts it, and `LLM` runs a model without a server (docs/offline.md).
+`longshore serve` starts it, and `LLM` runs a model without a server (docs/without-a-client.md).
 """
 
 from __future__ import annotations

@@ -327,7 +327,7 @@ def make_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add(
         "--options", type=_json, default={}, metavar="JSON",
-        help="options of LLM (docs/offline.md), such as '{\"dtype\": \"bf16\"}'",
+        help="options of LLM (docs/without-a-client.md), such as '{\"dtype\": \"bf16\"}'",
     )  # fmt: skip
     add(
         "--sampling", type=_json, default={}, metavar="JSON",
