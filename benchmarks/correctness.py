@@ -16,21 +16,15 @@ from torch import Tensor
 
 from benchmarks.bench import Bench
 from benchmarks.inputs import Lengths, PagedInputs, Shape, make_inputs, ragged, random_cache
-from kernels import (
-    block_copy,
-    cache_write,
-    rotary_cache_write,
-    swap,
-    torch_cache,
-    torch_elementwise,
-)
-from kernels.cache_descriptors import describe_caches
-from kernels.cache_table import CacheTable, cache_table
-from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill, prefill_work
-from kernels.prefill_work import PrefillWork
-from kernels.sdpa import Scratch, paged_attention
-from kernels.work_list import UNIT, WAVES, make_work_list
+from kernels.attention.cache_descriptors import describe_caches
+from kernels.attention.paged_decode import paged_decode
+from kernels.attention.paged_prefill import paged_prefill, prefill_work
+from kernels.attention.prefill_work import PrefillWork
+from kernels.attention.sdpa import Scratch, paged_attention
+from kernels.attention.work_list import UNIT, WAVES, make_work_list
+from kernels.cache import block_copy, cache_write, rotary_cache_write, swap, torch_cache
+from kernels.cache.cache_table import CacheTable, cache_table
+from kernels.elementwise import torch_elementwise
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 5e-3}
 """Limit of |out - exact| / |exact|. fp8 caches are decoded exactly, so the same limits apply."""

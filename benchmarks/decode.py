@@ -10,9 +10,9 @@ import torch
 from benchmarks import peers
 from benchmarks.bench import Bench
 from benchmarks.inputs import DRY_SHAPES, SHAPES, Lengths, PagedInputs, Shape, make_inputs, ragged
-from kernels.paged_decode import paged_decode, wanted_splits
-from kernels.split_results import scratch_numel
-from kernels.work_list import WorkList, make_work_list
+from kernels.attention.paged_decode import paged_decode, wanted_splits
+from kernels.attention.split_results import scratch_numel
+from kernels.attention.work_list import WorkList, make_work_list
 
 MODEL_LENGTH = 131072
 """The longest context that the model allows: the number of splits depends on it."""

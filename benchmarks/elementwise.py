@@ -16,12 +16,13 @@ from torch import Tensor
 
 from benchmarks.bench import Bench
 from benchmarks.inputs import DRY_SHAPES, SHAPES, Shape, random_cache
-from kernels import torch_cache, torch_elementwise
-from kernels.cache_write import write_kv
-from kernels.gated_activation import gated_activation
-from kernels.rms_norm import add_rms_norm, rms_norm
-from kernels.rotary import rotary
-from kernels.rotary_cache_write import rotary_write_kv
+from kernels.cache import torch_cache
+from kernels.cache.cache_write import write_kv
+from kernels.cache.rotary_cache_write import rotary_write_kv
+from kernels.elementwise import torch_elementwise
+from kernels.elementwise.gated_activation import gated_activation
+from kernels.elementwise.rms_norm import add_rms_norm, rms_norm
+from kernels.elementwise.rotary import rotary
 
 EPS = 1e-6
 MAX_SHARE_DIFFERENT = 0.02

@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from benchmarks.bench import Bench
 from benchmarks.shapes import DRY_SHAPE, SHAPES, Config, write_config
-from core.options import Options, Value, make_options
+from core.configuration.options import Options, Value, make_options
 from engine.build import build_engine
 from engine.device import DTYPES
 from engine.engine import Engine
@@ -29,7 +29,8 @@ def dtype(bench: Bench) -> torch.dtype:
 
 
 def make_engine(bench: Bench, **options: Value) -> Engine:
-    """Build an engine with the bench's shape, dtype and device, and `options` of core.options."""
+    """Build an engine with the bench's shape, dtype and device, and `options` of
+    core.configuration.options."""
     chosen: Options = make_options(
         {
             "load_format": "dummy",

@@ -23,9 +23,9 @@ from benchmarks.decode import decode_calls
 from benchmarks.inputs import DRY_SHAPES, SHAPES, Lengths, PagedInputs, Shape, make_inputs
 from benchmarks.peers import Calls
 from benchmarks.prefill import prefill_calls, prompts, work_by_rule
-from kernels.attention_tile import block_ids, row_offsets
-from kernels.paged_decode import paged_decode_kernel
-from kernels.paged_prefill import attend_tiles, paged_prefill_kernel
+from kernels.attention.attention_tile import block_ids, row_offsets
+from kernels.attention.paged_decode import paged_decode_kernel
+from kernels.attention.paged_prefill import attend_tiles, paged_prefill_kernel
 
 CASES = (
     ("decode", "64 x 4096", Lengths((1,) * 64, (4096,) * 64)),

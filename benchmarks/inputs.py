@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from kernels.batch import PagedBatch
+from kernels.attention.batch import PagedBatch
 
 
 @dataclass(frozen=True, slots=True)

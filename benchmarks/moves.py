@@ -9,10 +9,10 @@ from torch import Tensor
 
 from benchmarks.bench import Bench
 from benchmarks.inputs import DRY_SHAPES, SHAPES, Shape, random_cache
-from kernels.block_copy import copy_blocks
-from kernels.cache_table import cache_table
-from kernels.cache_write import write_kv
-from kernels.swap import gather_blocks, scatter_blocks
+from kernels.cache.block_copy import copy_blocks
+from kernels.cache.cache_table import cache_table
+from kernels.cache.cache_write import write_kv
+from kernels.cache.swap import gather_blocks, scatter_blocks
 
 NUM_LAYERS = 32
 

@@ -11,10 +11,10 @@ from torch.nn.attention import SDPBackend
 from benchmarks import peers
 from benchmarks.bench import Bench
 from benchmarks.inputs import DRY_SHAPES, SHAPES, Lengths, PagedInputs, Shape, make_inputs, ragged
-from kernels.cache_descriptors import describe_caches
-from kernels.paged_prefill import paged_prefill, prefill_work, wanted_splits
-from kernels.prefill_work import PrefillWork
-from kernels.split_results import scratch_numel
+from kernels.attention.cache_descriptors import describe_caches
+from kernels.attention.paged_prefill import paged_prefill, prefill_work, wanted_splits
+from kernels.attention.prefill_work import PrefillWork
+from kernels.attention.split_results import scratch_numel
 
 MAX_NEW_TOKENS = 2**18
 """Cases with more new tokens are skipped: they take seconds and show nothing new."""

@@ -15,10 +15,10 @@ import torch
 from benchmarks.bench import Bench
 from benchmarks.inputs import DRY_SHAPES, SHAPES, Lengths, PagedInputs, Shape, make_inputs
 from benchmarks.prefill import prefill_calls, work_by_rule
+from kernels.attention.paged_prefill import prefill_work, tiling
+from kernels.attention.prefill_work import MIN_SPLIT_KEYS, PrefillWork
+from kernels.attention.work_list import WAVES
 from kernels.configurations import AttentionConfiguration, attention_configuration
-from kernels.paged_prefill import prefill_work, tiling
-from kernels.prefill_work import MIN_SPLIT_KEYS, PrefillWork
-from kernels.work_list import WAVES
 
 MAX_SPLITS = 64
 """Maximum splits of each block, by the old rule."""

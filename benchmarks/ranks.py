@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.cpu.machine import describe_machine
-from core.meeting_point import KEY_VARIABLE
-from core.names import python_command
-from core.options import Options, make_options
+from core.configuration.meeting_point import KEY_VARIABLE
+from core.configuration.options import Options, make_options
+from core.process.names import python_command
 from core.sampling import SamplingParams
 from engine.build import build_rank_0
 from engine.engine import Engine

@@ -21,7 +21,7 @@ from engine.sampling import draw
 from engine.sampling.kernels import SamplingKernels, make_sampling_kernels
 from engine.sampling.rows import Row
 from engine.staging import Staging, Upload
-from kernels import torch_logits
+from kernels.sampling import torch_logits
 
 VOCAB_SIZE, DRY_VOCAB_SIZE = 128256, 300
 ZIPF = 1.5

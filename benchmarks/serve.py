@@ -21,7 +21,7 @@ from benchmarks.engines import dtype, make_engine, make_model, shape_config
 from benchmarks.generate import Serve
 from benchmarks.shapes import kv_bytes_per_token
 from benchmarks.workload import DRY_LOAD, FULL_LOAD, Load
-from core.options import Value
+from core.configuration.options import Value
 
 WARM_UP_TOKENS = 4
 WARM_UP_SEED = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.bench import Bench
 from benchmarks.serve import load_of, run_engine
-from core.options import Options, Value
+from core.configuration.options import Options, Value
 
 CASES: dict[str, dict[str, Value]] = {
     "paged": {"batching": "paged"},

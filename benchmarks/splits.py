@@ -14,7 +14,7 @@ import torch
 from benchmarks.bench import Bench
 from benchmarks.decode import MODEL_LENGTH, decode_calls, wanted_by_rule
 from benchmarks.inputs import DRY_SHAPES, SHAPES, Lengths, PagedInputs, Shape, make_inputs, ragged
-from kernels.work_list import MIN_SPLIT_KEYS, UNIT, WorkList, make_work_list
+from kernels.attention.work_list import MIN_SPLIT_KEYS, UNIT, WorkList, make_work_list
 
 ALL = (1, 2, 4, 8, 16, 64)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from core.options import make_options
+from core.configuration.options import make_options
 from engine.phases import Phases
 
 POLL_S = 0.002

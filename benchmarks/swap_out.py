@@ -10,8 +10,8 @@ import torch
 from benchmarks.bench import Bench
 from benchmarks.inputs import DRY_SHAPES, SHAPES, Shape, random_cache
 from engine.step.block_mover import MAX_SWAP_ROWS, CopyStream
-from kernels.cache_table import cache_table
-from kernels.swap import gather_blocks
+from kernels.cache.cache_table import cache_table
+from kernels.cache.swap import gather_blocks
 
 NUM_LAYERS = 32
 

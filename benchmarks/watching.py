@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.cpu.machine import describe_machine
-from core.options import make_options
+from core.configuration.options import make_options
 from core.sampling import SamplingParams
 from engine.build import build_engine
 from engine.engine import Engine

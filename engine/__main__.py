@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from core.errors import ConfigurationError, LongshoreError
-from core.internal_arguments import internal_arguments
-from core.logs import configure_logs, log_event
-from core.messages import Dead, Launch
-from core.processes import die_with_parent
+from core.process.internal_arguments import internal_arguments
+from core.process.logs import configure_logs, log_event
+from core.process.processes import die_with_parent
+from core.protocol.messages import Dead, Launch
 from engine.phases import Phases
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.batch import PagedBatch
+from kernels.attention.batch import PagedBatch
 
 
 def paged_attention_reference(
@@ -23,7 +23,7 @@ def paged_attention_reference(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> Tensor:
-    """Compute `kernels.sdpa.paged_attention` for one query and head at a time.
+    """Compute `kernels.attention.sdpa.paged_attention` for one query and head at a time.
 
     Caches may also hold fp8 e4m3 (float8_e4m3fn or bytes); the scales multiply their values.
     Returns [T, heads, value_dim] in fp64.
@@ -54,7 +54,8 @@ def paged_decode_reference(
     context_lens: Tensor,
     **options: Any,
 ) -> Tensor:
-    """Reference of `kernels.paged_decode.paged_decode`, with the options that affect the result."""
+    """Reference of `kernels.attention.paged_decode.paged_decode`, with the options that affect the
+    result."""
     starts = torch.arange(len(context_lens) + 1)
     return paged_prefill_reference(
         query, key_cache, value_cache, block_tables, starts, context_lens, **options
@@ -70,7 +71,8 @@ def paged_prefill_reference(
     context_lens: Tensor,
     **options: Any,
 ) -> Tensor:
-    """Reference of `kernels.paged_prefill.paged_prefill`, with the options that affect the result.
+    """Reference of `kernels.attention.paged_prefill.paged_prefill`, with the options that affect
+    the result.
 
     A sequence with a context of 0 is padding; its output is zero.
     """

@@ -103,7 +103,7 @@ def _deploy(arguments: list[str]) -> int:
 
 
 def _fleet(arguments: list[str]) -> int:
-    from fleet.__main__ import main as run
+    from deploy.fleet.__main__ import main as run
 
     return run(arguments[1:], f"{NAME} fleet")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from browser.captions import marked_texts
 from engine import LLM, SamplingParams
+from tests.browser.captions import marked_texts
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -62,7 +62,7 @@ def test_tests_that_pages_name_exist(name: str) -> None:
 def test_pages_that_code_names_exist() -> None:
     """Docstrings, errors, comments and help texts name pages by their path."""
     folders = [path for path in ROOT.iterdir() if (path / "__init__.py").exists()]
-    files = [path for folder in [*folders, ROOT / "deploy"] for path in folder.rglob("*")]
+    files = [path for folder in folders for path in folder.rglob("*")]
     code = [path for path in files if path.suffix in {".py", ".yaml", ".properties"}]
     named = {
         (path, page) for path in code for page in re.findall(r"docs/[a-z/-]+\.md", path.read_text())

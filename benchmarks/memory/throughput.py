@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.closed_loop import ClosedLoop
 from benchmarks.lengths import Lengths
 from benchmarks.workload import Request
-from core.options import Options
+from core.configuration.options import Options
 from engine.build import build_engine
 from engine.engine import Engine
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from core.options import Options, make_options, option_table
-from core.strategy_table import BATCHING_NAMES, Batching
+from core.configuration.options import Options, make_options, option_table
+from core.configuration.strategy_table import BATCHING_NAMES, Batching
 
 SEVERAL_SEQUENCES = ("parallel", "beam")
 """Workloads whose requests have several sequences, which results.json does not tell apart."""

@@ -10,8 +10,8 @@ from benchmarks.simulate.executor import tokens
 from benchmarks.simulate.load_test import MeasuredRun
 from benchmarks.simulate.step_time import StepTime
 from benchmarks.simulate.traffic import Arrival
+from core.configuration.sizing import sequence_limit, step_token_budget
 from core.plan import StepPlan, StepResult
-from core.sizing import sequence_limit, step_token_budget
 from strategies.base import Limits, Strategy
 from strategies.factory import StrategySettings, make_strategy
 

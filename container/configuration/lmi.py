@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from core.options import REMOVED_OPTIONS
+from core.configuration.options import REMOVED_OPTIONS
 
 ALIASES: Mapping[str, str] = {
     "max_dynamic_batch_size": "batch_size",

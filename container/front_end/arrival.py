@@ -23,8 +23,8 @@ from gunicorn.http.unreader import Unreader
 from container.front_end.body_memory import BodyMemory
 from container.front_end.connections import silent_timeout
 from container.http.deadline import ArrivalTimeoutError, ClientGoneError
+from core.configuration.limits import CHUNKS, UNREAD_BYTES
 from core.errors import RequestError
-from core.limits import CHUNKS, UNREAD_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class SlowReaderError(BrokenPipeError):
 
 
 class Timeouts(Protocol):
-    """The fields of `core.options.Options` that are used here, in seconds."""
+    """The fields of `core.configuration.options.Options` that are used here, in seconds."""
 
     @property
     def header_timeout(self) -> float: ...

@@ -22,7 +22,7 @@ from container.apis.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from container.front_end.openapi import openapi_document
 from container.http.health import HEALTH_PATHS
 from container.schema.fields import Field, Fields
-from core.task import Kind
+from core.configuration.task import Kind
 
 _KINDS: Mapping[Kind, str] = {
     "generation": "text generation", "embedding": "embeddings", "pipeline": "pipelines",

@@ -27,8 +27,8 @@ from wsproto.utilities import LocalProtocolError
 from container.front_end.connections import Connections
 from container.http.deadline import ArrivalTimeoutError
 from container.http.off_loop import Turns
+from core.configuration.limits import SOCKET_IDLE, SOCKET_MESSAGES
 from core.errors import OverloadedError, RequestError
-from core.limits import SOCKET_IDLE, SOCKET_MESSAGES
 
 if TYPE_CHECKING:
     from container.front_end.arrival import Arrival

@@ -35,9 +35,9 @@ from container.front_end.refusal import refuse
 from container.front_end.web_socket import WebSocket
 from container.http.off_loop import SWITCH_INTERVAL_S
 from container.launch.stop_times import FAILED_REQUESTS_S
+from core.configuration.options import Options
 from core.errors import LongshoreError, RequestError
-from core.options import Options
-from core.processes import die_with_parent
+from core.process.processes import die_with_parent
 
 _POLL_INTERVAL_S = 0.05
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
+from core.configuration.limits import GRAMMAR
 from core.errors import RequestError
-from core.limits import GRAMMAR
 from core.structured_outputs import StructuredOutputsParams
 
 FIELD = "structured_outputs"

@@ -12,18 +12,19 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from core.sizing import LayerShape
+from core.configuration.sizing import LayerShape
 from engine.attention.call import AttentionCall
-from kernels import torch_cache, torch_elementwise
-from kernels.batch import PagedBatch
-from kernels.cache_table import CacheTable
+from kernels.arguments import BLOCK_SIZES, HEAD_DIMS
+from kernels.attention.batch import PagedBatch
+from kernels.attention.sdpa import Scratch, paged_attention
+from kernels.cache import torch_cache
+from kernels.cache.cache_table import CacheTable
 from kernels.cpu import attention as cpu_attention
 from kernels.cpu import cache as cpu_cache
 from kernels.cpu import elementwise as cpu_elementwise
 from kernels.cpu.attention import MAX_DIM
 from kernels.cpu.shared_library import SUFFIXES, WIDTH, unavailable_reason
-from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS
-from kernels.sdpa import Scratch, paged_attention
+from kernels.elementwise import torch_elementwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def sdpa_backend(device: torch.device) -> TorchBackend:
     if device.type != "cuda":
         return TorchBackend(cpu_elementwise.rotary)
     # Imported only here, so that CPUs do not need Triton.
-    from kernels.rotary import rotary
+    from kernels.elementwise.rotary import rotary
 
     return TorchBackend(rotary)
 

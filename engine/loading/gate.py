@@ -16,11 +16,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from core.configuration.sizing import LayerShape
 from core.errors import ConfigurationError
 from core.plan import Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
-from core.sizing import LayerShape
 from engine.attention.backends import AttentionBackend, make_backend
 from engine.attention.call import PagedAttention, UnsupportedModelError
 from engine.attention.kv_cache import KVCache

@@ -8,15 +8,15 @@ from typing import Literal
 
 import msgspec
 
+from core.configuration.options import Options
+from core.configuration.step_size import StepSize
 from core.errors import (
     ConfigurationError,
     EngineUnavailableError,
     InsufficientMemoryError,
     LongshoreError,
 )
-from core.options import Options
 from core.plan import BlockMoves
-from core.step_size import StepSize
 
 
 class GroupAddress(msgspec.Struct, frozen=True):

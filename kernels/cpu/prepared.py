@@ -98,7 +98,7 @@ class PreparedLinear:
 
 
 class PreparedNorm:
-    """`kernels.torch_elementwise.rms_norm` for rows of one width."""
+    """`kernels.elementwise.torch_elementwise.rms_norm` for rows of one width."""
 
     def __init__(
         self, weight: Tensor, eps: float, *, offset: float = 0.0, rounds_first: bool = True

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.batch import PagedBatch
+from kernels.attention.batch import PagedBatch
 from kernels.cpu.attention import MAX_DIM, Attention, check_ids
 from kernels.cpu.cache import Write
 from kernels.cpu.calls import Calls, Kernel

@@ -13,7 +13,8 @@ from triton.runtime.jit import JITFunction
 from benchmarks import peers
 from benchmarks.bench import Bench
 from benchmarks.inputs import Lengths, Shape, make_inputs, ragged
-from kernels import dry_run, torch_cache
+from kernels import dry_run
+from kernels.cache import torch_cache
 
 H200_BYTES = 130 * 2**30
 

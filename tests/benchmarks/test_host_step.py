@@ -6,7 +6,7 @@ import pytest
 from triton.runtime import driver
 
 from benchmarks import host_step
-from kernels import rms_norm
+from kernels.elementwise import rms_norm
 
 IN_EVERY_LAYER = {
     "rotary_write_kv_kernel",

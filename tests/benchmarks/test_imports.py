@@ -31,7 +31,7 @@ for name in {SERVICE}:
 
 
 def test_kernels_and_their_sections_need_torch_and_triton_only():
-    for path in [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "kernels").glob("*.py")]:
+    for path in [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "kernels").rglob("*.py")]:
         allowed = WHOLE_ENGINES if path.stem in SERVING else KERNELS_ALONE
         for node in ast.walk(ast.parse(path.read_text())):
             names = []

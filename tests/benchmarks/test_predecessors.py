@@ -12,7 +12,8 @@ from triton.runtime.jit import JITFunction
 from benchmarks import elementwise, ids_ahead, swap_out
 from benchmarks.inputs import SHAPES
 from engine.step.block_mover import MAX_SWAP_ROWS, CopyStream
-from kernels import dry_run, paged_decode, paged_prefill
+from kernels import dry_run
+from kernels.attention import paged_decode, paged_prefill
 from tests.benchmarks.test_grid import PretendBench, numbers_of_meta_tensors
 from tests.kernels.static_check import pipeline
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ranks import KINDS, Traffic, ranked, report
+from core.configuration.options import make_options
 from core.errors import ConfigurationError
-from core.options import make_options
 
 
 def test_totals_are_divided_by_the_steps():

@@ -22,10 +22,10 @@ from benchmarks.simulate.knee import highest_rate
 from benchmarks.simulate.system import SYSTEMS, Setup
 from benchmarks.simulate.tally import Tally
 from benchmarks.simulate.traffic import Arrival, Prefixes, Synthetic, Trace
+from core.configuration.strategy_table import STRATEGIES
 from core.output import Output
 from core.routing import LeastLoaded, RoundRobin
 from core.sampling import Finish
-from core.strategy_table import STRATEGIES
 
 TOY = ModelShape(
     name="toy", num_parameters=1e6, num_layers=1, attention_width=256, kv_width=256

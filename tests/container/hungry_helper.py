@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from container.isolation.jobs import Done
-from core.frames import run_helper
+from core.process.frames import run_helper
 
 
 def start(setup: bytes) -> Callable[[bytes], Done]:

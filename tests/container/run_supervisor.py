@@ -12,7 +12,7 @@ from pathlib import Path
 from container.configuration.resolve import load_configuration
 from container.launch.preparation import PreparedModel
 from container.launch.supervisor import Commands, supervise
-from core.task import Task
+from core.configuration.task import Task
 
 
 def main(model_dir: str, port: str, mode: str) -> int:

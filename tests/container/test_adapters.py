@@ -11,7 +11,7 @@ from werkzeug.test import TestResponse
 
 from container.wire.engine_client import EngineClient
 from core.adapter import Adapter
-from core.messages import Adapters, LoadAdapter, Submit, UnloadAdapter
+from core.protocol.messages import Adapters, LoadAdapter, Submit, UnloadAdapter
 from tests.container.conftest import Serve, eventually
 from tests.container.fake_engine import FakeEngine
 

@@ -18,9 +18,9 @@ from container.security.api_keys import ApiKey, find_api_key, read_api_keys
 from container.security.authentication import Gate
 from container.security.rate_limits import RateLimits
 from container.wire.engine_client import EngineClient
+from core.configuration.options import Options
 from core.errors import ConfigurationError, RateLimitError
-from core.messages import Launch
-from core.options import Options
+from core.protocol.messages import Launch
 from core.text.tokenizer import Tokenizer
 from tests.clock import Clock
 from tests.container.fake_engine import FakeEngine, fails

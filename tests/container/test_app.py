@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flask.testing import FlaskClient
 
-from core.messages import Submit
+from core.protocol.messages import Submit
 from tests.container.fake_engine import FakeEngine
 
 

@@ -12,9 +12,9 @@ from gunicorn.http.unreader import SocketUnreader
 from container.front_end.arrival import DRAIN_BYTES, Arrival, ArrivingBody, SlowReaderError
 from container.front_end.body_memory import BodyMemory
 from container.http.deadline import ArrivalTimeoutError, ClientGoneError
+from core.configuration.limits import CHUNKS
+from core.configuration.options import Options
 from core.errors import OverloadedError, RequestError
-from core.limits import CHUNKS
-from core.options import Options
 from tests.clock import Clock
 
 OPTIONS = Options(header_timeout=10, body_timeout=60, write_timeout=5)

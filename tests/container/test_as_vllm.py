@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from core.messages import Step, Submit
 from core.output import Output
+from core.protocol.messages import Step, Submit
 from core.sampling import Finish
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import EOS, Serve

@@ -11,8 +11,8 @@ from werkzeug.test import TestResponse
 
 from container.front_end.app import create_app
 from container.wire.engine_client import EngineClient
-from core.messages import Submit
-from core.options import Options
+from core.configuration.options import Options
+from core.protocol.messages import Submit
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import EOS, Serve

@@ -16,7 +16,7 @@ from flask.testing import FlaskClient
 from huggingface_hub.errors import HfHubHTTPError
 
 from container.wire.engine_client import EngineClient
-from core.stats import Stats
+from core.protocol.stats import Stats
 from core.text.tokenizer import Tokenizer
 from tests.container.clients import hugging_face, openai_client, sagemaker_runtime
 from tests.container.conftest import EOS, Serve, eventually

@@ -9,7 +9,7 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from core.messages import Abort, Submit
+from core.protocol.messages import Abort, Submit
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import EOS, eventually
 from tests.container.fake_engine import FakeEngine, fails, says, stalls

@@ -18,9 +18,9 @@ from container.configuration.lmi import ADVICE
 from container.configuration.properties import parse_properties
 from container.configuration.report import facts_lines
 from container.models.directory import resolve_model_dir
-from core.batching import choose_batching
+from core.configuration.batching import choose_batching
+from core.configuration.options import option_table
 from core.errors import ConfigurationError
-from core.options import option_table
 from tests.container.configurations import Load, refusal
 from tests.container.fake_engine import FACTS
 

@@ -13,12 +13,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from container.front_end.app import create_app
 from container.wire.engine_client import EngineClient
 from container.wire.token_stream import TokenStream
+from core.configuration.options import Options
 from core.errors import EngineUnavailableError, GenerationError, NotFoundError
-from core.messages import LoadAdapter, Refused, Submit, UnloadAdapter
-from core.options import Options
+from core.protocol.messages import LoadAdapter, Refused, Submit, UnloadAdapter
+from core.protocol.stats import Stats
 from core.routing import CHUNK_TOKENS
 from core.sampling import SamplingParams
-from core.stats import Stats
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import EOS, eventually
 from tests.container.fake_engine import FakeEngine, says, stalls

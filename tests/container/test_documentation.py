@@ -6,7 +6,7 @@ from pathlib import Path
 
 from container.configuration.report import markdown_lines
 from container.front_end import contract
-from core import limits
+from core.configuration import limits
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
 

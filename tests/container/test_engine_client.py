@@ -19,7 +19,7 @@ from core.errors import (
     OverloadedError,
     RequestError,
 )
-from core.messages import Abort, Hello, Submit
+from core.protocol.messages import Abort, Hello, Submit
 from core.sampling import Finish, SamplingParams
 from tests.clock import Clock
 from tests.container.conftest import eventually

@@ -12,8 +12,8 @@ from flask.testing import FlaskClient
 from container.front_end.app import create_app
 from container.http.failures import Failure
 from container.wire.engine_client import EngineClient
-from core.messages import Abort
-from core.options import Options
+from core.configuration.options import Options
+from core.protocol.messages import Abort
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import eventually
 from tests.container.fake_engine import FakeEngine, fails, says, stalls

@@ -16,9 +16,9 @@ from container.apis.generation.formatters import Formatter, Functions, load_form
 from container.front_end.app import create_app
 from container.launch.preparation import prepare
 from container.wire.engine_client import EngineClient
+from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.messages import Submit
-from core.options import Options
+from core.protocol.messages import Submit
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 from tests.container.configurations import Load

@@ -19,8 +19,8 @@ import msgspec
 import pytest
 
 from container.front_end.start import NICENESS
-from core.messages import Abort, Launch, Submit
-from core.options import Options
+from core.configuration.options import Options
+from core.protocol.messages import Abort, Launch, Submit
 from tests.container.fake_engine import FakeEngine, says, stalls
 from tests.container.processes import (
     HANG_S,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from core.limits import CSV_BYTES
-from core.messages import Abort, Failed, FromEngine, Perform, Performed
+from core.configuration.limits import CSV_BYTES
+from core.protocol.messages import Abort, Failed, FromEngine, Perform, Performed
 from tests.container.conftest import Serve, eventually
 from tests.container.fake_engine import FakeEngine, fails, last_performed, performs
 

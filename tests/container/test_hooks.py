@@ -19,10 +19,10 @@ from container.hooks.load import main as check
 from container.isolation.helper import Helper
 from container.launch.preparation import prepare
 from container.wire.engine_client import EngineClient
+from core.configuration.options import Options
+from core.configuration.task import Task
 from core.errors import ConfigurationError
-from core.messages import Abort, Submit
-from core.options import Options
-from core.task import Task
+from core.protocol.messages import Abort, Submit
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 from tests.container.configurations import Load, refusal

@@ -17,10 +17,10 @@ from PIL import Image
 from container.front_end.app import create_app
 from container.isolation.helper import Helper
 from container.wire.engine_client import EngineClient
+from core.configuration.limits import IMAGE_BYTES, IMAGES
+from core.configuration.options import Options
 from core.images import ImageFile, ReadImages
-from core.limits import IMAGE_BYTES, IMAGES
-from core.messages import Submit
-from core.options import Options
+from core.protocol.messages import Submit
 from core.structured_outputs import StructuredOutputsParams
 from core.text.template_files import load_chat_template
 from core.text.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ from typing import Any
 
 from flask.testing import FlaskClient
 
-from core.messages import Abort, Submit
+from core.protocol.messages import Abort, Submit
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import EOS, eventually
 from tests.container.fake_engine import FakeEngine, fails, says, stalls

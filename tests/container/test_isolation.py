@@ -20,8 +20,8 @@ from container.isolation.child import Child
 from container.isolation.helper import MAX_KEPT, Helper
 from container.isolation.jobs import Done, Reply, Setup
 from container.isolation.process import HELPER_STACK_BYTES
+from core.configuration.limits import GRAMMAR
 from core.errors import RequestError
-from core.limits import GRAMMAR
 from core.structured_outputs import StructuredOutputsParams
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from container.__main__ import main
-from core.meeting_point import KEY_VARIABLE
+from core.configuration.meeting_point import KEY_VARIABLE
 from tests.container.processes import ROOT, free_port, running, wait_until
 
 JOIN = """
 import os, sys
 from pathlib import Path
 from container.launch.join import join
-from core.options import Options
+from core.configuration.options import Options
 
 options = Options(device="cpu", tensor_parallel_degree="4", nodes=2, rank_address="10.0.0.1:80")
 command = [sys.executable, "-c", sys.argv[1]]

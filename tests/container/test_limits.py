@@ -1,4 +1,5 @@
-"""The limits of core/limits.py: requests beyond them are refused before any work is done."""
+"""The limits of core/configuration/limits.py: requests beyond them are refused before any work is
+done."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from flask.testing import FlaskClient
 
 from container.schema.body import read_body
 from container.schema.json_body import decode_json
-from core import limits
+from core.configuration import limits
 from core.errors import RequestError
-from core.messages import Submit
+from core.protocol.messages import Submit
 from tests.container.fake_engine import FakeEngine
 from tests.container.invocations import invoke
 

@@ -15,7 +15,7 @@ from werkzeug.test import TestResponse
 from container.http.deadline import ArrivalTimeoutError
 from container.http.request_context import MAX_WARNINGS, LoggedWarnings
 from container.http.request_log import MAX_BODY_CHARACTERS
-from core.logs import JSON_START, JsonFormatter, log_event
+from core.process.logs import JSON_START, JsonFormatter, log_event
 from tests.container.conftest import Serve
 from tests.container.invocations import invoke, stream
 

@@ -18,8 +18,8 @@ from container.front_end.app import create_app
 from container.security.api_keys import read_api_keys
 from container.security.authentication import Gate
 from container.wire.engine_client import EngineClient
-from core.messages import Submit
-from core.options import Options
+from core.configuration.options import Options
+from core.protocol.messages import Submit
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 from tests.container.clients import sagemaker_runtime

@@ -12,11 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from container.front_end.app import create_app
 from container.wire.engine_client import EngineClient
-from core.messages import Refused, Step, Submit
-from core.options import Options
+from core.configuration.options import Options
 from core.output import Output
+from core.protocol.messages import Refused, Step, Submit
+from core.protocol.stats import Durations, Stats, Timing
 from core.sampling import Finish
-from core.stats import Durations, Stats, Timing
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import Serve, eventually
 from tests.container.fake_engine import FACTS, FakeEngine, fails, says

@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 from tests.container.processes import ROOT
 
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
-GRAFANA = ROOT / "monitoring" / "grafana"
+GRAFANA = ROOT / "deploy/monitoring/grafana"
 DASHBOARD = json.loads((GRAFANA / "longshore.json").read_text())
 
 

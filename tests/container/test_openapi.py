@@ -21,11 +21,11 @@ from container.front_end.upgrade import PATH as UPGRADE_PATH
 from container.multi_model.app import create_front
 from container.multi_model.models import Models
 from container.wire.engine_client import EngineClient
-from core.messages import Perform, Performed
-from core.options import Options
-from core.pipeline_tasks import SPEECH_RECOGNITION
-from core.task import Kind, Task
-from core.task_bodies import TRANSCRIPTION, EmbeddingAnswer, Transcript
+from core.configuration.options import Options
+from core.configuration.pipeline_tasks import SPEECH_RECOGNITION
+from core.configuration.task import Kind, Task
+from core.protocol.messages import Perform, Performed
+from core.protocol.task_bodies import TRANSCRIPTION, EmbeddingAnswer, Transcript
 from tests.container.conftest import Serve
 from tests.container.fake_engine import FakeEngine, performs
 

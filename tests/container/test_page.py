@@ -15,10 +15,10 @@ from werkzeug.test import TestResponse
 from container.front_end.app import create_app
 from container.wire.engine_client import EngineClient
 from container.wire.snapshots import RENEWAL_S, WATCH_S, SnapshotFeed
-from core.messages import Watch, Watched
-from core.options import Options
-from core.snapshot import SequenceSnapshot, Snapshot
-from core.stats import Stats
+from core.configuration.options import Options
+from core.protocol.messages import Watch, Watched
+from core.protocol.snapshot import SequenceSnapshot, Snapshot
+from core.protocol.stats import Stats
 from core.text.tokenizer import Tokenizer
 from tests.clock import Clock
 from tests.container.conftest import Serve, eventually

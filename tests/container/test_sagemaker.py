@@ -14,7 +14,7 @@ from flask.testing import FlaskClient
 
 from container.apis.invocations.sessions import SESSION_HEADER, Sessions
 from core.errors import OverloadedError, RequestError
-from core.messages import Abort
+from core.protocol.messages import Abort
 from tests.container.conftest import Serve, eventually
 from tests.container.fake_engine import FakeEngine, fails, stalls
 

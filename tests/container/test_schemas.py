@@ -15,8 +15,8 @@ from container.apis.generation.structured_outputs import STRUCTURED_OUTPUT_FIELD
 from container.apis.text.schema import TextRequest, read_text_request
 from container.front_end.contract import BODIES
 from container.schema.body import read_body
+from core.configuration.limits import STOP_STRINGS
 from core.errors import RequestError
-from core.limits import STOP_STRINGS
 from core.sampling import SamplingParams
 
 ROOT = Path(__file__).parents[2]

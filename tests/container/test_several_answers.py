@@ -9,8 +9,8 @@ import gevent
 import pytest
 from flask.testing import FlaskClient
 
-from core.messages import Abort, Step, Submit
 from core.output import Output
+from core.protocol.messages import Abort, Step, Submit
 from core.sampling import Finish
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import EOS, Serve, eventually

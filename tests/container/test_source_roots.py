@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from container.security.source_roots import source_roots
+from core.configuration.options import Options
 from core.errors import RequestError
-from core.options import Options
 
 
 @pytest.fixture

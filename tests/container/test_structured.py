@@ -14,8 +14,8 @@ from werkzeug.test import TestResponse
 from container.front_end.app import create_app
 from container.isolation.helper import Helper
 from container.wire.engine_client import EngineClient
-from core.messages import Submit
-from core.options import Options
+from core.configuration.options import Options
+from core.protocol.messages import Submit
 from core.structured_outputs import StructuredOutputsParams
 from core.text.chat_template import ChatTemplate
 from core.text.grammar import grammar_text

@@ -12,8 +12,8 @@ import pytest
 from flask.testing import FlaskClient
 
 from container.http.off_loop import LONG_BODY_BYTES
-from core.messages import Abort, Dead, Hello, Perform, Performed
-from core.task_bodies import EmbeddingAnswer, EmbeddingBody, PipelineBody
+from core.protocol.messages import Abort, Dead, Hello, Perform, Performed
+from core.protocol.task_bodies import EmbeddingAnswer, EmbeddingBody, PipelineBody
 from tests.container.conftest import Serve, eventually
 from tests.container.fake_engine import FakeEngine, fails, last_performed, performs, stalls
 

@@ -11,8 +11,8 @@ from flask.testing import FlaskClient
 from container.front_end.app import create_app
 from container.http.off_loop import LONG_TEXT_CHARACTERS
 from container.wire.engine_client import EngineClient
-from core.messages import Abort, Submit
-from core.options import Options
+from core.configuration.options import Options
+from core.protocol.messages import Abort, Submit
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import EOS, Serve, eventually
 from tests.container.fake_engine import FakeEngine, says, stalls

@@ -23,9 +23,9 @@ from websockets.sync.client import connect
 from container.front_end.connections import EXTRA_CONNECTIONS
 from container.front_end.upgrade import PATH
 from container.security.tls import tls_context
+from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.messages import Abort, Launch, Submit
-from core.options import Options
+from core.protocol.messages import Abort, Launch, Submit
 from tests.container.fake_engine import FakeEngine, stalls
 from tests.container.processes import HANG_S, free_port, running, running_alone, wait_until
 

@@ -32,12 +32,12 @@ from container.tracing.sender import BATCH_SPANS, MAX_WAITING_SPANS, SpanSender
 from container.tracing.tracing import Tracing
 from container.wire.engine_client import EngineClient
 from core.adapter import Adapter
+from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.messages import Step, Submit
-from core.options import Options
 from core.output import Output
+from core.protocol.messages import Step, Submit
+from core.protocol.stats import Timing
 from core.sampling import Finish
-from core.stats import Timing
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 from tests.container.fake_collector import FakeCollector, Received, collecting

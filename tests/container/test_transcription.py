@@ -10,8 +10,8 @@ import openai
 import pytest
 from flask.testing import FlaskClient
 
-from core.messages import Perform, Performed
-from core.task_bodies import TRANSCRIPTION, PipelineBody, Span, Transcript, Transcription
+from core.protocol.messages import Perform, Performed
+from core.protocol.task_bodies import TRANSCRIPTION, PipelineBody, Span, Transcript, Transcription
 from tests.container.clients import openai_client
 from tests.container.conftest import Serve
 from tests.container.fake_engine import FakeEngine, fails, performs

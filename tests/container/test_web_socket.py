@@ -17,8 +17,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from container.front_end.upgrade import PATH
-from core.limits import SOCKET_MESSAGES
-from core.messages import Abort, Refused, Submit
+from core.configuration.limits import SOCKET_MESSAGES
+from core.protocol.messages import Abort, Refused, Submit
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import EOS
 from tests.container.fake_engine import FakeEngine, says, stalls
@@ -389,7 +389,7 @@ def test_idle_sockets_make_room_for_others_and_are_closed_in_the_end(
 ) -> None:
     launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port, max_connections=2)
     program = (
-        "import dataclasses, core.limits as limits; "
+        "import dataclasses, core.configuration.limits as limits; "
         "limits.SOCKET_IDLE = dataclasses.replace(limits.SOCKET_IDLE, maximum=2); "
         f"import container.front_end.start as start; start.main('{os.getpid()}', {str(launch)!r})"
     )

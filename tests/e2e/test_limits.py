@@ -11,7 +11,7 @@ import pytest
 from websockets.sync.client import connect as web_socket
 
 from container.front_end.upgrade import PATH
-from core import limits
+from core.configuration import limits
 from tests.container.processes import HANG_S, wait_until
 from tests.e2e.serving import LONG_ANSWER, long_winded, serve
 

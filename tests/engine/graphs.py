@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from core.configuration.step_size import DEFAULT_PROMPT_SIZES, graph_sizes
 from core.plan import Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
-from core.step_size import DEFAULT_PROMPT_SIZES, graph_sizes
 from engine import LLM
 from engine.step.packed_executor import PackedExecutor
 from engine.step.step_graphs import StepGraphs

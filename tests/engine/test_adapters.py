@@ -7,8 +7,8 @@ import torch
 
 from container.capacity.decoder import decoder_from_directory
 from container.capacity.plan import adapter_bytes
+from core.configuration.options import Options
 from core.errors import ConfigurationError, ConflictError, NoRoomError, NotFoundError, RequestError
-from core.options import Options
 from engine import LLM, LoRARequest, SamplingParams
 from tests.e2e.serving import DEMO
 from tests.engine.adapters import (

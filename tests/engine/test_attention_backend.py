@@ -10,8 +10,9 @@ import torch
 from engine.attention.backends import CpuBackend, TorchBackend
 from engine.attention.call import AttentionCall, Rotation
 from engine.attention.triton_backend import TritonBackend
-from kernels import dry_run, torch_elementwise
-from kernels.batch import PagedBatch
+from kernels import dry_run
+from kernels.attention.batch import PagedBatch
+from kernels.elementwise import torch_elementwise
 
 
 @pytest.fixture

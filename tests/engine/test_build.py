@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from core.configuration.options import Options
+from core.configuration.step_size import graph_sizes
 from core.errors import (
     ConfigurationError,
     EngineUnavailableError,
     InsufficientMemoryError,
     RequestError,
 )
-from core.options import Options
-from core.step_size import graph_sizes
 from engine import LLM, SamplingParams, build, parts
 from engine.attention.backends import TorchBackend
 from engine.device import (

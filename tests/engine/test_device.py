@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.options import Options
 from engine.device import (
     choose_device,
     choose_dtype,

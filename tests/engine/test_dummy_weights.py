@@ -13,8 +13,8 @@ from transformers import (
     AutoModelForSeq2SeqLM,
 )
 
+from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.options import Options
 from engine import LLM, SamplingParams
 from engine.build import build_engine
 from engine.loading.model_source import ModelSource

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from core.configuration.limits import GRAMMARS_IN_USE
 from core.errors import GenerationError, OverloadedError, RequestError
-from core.limits import GRAMMARS_IN_USE
 from core.text.grammar_matcher import compile_grammar
 from engine import (
     LLM,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from core.configuration.step_size import DEFAULT_PROMPT_SIZES, StepSize, decode_sizes, graph_sizes
 from core.plan import Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
-from core.step_size import DEFAULT_PROMPT_SIZES, StepSize, decode_sizes, graph_sizes
 from engine import LLM
 from engine.step.step_graphs import MAX_CAPTURE_SECONDS, StepGraphs
 from tests.engine.graphs import (

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 import msgspec
 import pytest
 
+from core.configuration.options import Options
+from core.configuration.task import Task
 from core.errors import InsufficientMemoryError
-from core.messages import Heartbeat, Hello, Launch, Perform, Performed, Ready
-from core.options import Options
-from core.task import Task
+from core.protocol.messages import Heartbeat, Hello, Launch, Perform, Performed, Ready
 from tests.container.processes import running
 from tests.engine.serve.serving import Client
 

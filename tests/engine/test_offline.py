@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from core.configuration.options import option_table
 from core.errors import ConfigurationError, EngineUnavailableError, GenerationError, RequestError
-from core.options import option_table
 from engine import LLM, SamplingParams
 from engine.offline.llm import SERVICE_OPTIONS
 from tests.engine.test_llm import GREEDY, letters
@@ -248,8 +248,12 @@ def test_hub_model(model_dir, monkeypatch):
 
 
 def test_options_that_only_the_server_reads_are_known():
-    """`core.messages` and `engine.__main__` belong to the server's engine process."""
-    server = {ROOT / "core/messages.py", ROOT / "engine/__main__.py", ROOT / "core/options.py"}
+    """`core.protocol.messages` and `engine.__main__` belong to the server's engine process."""
+    server = {
+        ROOT / "core/protocol/messages.py",
+        ROOT / "engine/__main__.py",
+        ROOT / "core/configuration/options.py",
+    }
     files = {path for name in ("core", "engine") for path in (ROOT / name).rglob("*.py")} - server
     code = "".join(path.read_text() for path in files)
     unread = {name for name in option_table() if not re.search(rf"\.{name}\b", code)}

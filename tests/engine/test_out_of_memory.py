@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from core.options import Options
+from core.configuration.options import Options
 from core.sampling import Finish, SamplingParams
 from core.text.tokenizer import Tokenizer
 from engine.build import build_engine

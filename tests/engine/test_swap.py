@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from core.configuration.sizing import LayerShape
 from core.plan import BlockMoves
-from core.sizing import LayerShape
 from engine import LLM, SamplingParams
 from engine.attention.backends import TorchBackend
 from engine.attention.kv_cache import KVCache

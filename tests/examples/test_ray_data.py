@@ -1,4 +1,4 @@
-"""The parts of examples/ray_data that need no Ray; tests/fleet/on_ray runs the whole example."""
+"""The parts of examples/ray_data that need no Ray; tests/deploy/fleet/on_ray runs it."""
 
 from __future__ import annotations
 

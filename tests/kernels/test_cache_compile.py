@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from kernels import dry_run
-from kernels.block_copy import copy_blocks
-from kernels.cache_table import cache_table
-from kernels.cache_write import write_kv
-from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS
-from kernels.rotary_cache_write import rotary_write_kv
-from kernels.swap import gather_blocks, scatter_blocks
+from kernels.arguments import BLOCK_SIZES, HEAD_DIMS
+from kernels.cache.block_copy import copy_blocks
+from kernels.cache.cache_table import cache_table
+from kernels.cache.cache_write import write_kv
+from kernels.cache.rotary_cache_write import rotary_write_kv
+from kernels.cache.swap import gather_blocks, scatter_blocks
 from tests.kernels.caches import make_cache
 from tests.kernels.static_check import facts, faults
 from tests.kernels.variants import covering, parameter

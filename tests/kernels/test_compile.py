@@ -17,10 +17,10 @@ import torch
 
 from benchmarks.occupancy import programs_per_processor
 from kernels import dry_run
+from kernels.arguments import BLOCK_SIZES, HEAD_DIMS
+from kernels.attention.prefill_work import make_prefill_work
+from kernels.attention.work_list import make_work_list
 from kernels.configurations import attention_configuration
-from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS
-from kernels.prefill_work import make_prefill_work
-from kernels.work_list import make_work_list
 from tests.kernels import variants
 from tests.kernels.static_check import (
     Pipeline,

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kernels import dry_run
+from kernels.arguments import HEAD_DIMS
 from kernels.configurations import TABLE, attention_configuration
-from kernels.paged_arguments import HEAD_DIMS
 
 NAMES = {"arch", "head_dim", "group", "query_bits", "kv_bits"}
 

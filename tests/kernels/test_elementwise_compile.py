@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from kernels import dry_run
-from kernels.gated_activation import gated_activation
-from kernels.rms_norm import MAX_WIDTH, add_rms_norm, rms_norm
-from kernels.rotary import rotary
+from kernels.elementwise.gated_activation import gated_activation
+from kernels.elementwise.rms_norm import MAX_WIDTH, add_rms_norm, rms_norm
+from kernels.elementwise.rotary import rotary
 from tests.kernels.static_check import facts, faults
 
 ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kernels import dry_run
-from kernels.grouped_linear import grouped_linear
+from kernels.linear.grouped_linear import grouped_linear
 from tests.kernels.static_check import facts, faults
 
 ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"

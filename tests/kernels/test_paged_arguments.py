@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from kernels import dry_run
-from kernels.cache_descriptors import describe_caches
-from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
-from kernels.prefill_work import PrefillWork
-from kernels.split_results import scratch_numel
-from kernels.work_list import WorkList
+from kernels.attention.cache_descriptors import describe_caches
+from kernels.attention.paged_decode import paged_decode
+from kernels.attention.paged_prefill import paged_prefill
+from kernels.attention.prefill_work import PrefillWork
+from kernels.attention.split_results import scratch_numel
+from kernels.attention.work_list import WorkList
 from tests.kernels.paged_inputs import make_paged
 
 NAMES = ("query", "key_cache", "value_cache", "block_tables", "context_lens")
@@ -30,7 +30,7 @@ def misaligned(tensor):
 
 BAD = {
     "K and V of different dims": lambda a: a | {"value_cache": a["value_cache"][..., :32]},
-    "kernels.sdpa takes any": lambda a: {
+    "kernels.attention.sdpa takes any": lambda a: {
         name: tensor[..., :48] if tensor.ndim > 2 else tensor for name, tensor in a.items()
     },
     "block size 8": lambda a: a | {

@@ -9,10 +9,10 @@ import pytest
 import torch
 from triton import knobs
 
+from core.configuration.sizing import LayerShape
 from core.plan import BlockMoves, Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
-from core.sizing import LayerShape
 from engine.attention.call import AttentionCall, Rotation
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep

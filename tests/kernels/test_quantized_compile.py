@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from kernels import dry_run
-from kernels.grouped_quantized_linear import grouped_quantized_linear
-from kernels.quantized_linear import PER_BYTE, block_size, quantized_linear
+from kernels.linear.grouped_quantized_linear import grouped_quantized_linear
+from kernels.linear.quantized_linear import PER_BYTE, block_size, quantized_linear
 from tests.kernels.quantized_inputs import empty_codes
 from tests.kernels.static_check import facts, faults
 

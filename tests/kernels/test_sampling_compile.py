@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from kernels import dry_run
-from kernels.best_tokens import best_tokens
-from kernels.candidates import collect_candidates
-from kernels.draw_tokens import draw_tokens
-from kernels.filter_limits import filter_limits
-from kernels.token_weights import DrawnRows
+from kernels.sampling.best_tokens import best_tokens
+from kernels.sampling.candidates import collect_candidates
+from kernels.sampling.draw_tokens import draw_tokens
+from kernels.sampling.filter_limits import filter_limits
+from kernels.sampling.token_weights import DrawnRows
 from tests.kernels.static_check import facts, faults
 
 ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"

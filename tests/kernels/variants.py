@@ -12,13 +12,13 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from kernels.cache_descriptors import describe_caches
-from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS
-from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill, prefill_work
-from kernels.prefill_work import PrefillWork
-from kernels.split_results import combine_splits, split_results
-from kernels.work_list import WorkList
+from kernels.arguments import BLOCK_SIZES, HEAD_DIMS
+from kernels.attention.cache_descriptors import describe_caches
+from kernels.attention.paged_decode import paged_decode
+from kernels.attention.paged_prefill import paged_prefill, prefill_work
+from kernels.attention.prefill_work import PrefillWork
+from kernels.attention.split_results import combine_splits, split_results
+from kernels.attention.work_list import WorkList
 
 FORMATS = (
     (torch.bfloat16, torch.bfloat16),
@@ -141,7 +141,7 @@ class Variant:
 
     def _work(self, query: Tensor, cache: Tensor, starts: Tensor) -> PrefillWork:
         """Return a list without room for splits: the combining kernel is not launched."""
-        with patch("kernels.prefill_work.prefill_work_kernel"):
+        with patch("kernels.attention.prefill_work.prefill_work_kernel"):
             return prefill_work(query, cache, starts, starts[1:], 0)
 
     def _combine(self, query: Tensor, sinks: Tensor | None) -> None:

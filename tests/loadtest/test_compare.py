@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from core.options import Options
-from core.sizing import DEFAULT_BATCH_SIZE
+from core.configuration.options import Options
+from core.configuration.sizing import DEFAULT_BATCH_SIZE
 from loadtest.compare import Comparison, announced, for_trial, turns
 from loadtest.plan import Load, make_plan, most_sequences
 from loadtest.request import Words

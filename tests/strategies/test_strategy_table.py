@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.simulate.system import SYSTEMS
-from core.options import Options
-from core.sizing import sequence_limit
-from core.strategy_table import BATCHING_NAMES, LIBRARY_NAMES, STRATEGIES
+from core.configuration.options import Options
+from core.configuration.sizing import sequence_limit
+from core.configuration.strategy_table import BATCHING_NAMES, LIBRARY_NAMES, STRATEGIES
 from deploy.command_line import STRATEGIES as DEPLOYED
 from loadtest.report.style import OURS as COLOURED
 from tests.strategies.fakes import strategy_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from djl_python import Output
+from engine.tasks.handlers.djl_python import Output
 from engine.tasks.performer import Answer, Outcome
 
 logger = logging.getLogger(__name__)

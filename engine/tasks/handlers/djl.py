@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from djl_python import Input
 from engine.tasks.handlers.answer import call_handler, log_failure, to_answer, to_answers
+from engine.tasks.handlers.djl_python import Input
 from engine.tasks.handlers.stream import Stream, as_stream
 from engine.tasks.performer import Answer, Description, Job, Outcome
 

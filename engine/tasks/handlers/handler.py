@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from core.errors import ConfigurationError
-from core.user_code import run_file, start_error
+from core.process.user_code import run_file, start_error
 from engine.tasks.handlers.djl import DjlHandler
 from engine.tasks.handlers.sagemaker import SageMakerHandler
 from engine.tasks.performer import Performer

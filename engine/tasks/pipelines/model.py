@@ -19,15 +19,15 @@ from transformers import (
 from transformers import __version__ as transformers_version
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from core.errors import ConfigurationError, RequestError
-from core.pipeline_tasks import (
+from core.configuration.pipeline_tasks import (
     CHAT_TASKS,
     PIPELINE_TASKS,
     QUESTION_ANSWERING,
     VIDEO_CLASSIFICATION,
 )
-from core.suggest import did_you_mean
-from core.task_bodies import TRANSCRIPTION
+from core.configuration.suggest import did_you_mean
+from core.errors import ConfigurationError, RequestError
+from core.protocol.task_bodies import TRANSCRIPTION
 from engine.loading.model_source import ModelSource
 from engine.tasks.lengths import check_length, longest_text
 from engine.tasks.loading import load_with_head

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from core.configuration.pipeline_tasks import QUESTION_ANSWERING
 from core.errors import RequestError
-from core.pipeline_tasks import QUESTION_ANSWERING
-from core.task_bodies import PipelineBody
+from core.protocol.task_bodies import PipelineBody
 from engine.loading.model_source import ModelSource
 from engine.tasks.loading import describe
 from engine.tasks.performer import Answer, Description, Job, Outcome, run_isolated

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForQuestionAnswering
 
+from core.configuration.pipeline_tasks import QUESTION_ANSWERING
 from core.errors import ConfigurationError, RequestError
-from core.pipeline_tasks import QUESTION_ANSWERING
 from engine.loading.model_source import ModelSource
 from engine.tasks.lengths import longest_text
 from engine.tasks.loading import load_tokenizer, load_with_head

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from core.configuration.step_size import StepSize
 from core.plan import BlockMoves
-from core.step_size import StepSize
 from engine import LLM, SamplingParams
 from engine.ranks.messages import AnyOrder, Forward, Install, Move
 from tests.engine.adapters import write_adapter

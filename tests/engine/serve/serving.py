@@ -8,7 +8,7 @@ import time
 import msgspec
 import zmq
 
-from core.messages import (
+from core.protocol.messages import (
     Facts,
     FromEngine,
     Step,

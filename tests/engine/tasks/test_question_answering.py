@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from core.errors import RequestError
-from core.task_bodies import PipelineBody
+from core.protocol.task_bodies import PipelineBody
 from tests.engine.tasks.conftest import decoded, engine_of, perform
 from tests.engine.tasks.words import WORDS
 

@@ -12,7 +12,7 @@ import torch
 from transformers import pipeline
 
 from core.errors import ConfigurationError, RequestError
-from core.task_bodies import PipelineBody
+from core.protocol.task_bodies import PipelineBody
 from engine.tasks.performer import Answer
 from engine.tasks.pipelines.inputs import MAX_SPOKEN
 from engine.tasks.pipelines.sound import write_wav

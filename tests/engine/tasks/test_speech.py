@@ -8,7 +8,7 @@ import torch
 from transformers import pipeline
 
 from core.errors import RequestError
-from core.task_bodies import TRANSCRIPTION, Span, Transcript, Transcription
+from core.protocol.task_bodies import TRANSCRIPTION, Span, Transcript, Transcription
 from tests.engine.tasks.bodies import as_transformers_wants_it, body, wav
 from tests.engine.tasks.conftest import decoded, engine_of, perform
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.batch import PagedBatch
+from kernels.attention.batch import PagedBatch
 from kernels.cpu.attention import paged_attention
 from kernels.reference import paged_attention_reference
 from tests.kernels.paged_inputs import check_close, make_paged

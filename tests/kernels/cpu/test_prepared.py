@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.batch import PagedBatch
+from kernels.attention.batch import PagedBatch
 from kernels.cpu.attention import paged_attention
 from kernels.cpu.cache import write_kv
 from kernels.cpu.calls import Calls

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import block_copy, swap, torch_cache
-from kernels.cache_table import cache_table
+from kernels.cache import block_copy, swap, torch_cache
+from kernels.cache.cache_table import cache_table
 from tests.kernels.caches import bits, make_cache
 
 CACHES = [  # (heads, dim, dtype): blocks of 17,408, 8,704 and 16 bytes; a tile has 8 KiB

@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill, prefill_work
+from kernels.attention.paged_decode import paged_decode
+from kernels.attention.paged_prefill import paged_prefill, prefill_work
+from kernels.attention.work_list import UNIT, make_work_list
 from kernels.reference import paged_decode_reference, paged_prefill_reference
-from kernels.work_list import UNIT, make_work_list
 from tests.kernels.paged_inputs import check_close, make_paged
 
 SCALE = 0.1

@@ -9,8 +9,8 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
-from kernels.cache_descriptors import describe_caches
-from kernels.paged_prefill import paged_prefill, prefill_work
+from kernels.attention.cache_descriptors import describe_caches
+from kernels.attention.paged_prefill import paged_prefill, prefill_work
 from kernels.reference import paged_prefill_reference
 from tests.kernels.paged_inputs import check_close, make_paged
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import torch_cache
-from kernels.cache_write import write_kv
+from kernels.cache import torch_cache
+from kernels.cache.cache_write import write_kv
 from tests.kernels.caches import bits, make_cache
 
 SLOTS = torch.tensor([33, -1, 0, 47, 16, -1, 15])

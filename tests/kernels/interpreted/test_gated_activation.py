@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from kernels import torch_elementwise
-from kernels.gated_activation import gated_activation
+from kernels.elementwise import torch_elementwise
+from kernels.elementwise.gated_activation import gated_activation
 from tests.kernels.elementwise_inputs import check_close, strided
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # e^-gate may overflow, as on a GPU

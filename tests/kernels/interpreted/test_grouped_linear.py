@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.grouped_linear import grouped_linear
+from kernels.linear.grouped_linear import grouped_linear
 from tests.kernels.elementwise_inputs import strided
 
 TOLERANCE = {torch.float32: 2**-19, torch.float16: 2**-10, torch.bfloat16: 2**-7}

@@ -12,8 +12,8 @@ from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
 from engine.model.quantization.experts import DequantizingExperts, TritonExperts
 from engine.model.quantization.weights import Float4Weight, joined, slice_columns
 from engine.phases import Phases
-from kernels.grouped_quantized_linear import grouped_quantized_linear
-from kernels.quantized_linear import PER_BYTE
+from kernels.linear.grouped_quantized_linear import grouped_quantized_linear
+from kernels.linear.quantized_linear import PER_BYTE
 from tests.engine.model.conftest import logits
 from tests.engine.quantized_checkpoints import MXFP4, write_quantized
 from tests.engine.tiny_models import save_tiny_model

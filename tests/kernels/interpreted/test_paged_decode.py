@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.paged_decode import paged_decode
+from kernels.attention.paged_decode import paged_decode
+from kernels.attention.split_results import scratch_numel
+from kernels.attention.work_list import UNIT, make_work_list
 from kernels.reference import paged_decode_reference
-from kernels.split_results import scratch_numel
-from kernels.work_list import UNIT, make_work_list
 from tests.kernels.paged_inputs import check_close, make_paged
 
 SCALE = 0.1

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill, prefill_work
+from kernels.attention.paged_decode import paged_decode
+from kernels.attention.paged_prefill import paged_prefill, prefill_work
+from kernels.attention.split_results import scratch_numel
 from kernels.reference import paged_prefill_reference
-from kernels.split_results import scratch_numel
 from tests.kernels.paged_inputs import check_close, make_paged
 
 SCALE = 0.1

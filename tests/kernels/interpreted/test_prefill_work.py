@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from kernels.prefill_work import MIN_SPLIT_KEYS, is_any_split, make_prefill_work
-from kernels.work_list import WAVES
+from kernels.attention.prefill_work import MIN_SPLIT_KEYS, is_any_split, make_prefill_work
+from kernels.attention.work_list import WAVES
 
 BATCHES = {
     "a chunk after a prefix": [(20, 30020)],

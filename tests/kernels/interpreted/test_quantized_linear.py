@@ -8,7 +8,7 @@ import torch
 from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
 from engine.model.quantization.formats import Dequantizing, TritonCodes
 from engine.model.quantization.weights import Float4Weight, Float8Weight, IntegerWeight
-from kernels.quantized_linear import PER_BYTE, block_size, pack_pairs, quantized_linear
+from kernels.linear.quantized_linear import PER_BYTE, block_size, pack_pairs, quantized_linear
 from tests.kernels.elementwise_inputs import strided
 from tests.kernels.quantized_inputs import make_codes
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import torch_elementwise
-from kernels.rms_norm import MAX_WIDTH, add_rms_norm, rms_norm
+from kernels.elementwise import torch_elementwise
+from kernels.elementwise.rms_norm import MAX_WIDTH, add_rms_norm, rms_norm
 from tests.kernels.elementwise_inputs import check_close, strided
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import torch_elementwise
-from kernels.rotary import rotary
+from kernels.elementwise import torch_elementwise
+from kernels.elementwise.rotary import rotary
 from tests.kernels.elementwise_inputs import TOLERANCE, strided
 
 

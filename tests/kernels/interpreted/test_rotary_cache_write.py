@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import rotary, torch_cache, torch_elementwise
-from kernels.cache_write import write_kv
-from kernels.rotary_cache_write import rotary_write_kv
+from kernels.cache import torch_cache
+from kernels.cache.cache_write import write_kv
+from kernels.cache.rotary_cache_write import rotary_write_kv
+from kernels.elementwise import rotary, torch_elementwise
 from tests.kernels.caches import bits, make_cache
 from tests.kernels.elementwise_inputs import strided
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from kernels.work_list import MIN_SPLIT_KEYS, UNIT, make_work_list
+from kernels.attention.work_list import MIN_SPLIT_KEYS, UNIT, make_work_list
 
 RAGGED = (131072, 500, 1, 0, 2047, 700, 4096)
 
