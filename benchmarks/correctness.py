@@ -16,7 +16,6 @@ from torch import Tensor
 
 from benchmarks.bench import Bench
 from benchmarks.inputs import Lengths, PagedInputs, Shape, make_inputs, ragged, random_cache
-from kernels.attention.cache_descriptors import describe_caches
 from kernels.attention.paged_decode import paged_decode
 from kernels.attention.paged_prefill import paged_prefill, prefill_work
 from kernels.attention.prefill_work import PrefillWork
@@ -41,14 +40,10 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     num_splits: int = 4
     """Splits per decoding sequence or per block of a prefill, on average. 1: no splits."""
-    by_tma: bool = False
-    """Whether the prefills load K and V by TMA."""
 
     def __str__(self) -> str:
         cache = self.cache_dtype or self.dtype
-        options = " ".join(
-            [f"{name}={value}" for name, value in self.options.items()] + ["TMA"] * self.by_tma
-        )
+        options = " ".join(f"{name}={value}" for name, value in self.options.items())
         types = f"{_name(self.dtype)} over {_name(cache)}"
         return f"{self.shape} {types} {self.block_size} {self.layout} {options}".strip()
 
@@ -72,9 +67,6 @@ def _cases() -> Iterator[Case]:
     yield Case(usual, options=extras)
     yield Case(usual, block_size=32, options={"window": 300}, num_splits=16)
     yield Case(usual, half, block_size=64)
-    if torch.cuda.get_device_capability() >= (9, 0):
-        yield Case(usual, block_size=64, by_tma=True)
-        yield Case(Shape(14, 2, 64), half, None, 64, "HND", {"softcap": 30.0}, by_tma=True)
     yield Case(usual, single)
     for dim in (64, 80, 96, 192, 256):
         yield Case(Shape(16, 4, dim), layout="HND")
@@ -89,7 +81,6 @@ def _dry_cases() -> Iterator[Case]:
     yield Case(Shape(2, 1, 64), torch.float16, options={"window": 200, "sinks": True})
     options = {"softcap": 9.0, "scales": True}
     yield Case(Shape(2, 2, 64), torch.float16, torch.uint8, 32, "HND", options, 2)
-    yield Case(Shape(2, 1, 64), torch.float16, block_size=64, by_tma=True)
 
 
 def _attention(bench: Bench, case: Case) -> None:
@@ -127,9 +118,8 @@ def _attend(
     num_wanted = num_splits * len(lens) if num_splits > 1 else 0
 
     def prefill(out: Tensor) -> None:
-        described = describe_caches(*caches) if case.by_tma else None
-        given = {"work": _prefill_work(inputs, num_splits, window), "descriptors": described}
-        paged_prefill(*paged, inputs.query_starts, lens, out=out, **given, **options)
+        work = _prefill_work(inputs, num_splits, window)
+        paged_prefill(*paged, inputs.query_starts, lens, work=work, out=out, **options)
 
     def decode(out: Tensor) -> None:
         work = make_work_list(lens, num_wanted, window=window, min_split_keys=UNIT)
@@ -165,7 +155,8 @@ def _compare(
 
 
 def _exact(inputs: PagedInputs, options: dict[str, Any]) -> Tensor:
-    """Compute attention in fp64 with kernels.sdpa, which tests check against the definition."""
+    """Compute attention in fp64 with kernels.attention.sdpa, which tests check against the
+    definition."""
     options = dict(options)
     keys = _numbers(inputs.key_cache) * options.pop("key_scale", 1.0)
     values = _numbers(inputs.value_cache) * options.pop("value_scale", 1.0)

@@ -1,7 +1,7 @@
 """Checks and times norms, gated activations and rotary embeddings.
 
-Results are compared with kernels.torch_elementwise. Most times are compared with the torch
-operations that transformers' layers run, and those of fused kernels with two launches.
+Results are compared with kernels.elementwise.torch_elementwise, and times with the torch
+operations that transformers' layers run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from torch import Tensor
 from benchmarks.bench import Bench
 from benchmarks.inputs import DRY_SHAPES, SHAPES, Shape, random_cache
 from kernels.cache import torch_cache
-from kernels.cache.cache_write import write_kv
 from kernels.cache.rotary_cache_write import rotary_write_kv
 from kernels.elementwise import torch_elementwise
 from kernels.elementwise.gated_activation import gated_activation
@@ -86,7 +85,6 @@ def _head_norms(bench: Bench, shape: Shape, num_tokens: int, name: str) -> None:
         {
             "torch": partial(apart, _llama_norm),
             "F.rms_norm": partial(apart, torch_norm),
-            "two launches": partial(apart, partial(rms_norm, eps=EPS)),
         },
     )  # fmt: skip
 
@@ -99,7 +97,10 @@ def _add_norm(bench: Bench, hidden: int, num_tokens: int, name: str) -> None:
         bench, name, 4 * sets[0].nbytes, sets,
         lambda rows: add_rms_norm(rows, output, weight, EPS)[1],
         lambda rows: torch_elementwise.add_rms_norm(rows, output, weight, EPS)[1],
-        {"two launches": lambda rows: rms_norm(rows + output, weight, EPS)},
+        {
+            "torch": lambda rows: _llama_norm(rows + output, weight),
+            "F.rms_norm": lambda rows: F.rms_norm(rows + output, (hidden,), weight, EPS),
+        },
     )  # fmt: skip
 
 
@@ -151,17 +152,13 @@ def _rotary_write(bench: Bench, shape: Shape, num_tokens: int, name: str) -> Non
         rotary_write_kv(query, key, value, cos, sin, dim, keys, values, slots)
         return query
 
-    def apart(rotate: Callable[..., Any], write: Callable[..., Any], rows: Tensor) -> Tensor:
+    def operations(rows: Tensor) -> Tensor:
         query, key, value = rows.split((heads, kv_heads, kv_heads), 1)
-        rotate(query, key, cos, sin, dim)
-        write(key, value, keys, values, slots)
+        torch_elementwise.rotary(query, key, cos, sin, dim)
+        torch_cache.write_kv(key, value, keys, values, slots)
         return query
 
-    _row(
-        bench, name, 2 * sets[0].nbytes, sets, fused,
-        partial(apart, torch_elementwise.rotary, torch_cache.write_kv),
-        {"two launches": partial(apart, rotary, write_kv)},
-    )  # fmt: skip
+    _row(bench, name, 2 * sets[0].nbytes, sets, fused, operations, {"torch": operations})
 
 
 def _angles(bench: Bench, num_tokens: int, dim: int) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,4 @@
-"""Decode over fp8 caches with today's tile of 4 warps and the former tile of 8 warps, and decode
-over 16-bit caches."""
+"""Decode over fp8 caches, and over 16-bit caches."""
 
 from __future__ import annotations
 
@@ -9,12 +8,7 @@ import torch
 
 from benchmarks.bench import Bench
 from benchmarks.decode import decode_calls
-from benchmarks.inputs import DRY_SHAPES, SHAPES, Lengths, PagedInputs, Shape, make_inputs
-from benchmarks.occupancy import using, with_programs
-from kernels.configurations import AttentionConfiguration
-
-EARLIER = AttentionConfiguration(block_m=64, block_n=64, num_warps=8, num_stages=3)
-"""The tile that fp8 caches had before today's tile of 4 warps."""
+from benchmarks.inputs import DRY_SHAPES, SHAPES, Lengths, Shape, make_inputs
 
 
 def run(bench: Bench) -> None:
@@ -29,9 +23,10 @@ def run(bench: Bench) -> None:
 def _measure(bench: Bench, shape: Shape, batch: int, context: int) -> None:
     lengths = Lengths((1,) * batch, (context,) * batch)
     fp8 = torch.uint8 if bench.is_dry else torch.float8_e4m3fn
-    us = _times_of_fp8(bench, shape, lengths, fp8)
-    unquantized = _inputs(bench, shape, lengths, bench.dtype)
-    us["unquantized"] = bench.time_us(decode_calls(bench, unquantized, shape))
+    us = {
+        name: _time(bench, shape, lengths, dtype)
+        for name, dtype in (("fp8", fp8), ("unquantized", bench.dtype))
+    }
     bench.row(
         shape=str(shape),
         batch=batch,
@@ -41,24 +36,8 @@ def _measure(bench: Bench, shape: Shape, batch: int, context: int) -> None:
     )
 
 
-def _times_of_fp8(
-    bench: Bench, shape: Shape, lengths: Lengths, fp8: torch.dtype
-) -> dict[str, float | None]:
-    """Time the tile of today and EARLIER, each with the number of splits that fills the GPU.
-
-    Returns microseconds by tile.
-    """
-    inputs = _inputs(bench, shape, lengths, fp8)
-    calls = decode_calls(bench, inputs, shape)
-    earlier = EARLIER if bench.is_dry else with_programs("decode", EARLIER, calls[0])
-    us = {"fp8": bench.time_us(calls)}
-    with using("decode", earlier):
-        us["8 warps"] = bench.time_us(decode_calls(bench, inputs, shape))
-    return us
-
-
-def _inputs(bench: Bench, shape: Shape, lengths: Lengths, cache_dtype: torch.dtype) -> PagedInputs:
-    return make_inputs(
+def _time(bench: Bench, shape: Shape, lengths: Lengths, cache_dtype: torch.dtype) -> float | None:
+    inputs = make_inputs(
         shape,
         lengths,
         device=bench.device,
@@ -66,3 +45,4 @@ def _inputs(bench: Bench, shape: Shape, lengths: Lengths, cache_dtype: torch.dty
         cache_dtype=cache_dtype,
         num_sets=bench.num_sets(lengths.kv_bytes(shape, cache_dtype.itemsize)),
     )
+    return bench.time_us(decode_calls(bench, inputs, shape))

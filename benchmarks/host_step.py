@@ -51,12 +51,12 @@ DECODE_CONTEXT = 60
 WARM_UP = 3
 """Untimed steps; the first one compiles."""
 WRAPPERS = (
-    "rms_norm.rms_norm",
-    "rms_norm.add_rms_norm",
-    "gated_activation.gated_activation",
-    "rotary_cache_write.rotary_write_kv",
-    "paged_decode.paged_decode",
-    "paged_prefill.paged_prefill",
+    "elementwise.rms_norm.rms_norm",
+    "elementwise.rms_norm.add_rms_norm",
+    "elementwise.gated_activation.gated_activation",
+    "cache.rotary_cache_write.rotary_write_kv",
+    "attention.paged_decode.paged_decode",
+    "attention.paged_prefill.paged_prefill",
 )
 """Functions of kernels/ that one layer calls."""
 Spent = dict[str, float]
@@ -174,7 +174,7 @@ def _timed_wrappers() -> Iterator[Spent]:
     spent: Spent = defaultdict(float)
     with ExitStack() as stack:
         for path in WRAPPERS:
-            module, name = path.split(".")
+            module, _, name = path.rpartition(".")
             kernels = importlib.import_module(f"kernels.{module}")
             stack.enter_context(patch.object(kernels, name, _timed(getattr(kernels, name), spent)))
         yield spent

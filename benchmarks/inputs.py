@@ -69,7 +69,7 @@ class PagedInputs:
         return self.query.shape[2] ** -0.5
 
     def batch(self, table: Tensor) -> PagedBatch:
-        """Return the batch for kernels.sdpa, with an empty slot mapping."""
+        """Return the batch for kernels.attention.sdpa, with an empty slot mapping."""
         starts = [0, *accumulate(self.lengths.queries)]
         spans = zip(starts, starts[1:], self.lengths.contexts, strict=False)
         return PagedBatch(

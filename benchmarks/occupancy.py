@@ -42,7 +42,9 @@ def programs_per_processor(kernel: CompiledKernel) -> int:
 @contextmanager
 def using(kernel: str, configuration: AttentionConfiguration) -> Iterator[None]:
     """Let paged attention use this configuration. kernel: "decode" or "prefill"."""
-    with patch(f"kernels.paged_{kernel}.attention_configuration", lambda *_: configuration):
+    with patch(
+        f"kernels.attention.paged_{kernel}.attention_configuration", lambda *_: configuration
+    ):
         yield
 
 

@@ -11,7 +11,6 @@ from torch.nn.attention import SDPBackend
 from benchmarks import peers
 from benchmarks.bench import Bench
 from benchmarks.inputs import DRY_SHAPES, SHAPES, Lengths, PagedInputs, Shape, make_inputs, ragged
-from kernels.attention.cache_descriptors import describe_caches
 from kernels.attention.paged_prefill import paged_prefill, prefill_work, wanted_splits
 from kernels.attention.prefill_work import PrefillWork
 from kernels.attention.split_results import scratch_numel
@@ -48,16 +47,13 @@ def run(bench: Bench) -> None:
             bench.attempt(str(case), lambda case=case: _measure(bench, case))
 
 
-def prefill_calls(
-    inputs: PagedInputs, work: PrefillWork | None = None, *, by_tma: bool = False
-) -> peers.Calls:
+def prefill_calls(inputs: PagedInputs, work: PrefillWork | None = None) -> peers.Calls:
     """Return a call of our kernel for each input set, with output and scratch preallocated.
 
     work: the work list, or None for one without splits. Building it is not timed, because all
     layers share it.
     """
     work = work or _work(inputs, 0)
-    descriptors = describe_caches(inputs.key_cache, inputs.value_cache) if by_tma else None
     out = torch.empty_like(inputs.query)
     _, num_heads, head_dim = out.shape
     scratch = torch.empty(scratch_numel(work.num_slots, num_heads, head_dim), device=out.device)
@@ -73,7 +69,6 @@ def prefill_calls(
             work=work,
             out=out,
             scratch=scratch,
-            descriptors=descriptors,
         )
         for table in inputs.tables
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,6 @@ from benchmarks.report import Report
 Rows = Sequence[dict[str, Any]]
 """A section's rows, with their derived figures."""
 NOT_MEASURED = "not measured"
-EVEN_BATCHES = {"1 x 16384", "16 x 4096", "64 x 4096", "256 x 500", "16 x 16384"}
-"""Cases of the section `splits` in which all contexts have the same length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,95 +74,6 @@ TARGETS = (
         ],
         "{:.2f} ms",
         is_limit=True,
-    ),
-    Target(
-        "`elementwise`: norms of queries and keys, 1 and 50 tokens",
-        "≤ 0.7 of the time of two launches",
-        "elementwise",
-        lambda rows: _relative_to(
-            "two launches",
-            (
-                row
-                for row in rows
-                if row["what"].startswith("norms of queries and keys")
-                and row["what"].endswith((", 1 tokens", ", 50 tokens"))
-            ),
-            ours="ours",
-        ),
-        "{:.2f}",
-        is_limit=True,
-    ),
-    Target(
-        "`swap-out`: products while 16 blocks are swapped out",
-        "≤ 0.75 of the time on one stream",
-        "swap-out",
-        lambda rows: _relative_to("one stream", rows, ours="own stream"),
-        "{:.2f}",
-        is_limit=True,
-    ),
-    Target(
-        "`splits`: one context of 128k among 255 of 500",
-        "≤ 0.5 of the time by the old rule",
-        "splits",
-        lambda rows: _relative_to(
-            "old rule", (row for row in rows if row["contexts"].startswith("one of 128k"))
-        ),
-        "{:.2f}",
-        is_limit=True,
-    ),
-    Target(
-        "`splits`: even batches",
-        "no slower than by the old rule",
-        "splits",
-        lambda rows: _relative_to(
-            "old rule", (row for row in rows if row["contexts"] in EVEN_BATCHES)
-        ),
-        "{:.2f} of the time",
-        is_limit=True,
-    ),
-    Target(
-        "`prefill-splits`: 20 tokens after 30,000, 8 KV heads",
-        "≤ 0.2 of the time without splits",
-        "prefill-splits",
-        lambda rows: _relative_to(
-            "unsplit",
-            (
-                row
-                for row in rows
-                if row["tokens"] == "20 over 30000 cached" and "/8/" in row["shape"]
-            ),
-        ),
-        "{:.2f}",
-        is_limit=True,
-    ),
-    Target(
-        "`prefill-splits`: 20 tokens after 128k among 60 prompts of 500",
-        "≤ 0.5 of the time by the old rule",
-        "prefill-splits",
-        lambda rows: _relative_to(
-            "old rule", (row for row in rows if row["tokens"].endswith("60 prompts of 500"))
-        ),
-        "{:.2f}",
-        is_limit=True,
-    ),
-    Target(
-        "`ids-ahead`: decode and prefill",
-        "no slower than with ids loaded late",
-        "ids-ahead",
-        lambda rows: _relative_to("late", rows, ours="ahead"),
-        "{:.2f} of the time",
-        is_limit=True,
-    ),
-    Target(
-        "`tma`: prefill, 8k, head dim 128",
-        "≥ 550 TFLOP/s",
-        "tma",
-        lambda rows: [
-            row["TFLOP/s"]
-            for row in rows
-            if row["tokens"] == "8 x 8192" and row["shape"].endswith("/128") and "TFLOP/s" in row
-        ],
-        "{:.0f} TFLOP/s",
     ),
     Target(
         "`fp8`: decode, batch 64, context 4k",
@@ -250,13 +159,6 @@ def measured(target: Target, report: Report) -> str:
     worst = (max if target.is_limit else min)(values)
     count = f" (worst of {len(values)})" if len(values) > 1 else ""
     return target.form.format(worst) + count
-
-
-def _relative_to(other: str, rows: Iterable[dict[str, Any]], ours: str = "rule") -> list[float]:
-    """Return the time of `ours` as a fraction of the time of `other`, for each row."""
-    return [
-        row["us"][ours] / row["us"][other] for row in rows if row["us"][ours] and row["us"][other]
-    ]
 
 
 def _speeds(rows: Rows, peer: str) -> list[float]:

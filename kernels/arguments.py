@@ -101,13 +101,13 @@ def _check_shapes(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None
         raise ValueError(
             f"query {list(query.shape)}, caches {list(key_cache.shape)} and "
             f"{list(value_cache.shape)}; the query must be [tokens, heads, dim] and both caches "
-            "[blocks, block_size, kv_heads, dim]; kernels.sdpa takes K and V of different dims"
+            "[blocks, block_size, kv_heads, dim]; kernels.attention.sdpa takes K and V of other dims"
         )
     _, block_size, num_kv_heads, head_dim = key_cache.shape
     if head_dim not in HEAD_DIMS or query.shape[2] != head_dim:
         raise ValueError(
             f"head dims of the query and the caches are {query.shape[2]} and {head_dim}; they must "
-            f"be equal and one of {HEAD_DIMS}; kernels.sdpa takes any head dim"
+            f"be equal and one of {HEAD_DIMS}; kernels.attention.sdpa takes any head dim"
         )
     if block_size not in BLOCK_SIZES:
         raise ValueError(f"block size {block_size}; it must be one of {BLOCK_SIZES}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -45,12 +44,6 @@ ReasoningParserName = Literal[
 ]  # fmt: skip
 ReasoningParserChoice = Literal["auto", "none", ReasoningParserName]
 _PAGED = ", ".join(PAGED_NAMES)
-REMOVED_OPTIONS = {
-    "fuse": "Longshore's own layers are always fused; those of option.decoder=transformers are not",
-    "torch_compile": "Longshore's own layers are faster than transformers' with torch.compile",
-}
-"""Options of earlier versions, with the reason they were removed. They are ignored, with a warning.
-"""
 
 
 def _option(
@@ -617,11 +610,8 @@ def option_table() -> Mapping[str, Option]:
 def make_options(values: Mapping[str, Value]) -> Options:
     """Create options from a mapping of names to values.
 
-    Warns about removed options. Raises ConfigurationError for an unknown name, with a suggestion.
+    Raises ConfigurationError for an unknown name, with a suggestion.
     """
-    for name in values.keys() & REMOVED_OPTIONS.keys():
-        warnings.warn(f"option.{name} has no effect: {REMOVED_OPTIONS[name]}", stacklevel=2)
-    values = {name: value for name, value in values.items() if name not in REMOVED_OPTIONS}
     for name in values:
         if name not in option_table():
             raise ConfigurationError(f"unknown option '{name}'{did_you_mean(name, option_table())}")

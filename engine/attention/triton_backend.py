@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine.attention.backends import BlockKernels
+from engine.attention.block_kernels import BlockKernels
 from engine.attention.call import AttentionCall
 from kernels.arguments import is_aligned
 from kernels.attention import paged_decode, paged_prefill

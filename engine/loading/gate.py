@@ -7,9 +7,9 @@ transformers' layers and eager attention.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,14 +40,9 @@ MAX_KERNEL_ERROR = 0.5
 precision, or quantized. Rounding and a router's near ties stay below it."""
 
 
-class PagedDecoder(Protocol):
-    """Our decoder or transformers' model."""
-
-    def __call__(
-        self, token_ids: Tensor, positions: Tensor, rows: Tensor, paged: PagedAttention
-    ) -> Tensor:
-        """Return logits [R, vocab_size] of the tokens at `rows` [R]; ids and positions are [T]."""
-        ...
+PagedDecoder = Callable[[Tensor, Tensor, Tensor, PagedAttention], Tensor]
+"""Our decoder or transformers' model: returns logits [R, vocab_size] for token ids [T], positions
+[T], rows [R] and the attention."""
 
 
 @torch.inference_mode()

@@ -28,7 +28,7 @@ def block_ids(table_ptr, tile, context_len, BLOCK_SIZE: tl.constexpr, BLOCK_N: t
 def row_offsets(
     blocks, tile, block_stride, token_stride,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """Return where the rows of key tile `tile` begin in the cache: [BLOCK_N] int64, in elements.
 
     blocks: the ids that `block_ids` loaded for this tile. PRECISION: the precision of tl.dot. If a
@@ -54,7 +54,7 @@ def row_offsets(
 def rows_and_next_blocks(
     blocks, table_ptr, tile, context_len, block_stride, token_stride,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """Return `row_offsets` of key tile `tile`, and the block ids of the tile after it.
 
     blocks: the ids of tile `tile`, loaded in the iteration before. If K and V addresses depended on
@@ -70,7 +70,7 @@ def rows_and_next_blocks(
 def load_rows(
     base_ptr, rows, is_read, dtype: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
+):
     """Load a [BLOCK_N, BLOCK_D] tile of K or V as `dtype`, which is fp16 if the cache is fp8.
 
     Rows that are not `is_read` (only if MASKED) and dims past HEAD_DIM are zero. The numbers of a
@@ -108,7 +108,7 @@ def to_fp16(query):
 @triton.jit
 def softmax_step(
     products, is_seen, row_max, row_sum, score_scale, cap, MASKED: tl.constexpr
-):  # fmt: skip
+):
     """Compute one step of the online softmax (Milakov and Gimelshein, arXiv 1805.02867).
 
     products: [M, N] fp32, q·k. With `cap` the scores are cap * tanh(products * score_scale * ln(2)

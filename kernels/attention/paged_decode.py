@@ -48,7 +48,7 @@ def paged_decode_kernel(
     block_stride, token_stride, kv_head_stride,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """Attend over an item's keys; grid (kv_heads * tiles per group, items).
 
     If a sequence has one item, its result is final. Other results go to the combining kernel, which
@@ -93,7 +93,7 @@ def paged_decode_kernel(
         rows, blocks = rows_and_next_blocks(
             blocks, table_row_ptr, tile, end_key, block_stride, token_stride,
             BLOCK_SIZE, BLOCK_N, PRECISION,
-        )  # fmt: skip
+        )
         keys = load_rows(key_head_ptr, rows, is_seen, query.dtype, HEAD_DIM, BLOCK_D, True)
         products = tl.dot(query, keys.T, input_precision=PRECISION)
         if row_scale is not None:
@@ -105,7 +105,7 @@ def paged_decode_kernel(
         attended = tl.dot(
             weights.to(query.dtype), values, attended * correction[:, None],
             input_precision=PRECISION,
-        )  # fmt: skip
+        )
 
     # A padding row has no keys, so its weighted sum of values is zero. Its sum of weights is zero,
     # too, if there are no sinks.
@@ -178,7 +178,7 @@ def paged_decode(
         out, *results, query, key_cache, value_cache, block_tables, work.items, sinks,
         score_scale, cap, float(value_scale * factor), block_tables.stride(0),
         *plan.scalars, **plan.options,
-    )  # fmt: skip
+    )
     if is_split:
         combine_splits(results, work.rows, 1, sinks, out)
     return out

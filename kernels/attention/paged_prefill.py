@@ -26,7 +26,6 @@ from kernels.attention.attention_tile import (
     to_fp16,
     unknown_zero,
 )
-from kernels.attention.cache_descriptors import CacheDescriptors, check_descriptors, load_block
 from kernels.attention.prefill_work import (
     MIN_SPLIT_KEYS,
     PrefillWork,
@@ -59,7 +58,7 @@ def item_and_tile(num_splits, num_tiles):
 def tile_rows(
     row_index, tile, first_token, query_len,
     GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, HEADS: tl.constexpr,
-):  # fmt: skip
+):
     """Return each row's token in the sequence and its head, and whether the row is in use."""
     TILES_PER_GROUP: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     token = first_token + row_index // HEADS
@@ -73,16 +72,14 @@ def tile_rows(
 def attend_tiles(
     attended, row_max, row_sum, blocks, query, row_scale, key_ptr, value_ptr, table_ptr, position,
     context_len, first_key, begin, end, score_scale, cap, window, block_stride, token_stride,
-    key_descriptor, value_descriptor, kv_head,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
+):
     """Return the running sums after key tiles [begin, end), and the block ids of tile `end`.
 
     blocks: the ids of tile `begin`. Ids are loaded one iteration ahead (`rows_and_next_blocks`) and
     carried in 32 bits, even those of an int64 table. In 64 bits, heads of 64 would need more than
-    128 registers. MASKED: some row may not see all keys of a tile. Unless the descriptors are None,
-    a tile is a block and is loaded through them.
+    128 registers. MASKED: some row may not see all keys of a tile.
     """
     for tile in range(begin, end):
         key_position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -91,30 +88,22 @@ def attend_tiles(
         if window is not None:
             is_stored = is_stored & (key_position >= first_key)
             is_seen = is_seen & (key_position[None, :] > position[:, None] - window)
-        if key_descriptor is None:
-            rows, blocks = rows_and_next_blocks(
-                blocks, table_ptr, tile, context_len, block_stride, token_stride,
-                BLOCK_SIZE, BLOCK_N, PRECISION,
-            )  # fmt: skip
-            keys = load_rows(key_ptr, rows, is_stored, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
-        else:
-            block = tl.sum(blocks, 0)
-            blocks = block_ids(table_ptr, tile + 1, context_len, BLOCK_SIZE, BLOCK_N).to(tl.int32)
-            keys = load_block(key_descriptor, block, kv_head, BLOCK_N, BLOCK_D)
+        rows, blocks = rows_and_next_blocks(
+            blocks, table_ptr, tile, context_len, block_stride, token_stride,
+            BLOCK_SIZE, BLOCK_N, PRECISION,
+        )
+        keys = load_rows(key_ptr, rows, is_stored, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
         products = tl.dot(query, keys.T, input_precision=PRECISION)
         if row_scale is not None:
             products *= row_scale[:, None]
         weights, correction, row_max, row_sum = softmax_step(
             products, is_seen, row_max, row_sum, score_scale, cap, MASKED
         )
-        if value_descriptor is None:
-            values = load_rows(value_ptr, rows, is_stored, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
-        else:
-            values = load_block(value_descriptor, block, kv_head, BLOCK_N, BLOCK_D)
+        values = load_rows(value_ptr, rows, is_stored, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
         attended = tl.dot(
             weights.to(query.dtype), values, attended * correction[:, None],
             input_precision=PRECISION,
-        )  # fmt: skip
+        )
     return attended, row_max, row_sum, blocks
 
 
@@ -126,13 +115,13 @@ def attend_tiles(
 def paged_prefill_kernel(
     out_ptr, partial_ptr, log_sum_ptr, query_ptr, key_ptr, value_ptr, table_ptr, starts_ptr,
     context_ptr, items_ptr, sinks_ptr, score_scale, cap, value_scale, window, table_stride,
-    key_descriptor, value_descriptor, num_splits, num_tiles,
+    num_splits, num_tiles,
     out_token_stride, out_head_stride, query_token_stride, query_head_stride,
     block_stride, token_stride, kv_head_stride,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, HEADS: tl.constexpr,
     BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """Attend a block of query tokens over an item's keys; grid (items * num_tiles,).
 
     num_tiles: kv_heads * tiles per group. The first `num_splits` items are splits: their results go
@@ -195,15 +184,15 @@ def paged_prefill_kernel(
         attended, row_max, row_sum, blocks = attend_tiles(
             attended, row_max, row_sum, blocks, query, row_scale, key_head_ptr, value_head_ptr,
             table_row_ptr, position, context_len, first_key, begin, first_masked, score_scale, cap,
-            window, block_stride, token_stride, key_descriptor, value_descriptor, kv_head,
+            window, block_stride, token_stride,
             HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, False,
-        )  # fmt: skip
+        )
     attended, row_max, row_sum, _ = attend_tiles(
         attended, row_max, row_sum, blocks, query, row_scale, key_head_ptr, value_head_ptr,
         table_row_ptr, position, context_len, first_key, first_masked, end, score_scale, cap,
-        window, block_stride, token_stride, None, None, kv_head,
+        window, block_stride, token_stride,
         HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, True,
-    )  # fmt: skip
+    )
 
     row_sum = tl.where(row_sum > 0, row_sum, 1.0)
     attended = attended * (value_scale / row_sum)[:, None]
@@ -244,7 +233,6 @@ def paged_prefill(
     value_scale: float = 1.0,
     out: Tensor | None = None,
     scratch: Tensor | None = None,
-    descriptors: CacheDescriptors | None = None,
 ) -> Tensor:
     """Return the causal attention of new tokens over their sequence's K and V so far.
 
@@ -253,10 +241,7 @@ def paged_prefill(
     left unchanged. work: the list that `prefill_work` made from the same arguments; None makes one
     without splits. scratch: fp32 numbers, at least as many as
     `kernels.attention.split_results.scratch_numel` says for the list's `num_slots`. It is not read
-    after the call, and not used without splits.
-    descriptors: the caches' descriptors, through which TMA loads the tiles that all their rows see
-    in full. They need sm_90 or later, no window, and blocks as large as a tile (64 tokens for heads
-    up to 128). The other arguments and errors are those of
+    after the call, and not used without splits. The other arguments and errors are those of
     `kernels.attention.paged_decode.paged_decode`. A sequence may have no tokens. If `out`, `work`
     and `scratch` are given, nothing is allocated. Returns `out`, [T, heads, head_dim].
     """
@@ -264,9 +249,6 @@ def paged_prefill(
     check_integers("query_starts", query_starts)
     factor = decode_factor(key_cache.dtype)
     score_scale, cap = score_factors(scale * key_scale * factor, softcap)
-    if descriptors is not None:
-        tile_keys = _tile(query, key_cache).block_n
-        check_descriptors(descriptors, key_cache, value_cache, tile_keys, window)
     if out is None:
         out = torch.empty_like(query)
     if work is None:
@@ -278,8 +260,8 @@ def paged_prefill(
     paged_prefill_kernel[plan.grid](
         out, *results, query, key_cache, value_cache, block_tables, query_starts, context_lens,
         work.items, sinks, score_scale, cap, float(value_scale * factor), window,
-        block_tables.stride(0), *(descriptors or (None, None)), *plan.scalars, **plan.options,
-    )  # fmt: skip
+        block_tables.stride(0), *plan.scalars, **plan.options,
+    )
     if work.num_splits:
         combine_splits(results, work.rows, work.block_q, sinks, out)
     return out
@@ -302,7 +284,7 @@ def prefill_work(
     return make_prefill_work(
         query_starts, context_lens, (block_q, tile.block_n), len(query), num_splits,
         window=window, min_split_keys=min_split_keys,
-    )  # fmt: skip
+    )
 
 
 def wanted_splits(

@@ -90,7 +90,7 @@ def make_prefill_work(
         -(-min_split_keys // block_q) if num_splits else _ENDLESS,
         -(-WAVES * min_split_keys // block_q) if num_splits else _ENDLESS,
         WAVES=WAVES, BALANCED=BALANCED, ENDLESS=_ENDLESS, BLOCK=MAX_BLOCK_Q,
-    )  # fmt: skip
+    )
     return PrefillWork(items, rows, num_splits, block_q)
 
 
@@ -166,7 +166,7 @@ def _num_whole(units, num_blocks, most, length):
 def _sequence_and_length(
     starts_ptr, context_ptr, block, num_sequences, num_splits, block_q, most, min_few, min_many,
     WAVES: tl.constexpr, BALANCED: tl.constexpr, ENDLESS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """Return the sequence of a block, and the units in a split (ENDLESS: no block is split).
 
     min_few, min_many: the fewest units in a split if whole blocks fill at most half of the GPU, and
@@ -233,12 +233,12 @@ def _store_item(items_ptr, item, mask, sequence, first_token, begin, end):
         "min_few", "min_many",
     ],
     do_not_specialize_on_alignment=["starts_ptr", "context_ptr"],
-)  # fmt: skip
+)
 def prefill_work_kernel(
     items_ptr, rows_ptr, starts_ptr, context_ptr, num_sequences, num_splits, num_rows,
     block_q, block_n, window, most, min_few, min_many,
     WAVES: tl.constexpr, BALANCED: tl.constexpr, ENDLESS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """Write the items and rows of one block; the first program also writes the idle ones.
 
     The grid is (B,). Each program counts the splits of all blocks before its own, so programs need
@@ -248,7 +248,7 @@ def prefill_work_kernel(
     sequence, length = _sequence_and_length(
         starts_ptr, context_ptr, block, num_sequences, num_splits, block_q, most, min_few, min_many,
         WAVES, BALANCED, ENDLESS, BLOCK,
-    )  # fmt: skip
+    )
     start, query_len, context_len, blocks, units = _sequences(
         starts_ptr, context_ptr, sequence, num_sequences, block_q
     )

@@ -92,7 +92,7 @@ def combine_splits_kernel(
     out_ptr, attended_ptr, log_sum_ptr, rows_ptr, sinks_ptr, num_rows, slot_stride,
     out_token_stride, out_head_stride,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+):
     """Combine the splits of one head in every rows_at_once-th row; grid (heads, rows_at_once).
 
     Splits without keys have a log sum of -inf and no weight.

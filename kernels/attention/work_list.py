@@ -92,7 +92,7 @@ def make_work_list(
     work_list_kernel[(num_rows,)](
         items, rows, context_lens, num_rows, num_wanted, length,
         2**30 if window is None else window, min_split_keys, UNIT=UNIT, BLOCK=256,
-    )  # fmt: skip
+    )
     return WorkList(items, rows)
 
 
@@ -122,7 +122,7 @@ def _num_splits(num_keys, units, total, num_wanted, min_split_keys):
 def work_list_kernel(
     items_ptr, rows_ptr, context_ptr, num_rows, num_wanted, length, window, min_split_keys,
     UNIT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """Write the items of one sequence; the last program also writes the idle items. Grid: (N,).
 
     Each program counts the items of all sequences before its own, so programs need not wait for

@@ -73,13 +73,13 @@ def write_kv_kernel(
         key_cache + block * key_block_stride + offset * key_slot_stride,
         first_head, inverse_key_scale, key_head_stride, key_cache_head_stride,
         NUM_HEADS, KEY_DIM, HEADS_PER_TILE, KEY_TILE,
-    )  # fmt: skip
+    )
     write_rows(
         value + token * value_token_stride,
         value_cache + block * value_block_stride + offset * value_slot_stride,
         first_head, inverse_value_scale, value_head_stride, value_cache_head_stride,
         NUM_HEADS, VALUE_DIM, HEADS_PER_TILE, VALUE_TILE,
-    )  # fmt: skip
+    )
 
 
 def write_kv(
@@ -106,7 +106,7 @@ def write_kv(
         write_kv_kernel[grid](
             key, value, key_cache, value_cache, slot_mapping, 1.0 / key_scale, 1.0 / value_scale,
             *scalars, **options,
-        )  # fmt: skip
+        )
 
 
 @planned

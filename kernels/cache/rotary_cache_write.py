@@ -63,7 +63,7 @@ def rotary_write_kv_kernel(
         rotate_heads(
             rows, rows, cos, sin, tile * HEADS_PER_TILE, 1.0, query_head_stride, query_head_stride,
             NUM_HEADS, HALF, ANGLE_OFFSET, HEADS_PER_TILE, HALF_TILE,
-        )  # fmt: skip
+        )
         return
     slot = tl.load(slot_mapping + token).to(tl.int64)
     if slot < 0:
@@ -76,19 +76,19 @@ def rotary_write_kv_kernel(
         key, key_cache, cos, sin, first_head, inverse_key_scale,
         key_head_stride, key_cache_head_stride,
         NUM_KV_HEADS, HALF, ANGLE_OFFSET, HEADS_PER_TILE, HALF_TILE,
-    )  # fmt: skip
+    )
     if REST > 0:
         write_rows(
             key + 2 * HALF, key_cache + 2 * HALF, first_head, inverse_key_scale,
             key_head_stride, key_cache_head_stride,
             NUM_KV_HEADS, REST, HEADS_PER_TILE, REST_TILE,
-        )  # fmt: skip
+        )
     write_rows(
         value + token * value_token_stride,
         value_cache + block * value_block_stride + offset * value_slot_stride,
         first_head, inverse_value_scale, value_head_stride, value_cache_head_stride,
         NUM_KV_HEADS, VALUE_DIM, HEADS_PER_TILE, VALUE_TILE,
-    )  # fmt: skip
+    )
 
 
 def rotary_write_kv(
@@ -120,7 +120,7 @@ def rotary_write_kv(
         rotary_write_kv_kernel[grid](
             query, key, value, cos, sin, key_cache, value_cache, slot_mapping,
             1.0 / key_scale, 1.0 / value_scale, *scalars, **options,
-        )  # fmt: skip
+        )
 
 
 @planned

@@ -69,4 +69,4 @@ def _swap(table: CacheTable, block_ids: Tensor, staging: Tensor, *, is_gather: b
         table.addresses, table.strides, table.sizes, table.starts, block_ids, staging, row_words,
         IS_GATHER=is_gather,
         TILE=tile,
-    )  # fmt: skip
+    )

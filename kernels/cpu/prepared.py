@@ -52,7 +52,7 @@ class PreparedLinear:
 
     @classmethod
     def of(cls, panels: Tensor, num_columns: int, bias: Tensor | None) -> PreparedLinear:
-        """Make a layer from the panels of `to_panels` or `to_pairs`.
+        """Make a layer from the panels of `fill_panels`.
 
         bias: fp32 [num_columns], dense.
         """

@@ -210,7 +210,7 @@ class PreparedLayer:
         """Kernels that compute `Memory.attended` from the layer's input. They need all tokens."""
         self.output_kernels = [
             attention.out.kernel, *after, *before_mlp, *mlp.kernels, *after_mlp
-        ]  # fmt: skip
+        ]
         """Kernels that compute the layer's output from `Memory.attended`, each token by itself."""
 
     def bind_attention(

@@ -78,7 +78,7 @@ def rms_norm_kernel(
     normed = normalize(
         numbers, weight, eps, dims, is_inside, out.dtype.element_ty,
         WIDTH, OFFSET, ROUNDS_FIRST, ROWS_PER_TILE, WIDTH_TILE,
-    )  # fmt: skip
+    )
     places = (token * out_token_stride + head * out_head_stride)[:, None] + dims
     tl.store(out + places, normed, mask=is_inside)
 
@@ -113,7 +113,7 @@ def add_rms_norm_kernel(
     result = normalize(
         rounded.to(tl.float32), weight, eps, dims, is_inside, dtype,
         WIDTH, OFFSET, ROUNDS_FIRST, ROWS_PER_TILE, WIDTH_TILE,
-    )  # fmt: skip
+    )
     tl.store(normed + row * WIDTH + dims, result, mask=is_inside)
 
 
@@ -159,7 +159,7 @@ def add_rms_norm(
         add_rms_norm_kernel[grid](
             total, normed, hidden, output, weight, eps, *scalars,
             OFFSET=offset, ROUNDS_FIRST=rounds_first, **options,
-        )  # fmt: skip
+        )
     return total, normed
 
 

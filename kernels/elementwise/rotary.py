@@ -93,14 +93,14 @@ def rotary_kernel(
         rotate_heads(
             rows, rows, cos, sin, tile * HEADS_PER_TILE, 1.0, query_head_stride, query_head_stride,
             NUM_HEADS, HALF, ANGLE_OFFSET, HEADS_PER_TILE, HALF_TILE,
-        )  # fmt: skip
+        )
     else:
         rows = key + token * key_token_stride
         rotate_heads(
             rows, rows, cos, sin, (tile - QUERY_TILES) * HEADS_PER_TILE, 1.0,
             key_head_stride, key_head_stride,
             NUM_KV_HEADS, HALF, ANGLE_OFFSET, HEADS_PER_TILE, HALF_TILE,
-        )  # fmt: skip
+        )
 
 
 def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int) -> None:

@@ -29,7 +29,7 @@ therefore share their kernels."""
 def find_tile(
     ends_ptr, num_experts, num_outputs,
     EXPERTS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+):
     """Return the expert, the row tile (its index among the expert's row tiles), and the output tile
     of this program.
 
@@ -40,7 +40,7 @@ def find_tile(
     row_tile, output_tile = tl.swizzle2d(
         tl.program_id(0) // num_output_tiles, tl.program_id(0) % num_output_tiles,
         tl.num_programs(0) // num_output_tiles, num_output_tiles, GROUP,
-    )  # fmt: skip
+    )
     expert = tl.arange(0, EXPERTS)
     is_expert = expert < num_experts
     end = tl.load(ends_ptr + expert, mask=is_expert, other=0)
@@ -65,7 +65,7 @@ def grouped_linear_kernel(
     row_stride, expert_stride, output_stride,
     EXPERTS: tl.constexpr, IS_EVEN: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """Compute one output tile; grid (row tiles * output tiles,).
 
     IS_EVEN: BLOCK_K divides the number of inputs.

@@ -24,7 +24,7 @@ def grouped_quantized_linear_kernel(
     num_experts, num_outputs, num_inputs, group_size, row_stride, expert_stride, code_stride,
     EXPERTS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, PER_BYTE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+):
     """Compute one output tile; grid (row tiles * output tiles,)."""
     expert, tile, output_tile = find_tile(
         ends_ptr, num_experts, num_outputs, EXPERTS, GROUP, BLOCK_M, BLOCK_N
@@ -43,7 +43,7 @@ def grouped_quantized_linear_kernel(
         zero_ptr, row, is_row, output, is_output,
         num_outputs, num_inputs, group_size, row_stride, code_stride,
         KIND, PER_BYTE, BLOCK_M, BLOCK_N, BLOCK_K,
-    )  # fmt: skip
+    )
     tl.store(
         out_ptr + row.to(tl.int64)[:, None] * num_outputs + output[None, :],
         sums.to(out_ptr.dtype.element_ty),

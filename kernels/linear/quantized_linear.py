@@ -46,7 +46,7 @@ have not been timed on a GPU.
 def partial_sums(
     sums, rows, codes, scale_ptr, zero_ptr, group, output, is_output, num_outputs,
     KIND: tl.constexpr,
-):  # fmt: skip
+):
     """Add to sums [M, N] the products of rows [M, K] and codes [N, K], all of one group."""
     place = group * num_outputs + output
     scale = tl.load(scale_ptr + place, mask=is_output, other=0)
@@ -67,7 +67,7 @@ def quantized_tile(
     num_outputs, num_inputs, group_size, row_stride, code_stride,
     KIND: tl.constexpr, PER_BYTE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+):
     """Return the products [BLOCK_M, BLOCK_N] in fp32 of these rows and outputs of one weight.
 
     BLOCK_K divides group_size, and PER_BYTE times BLOCK_K divides num_inputs.
@@ -84,17 +84,17 @@ def quantized_tile(
             sums = partial_sums(
                 sums, rows, codes & 15, scale_ptr, zero_ptr, first // group_size, output,
                 is_output, num_outputs, KIND,
-            )  # fmt: skip
+            )
             rows = tl.load(row_ptrs + first + BLOCK_K, mask=is_row, other=0.0)
             sums = partial_sums(
                 sums, rows, codes >> 4, scale_ptr, zero_ptr, (first + BLOCK_K) // group_size,
                 output, is_output, num_outputs, KIND,
-            )  # fmt: skip
+            )
         else:
             sums = partial_sums(
                 sums, rows, codes, scale_ptr, zero_ptr, first // group_size, output,
                 is_output, num_outputs, KIND,
-            )  # fmt: skip
+            )
     return sums
 
 
@@ -104,13 +104,13 @@ def quantized_linear_kernel(
     num_rows, num_outputs, num_inputs, group_size, row_stride, code_stride,
     HAS_BIAS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, PER_BYTE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+):
     """Compute one output tile; grid (row tiles * output tiles,)."""
     num_output_tiles = tl.cdiv(num_outputs, BLOCK_N)
     row_tile, output_tile = tl.swizzle2d(
         tl.program_id(0) // num_output_tiles, tl.program_id(0) % num_output_tiles,
         tl.cdiv(num_rows, BLOCK_M), num_output_tiles, GROUP,
-    )  # fmt: skip
+    )
     row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     is_row = row < num_rows
     output = output_tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -119,7 +119,7 @@ def quantized_linear_kernel(
         rows_ptr, codes_ptr, scale_ptr, zero_ptr, row, is_row, output, is_output,
         num_outputs, num_inputs, group_size, row_stride, code_stride,
         KIND, PER_BYTE, BLOCK_M, BLOCK_N, BLOCK_K,
-    )  # fmt: skip
+    )
     if HAS_BIAS:
         sums += tl.load(bias_ptr + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
     tl.store(

@@ -95,7 +95,7 @@ def best_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
         best_of_row_kernel[(num_rows,)](
             best, normalizers, orders, tokens, tops, sums, num_chunks,
             CHUNKS=triton.next_power_of_2(num_chunks), num_warps=1,
-        )  # fmt: skip
+        )
     return best, normalizers
 
 

@@ -65,7 +65,7 @@ def end_of_top_p(width, top_p):
 def collect_candidates_kernel(
     candidates, counts, rests, logits, token_ids, row_index, temperatures, min_ps, top_ks, top_ps,
     typical_ps, width, row_stride, CHUNK: tl.constexpr, LANES: tl.constexpr,
-):  # fmt: skip
+):
     """Program (r, c) takes chunk c of the r-th drawn row. counts must be 0 before."""
     draw, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     top_k, top_p = tl.load(top_ks + draw), tl.load(top_ps + draw)
@@ -113,5 +113,5 @@ def collect_candidates(logits: Tensor, token_ids: Tensor, drawn_rows: DrawnRows)
             drawn_rows.row_index, drawn_rows.temperature, drawn_rows.min_p, drawn_rows.top_k,
             drawn_rows.top_p, drawn_rows.typical_p, width, stride(logits, 0),
             CHUNK=CHUNK, LANES=LANES, num_warps=8,
-        )  # fmt: skip
+        )
     return candidates

@@ -25,7 +25,7 @@ CHUNK = 4096
 def kept_weights(
     logits, token_ids, row_index, temperatures, min_ps,
     max_score_keys, mean_scores, max_distance_keys, draw, token, width, row_stride,
-):  # fmt: skip
+):
     """Return the weights of the tokens `token` of a draw's row: 0 for dropped tokens."""
     row = tl.load(row_index + draw)
     row_logits = logits + row * row_stride
@@ -44,14 +44,14 @@ def kept_weights(
 def chunk_masses_kernel(
     masses, logits, token_ids, row_index, temperatures, min_ps,
     max_score_keys, mean_scores, max_distance_keys, width, row_stride, CHUNK: tl.constexpr,
-):  # fmt: skip
+):
     """Program (r, c) sums the weights in chunk c of the r-th drawn row into masses [R, chunks]."""
     draw, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     weights = kept_weights(
         logits, token_ids, row_index, temperatures, min_ps,
         max_score_keys, mean_scores, max_distance_keys,
         draw, chunk * CHUNK + tl.arange(0, CHUNK), width, row_stride,
-    )  # fmt: skip
+    )
     tl.store(masses + draw * tl.num_programs(1) + chunk, tl.sum(weights, 0))
 
 
@@ -60,7 +60,7 @@ def draw_tokens_kernel(
     token_ids, masses, uniforms, logits, row_index, temperatures, min_ps,
     max_score_keys, mean_scores, max_distance_keys, width, row_stride, num_chunks,
     CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+):
     """Program r draws the token of the r-th drawn row.
 
     CHUNKS: num_chunks, rounded up to a power of two.
@@ -79,7 +79,7 @@ def draw_tokens_kernel(
         logits, token_ids, row_index, temperatures, min_ps,
         max_score_keys, mean_scores, max_distance_keys,
         draw, found * CHUNK + tl.arange(0, CHUNK), width, row_stride,
-    )  # fmt: skip
+    )
     is_passed = before + tl.cumsum(weights, 0) <= threshold
     token = found * CHUNK + tl.sum(is_passed.to(tl.int32), 0)
     # All threads have to read the row's most likely token above before one thread overwrites it.
@@ -112,10 +112,10 @@ def draw_tokens(
     rows = (
         drawn_rows.row_index, drawn_rows.temperature, drawn_rows.min_p,
         limits.max_score_key, limits.mean_score, limits.max_distance_key, width, stride(logits, 0),
-    )  # fmt: skip
+    )
     options = {"CHUNK": CHUNK, "num_warps": 8}
     chunk_masses_kernel[num_draws, num_chunks](masses, logits, token_ids, *rows, **options)
     draw_tokens_kernel[num_draws,](
         token_ids, masses, uniforms, logits, *rows, num_chunks,
         CHUNKS=triton.next_power_of_2(num_chunks), **options,
-    )  # fmt: skip
+    )

@@ -68,7 +68,7 @@ def find_digit(histogram, before, target, shift, BINS: tl.constexpr):
 def find_limit(
     histogram, candidates, num_candidates, rest, min_p, wanted, score_limit, mean,
     KIND: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr,
-):  # fmt: skip
+):
     """Return the last key that is kept.
 
     wanted: for COUNT, a number of tokens. Otherwise a share of the mass, which is `rest` plus the
@@ -124,7 +124,7 @@ def filter_limits_kernel(
     max_score_keys, mean_scores, max_distance_keys, histograms, candidates, counts, rests,
     min_ps, top_ks, top_ps, typical_ps, width, num_chunks,
     KEEP_ALL: tl.constexpr, CHUNKS: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr,
-):  # fmt: skip
+):
     """Program r finds the limits of the r-th drawn row.
 
     histograms: [R, BINS] int64, may be uninitialized. CHUNKS: num_chunks, rounded up to a power of
@@ -156,7 +156,7 @@ def filter_limits_kernel(
         distance_limit = find_limit(
             histogram, candidates, count, nothing, min_p, typical_p, score_limit, mean,
             DISTANCE, TILE, BINS,
-        )  # fmt: skip
+        )
     tl.store(max_score_keys + draw, score_limit)
     tl.store(mean_scores + draw, mean)
     tl.store(max_distance_keys + draw, distance_limit)
@@ -181,5 +181,5 @@ def filter_limits(candidates: Candidates, drawn_rows: DrawnRows) -> Limits:
             drawn_rows.min_p, drawn_rows.top_k, drawn_rows.top_p, drawn_rows.typical_p,
             candidates.scores.shape[1], num_chunks, KEEP_ALL=KEEP_ALL,
             CHUNKS=triton.next_power_of_2(num_chunks), TILE=TILE, BINS=BINS, num_warps=8,
-        )  # fmt: skip
+        )
     return Limits(max_score_keys, means, max_distance_keys)

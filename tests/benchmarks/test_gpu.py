@@ -25,7 +25,6 @@ from benchmarks.targets import TARGETS, targets_text
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "kernels" / "configurations.json"
 TIMED = ("requests/s", "tokens/s", "seconds", "step us", "GPU us", "us/step", "share")
-ALONE = ("copies alone us", "products alone us")
 SPREADS = ("TTFT ms", "ITL ms", "set-up s", "GPU idle")
 
 
@@ -44,13 +43,13 @@ def test_the_dry_run_runs_every_section_and_reports_no_times(tmp_path):
         assert not any("failed" in note for note in section["notes"]), section["notes"]
         for row in section["rows"]:
             assert set(row.get("us", {}).values()) <= {None}
-            assert {row.get(figure) for figure in (*TIMED, *ALONE)} == {None}
+            assert {row.get(figure) for figure in TIMED} == {None}
             assert all(
                 value is None
                 for figure in SPREADS
                 for value in row.get(figure, {None: None}).values()
             )
-    for name in ("correctness", "elementwise", "sampling", "quantized", "experts", "ids-ahead"):
+    for name in ("correctness", "elementwise", "sampling", "quantized", "experts"):
         assert {row["verdict"] for row in found["sections"][name]["rows"]} == {"ok"}
     for name, section in SECTIONS.items():
         assert section.title in run.stdout
@@ -116,7 +115,7 @@ def test_the_next_worker_runs_the_remaining_jobs(tmp_path, monkeypatch):
 
 def test_a_worker_that_dies_between_jobs_drops_none(tmp_path, monkeypatch):
     """The next worker takes over, and the run counts as failed."""
-    jobs, report, lines = ["moves", "flex", "splits"], Report(is_dry=True), queue.SimpleQueue()
+    jobs, report, lines = ["moves", "flex", "fp8"], Report(is_dry=True), queue.SimpleQueue()
     end = {"event": "end", "seconds": 1.0}
     for event in (begin("moves"), end):
         lines.put(json.dumps(event) + "\n")
@@ -124,7 +123,7 @@ def test_a_worker_that_dies_between_jobs_drops_none(tmp_path, monkeypatch):
     progress = gpu.collect(lines, report, tmp_path, len(jobs))
     assert progress == gpu.Progress(1, None, "it died; see above")
     monkeypatch.setattr(gpu, "collect", lambda *_: progress)
-    assert gpu.run_worker(jobs, report, options_of(tmp_path)) == ["flex", "splits"]
+    assert gpu.run_worker(jobs, report, options_of(tmp_path)) == ["flex", "fp8"]
     assert report.section("moves")["notes"] == ["worker failed after moves: it died; see above"]
     assert not report.is_sound("moves")
 
@@ -173,23 +172,12 @@ def test_the_targets_table_has_the_worst_figure_of_each_target():
         decode | {"us": {"ours": 1.1, "flashinfer": 1.0}},
         decode | {"batch": 1, "us": {"ours": 9.0}},
     )
-    norms = {"us": {"ours": 1.0, "torch": 9.0, "two launches": 2.0}}
     take(
         report,
-        "elementwise",
-        {"what": "norms of queries and keys of 32/8/128, 1 tokens"} | norms,
-        {"what": "norms of queries and keys of 32/8/128, 8192 tokens"} | norms,
-        {"what": "rotary of 32/8/128, 1 tokens", "us": {"ours": 1.0, "torch": 2.0}},
-    )
-    take(report, "swap-out", {"us": {"own stream": 2.1, "one stream": 3.0}})
-    take(report, "ids-ahead", *({"us": {"ahead": us, "late": 2.0}} for us in (1.0, 1.5)))
-    flops = {"tokens": "8 x 8192", "flop": 560_000_000}
-    slow, fast = {"tma 64": 1.25, "threads 16": 1.0}, {"tma 64": 1.0, "threads 16": 1.1}
-    take(
-        report,
-        "tma",
-        flops | {"shape": "32/8/128", "us": fast},
-        flops | {"shape": "32/8/64", "us": slow},
+        "fp8",
+        decode | {"us": {"fp8": 1.0, "unquantized": 2.0}},
+        decode | {"us": {"fp8": 1.2, "unquantized": 2.0}},
+        decode | {"batch": 16, "us": {"fp8": 9.0, "unquantized": 2.0}},
     )
     take(report, "profile", {"what": "idle between steps", "share": 0.02})
     idle = [{"graph": 0.01, "eager": 0.5}, {"graph": 0.04, "eager": 0.6}]
@@ -199,10 +187,7 @@ def test_the_targets_table_has_the_worst_figure_of_each_target():
     assert [measured for _, _, measured in cells if measured != "not measured"] == [
         "80% (worst of 2)",
         "0.91× its speed (worst of 2)",
-        "0.50",
-        "0.70",
-        "0.75 of the time (worst of 2)",
-        "560 TFLOP/s",
+        "0.60 (worst of 2)",
         "2.0%",
         "4.0% (worst of 2)",
         "6.0×",
@@ -229,8 +214,7 @@ def test_a_run_that_timed_nothing_fills_no_target():
     take(report, "mixed", {"us": {"graph": None}, "GPU idle": {"graph": None, "eager": None}})
     take(report, "decode", {"batch": 64, "context": 4096, "us": {"ours": None, "sdpa": None}})
     take(report, "roofline", {"batch": 50, "step us": None, "GPU us": None, "bytes": 1})
-    take(report, "swap-out", {"us": {"own stream": None, "one stream": None}})
-    take(report, "ids-ahead", {"us": {"ahead": None, "late": None}})
+    take(report, "fp8", {"batch": 64, "context": 4096, "us": {"fp8": None, "unquantized": None}})
     lines = targets_text(report).splitlines()[3:]
     assert len(lines) == len(TARGETS)
     assert all(line.endswith("| not measured |") for line in lines)

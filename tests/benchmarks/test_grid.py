@@ -46,9 +46,6 @@ class PretendBench(Bench):
         ("fp8", 6),
         ("decode", 98),
         ("prefill", 30),
-        ("splits", 7),
-        ("prefill_splits", 16),
-        ("tma", 4),
         ("sweep", 6),
     ],
 )
@@ -85,11 +82,9 @@ def numbers_of_meta_tensors():
     ("section", "num_rows"),
     [
         ("ceilings", 4),
-        ("correctness", 34),
+        ("correctness", 32),
         ("moves", 27),
-        ("swap_out", 1),
         ("elementwise", 24),
-        ("ids_ahead", 2),
         ("sampling", 14),
         ("quantized", 24),
     ],

@@ -17,7 +17,7 @@ WHOLE_ENGINES = KERNELS_ALONE | {"core", "engine", "strategies", "transformers"}
 SERVING = (
     "accuracy", "accuracy_by_family", "closed_loop", "engines", "experts", "generate", "host",
     "host_step", "mixed", "profile", "quantized", "ranks", "roofline", "sampling", "serve",
-    "small_pool", "start", "steady_decode", "swap_out", "two_gpus", "watching",
+    "small_pool", "start", "steady_decode", "two_gpus", "watching",
 )  # fmt: skip
 """Files of benchmarks/ that run the engine or its parts and need its packages."""
 OF_AN_IMAGE = {"precompile": {"tqdm"}}

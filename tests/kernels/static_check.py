@@ -37,8 +37,6 @@ class Facts:
     """Loads of 16 bytes per thread, including asynchronous copies to shared memory."""
     narrow_loads: int
     """Loads of 1 or 2 bytes per thread; in the K/V path, a sign of failed address analysis."""
-    tma_loads: int
-    """Loads of a tile by one instruction of one thread."""
     wide_stores: int
     narrow_stores: int
     tensor_core_ops: int
@@ -55,7 +53,6 @@ def facts(kernel: CompiledKernel) -> Facts:
         shared_bytes=kernel.metadata.shared,
         wide_loads=_count(ptx, *_WIDE_LOADS),
         narrow_loads=_count(ptx, r"ld\.global\S*\.[bsu](?:8|16)\b"),
-        tma_loads=_count(ptx, r"cp\.async\.bulk\.tensor\S*\.shared\S*\.global"),
         wide_stores=_count(ptx, *_WIDE_STORES),
         narrow_stores=_count(ptx, r"st\.global\S*\.[bsu](?:8|16)\b"),
         tensor_core_ops=_count(ptx, r"mma\.sync", r"wgmma\.mma_async"),

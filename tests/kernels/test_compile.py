@@ -77,18 +77,6 @@ def test_tiles_are_loaded_ahead_by_num_stages(
     assert not faults(launch.kernel, arch)
 
 
-@pytest.mark.parametrize("variant", variants.by_tma(every=ALL), ids=str)
-def test_tma_loads_tiles_ahead_by_num_stages(variant):
-    """K and V are loaded once in the loop, and before it once for each stage but one."""
-    kernel = compiled(90, variant)[0].kernel
-    found, stages = facts(kernel), kernel.metadata.num_stages
-    assert not faults(kernel, 90), found
-    assert found.tma_loads == 2 * stages
-    assert pipeline(kernel).buffers == {stages}
-    assert found.tensor_core_ops > 0
-    assert found.narrow_loads <= MOST_NARROW_LOADS[variant.sinks], found
-
-
 @pytest.mark.parametrize(
     ("arch", "formats", "most"),
     [
@@ -131,8 +119,6 @@ def test_as_many_decodes_fit_as_the_table_says(arch, head_dim, formats, group):
 @pytest.mark.parametrize(
     ("options", "formats"),
     [
-        ({"block_size": 64, "by_tma": True}, 0),
-        ({"block_size": 64, "by_tma": True}, 1),
         *product(
             (
                 {},
@@ -141,7 +127,7 @@ def test_as_many_decodes_fit_as_the_table_says(arch, head_dim, formats, group):
                 {"group": 71, "kv_heads": 1},
             ),
             (0, 1, 3, 5),
-        ),
+        )
     ],
     ids=str,
 )

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from kernels import dry_run
-from kernels.attention.cache_descriptors import describe_caches
 from kernels.attention.paged_decode import paged_decode
 from kernels.attention.paged_prefill import paged_prefill
 from kernels.attention.prefill_work import PrefillWork
@@ -103,49 +102,6 @@ def test_a_work_list_must_fit_the_number_of_blocks():
     message = "the work list has 7 blocks of tokens, but this batch has 2"
     with dry_run.target(90), pytest.raises(ValueError, match=message):
         prefill(make_paged(DECODE), work=work_for(4, num_blocks=7))
-
-
-@pytest.mark.parametrize(
-    ("message", "spoil"),
-    [
-        ("it must be fp16 or bf16", lambda cache: cache.to(torch.float8_e4m3fn)),
-        ("it must be fp16 or bf16", lambda cache: cache.float()),
-        ("the cache has strides", misaligned),
-        (
-            "not at a multiple of 16",
-            lambda cache: cache.flatten()[1:-63].view(-1, *cache.shape[1:]),
-        ),
-    ],
-)
-def test_caches_that_cannot_be_described(message, spoil):
-    paged = make_paged(DECODE, heads=(1, 1), block_size=1)
-    with pytest.raises(ValueError, match=message):
-        describe_caches(paged.key_cache, spoil(paged.value_cache))
-
-
-@pytest.mark.parametrize(
-    ("message", "arch", "block_size", "options"),
-    [
-        ("tiles have 64 keys", 90, 16, {}),
-        ("tiles have 64 keys", 90, 32, {}),
-        ("with a window of 9", 90, 64, {"window": 9}),
-        ("sm_86 does not have", 86, 64, {}),
-    ],
-)
-def test_calls_that_descriptors_do_not_allow(message, arch, block_size, options):
-    paged = make_paged(DECODE, block_size=block_size)
-    described = describe_caches(paged.key_cache, paged.value_cache)
-    with dry_run.target(arch) as launches, pytest.raises(ValueError, match=message):
-        prefill(paged, descriptors=described, **options)
-    assert not launches
-
-
-def test_descriptors_must_be_of_the_given_caches():
-    paged = make_paged(DECODE, block_size=64)
-    keys, values = paged.key_cache, paged.value_cache
-    for pair in ((values, keys), (keys, values.clone())):
-        with dry_run.target(90), pytest.raises(ValueError, match="of other caches"):
-            prefill(paged, descriptors=describe_caches(*pair))
 
 
 def prefill(paged, **options):

@@ -10,7 +10,7 @@ import torch
 from kernels.attention.batch import ImageSpan, PagedBatch
 from kernels.attention.sdpa import Scratch, attend_in_images, paged_attention
 from kernels.cache.torch_cache import write_kv
-from kernels.reference import paged_attention_reference
+from tests.kernels.reference import paged_attention_reference
 
 BLOCK_SIZE = 4
 

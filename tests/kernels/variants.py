@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from kernels.arguments import BLOCK_SIZES, HEAD_DIMS
-from kernels.attention.cache_descriptors import describe_caches
 from kernels.attention.paged_decode import paged_decode
 from kernels.attention.paged_prefill import paged_prefill, prefill_work
 from kernels.attention.prefill_work import PrefillWork
@@ -82,7 +81,6 @@ class Variant:
     softcap: float | None = None
     sinks: bool = False
     layout: str = "NHD"
-    by_tma: bool = False
     ids: torch.dtype = torch.int64
     lens: torch.dtype = torch.int32
 
@@ -98,7 +96,6 @@ class Variant:
             "softcap": self.softcap,
             "sinks": self.sinks,
             f"window {self.window}": self.window,
-            "TMA": self.by_tma,
         }
         return "-".join(
             [
@@ -128,7 +125,6 @@ class Variant:
             "sinks": torch.empty(num_heads, dtype=dtype) if self.sinks else None,
         }
         if self.kernel == "prefill":
-            options["descriptors"] = describe_caches(*caches) if self.by_tma else None
             starts = torch.arange(6, dtype=self.lens)
             arguments = (query, *caches, tables, starts, lens)
             paged_prefill(*arguments, work=self._work(query, caches[0], starts), **options)
@@ -190,27 +186,6 @@ def representative(arch: int) -> list[Variant]:
     ]
     native = [replace(kernel, formats=FORMATS[5], group=8) for kernel in (decode, prefill)]
     return everywhere + [variant for variant in native if variant.runs_on(arch)]
-
-
-def by_tma(*, every: bool) -> list[Variant]:
-    """Return prefills on sm_90 that load K and V by TMA. Their blocks are as large as their tiles.
-
-    every: all head dims and options, in bf16 and fp16; otherwise a sample.
-    """
-    usual = Variant("prefill", 128, block_size=64, by_tma=True)
-    options = (
-        {},
-        {"group": 1, "layout": "HND", "ids": torch.int32},
-        {"group": 7, "softcap": 30.0, "sinks": True},
-        {"group": 71, "kv_heads": 1, "lens": torch.int64},
-    )
-    if not every:
-        few = [replace(usual, head_dim=dim, formats=f) for dim in (64, 128) for f in FORMATS[:2]]
-        return few + [replace(usual, **option) for option in options[1:]]
-    return [
-        replace(usual, head_dim=dim, formats=formats, block_size=32 if dim > 128 else 64, **option)
-        for dim, formats, option in product(HEAD_DIMS, FORMATS[:2], options)
-    ]
 
 
 def matrix(arch: int) -> list[Variant]:

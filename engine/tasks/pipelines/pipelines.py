@@ -16,7 +16,7 @@ from engine.loading.model_source import ModelSource
 from engine.tasks.loading import describe
 from engine.tasks.performer import Answer, Description, Job, Outcome, run_isolated
 from engine.tasks.pipelines.answers import encode_json
-from engine.tasks.pipelines.model import PipelineModel, TaskModel
+from engine.tasks.pipelines.model import PipelineModel
 from engine.tasks.pipelines.question_answering import QuestionAnswering
 
 _WRONG_INPUT = (TypeError, ValueError, KeyError)
@@ -37,7 +37,7 @@ class PipelinePerformer:
     """Batches inputs with equal parameters across requests, if the model can batch."""
 
     def __init__(self, task: str, source: ModelSource) -> None:
-        self.model: TaskModel = (
+        self.model = (
             QuestionAnswering(source) if task == QUESTION_ANSWERING else PipelineModel(task, source)
         )
         self._decode = msgspec.msgpack.Decoder(PipelineBody).decode

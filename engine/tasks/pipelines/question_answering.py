@@ -34,7 +34,7 @@ class _Span(NamedTuple):
 
 
 class QuestionAnswering:
-    """A model with a span head.
+    """A model with a span head, with the methods of `PipelineModel`.
 
     Raises ConfigurationError if the model has no such head or no fast tokenizer.
     """

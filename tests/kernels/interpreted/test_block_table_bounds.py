@@ -15,8 +15,8 @@ import torch
 from kernels.attention.paged_decode import paged_decode
 from kernels.attention.paged_prefill import paged_prefill, prefill_work
 from kernels.attention.work_list import UNIT, make_work_list
-from kernels.reference import paged_decode_reference, paged_prefill_reference
 from tests.kernels.paged_inputs import check_close, make_paged
+from tests.kernels.reference import paged_decode_reference, paged_prefill_reference
 
 SCALE = 0.1
 PROT_NONE = 0

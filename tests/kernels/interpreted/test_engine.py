@@ -78,7 +78,7 @@ def test_same_tokens_as_with_torch_if_contexts_are_split(tmp_path, monkeypatch):
     backends = use_triton(monkeypatch)
     monkeypatch.setattr("kernels.attention.work_list.MIN_SPLIT_KEYS", UNIT)
     for module in ("paged_prefill", "prefill_work"):
-        monkeypatch.setattr(f"kernels.{module}.MIN_SPLIT_KEYS", 32)
+        monkeypatch.setattr(f"kernels.attention.{module}.MIN_SPLIT_KEYS", 32)
     monkeypatch.setattr(
         "engine.attention.triton_backend.make_work_list",
         partial(make_work_list, min_split_keys=UNIT),

@@ -10,8 +10,8 @@ import torch
 from kernels.attention.paged_decode import paged_decode
 from kernels.attention.split_results import scratch_numel
 from kernels.attention.work_list import UNIT, make_work_list
-from kernels.reference import paged_decode_reference
 from tests.kernels.paged_inputs import check_close, make_paged
+from tests.kernels.reference import paged_decode_reference
 
 SCALE = 0.1
 CONTEXTS = (1, 15, 16, 17, 0, 63, 64, 65, 300, 700)

@@ -10,8 +10,8 @@ import torch
 from kernels.attention.paged_decode import paged_decode
 from kernels.attention.paged_prefill import paged_prefill, prefill_work
 from kernels.attention.split_results import scratch_numel
-from kernels.reference import paged_prefill_reference
 from tests.kernels.paged_inputs import check_close, make_paged
+from tests.kernels.reference import paged_prefill_reference
 
 SCALE = 0.1
 MIXED = [(1, 1), (15, 15), (16, 17), (0, 0), (0, 30), (33, 53), (1, 131), (64, 128), (5, 95)]
