@@ -50,7 +50,7 @@ soak: setup  ## Ten minutes of good, bad and leaving clients and of kills (ARGS=
 test: setup  ## Run all tests (ARGS='tests/core -k stop' for some)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $$(($$(nproc) + 1)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-conformance: setup .conformance/installed .suites/installed .vllm/installed  ## Call the demo model with other people's clients, and write docs/conformance.md
+conformance: setup .conformance/installed .suites/installed .vllm/installed  ## Call the demo model with other people's clients, and write docs/reference/conformance.md
 	OMP_NUM_THREADS=1 .conformance/bin/python -m pytest -c tests/conformance/pytest.ini --rootdir tests/conformance tests/conformance $(ARGS)
 
 .conformance/installed: tests/conformance/requirements.txt tests/conformance/node/package-lock.json
@@ -135,10 +135,10 @@ format: setup  ## Format the code and apply ruff's fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: setup  ## Write docs/configuration.md, limits.md and contract.md from the tables of the code
-	$(BIN)/python -c "from container.configuration.report import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/configuration.md
-	$(BIN)/python -c "from core.configuration.limits import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/limits.md
-	$(BIN)/python -c "from container.front_end.contract import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/contract.md
+docs: setup  ## Write docs/reference/ (configuration, limits, contract) from the tables of the code
+	$(BIN)/python -c "from container.configuration.report import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/reference/configuration.md
+	$(BIN)/python -c "from core.configuration.limits import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/reference/limits.md
+	$(BIN)/python -c "from container.front_end.contract import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/reference/contract.md
 
 clean:  ## Remove .venv and caches
 	rm -rf .venv .conformance tests/conformance/node/node_modules .suites .vllm .browser .fleet .audit-* .triton-$(TRITON_FLOOR) .pytest_cache .ruff_cache .hypothesis *.egg-info

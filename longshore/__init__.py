@@ -1,7 +1,7 @@
 """Longshore: a serving container for language models in which batching is a choice.
 
-`longshore serve` starts it, and `LLM` runs a model without a server (docs/offline.md). The public
-names are those of `engine`.
+`longshore serve` starts it, and `LLM` runs a model without a server (docs/without-a-client.md).
+The public names are those of `engine`.
 """
 
 from __future__ import annotations

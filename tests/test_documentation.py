@@ -91,10 +91,23 @@ def test_files_that_pages_name_exist(name: str, files: list[str]) -> None:
     assert not lost, f"{name}: {lost}"
 
 
+def test_pages_that_code_names_exist() -> None:
+    """Docstrings, errors, comments and help texts name pages by their path."""
+    folders = [path for path in ROOT.iterdir() if (path / "__init__.py").exists()]
+    files = [path for folder in folders for path in folder.rglob("*")]
+    code = [path for path in files if path.suffix in {".py", ".yaml", ".properties"}]
+    named = {
+        (path, page) for path in code for page in re.findall(r"docs/[a-z/-]+\.md", path.read_text())
+    }
+    assert named
+    missing = {(path, page) for path, page in named if not (ROOT / page).exists()}
+    assert not missing
+
+
 def test_every_page_is_in_the_index() -> None:
     index = ROOT / "docs" / "README.md"
     linked = {path.resolve() for path, _ in links(index)}
-    assert linked >= set((ROOT / "docs").glob("*.md")) - {index}
+    assert linked >= set((ROOT / "docs").rglob("*.md")) - {index}
 
 
 def test_the_sample_of_the_readme_is_true() -> None:

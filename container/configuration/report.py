@@ -115,7 +115,7 @@ def report_error(error: ConfigurationError) -> int:
 
 
 def markdown_lines() -> Iterator[str]:
-    """Yield the lines of docs/configuration.md."""
+    """Yield the lines of docs/reference/configuration.md."""
     yield "# Configuration"
     yield ""
     yield "This table lists every key of `serving.properties`. `make docs` generates it from"

@@ -1,4 +1,4 @@
-"""The bounds on one request, in one table, from which docs/limits.md is made.
+"""The bounds on one request, in one table, from which docs/reference/limits.md is made.
 
 A bound is checked before the work that it limits. Bounds that an option sets are fields of
 `core.configuration.options.Options`; their rows here name the option.
@@ -305,7 +305,7 @@ LIMITS: tuple[Limit | OptionLimit, ...] = (
 
 
 def markdown_lines() -> list[str]:
-    """Return docs/limits.md."""
+    """Return docs/reference/limits.md."""
     return [
         "# Limits",
         "",
@@ -322,9 +322,9 @@ def markdown_lines() -> list[str]:
         "unless it is beyond the limit on connections. Both statuses come with a `Retry-After` "
         "header.",
         "",
-        "Status 101 marks a limit of [WebSockets](requests.md#bidirectional-streams). The server "
-        "closes a WebSocket with code 1008 if it is idle for too long, or if a message does not "
-        "arrive in time. It closes a WebSocket with code 1009 if a message is too large.",
+        "Status 101 marks a limit of [WebSockets](../requests.md#bidirectional-streams). The "
+        "server closes a WebSocket with code 1008 if it is idle for too long, or if a message does "
+        "not arrive in time. It closes a WebSocket with code 1009 if a message is too large.",
     ]
 
 

@@ -1,8 +1,8 @@
 """The table of options: key, type, default, values and description of each.
 
-The properties reader, `longshore serve --help`, `longshore explain`, docs/configuration.md and the
-keyword arguments of `engine.LLM` all come from the fields of `Options`. Keys are those of DJL
-Serving's LMI containers if LMI has the option.
+The properties reader, `longshore serve --help`, `longshore explain`,
+docs/reference/configuration.md and the keyword arguments of `engine.LLM` all come from the fields
+of `Options`. Keys are those of DJL Serving's LMI containers if LMI has the option.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine's state for the live page: its sequences and its KV blocks (docs/ui.md).
+"""The engine's state for the live page: its sequences and its KV blocks (docs/operate.md).
 
 Numbers only: no text, no token ids and no names of clients.
 """

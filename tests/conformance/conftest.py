@@ -1,4 +1,4 @@
-"""Serves the demo model, and writes docs/conformance.md after all cases have run.
+"""Serves the demo model, and writes docs/reference/conformance.md after all cases have run.
 
 The modules call clients as their users do. `make conformance` runs them in an environment that
 has the clients but not this project; the server runs in this project's environment. The suites,
@@ -68,8 +68,8 @@ PAGE = """# Conformance
 
 Other people's clients and suites, in environments of their own, call the demo model as their users
 do. `make conformance` runs them and writes this page. The cases are in
-[conformance](../tests/conformance); the [contract](contract.md) lists what clients may send. vLLM's
-client is `vllm bench serve`.
+[tests/conformance](../../tests/conformance); the [contract](contract.md) lists what clients may
+send. vLLM's client is `vllm bench serve`.
 
 | client | cases | failed |
 | --- | --- | --- |
@@ -177,7 +177,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if outcomes.keys() != CLIENTS.keys():
         return
     rows = [_row(packages, outcomes[client]) for client, packages in CLIENTS.items()]
-    (ROOT / "docs" / "conformance.md").write_text(PAGE + "\n".join(rows) + "\n")
+    (ROOT / "docs" / "reference" / "conformance.md").write_text(PAGE + "\n".join(rows) + "\n")
 
 
 def _row(packages: str, cases: dict[str, bool]) -> str:

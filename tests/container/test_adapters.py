@@ -98,7 +98,7 @@ def test_vllms_routes(lora: FlaskClient) -> None:
 
 
 def test_a_delete_without_a_name(lora: FlaskClient) -> None:
-    """AWS's container standards (docs/conformance.md) expect the status 405."""
+    """AWS's container standards (docs/reference/conformance.md) expect the status 405."""
     assert lora.delete("/adapters/").status_code == 405
     assert lora.get("/adapters/").status_code == 200
 

@@ -1,4 +1,4 @@
-"""Token counts, finish reasons and errors, as docs/contract.md compares them with vLLM's."""
+"""Token counts, finish reasons and errors, as the contract page compares them with vLLM's."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class _UnansweredError(Exception):
 
 _ADAPTERS_REFUSAL = (
     "a request reaches one replica, but an adapter must be in all of them; put it into the "
-    "model's folder `adapters` (docs/adapters.md) and deploy the fleet again"
+    "model's folder `adapters` (docs/models.md) and deploy the fleet again"
 )
 
 

@@ -231,7 +231,7 @@ def test_ping_is_503_while_there_is_no_replica():
 def test_adapters_are_not_loaded_into_one_replica_of_many(method: str, path: str):
     client = asyncio.run(Exchange(method, path).run(gateway(fine)))
     assert client.status == 501
-    assert b"docs/adapters.md" in client.pieces[0]
+    assert b"docs/models.md" in client.pieces[0]
 
 
 def test_what_changes_no_adapter_passes():
