@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from loadtest.load.workloads import WORKLOADS, Workload
 from loadtest.report.style import OURS
-from loadtest.running import Running, parse_running
-from loadtest.workloads import WORKLOADS, Workload
+from loadtest.servers.running import Running, parse_running
 
 EXAMPLES = {
     "compare": (

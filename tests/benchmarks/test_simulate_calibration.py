@@ -13,8 +13,8 @@ from benchmarks.simulate.measured.calibration import (
     calibrated,
     fitted,
 )
-from loadtest.measures import Measures, ServerMeasures
-from loadtest.results import Results, Run
+from loadtest.study.measures import Measures, ServerMeasures
+from loadtest.study.results import Results, Run
 
 ASSUMED = Efficiency(bandwidth=0.8, flops=0.6, overhead_s=0.003)
 H200 = Hardware(MODELS["llama-2-7b"], GPUS["h200"], 1, ASSUMED)

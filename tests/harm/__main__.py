@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.server import Server, ServerError, given_properties, read_properties
+from loadtest.servers.server import Server, ServerError, given_properties, read_properties
 from tests.harm.arguments import make_parser
 from tests.harm.harm import Bounds, Harm, measure_all, table
 from tests.harm.kills import report_lines, run_kills

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import psutil
 
-from loadtest.clients.transport import HttpTransport, SendError
-from loadtest.server import Server
+from loadtest.servers.clients.transport import HttpTransport, SendError
+from loadtest.servers.server import Server
 from tests.harm.endings import Clients, Ending, count
 from tests.harm.roles import Role, by_role
 

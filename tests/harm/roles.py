@@ -8,7 +8,7 @@ from typing import Literal
 
 import psutil
 
-from loadtest.server import PACKAGE_PREFIX
+from loadtest.servers.server import PACKAGE_PREFIX
 
 Role = Literal["supervisor", "engine", "gunicorn", "worker", "helper"]
 

@@ -14,8 +14,8 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from tqdm import tqdm
 
-from loadtest.clients.transport import HttpTransport, SendError
-from loadtest.server import Server
+from loadtest.servers.clients.transport import HttpTransport, SendError
+from loadtest.servers.server import Server
 from tests.harm.findings import Findings, Usage, count_ends, grown
 from tests.harm.neighbours import TIMEOUT_S, Neighbour, connect, ping, stop_all, stream
 from tests.harm.roles import Role, by_role

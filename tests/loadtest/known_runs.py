@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadtest.measures import measures_of, quantiles
-from loadtest.record import Record, Timings
-from loadtest.results import Results, Run
-from loadtest.tuning import TUNED, Trial
-from loadtest.watch import Sample
+from loadtest.load.record import Record, Timings
+from loadtest.servers.watch import Sample
+from loadtest.study.measures import measures_of, quantiles
+from loadtest.study.results import Results, Run
+from loadtest.study.tuning import TUNED, Trial
 
 
 def record(index: int, start: float = 0.0, length: float = 2.0, **changes: Any) -> Record:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.record import Timings
+from loadtest.load.record import Timings
 from loadtest.report.gantt import Bar, bars_of, gantt, padding_share
-from loadtest.results import Run
+from loadtest.study.results import Run
 from tests.loadtest.known_runs import record, run
 
 

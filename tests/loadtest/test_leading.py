@@ -10,7 +10,7 @@ from loadtest.report import charts, tables, verdict
 from loadtest.report.leading import LATENCY, THROUGHPUT, leading
 from loadtest.report.page import write_markdown
 from loadtest.report.rounds import in_rounds
-from loadtest.results import Run
+from loadtest.study.results import Run
 from tests.loadtest.known_runs import in_an_open_loop, results, rounds
 
 

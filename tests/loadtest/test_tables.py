@@ -7,8 +7,8 @@ from pathlib import Path
 from loadtest.report import charts, tables, verdict
 from loadtest.report.page import write_markdown, write_report
 from loadtest.report.style import colours, dashes, duration, in_order, number, percent
-from loadtest.results import read_results
-from loadtest.tuning import TUNED
+from loadtest.study.results import read_results
+from loadtest.study.tuning import TUNED
 from tests.loadtest.known_runs import record, results, rounds, run, swept, tuned
 
 

@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from loadtest.measures import Spread
-from loadtest.record import Timings
+from loadtest.load.record import Timings
 from loadtest.report import tables, verdict
 from loadtest.report.causes import explanation
 from loadtest.report.regime import kv_tokens, regime
-from loadtest.results import Run
+from loadtest.study.measures import Spread
+from loadtest.study.results import Run
 from tests.loadtest.known_runs import compared, in_an_open_loop, record, rounds, run, sample
 
 

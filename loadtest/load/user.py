@@ -7,10 +7,10 @@ from locust import User, task
 from locust.env import Environment
 from locust.exception import StopUser
 
-from loadtest.clients.transport import SendError
-from loadtest.record import Record
-from loadtest.request import Request
-from loadtest.session import Session
+from loadtest.load.record import Record
+from loadtest.load.request import Request
+from loadtest.load.session import Session
+from loadtest.servers.clients.transport import SendError
 
 
 class SessionEnvironment(Environment):

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
-from loadtest.measures import MAX_OTHER_CORES
-from loadtest.plan import Load, most_sequences
-from loadtest.request import Words
-from loadtest.results import Run
-from loadtest.tuning import TUNED, Setting, Trial, best_setting, describe
-from loadtest.workloads import Workload
+from loadtest.load.plan import Load, most_sequences
+from loadtest.load.request import Words
+from loadtest.load.workloads import Workload
+from loadtest.study.measures import MAX_OTHER_CORES
+from loadtest.study.results import Run
+from loadtest.study.tuning import TUNED, Setting, Trial, best_setting, describe
 
 if TYPE_CHECKING:  # these import locust, which monkey-patches the process
-    from loadtest.measure import Subject
-    from loadtest.subjects import Subjects
+    from loadtest.study.measure import Subject
+    from loadtest.study.subjects import Subjects
 
 MAX_ATTEMPTS = 3
 """Attempts at a run that other processes disturb. While the machine stays busy, there is one."""
@@ -34,7 +34,7 @@ class Turn(NamedTuple):
     name: str
     """The subject's name."""
     fixed_output: int | None
-    """As in `loadtest.plan.make_plan`."""
+    """As in `loadtest.load.plan.make_plan`."""
     setting: Setting | None = None
     """The setting of dynamic batching; None: as in the given properties."""
 
@@ -93,7 +93,7 @@ class Comparison:
         measure: Callable[..., Run],
         say: Callable[[str], None],
     ) -> None:
-        """measure: `loadtest.measure.measure`. say: prints a line."""
+        """measure: `loadtest.study.measure.measure`. say: prints a line."""
         self._subjects = subjects
         self._load = load
         self._words: Words | None = None

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from loadtest.request import Shape
-from loadtest.traces import CODE, CONVERSATION
+from loadtest.load.request import Shape
+from loadtest.load.traces import CODE, CONVERSATION
 
 Draw = Callable[[random.Random], Iterator[Shape]]
 Loop = Literal["closed", "poisson", "bursts"]

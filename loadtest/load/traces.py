@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from loadtest.request import Shape
+from loadtest.load.request import Shape
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 

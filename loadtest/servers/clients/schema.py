@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from loadtest.clients.transport import SendError
-from loadtest.record import Attempt, Timings
-from loadtest.request import Request
+from loadtest.load.record import Attempt, Timings
+from loadtest.load.request import Request
+from loadtest.servers.clients.transport import SendError
 
 DONE = b"[DONE]"
 

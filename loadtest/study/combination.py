@@ -7,7 +7,7 @@ from itertools import combinations
 
 import msgspec
 
-from loadtest.results import Results, Run
+from loadtest.study.results import Results, Run
 
 
 def combined(parts: Sequence[Results]) -> Results:

@@ -11,16 +11,16 @@ import gevent
 import psutil
 from tqdm import tqdm
 
-from loadtest.endpoint import Endpoint
-from loadtest.measures import measures_of, quantiles
-from loadtest.plan import Load, Plan, make_plan, warm_up_requests
-from loadtest.record import Record
-from loadtest.request import Request, Words
-from loadtest.results import Run
-from loadtest.session import Session
-from loadtest.user import LoadUser, SessionEnvironment
-from loadtest.watch import Watch
-from loadtest.workloads import Workload
+from loadtest.load.plan import Load, Plan, make_plan, warm_up_requests
+from loadtest.load.record import Record
+from loadtest.load.request import Request, Words
+from loadtest.load.session import Session
+from loadtest.load.user import LoadUser, SessionEnvironment
+from loadtest.load.workloads import Workload
+from loadtest.servers.endpoint import Endpoint
+from loadtest.servers.watch import Watch
+from loadtest.study.measures import measures_of, quantiles
+from loadtest.study.results import Run
 
 SETTLE_S = 0.6
 """Pause before reading /metrics, so that it includes the server's last figures, which the engine

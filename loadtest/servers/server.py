@@ -15,7 +15,7 @@ from pathlib import Path
 import javaproperties
 import psutil
 
-from loadtest.clients.transport import HttpTransport, SendError
+from loadtest.servers.clients.transport import HttpTransport, SendError
 
 START_S = 1800.0
 STOP_S = 60.0
@@ -23,7 +23,7 @@ POLL_S = 0.1
 _DEFAULT = Path("serving.properties")
 _ALIAS = "max_dynamic_batch_size"
 """LMI's name for batch_size."""
-PACKAGE_PREFIX = __name__.removesuffix("loadtest.server")
+PACKAGE_PREFIX = __name__.removesuffix("loadtest.servers.server")
 """Prefix of our packages' names: `longshore.` in an installed wheel, else empty."""
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from loadtest.measures import Measures
-from loadtest.record import Record
-from loadtest.results import Run
+from loadtest.load.record import Record
+from loadtest.study.measures import Measures
+from loadtest.study.results import Run
 
 KINDS = {"ttft": "first_token", "itl": "gap", "e2e": "latency", "queue": "queue"}
 OF_A_REQUEST = {"ttft": "first_token_s", "itl": "itl_s", "e2e": "latency_s", "queue": "queue_s"}

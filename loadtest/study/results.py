@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.measures import Measures
-from loadtest.record import Record, Timings
-from loadtest.tuning import Trial
-from loadtest.watch import Sample
+from loadtest.load.record import Record, Timings
+from loadtest.servers.watch import Sample
+from loadtest.study.measures import Measures
+from loadtest.study.tuning import Trial
 
 
 class Run(msgspec.Struct, kw_only=True):

@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadtest.endpoint import Endpoint
-from loadtest.local_processes import server_processes
-from loadtest.measure import Subject
-from loadtest.server import Server
-from loadtest.tuning import Setting, given_setting
+from loadtest.servers.endpoint import Endpoint
+from loadtest.servers.local_processes import server_processes
+from loadtest.servers.server import Server
+from loadtest.study.measure import Subject
+from loadtest.study.tuning import Setting, given_setting
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import msgspec
 
-from loadtest.request import Request
+from loadtest.load.request import Request
 
 
 class Timings(msgspec.Struct, frozen=True):

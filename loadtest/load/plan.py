@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from loadtest.arrivals import bursts, poisson
-from loadtest.request import Request, Shape, Words
-from loadtest.traces import Arrival, read_trace
-from loadtest.workloads import Workload
+from loadtest.load.arrivals import bursts, poisson
+from loadtest.load.request import Request, Shape, Words
+from loadtest.load.traces import Arrival, read_trace
+from loadtest.load.workloads import Workload
 
 MAX_DRAWS = 100
 """Shapes to draw for each planned request before giving up on finding shapes that fit."""

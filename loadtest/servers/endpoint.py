@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from loadtest.clients.schema import LmiSchema, OpenAISchema, Schema
-from loadtest.clients.transport import HttpTransport, SendError, Transport
-from loadtest.record import Attempt
-from loadtest.request import COMMON, Request, Shape, Words
+from loadtest.load.record import Attempt
+from loadtest.load.request import COMMON, Request, Shape, Words
+from loadtest.servers.clients.schema import LmiSchema, OpenAISchema, Schema
+from loadtest.servers.clients.transport import HttpTransport, SendError, Transport
 
 QUERY_TIMEOUT_S = 30.0
 """Timeout of queries that are not part of the measurement."""
@@ -55,7 +55,7 @@ class Endpoint:
         if self.sagemaker is None:
             assert self.url is not None
             return HttpTransport(self.url, self.timeout_s)
-        from loadtest.clients.sagemaker import SageMakerTransport  # boto3 is slow to load
+        from loadtest.servers.clients.sagemaker import SageMakerTransport  # boto3 is slow to load
 
         return SageMakerTransport(self.sagemaker, self.timeout_s, self.url)
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from loadtest.record import Record
-from loadtest.watch import Sample
+from loadtest.load.record import Record
+from loadtest.servers.watch import Sample
 
 MAX_OTHER_CORES = 0.2
 """A run during which other processes used more cores than this proves little."""

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 
 from gevent.event import Event
 
-from loadtest.clients.schema import Schema
-from loadtest.clients.transport import SendError, Transport
-from loadtest.record import Attempt, Record
-from loadtest.request import Request
+from loadtest.load.record import Attempt, Record
+from loadtest.load.request import Request
+from loadtest.servers.clients.schema import Schema
+from loadtest.servers.clients.transport import SendError, Transport
 
 Connect = Callable[[], Transport]
 

@@ -6,15 +6,15 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from loadtest.compare import with_limit
-from loadtest.measure import measure
-from loadtest.plan import Load
-from loadtest.rate_search import RateSearch
-from loadtest.request import Words
-from loadtest.results import Run
-from loadtest.slo import holds
-from loadtest.subjects import Subjects
-from loadtest.workloads import Workload
+from loadtest.load.plan import Load
+from loadtest.load.request import Words
+from loadtest.load.workloads import Workload
+from loadtest.study.compare import with_limit
+from loadtest.study.measure import measure
+from loadtest.study.rate_search import RateSearch
+from loadtest.study.results import Run
+from loadtest.study.slo import holds
+from loadtest.study.subjects import Subjects
 
 MIN_REQUESTS = 20
 """Minimum number of requests per rate; percentiles of fewer mean little."""

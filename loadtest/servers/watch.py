@@ -11,7 +11,7 @@ import msgspec
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadtest.clients.transport import HttpTransport, SendError
+from loadtest.servers.clients.transport import HttpTransport, SendError
 
 INTERVAL_S = 0.25
 GPU_EVERY = 4

@@ -9,7 +9,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
-from loadtest.clients.transport import SendError, split_lines
+from loadtest.servers.clients.transport import SendError, split_lines
 
 
 class SageMakerTransport:
