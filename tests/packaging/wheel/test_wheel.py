@@ -111,7 +111,7 @@ def test_commands_run_beside_packages_with_the_same_names(installed: Path):
 def test_processes_are_started_by_their_full_names(installed: Path):
     code = (
         "from longshore.container.launch.supervisor import Commands\n"
-        "from longshore.loadtest import server\n"
+        "from longshore.loadtest.servers import server\n"
         "print(Commands().engine[-1], Commands().front_end[-1], server.PACKAGE_PREFIX)"
     )
     names = run(installed, "-c", code)

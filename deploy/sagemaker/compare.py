@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from deploy.aws import Aws
-from deploy.errors import DeployError
+from deploy.sagemaker.errors import DeployError
+from deploy.sagemaker.resources.aws import Aws
 
 _INTERRUPTED = 130
-_LOADTEST = __name__.replace("deploy.compare", "loadtest")
+_LOADTEST = __name__.replace("deploy.sagemaker.compare", "loadtest")
 """`longshore.loadtest` if this is an installed wheel."""
 
 

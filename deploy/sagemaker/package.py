@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import javaproperties
 
-from deploy.errors import DeployError
+from deploy.sagemaker.errors import DeployError
 
 PROPERTIES = "serving.properties"
 ARCHIVE = "model.tar.gz"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.aws import Aws, none_if_missing
-from deploy.deployment import VARIANT, Deployment
+from deploy.sagemaker.resources.aws import Aws, none_if_missing
+from deploy.sagemaker.resources.deployment import VARIANT, Deployment
 
 _POLICY = "longshore-concurrent-requests"
 _SCALE_OUT_S, _SCALE_IN_S = 60, 300

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from deploy.aws import Aws
-from deploy.bucket import Bucket
-from deploy.deployment import check_name
-from deploy.endpoint import POLL_S, SETTLED, Endpoint
-from deploy.errors import DeployError
-from deploy.resources import COMPONENT, ENDPOINT, Resource, owned
-from deploy.scaling import Scaling
+from deploy.sagemaker.errors import DeployError
+from deploy.sagemaker.resources.aws import Aws
+from deploy.sagemaker.resources.bucket import Bucket
+from deploy.sagemaker.resources.deployment import check_name
+from deploy.sagemaker.resources.endpoint import POLL_S, SETTLED, Endpoint
+from deploy.sagemaker.resources.resources import COMPONENT, ENDPOINT, Resource, owned
+from deploy.sagemaker.resources.scaling import Scaling
 
 
 def take_down(

@@ -1,6 +1,6 @@
 """Describe a deployment: a model's container, the instances it runs on, and how they scale.
 
-Builds the requests to AWS as data; `deploy.endpoint` sends them.
+Builds the requests to AWS as data; `deploy.sagemaker.resources.endpoint` sends them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deploy.errors import DeployError
-from deploy.tags import deployment_tags
+from deploy.sagemaker.errors import DeployError
+from deploy.sagemaker.resources.tags import deployment_tags
 
 VARIANT = "AllTraffic"
 GPU_AMI = "al2023-ami-sagemaker-inference-gpu-4-1"

@@ -10,8 +10,8 @@ from typing import Any
 import boto3
 from botocore.exceptions import ClientError
 
-from deploy.dry_run import DryRun
-from deploy.errors import DeployError, is_missing
+from deploy.sagemaker.dry_run import DryRun
+from deploy.sagemaker.errors import DeployError, is_missing
 
 
 class Aws:

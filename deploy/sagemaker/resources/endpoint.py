@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.aws import Aws, none_if_missing
-from deploy.deployment import Deployment
-from deploy.errors import DeployError
-from deploy.logs import last_lines
-from deploy.resources import tags_of
-from deploy.tags import TAG, deployment_tags
+from deploy.sagemaker.errors import DeployError
+from deploy.sagemaker.resources.aws import Aws, none_if_missing
+from deploy.sagemaker.resources.deployment import Deployment
+from deploy.sagemaker.resources.logs import last_lines
+from deploy.sagemaker.resources.resources import tags_of
+from deploy.sagemaker.resources.tags import TAG, deployment_tags
 
 POLL_S = 15.0
 SETTLED = ("InService", "Failed", "OutOfService", "UpdateRollbackFailed")

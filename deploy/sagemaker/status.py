@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from deploy.aws import Aws
-from deploy.endpoint import Endpoint
-from deploy.errors import DeployError
-from deploy.scaling import Scaling
+from deploy.sagemaker.errors import DeployError
+from deploy.sagemaker.resources.aws import Aws
+from deploy.sagemaker.resources.endpoint import Endpoint
+from deploy.sagemaker.resources.scaling import Scaling
 
 
 def status_lines(aws: Aws, name: str) -> Iterator[str]:

@@ -12,10 +12,10 @@ from urllib.parse import urlencode
 from boto3.s3.transfer import TransferConfig
 from tqdm import tqdm
 
-from deploy.aws import Aws, none_if_missing
-from deploy.errors import DeployError
-from deploy.package import ARCHIVE, Package, blob_size, open_blob
-from deploy.tags import TAG
+from deploy.sagemaker.errors import DeployError
+from deploy.sagemaker.package import ARCHIVE, Package, blob_size, open_blob
+from deploy.sagemaker.resources.aws import Aws, none_if_missing
+from deploy.sagemaker.resources.tags import TAG
 
 OWN_TAG = "longshore:bucket"
 _MANY_KEYS = 1000

@@ -10,18 +10,18 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from deploy.aws import Aws
-from deploy.compare import LoadTest, compare
-from deploy.deployment import Deployment
-from deploy.down import list_remaining, take_down
-from deploy.dry_run import DryRun
-from deploy.errors import DeployError, explain
-from deploy.image import ensure_repository, push_commands
-from deploy.logs import last_lines
-from deploy.package import Package, make_package
-from deploy.runtime import Runtime
-from deploy.status import status_lines
-from deploy.up import bring_up
+from deploy.sagemaker.compare import LoadTest, compare
+from deploy.sagemaker.down import list_remaining, take_down
+from deploy.sagemaker.dry_run import DryRun
+from deploy.sagemaker.errors import DeployError, explain
+from deploy.sagemaker.package import Package, make_package
+from deploy.sagemaker.resources.aws import Aws
+from deploy.sagemaker.resources.deployment import Deployment
+from deploy.sagemaker.resources.image import ensure_repository, push_commands
+from deploy.sagemaker.resources.logs import last_lines
+from deploy.sagemaker.runtime import Runtime
+from deploy.sagemaker.status import status_lines
+from deploy.sagemaker.up import bring_up
 
 _EXIT_FAILED = 1
 _EXIT_INTERRUPTED = 130

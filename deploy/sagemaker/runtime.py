@@ -8,8 +8,8 @@ from typing import Any
 
 from botocore.exceptions import EventStreamError
 
-from deploy.aws import Aws
-from deploy.errors import DeployError
+from deploy.sagemaker.errors import DeployError
+from deploy.sagemaker.resources.aws import Aws
 
 
 class Runtime:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from deploy.deployment import GPU_AMI, Deployment
+from deploy.sagemaker.resources.deployment import GPU_AMI, Deployment
 
 _EXAMPLES = """examples:
   %(prog)s up --name demo --model-id org/name --instance-type ml.g5.2xlarge --role ARN --image URI

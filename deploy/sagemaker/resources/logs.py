@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.aws import Aws, none_if_missing
+from deploy.sagemaker.resources.aws import Aws, none_if_missing
 
 _MAX_STREAMS = 5
 """Number of containers to read: those that logged last."""

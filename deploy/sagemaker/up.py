@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from deploy.aws import Aws
-from deploy.bucket import Bucket
-from deploy.deployment import Deployment
-from deploy.endpoint import Endpoint
-from deploy.package import Package
-from deploy.scaling import Scaling
+from deploy.sagemaker.package import Package
+from deploy.sagemaker.resources.aws import Aws
+from deploy.sagemaker.resources.bucket import Bucket
+from deploy.sagemaker.resources.deployment import Deployment
+from deploy.sagemaker.resources.endpoint import Endpoint
+from deploy.sagemaker.resources.scaling import Scaling
 
 
 def bring_up(
@@ -22,8 +22,8 @@ def bring_up(
     """Upload the package, then create or update the endpoint and its scaling.
 
     Does only what is missing, so it may be repeated after any failure. Raises DeployError or
-    botocore's errors. Resources created before an error remain; `deploy.down.list_remaining` lists
-    them.
+    botocore's errors. Resources created before an error remain;
+    `deploy.sagemaker.down.list_remaining` lists them.
     """
     bucket = Bucket(aws, bucket_name)
     bucket.ensure()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deploy.aws import Aws
-from deploy.tags import TAG
+from deploy.sagemaker.resources.aws import Aws
+from deploy.sagemaker.resources.tags import TAG
 
 
 @dataclass(frozen=True, slots=True)
