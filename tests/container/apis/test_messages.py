@@ -22,11 +22,11 @@ from core.configuration.options import Options
 from core.protocol.messages import Submit
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
+from tests.container.apis.test_chat import CALL, prompt, submitted
+from tests.container.apis.test_structured import SCHEMA, grammar
 from tests.container.clients import sagemaker_runtime
 from tests.container.conftest import EOS, Serve
 from tests.container.fake_engine import FakeEngine, fails, says
-from tests.container.test_chat import CALL, prompt, submitted
-from tests.container.test_structured import SCHEMA, grammar
 
 USER = {"role": "user", "content": "Q"}
 TOOLS = [{"name": "f", "description": "d", "input_schema": SCHEMA}]

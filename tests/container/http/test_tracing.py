@@ -42,9 +42,9 @@ from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 from tests.container.fake_collector import FakeCollector, Received, collecting
 from tests.container.fake_engine import Answer, FakeEngine, Script, fails, stalls
+from tests.container.http.test_frontend import write_launch
 from tests.container.invocations import invoke, stream
 from tests.container.processes import HANG_S, ROOT, Caller, free_port, running, wait_until
-from tests.container.test_frontend import write_launch
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"  # pragma: allowlist secret
 SAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1"}

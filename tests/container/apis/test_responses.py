@@ -15,11 +15,11 @@ from flask.testing import FlaskClient
 
 from core.protocol.messages import Submit
 from core.text.tokenizer import Tokenizer
+from tests.container.apis.test_chat import CALL, prompt, submitted
+from tests.container.apis.test_structured import SCHEMA, grammar
 from tests.container.clients import openai_client, sagemaker_runtime
 from tests.container.conftest import EOS, Serve
 from tests.container.fake_engine import FakeEngine, fails, says
-from tests.container.test_chat import CALL, prompt, submitted
-from tests.container.test_structured import SCHEMA, grammar
 
 TOOLS: Any = [{"type": "function", "name": "f", "parameters": SCHEMA, "description": "d"}]
 

@@ -153,7 +153,7 @@ def test_errors_are_not_formatted(formatted: Formatted, engine: FakeEngine) -> N
 class TestFiles:
     @pytest.fixture(autouse=True)
     def _clean_modules(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        monkeypatch.chdir(Path(__file__).parents[2])
+        monkeypatch.chdir(Path(__file__).parents[3])
         monkeypatch.setattr(sys, "path", [*sys.path])
         yield
         sys.modules.pop("model", None)

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { History, WINDOW_S } from "../../container/ui/static/history.js";
+import { History, WINDOW_S } from "../../../container/ui/static/history.js";
 
 function sequence(id, phase, more = {}) {
   return {

@@ -1,4 +1,4 @@
-"""Serves with a fake engine: `python -m tests.container.run_supervisor MODEL_DIR PORT MODE`.
+"""Serves with a fake engine: `python -m tests.container.launch.run_supervisor MODEL_DIR PORT MODE`.
 
 It reads OPTION_* and SERVING_* from the environment as usual.
 """

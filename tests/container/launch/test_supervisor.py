@@ -31,7 +31,7 @@ def start(tokenizer_dir: Path, caller: Caller, short_dir: Path) -> Start:
 
     def start(mode: str, **variables: str) -> AbstractContextManager[subprocess.Popen[str]]:
         arguments = [str(tokenizer_dir), str(caller.port), mode]
-        command = ["-m", "tests.container.run_supervisor", *arguments]
+        command = ["-m", "tests.container.launch.run_supervisor", *arguments]
         return running_alone(command, short_dir, OPTION_HTTP_WORKERS="1", **variables)
 
     return start

@@ -8,7 +8,7 @@ from container.configuration.report import markdown_lines
 from container.front_end import contract
 from core.configuration import limits
 
-DOCS = Path(__file__).parents[2] / "docs" / "reference"
+DOCS = Path(__file__).parents[3] / "docs" / "reference"
 
 
 def test_configuration_md_equals_the_option_table() -> None:

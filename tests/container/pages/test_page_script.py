@@ -10,7 +10,7 @@ import pytest
 from core.configuration.strategy_table import BATCHING_NAMES
 
 HERE = Path(__file__).parent
-STATIC = HERE.parents[1] / "container" / "ui" / "static"
+STATIC = HERE.parents[2] / "container" / "ui" / "static"
 SCRIPTS = sorted(STATIC.glob("*.js"))
 
 

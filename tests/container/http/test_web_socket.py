@@ -22,8 +22,8 @@ from core.protocol.messages import Abort, Refused, Submit
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import EOS
 from tests.container.fake_engine import FakeEngine, says, stalls
+from tests.container.http.test_frontend import with_time_to_stop, write_launch
 from tests.container.processes import HANG_S, Caller, free_port, running, wait_until
-from tests.container.test_frontend import with_time_to_stop, write_launch
 
 KEY = {"Authorization": "Bearer a-key"}
 LIMITED = {"x-api-key": "limited"}

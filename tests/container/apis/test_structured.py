@@ -20,9 +20,9 @@ from core.structured_outputs import StructuredOutputsParams
 from core.text.chat_template import ChatTemplate
 from core.text.grammar import grammar_text
 from core.text.tokenizer import Tokenizer
+from tests.container.apis.test_chat import USER, ask, events, submitted
 from tests.container.conftest import EOS, Serve
 from tests.container.fake_engine import FakeEngine, fails, says
-from tests.container.test_chat import USER, ask, events, submitted
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 NAMED = {"name": "it", "strict": True, "schema": SCHEMA}

@@ -11,9 +11,9 @@ from werkzeug.test import TestResponse
 
 from core.protocol.messages import Abort, Submit
 from core.text.tokenizer import Tokenizer
+from tests.container.apis.test_chat import events, submitted
 from tests.container.conftest import EOS, eventually
 from tests.container.fake_engine import FakeEngine, fails, says, stalls
-from tests.container.test_chat import events, submitted
 
 
 def ask(

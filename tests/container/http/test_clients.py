@@ -18,11 +18,11 @@ from huggingface_hub.errors import HfHubHTTPError
 from container.wire.engine_client import EngineClient
 from core.protocol.stats import Stats
 from core.text.tokenizer import Tokenizer
+from tests.container.apis.test_chat import USER, ask, events, submitted
+from tests.container.apis.test_structured import SCHEMA, grammar
 from tests.container.clients import hugging_face, openai_client, sagemaker_runtime
 from tests.container.conftest import EOS, Serve, eventually
 from tests.container.fake_engine import FakeEngine, says
-from tests.container.test_chat import USER, ask, events, submitted
-from tests.container.test_structured import SCHEMA, grammar
 
 JSON = {"EndpointName": "any", "ContentType": "application/json"}
 

@@ -15,11 +15,11 @@ from container.wire.engine_client import EngineClient
 from core.configuration.options import Options
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
-from tests.container import test_chat
+from tests.container.apis import test_chat
+from tests.container.apis.test_chat import CALL, ask, events, prompt
 from tests.container.clients import openai_client
 from tests.container.conftest import EOS, Serve
 from tests.container.fake_engine import FakeEngine, says
-from tests.container.test_chat import CALL, ask, events, prompt
 
 USER: Any = test_chat.USER
 TOOLS: Any = test_chat.TOOLS

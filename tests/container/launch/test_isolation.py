@@ -211,7 +211,7 @@ def test_hostile_conversations_are_refused(tokenizer: Tokenizer, template: str, 
 
 def test_a_job_that_needs_too_much_memory_does_not_fail_the_next() -> None:
     setup = Setup("", None)
-    child = Child[Done]("tests.container.hungry_helper", setup, Reply)
+    child = Child[Done]("tests.container.launch.hungry_helper", setup, Reply)
     with pytest.raises(RequestError, match="takes too much memory to prepare"):
         child.perform(Setup("hungry", None), "messages")
     assert child.perform(Setup("frugal", None), "messages") == Done("done")

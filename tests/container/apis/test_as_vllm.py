@@ -12,9 +12,9 @@ from core.output import Output
 from core.protocol.messages import Step, Submit
 from core.sampling import Finish
 from core.text.tokenizer import Tokenizer
+from tests.container.apis.test_chat import TOOLS, USER, events
 from tests.container.conftest import EOS, Serve
 from tests.container.fake_engine import FakeEngine, fails, says
-from tests.container.test_chat import TOOLS, USER, events
 
 CHAT: tuple[str, dict[str, Any]] = ("/v1/chat/completions", {"messages": [USER]})
 COMPLETION: tuple[str, dict[str, Any]] = ("/v1/completions", {"prompt": "Q"})

@@ -13,10 +13,10 @@ from core.output import Output
 from core.protocol.messages import Abort, Step, Submit
 from core.sampling import Finish
 from core.text.tokenizer import Tokenizer
+from tests.container.apis.test_chat import TOOLS, USER, events, submitted
 from tests.container.conftest import EOS, Serve, eventually
 from tests.container.fake_engine import FakeEngine, fails, says
 from tests.container.invocations import invoke, records, stream
-from tests.container.test_chat import TOOLS, USER, events, submitted
 
 CHAT = ("/v1/chat/completions", {"messages": [USER]})
 PROMPT = ("/v1/completions", {"prompt": "Q"})

@@ -19,7 +19,7 @@ from core.configuration.limits import STOP_STRINGS
 from core.errors import RequestError
 from core.sampling import SamplingParams
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 JSON = "application/json"
 
 
