@@ -15,7 +15,7 @@ from engine.model.elementwise import make_elementwise
 from engine.sampling.kernels import make_sampling_kernels
 from kernels.attention.paged_prefill import prefill_work
 from kernels.attention.work_list import UNIT, make_work_list
-from tests.engine.graphs import add_graphs
+from tests.engine.step.graphs import add_graphs
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # overflow of e^-gate, as on a GPU
 SMALL = {"vocab_size": 61, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2,

@@ -26,7 +26,7 @@ from engine.loading.gate import MAX_RELATIVE_ERROR
 from engine.phases import Phases
 from engine.step.block_mover import BlockMover
 from engine.step.step_graphs import StepGraphs
-from tests.engine.graphs import Imitation
+from tests.engine.step.graphs import Imitation
 
 
 @pytest.fixture

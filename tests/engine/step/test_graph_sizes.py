@@ -10,7 +10,7 @@ from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine import LLM
 from engine.step.step_graphs import MAX_CAPTURE_SECONDS, StepGraphs
-from tests.engine.graphs import (
+from tests.engine.step.graphs import (
     Imitation,
     decode_plan,
     mixed_plan,

@@ -33,7 +33,7 @@ from engine.staging import Staging
 from engine.step.beam_candidates import BeamCandidates
 from engine.step.prompt_scores import PromptScores
 from kernels import dry_run
-from tests.engine import grammar_models
+from tests.engine.sampling import grammar_models
 from tests.engine.tiny_models import OWN, VOCABULARY
 
 META = torch.device("meta")

@@ -16,7 +16,7 @@ from engine import (
     StructuredOutputsParams,
 )
 from engine.sampling.grammars import MAX_KEPT, Grammars
-from tests.engine.grammar_models import (
+from tests.engine.sampling.grammar_models import (
     EOS,
     PROMPTS,
     SMALL,

@@ -20,12 +20,12 @@ from engine.attention.paged_step import PagedStep
 from engine.inputs import InputBuilder
 from engine.staging import Staging
 from kernels.cpu import linear as cpu_linear
-from tests.engine.graphs import (
+from tests.engine.greedy_answers import NUM_NEW, prompts, tokens
+from tests.engine.step.graphs import (
     decode_plan,
     mixed_plan,
     with_graphs,
 )
-from tests.engine.greedy_answers import NUM_NEW, prompts, tokens
 
 
 @pytest.mark.parametrize("overlaps", [False, True])

@@ -17,8 +17,9 @@ from engine import (
     SamplingParams,
 )
 from engine.sampling.grammars import Grammars
-from tests.engine.adapters import merged, write_adapter
-from tests.engine.grammar_models import (
+from tests.engine.greedy_answers import STRATEGIES
+from tests.engine.lora.adapter_files import merged, write_adapter
+from tests.engine.sampling.grammar_models import (
     EOS,
     PROMPTS,
     SMALL,
@@ -26,7 +27,6 @@ from tests.engine.grammar_models import (
     answers,
     form,
 )
-from tests.engine.greedy_answers import STRATEGIES
 
 SCHEMA = {
     "type": "object",

@@ -14,9 +14,9 @@ from core.configuration.options import option_table
 from core.errors import ConfigurationError, EngineUnavailableError, GenerationError, RequestError
 from engine import LLM, SamplingParams
 from engine.offline.llm import SERVICE_OPTIONS
-from tests.engine.test_llm import GREEDY, letters
+from tests.engine.offline.test_llm import GREEDY, letters
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TEMPLATE = (
     "{% for each in messages %}{{ each.role[0] }}{{ each.content }}{% endfor %}"
     "{{ mood }}{% if add_generation_prompt %}a{% endif %}"

@@ -20,7 +20,7 @@ from core.sequence import Sequence
 from engine.sampling import draw, filters
 from engine.sampling.rows import Row
 from engine.staging import Staging, Upload
-from tests.engine.test_sampler import sample
+from tests.engine.sampling.test_sampler import sample
 
 VOCABULARY = 300
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from core.errors import RequestError
-from tests.engine.adapters import (
+from tests.engine.lora.adapter_files import (
     adapted_llm,
     read_files,
     write_adapter,

@@ -11,7 +11,8 @@ from core.configuration.options import Options
 from core.errors import ConfigurationError, ConflictError, NoRoomError, NotFoundError, RequestError
 from engine import LLM, LoRARequest, SamplingParams
 from tests.e2e.serving import DEMO
-from tests.engine.adapters import (
+from tests.engine.greedy_answers import NUM_NEW, STRATEGIES, generate, prompts, tokens
+from tests.engine.lora.adapter_files import (
     TARGETS,
     adapted_llm,
     merged,
@@ -19,8 +20,7 @@ from tests.engine.adapters import (
     write_adapter,
     write_files,
 )
-from tests.engine.graphs import add_graphs
-from tests.engine.greedy_answers import NUM_NEW, STRATEGIES, generate, prompts, tokens
+from tests.engine.step.graphs import add_graphs
 
 KINDS = ("a", "b", None)
 """The prompts use these adapters in turn. None is the base model."""
