@@ -119,7 +119,7 @@ image-check: setup  ## Build the image without Docker (as root, with buildah and
 	packaging/image/check
 
 variants: setup  ## Compile every kernel variant for every GPU and check the code (ARGS='-k prefill-256')
-	$(EVERY_VARIANT) tests/kernels/test_*compile.py $(ARGS)
+	$(EVERY_VARIANT) tests/kernels/compiled $(ARGS)
 
 kernels: variants .triton-$(TRITON_FLOOR)/installed  ## Run variants, then variants and all kernel tests with the oldest supported Triton
 	PYTHONPATH=.triton-$(TRITON_FLOOR) $(EVERY_VARIANT) tests/kernels $(ARGS)

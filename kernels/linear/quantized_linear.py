@@ -37,8 +37,8 @@ TILES: Mapping[tuple[int, int], tuple[int, int, int]] = {
 """Maps the rows and inputs of a tile to its outputs, and to the kernel's warps and stages.
 
 With these sizes, kernels need no stack and read 16 bytes at a time on sm_80 to sm_90, as
-tests/kernels/test_quantized_compile.py checks. For neighbouring sizes, this is not true. The sizes
-have not been timed on a GPU.
+tests/kernels/compiled/test_quantized_compile.py checks. For neighbouring sizes, this is not true.
+The sizes have not been timed on a GPU.
 """
 
 

@@ -9,7 +9,7 @@ import torch
 from benchmarks.gpu.occupancy import with_programs
 from kernels import dry_run
 from kernels.configurations import attention_configuration
-from tests.kernels.variants import Variant
+from tests.kernels.compiled.variants import Variant
 
 
 def test_a_deeper_pipeline_leaves_room_for_fewer_programs():

@@ -21,8 +21,8 @@ from kernels.cache.cache_write import write_kv
 from kernels.cache.rotary_cache_write import rotary_write_kv
 from kernels.cache.swap import gather_blocks, scatter_blocks
 from tests.kernels.caches import make_cache
-from tests.kernels.static_check import facts, faults
-from tests.kernels.variants import covering, parameter
+from tests.kernels.compiled.static_check import facts, faults
+from tests.kernels.compiled.variants import covering, parameter
 
 pytestmark = pytest.mark.timeout(1800)
 ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"

@@ -8,7 +8,7 @@ import triton.language as tl
 from triton.runtime import driver
 
 from kernels import dry_run
-from tests.kernels.static_check import facts, faults
+from tests.kernels.compiled.static_check import facts, faults
 
 
 @triton.jit

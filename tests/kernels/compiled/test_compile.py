@@ -21,8 +21,8 @@ from kernels.arguments import BLOCK_SIZES, HEAD_DIMS
 from kernels.attention.prefill_work import make_prefill_work
 from kernels.attention.work_list import make_work_list
 from kernels.configurations import attention_configuration
-from tests.kernels import variants
-from tests.kernels.static_check import (
+from tests.kernels.compiled import variants
+from tests.kernels.compiled.static_check import (
     Pipeline,
     facts,
     faults,

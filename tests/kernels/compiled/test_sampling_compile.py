@@ -17,7 +17,7 @@ from kernels.sampling.candidates import collect_candidates
 from kernels.sampling.draw_tokens import draw_tokens
 from kernels.sampling.filter_limits import filter_limits
 from kernels.sampling.token_weights import DrawnRows
-from tests.kernels.static_check import facts, faults
+from tests.kernels.compiled.static_check import facts, faults
 
 ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"
 FP32, BF16 = torch.float32, torch.bfloat16

@@ -15,7 +15,7 @@ from kernels import dry_run
 from kernels.elementwise.gated_activation import gated_activation
 from kernels.elementwise.rms_norm import MAX_WIDTH, add_rms_norm, rms_norm
 from kernels.elementwise.rotary import rotary
-from tests.kernels.static_check import facts, faults
+from tests.kernels.compiled.static_check import facts, faults
 
 ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -13,7 +13,7 @@ import torch
 
 from kernels import dry_run
 from kernels.linear.grouped_linear import grouped_linear
-from tests.kernels.static_check import facts, faults
+from tests.kernels.compiled.static_check import facts, faults
 
 ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"
 BF16, FP32 = torch.bfloat16, torch.float32

@@ -16,8 +16,8 @@ import torch
 from kernels import dry_run
 from kernels.linear.grouped_quantized_linear import grouped_quantized_linear
 from kernels.linear.quantized_linear import PER_BYTE, block_size, quantized_linear
+from tests.kernels.compiled.static_check import facts, faults
 from tests.kernels.quantized_inputs import empty_codes
-from tests.kernels.static_check import facts, faults
 
 ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"
 BF16 = torch.bfloat16
