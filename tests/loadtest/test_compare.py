@@ -18,7 +18,7 @@ from loadtest.load.workloads import WORKLOADS
 from loadtest.study.compare import Comparison, announced, for_trial, turns
 from loadtest.study.results import Run
 from loadtest.study.tuning import DEFAULT, TUNED, Setting, Trial, best_setting, given_setting
-from tests.loadtest.known_runs import run
+from tests.loadtest.report.known_runs import run
 
 ARTICLE = Setting(64, 1000)
 """The setting in the properties of these tests. It is the one of AWS's article."""

@@ -8,7 +8,7 @@ from flask import Flask
 
 from loadtest.by_strategy import ByStrategy, smoothed
 from loadtest.report.style import OTHER, STRATEGIES
-from tests.loadtest.known_runs import record
+from tests.loadtest.report.known_runs import record
 
 
 def test_a_point_is_the_mean_of_the_seconds_before_it() -> None:

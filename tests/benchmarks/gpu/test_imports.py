@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.gpu.sections import SECTIONS
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 KERNELS_ALONE = {*sys.stdlib_module_names, "torch", "triton", "benchmarks", "kernels"}
 WHOLE_ENGINES = KERNELS_ALONE | {"core", "engine", "strategies", "transformers"}
 FOLDERS = ("kernels", "benchmarks/gpu", "benchmarks/engine")

@@ -7,7 +7,7 @@ import pytest
 from loadtest.load.record import Timings
 from loadtest.report.gantt import Bar, bars_of, gantt, padding_share
 from loadtest.study.results import Run
-from tests.loadtest.known_runs import record, run
+from tests.loadtest.report.known_runs import record, run
 
 
 def test_the_gantt_shows_stages_and_padding() -> None:

@@ -15,7 +15,7 @@ from benchmarks.simulate.measured.load_test import MeasuredRun, read_runs
 from benchmarks.simulate.measured.replay import Replay
 from benchmarks.simulate.measured.step_time import StepTime, fitted
 from loadtest.study.results import Run
-from tests.loadtest.known_runs import record, results, run, sample
+from tests.loadtest.report.known_runs import record, results, run, sample
 
 STEP = StepTime(per_step=0.01, per_sequence=0.001, per_token=0.0001)
 

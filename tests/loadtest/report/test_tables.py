@@ -9,7 +9,7 @@ from loadtest.report.page import write_markdown, write_report
 from loadtest.report.style import colours, dashes, duration, in_order, number, percent
 from loadtest.study.results import read_results
 from loadtest.study.tuning import TUNED
-from tests.loadtest.known_runs import record, results, rounds, run, swept, tuned
+from tests.loadtest.report.known_runs import record, results, rounds, run, swept, tuned
 
 
 def test_ratios_refer_to_dynamic_batching_at_its_best() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from loadtest.__main__ import main
 from loadtest.report.page import write_markdown, write_report
-from tests.loadtest.known_runs import compared, record, results, run, swept
+from tests.loadtest.report.known_runs import compared, record, results, run, swept
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None

@@ -23,7 +23,7 @@ from benchmarks.gpu.shapes import (
 )
 from benchmarks.gpu.trace import Interval, Trace, busy_us, idle_us, read, record, short_name
 from engine.engine import Engine
-from tests.benchmarks.ticking_engine import FakeClock, LateEngine, ticking_engine
+from tests.benchmarks.engine.ticking_engine import FakeClock, LateEngine, ticking_engine
 
 # Bytes and ceilings
 

@@ -12,7 +12,7 @@ from loadtest.report.causes import explanation
 from loadtest.report.regime import kv_tokens, regime
 from loadtest.study.measures import Spread
 from loadtest.study.results import Run
-from tests.loadtest.known_runs import compared, in_an_open_loop, record, rounds, run, sample
+from tests.loadtest.report.known_runs import compared, in_an_open_loop, record, rounds, run, sample
 
 
 def test_headline_and_table_name_the_fastest() -> None:

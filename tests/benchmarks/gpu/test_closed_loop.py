@@ -12,7 +12,7 @@ from benchmarks.load.closed_loop import ClosedLoop
 from benchmarks.load.journal import Journal, RequestRecord, percentile, spread_ms
 from benchmarks.load.workload import FULL_LOAD, Load, Request
 from engine.engine import Engine
-from tests.benchmarks.ticking_engine import FakeClock, LateEngine, ticking_engine
+from tests.benchmarks.engine.ticking_engine import FakeClock, LateEngine, ticking_engine
 
 GIB = 2**30
 

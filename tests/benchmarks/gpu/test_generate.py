@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gpu.engine import generate
 from benchmarks.load.workload import Request
-from tests.benchmarks.ticking_engine import FakeClock
+from tests.benchmarks.engine.ticking_engine import FakeClock
 
 FOREVER = float("inf")
 

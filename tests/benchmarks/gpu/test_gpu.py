@@ -23,7 +23,7 @@ from benchmarks.gpu.sections import (
 )
 from benchmarks.gpu.targets import TARGETS, targets_text
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TABLE = ROOT / "kernels" / "configurations.json"
 TIMED = ("requests/s", "tokens/s", "seconds", "step us", "GPU us", "us/step", "share")
 SPREADS = ("TTFT ms", "ITL ms", "set-up s", "GPU idle")

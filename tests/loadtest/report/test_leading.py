@@ -11,7 +11,7 @@ from loadtest.report.leading import LATENCY, THROUGHPUT, leading
 from loadtest.report.page import write_markdown
 from loadtest.report.rounds import in_rounds
 from loadtest.study.results import Run
-from tests.loadtest.known_runs import in_an_open_loop, results, rounds
+from tests.loadtest.report.known_runs import in_an_open_loop, results, rounds
 
 
 def keeping_up() -> list[Run]:
