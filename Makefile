@@ -135,10 +135,10 @@ format: setup  ## Format the code and apply ruff's fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: setup  ## Write docs/configuration.md, limits.md and contract.md from the tables of the code
+docs: setup  ## Write docs/configuration.md, limits.md and the tables of contract.md from those of the code
 	$(BIN)/python -c "from container.configuration.report import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/configuration.md
 	$(BIN)/python -c "from core.limits import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/limits.md
-	$(BIN)/python -c "from container.front_end.contract import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/contract.md
+	$(BIN)/python -c "from pathlib import Path; from container.front_end.contract import with_tables; page = Path('docs/contract.md'); page.write_text(with_tables(page.read_text()))"
 
 clean:  ## Remove .venv and caches
 	rm -rf .venv .conformance conformance/node/node_modules .suites .vllm .browser .fleet .audit-* .triton-$(TRITON_FLOOR) .pytest_cache .ruff_cache .hypothesis *.egg-info
