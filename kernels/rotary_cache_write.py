@@ -100,14 +100,8 @@ def rotary_write_kv(
 
 @planned
 def _plan(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    rotary_dim: int,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int,
+    key_cache: Tensor, value_cache: Tensor,
 ) -> Plan:
     check_rows(key, key_cache)
     check_rows(value, value_cache)
