@@ -109,10 +109,9 @@ def _parser(prog: str) -> argparse.ArgumentParser:
             command.add_argument(
                 "--strategies",
                 metavar="LIST",
-                help="all, or a list such as none,paged: serve the model with each of "
-                "these batching "
-                "strategies at the same time; the page at / shows them side by side, and each has "
-                "its API below /models/STRATEGY/",
+                help="all, or a list such as none,paged: serve the model with each of these "
+                "batching strategies at the same time; the page at / shows them side by side, and "
+                "each has its API below /models/STRATEGY/",
             )
         if name == "plan":
             _add_plan_options(command)
@@ -127,9 +126,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="the model's directory or archive, its id on the Hugging Face hub, or its "
-        "s3:// address; "
-        "like all flags, it overrides the environment and serving.properties",
+        help="the model's directory or archive, its id on the Hugging Face hub, or its s3:// "
+        "address; like all flags, it overrides the environment and serving.properties",
     )
     parser.add_argument(
         "--properties",

@@ -44,9 +44,8 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     compare.add_argument(
         "--seconds",
         type=positive,
-        help="stop sending after this many seconds, even if fewer requests than "
-        "--requests have been "
-        "sent; a slow server then gets fewer requests (default: send all)",
+        help="stop sending after this many seconds, even if fewer requests than --requests have "
+        "been sent; a slow server then gets fewer requests (default: send all)",
     )
     compare.add_argument(
         "--rounds",
@@ -58,9 +57,8 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     compare.add_argument(
         "--fresh",
         action="store_true",
-        help="start a new server for every run; by default, servers keep running between "
-        "runs if the "
-        "machine has no GPU and the properties set option.num_kv_blocks or "
+        help="start a new server for every run; by default, servers keep running between runs if "
+        "the machine has no GPU and the properties set option.num_kv_blocks or "
         "option.kv_cache_memory_bytes",
     )
     compare.add_argument(

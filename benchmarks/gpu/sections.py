@@ -60,10 +60,6 @@ SECTIONS = {
     # Left out on one GPU. On several, it adds about a minute to the ten minutes of the others.
     "two-gpus": Section("A model on two GPUs", "engine.two_gpus"),
 }
-START_SECONDS = 6
-"""Time for a process to start and load its libraries; not part of the sections' budgets."""
-LIMIT_SECONDS = 570
-"""Time limit of a whole run, excluding the FlashInfer build."""
 
 
 def jobs_of(names: Iterable[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,34 +33,28 @@ TARGETS = (
         "decode, batch 64, context 4k",
         "≥ 90 % of the same run's copy rate",
         "decode",
-        lambda rows: [
-            row["of copy"]
-            for row in rows
-            if (row["batch"], row["context"]) == (64, 4096) and "of copy" in row
-        ],
+        lambda rows: _figures(rows, "of copy", batch=64, context=4096),
         "{:.0%}",
     ),
     Target(
         "decode, every shape",
         "≥ FlashInfer's speed",
         "decode",
-        lambda rows: _speeds(rows, "flashinfer"),
+        lambda rows: _ratios(rows, "flashinfer", "ours"),
         "{:.2f}× its speed",
     ),
     Target(
         "prefill, 8k, head dim 128",
         "≥ 450 TFLOP/s",
         "prefill",
-        lambda rows: [
-            row["TFLOP/s"] for row in rows if row["tokens"].endswith(" x 8192") and "TFLOP/s" in row
-        ],
+        lambda rows: _figures(rows, "TFLOP/s", tokens="4 x 8192"),
         "{:.0f} TFLOP/s",
     ),
     Target(
         "prefill against contiguous SDPA (flash)",
         "≥ 85 % of its speed",
         "prefill",
-        lambda rows: _speeds(rows, "sdpa"),
+        lambda rows: _ratios(rows, "sdpa", "ours"),
         "{:.0%}",
     ),
     Target(
@@ -79,13 +73,7 @@ TARGETS = (
         "`fp8`: decode, batch 64, context 4k",
         "≤ 0.65 of the time over bf16 caches",
         "fp8",
-        lambda rows: [
-            row["us"]["fp8"] / row["us"]["unquantized"]
-            for row in rows
-            if (row["batch"], row["context"]) == (64, 4096)
-            and row["us"]["fp8"]
-            and row["us"]["unquantized"]
-        ],
+        lambda rows: _ratios(rows, "fp8", "unquantized", batch=64, context=4096),
         "{:.2f}",
         is_limit=True,
     ),
@@ -93,9 +81,7 @@ TARGETS = (
         "`roofline`: decode step of the 7B, batch 50",
         "≥ 85 % of the roofline",
         "roofline",
-        lambda rows: [
-            row["of roofline"] for row in rows if row["batch"] == 50 and "of roofline" in row
-        ],
+        lambda rows: _figures(rows, "of roofline", batch=50),
         "{:.0%}",
         shape="llama-2-7b",
     ),
@@ -103,11 +89,7 @@ TARGETS = (
         "`profile`: GPU idle between decode steps",
         "≤ 3 %",
         "profile",
-        lambda rows: [
-            row["share"]
-            for row in rows
-            if row["what"] == "idle between steps" and row["share"] is not None
-        ],
+        lambda rows: _figures(rows, "share", what="idle between steps"),
         "{:.1%}",
         is_limit=True,
     ),
@@ -125,14 +107,14 @@ TARGETS = (
         "`serve`: `paged` against `generate`",
         "≥ 5× its requests/s",
         "serve",
-        lambda rows: _of_paged(rows, "x generate"),
+        lambda rows: _figures(rows, "x generate", case="paged"),
         "{:.1f}×",
     ),
     Target(
         "`serve`: `paged` against `generate_batch`",
         "≥ 2× its requests/s",
         "serve",
-        lambda rows: _of_paged(rows, "x generate_batch"),
+        lambda rows: _figures(rows, "x generate_batch", case="paged"),
         "{:.1f}×",
     ),
 )
@@ -161,15 +143,13 @@ def measured(target: Target, report: Report) -> str:
     return target.form.format(worst) + count
 
 
-def _speeds(rows: Rows, peer: str) -> list[float]:
-    """Return our speed as a fraction of a peer's, for each row that has both times."""
-
-    def times() -> Iterator[tuple[float | None, float | None]]:
-        for row in rows:
-            yield row["us"].get(peer), row["us"]["ours"]
-
-    return [theirs / ours for theirs, ours in times() if theirs and ours]
+def _figures(rows: Rows, name: str, **having: object) -> list[Any]:
+    """Return a figure of the rows that have these values, and that figure."""
+    found = [row for row in rows if having.items() <= row.items()]
+    return [row[name] for row in found if row.get(name) is not None]
 
 
-def _of_paged(rows: Rows, figure: str) -> list[float]:
-    return [row[figure] for row in rows if row["case"] == "paged" and figure in row]
+def _ratios(rows: Rows, name: str, other: str, **having: object) -> list[float]:
+    """Return the time of `name` over that of `other`, for the rows with these values and times."""
+    times = _figures(rows, "us", **having)
+    return [us[name] / us[other] for us in times if us.get(name) and us.get(other)]

@@ -55,9 +55,8 @@ OPENAI_FIELDS: Fields = {
     "response_format": RESPONSE_FORMAT,
     "model": Field(
         ANYTHING,
-        "With option.enable_lora: the name of the model or of an adapter. Without "
-        "that option, this "
-        "field is ignored, since only one model is served.",
+        "With option.enable_lora: the name of the model or of an adapter. Without that option, "
+        "this field is ignored, since only one model is served.",
     ),
     "adapters": Field(
         STRING_OR_STRINGS, "LMI's field: the name of the LoRA adapter to use. '': no adapter."

@@ -78,27 +78,19 @@ class _EngineMetrics:
     def _gauges(self) -> Iterator[Metric]:
         facts, stats = self._facts, self._stats
         used = stats.num_held_blocks / max(1, facts.num_kv_blocks)
-        for name, value, doc in (
+        values = (
             ("vllm:num_requests_running", stats.num_running, "Sequences that are running."),
-            (
-                "vllm:num_requests_waiting",
-                stats.num_waiting,
-                "Sequences that wait to be scheduled.",
-            ),
-            (
-                "vllm:kv_cache_usage_perc",
-                used,
-                "Fraction of the KV blocks that is in use, from 0 to 1.",
-            ),
+            ("vllm:num_requests_waiting", stats.num_waiting,
+             "Sequences that wait to be scheduled."),
+            ("vllm:kv_cache_usage_perc", used,
+             "Fraction of the KV blocks that is in use, from 0 to 1."),
             ("longshore:kv_blocks", facts.num_kv_blocks, "All KV blocks, in use or free."),
             ("longshore:kv_block_tokens", facts.block_size, "Tokens per KV block."),
             ("longshore:kv_blocks_held", stats.num_held_blocks, "KV blocks in use."),
-            (
-                "longshore:kv_tokens_filled",
-                stats.num_filled_tokens,
-                "Token slots that have been written, in the KV blocks that are in use.",
-            ),
-        ):
+            ("longshore:kv_tokens_filled", stats.num_filled_tokens,
+             "Token slots that have been written, in the KV blocks that are in use."),
+        )  # fmt: skip
+        for name, value, doc in values:
             if "kv_" in name and not facts.num_kv_blocks:
                 continue  # the task has no KV cache
             yield self._gauge(name, doc, value)
@@ -137,44 +129,23 @@ class _EngineMetrics:
         stats = self._stats
         preemptions = {"swap": stats.num_swaps, "recompute": stats.num_recomputes}
         sums: tuple[tuple[str, float, str], ...] = (
-            (
-                "vllm:prompt_tokens",
-                stats.num_prompt_tokens,
-                "Prompt tokens of requests that got their first token.",
-            ),
-            (
-                "vllm:generation_tokens",
-                stats.num_generated_tokens,
-                "Generated tokens of all requests.",
-            ),
-            (
-                "vllm:prefix_cache_queries",
-                stats.num_prefix_queries,
-                "Tokens that were looked up in the prefix cache.",
-            ),
-            (
-                "vllm:prefix_cache_hits",
-                stats.num_prefix_hits,
-                "Tokens that were found in the prefix cache.",
-            ),
+            ("vllm:prompt_tokens", stats.num_prompt_tokens,
+             "Prompt tokens of requests that got their first token."),
+            ("vllm:generation_tokens", stats.num_generated_tokens,
+             "Generated tokens of all requests."),
+            ("vllm:prefix_cache_queries", stats.num_prefix_queries,
+             "Tokens that were looked up in the prefix cache."),
+            ("vllm:prefix_cache_hits", stats.num_prefix_hits,
+             "Tokens that were found in the prefix cache."),
             ("vllm:num_preemptions", sum(preemptions.values()), "Preemptions of all modes."),
             ("longshore:steps", stats.num_steps, "Forward passes."),
-            (
-                "longshore:step_sequences",
-                stats.num_step_sequences,
-                "Sequences in a step, summed over all steps.",
-            ),
-            (
-                "longshore:step_tokens",
-                int(stats.iteration_tokens.sum),
-                "Tokens computed in a step, summed over all steps.",
-            ),
-            (
-                "longshore:host_seconds",
-                stats.host_s,
-                "Time of the engine's loop, without the model's forward pass and without waiting.",
-            ),
-        )
+            ("longshore:step_sequences", stats.num_step_sequences,
+             "Sequences in a step, summed over all steps."),
+            ("longshore:step_tokens", int(stats.iteration_tokens.sum),
+             "Tokens computed in a step, summed over all steps."),
+            ("longshore:host_seconds", stats.host_s,
+             "Time of the engine's loop, without the model's forward pass and without waiting."),
+        )  # fmt: skip
         for name, value, doc in sums:
             yield self._counter(name, doc, {"": value})
         for name, doc, values, label in (
@@ -214,62 +185,33 @@ class _EngineMetrics:
 
     def _histograms(self) -> Iterator[Metric]:
         stats = self._stats
-        for name, histogram, doc in (
-            (
-                "vllm:time_to_first_token_seconds",
-                stats.first_token,
-                "Time from a request's arrival to its first token.",
-            ),
-            (
-                "vllm:inter_token_latency_seconds",
-                stats.inter_token,
-                "Time between two tokens of a sequence.",
-            ),
-            (
-                "vllm:request_queue_time_seconds",
-                stats.queue,
-                "Time from a request's arrival to its scheduling.",
-            ),
-            (
-                "vllm:request_prefill_time_seconds",
-                stats.prefill,
-                "Time from a request's scheduling to its first token.",
-            ),
-            (
-                "vllm:request_decode_time_seconds",
-                stats.decode,
-                "Time from a request's first token to its end.",
-            ),
-            (
-                "vllm:request_inference_time_seconds",
-                stats.inference,
-                "Time from a request's scheduling to its end.",
-            ),
-            (
-                "vllm:e2e_request_latency_seconds",
-                stats.end_to_end,
-                "Time from a request's arrival to its end.",
-            ),
-            (
-                "vllm:request_time_per_output_token_seconds",
-                stats.per_output_token,
-                "Mean time between the tokens of a sequence.",
-            ),
+        histograms = (
+            ("vllm:time_to_first_token_seconds", stats.first_token,
+             "Time from a request's arrival to its first token."),
+            ("vllm:inter_token_latency_seconds", stats.inter_token,
+             "Time between two tokens of a sequence."),
+            ("vllm:request_queue_time_seconds", stats.queue,
+             "Time from a request's arrival to its scheduling."),
+            ("vllm:request_prefill_time_seconds", stats.prefill,
+             "Time from a request's scheduling to its first token."),
+            ("vllm:request_decode_time_seconds", stats.decode,
+             "Time from a request's first token to its end."),
+            ("vllm:request_inference_time_seconds", stats.inference,
+             "Time from a request's scheduling to its end."),
+            ("vllm:e2e_request_latency_seconds", stats.end_to_end,
+             "Time from a request's arrival to its end."),
+            ("vllm:request_time_per_output_token_seconds", stats.per_output_token,
+             "Mean time between the tokens of a sequence."),
             ("vllm:request_prompt_tokens", stats.prompt_tokens, "Prompt tokens of a sequence."),
-            (
-                "vllm:request_generation_tokens",
-                stats.generation_tokens,
-                "Generated tokens of a sequence.",
-            ),
-            (
-                "vllm:request_max_num_generation_tokens",
-                stats.max_generation_tokens,
-                "Generated tokens of a request's longest sequence.",
-            ),
+            ("vllm:request_generation_tokens", stats.generation_tokens,
+             "Generated tokens of a sequence."),
+            ("vllm:request_max_num_generation_tokens", stats.max_generation_tokens,
+             "Generated tokens of a request's longest sequence."),
             ("vllm:request_params_n", stats.params_n, "Sequences that a request asks for."),
             ("vllm:request_params_max_tokens", stats.params_max_tokens, "max_tokens of a request."),
             ("vllm:iteration_tokens_total", stats.iteration_tokens, "Tokens computed in a step."),
-        ):
+        )  # fmt: skip
+        for name, histogram, doc in histograms:
             family = HistogramMetricFamily(name, doc, labels=tuple(self._labels))
             family.add_metric(tuple(self._labels.values()), _buckets(histogram), histogram.sum)
             yield family

@@ -93,9 +93,8 @@ def _add_scale(parser: argparse.ArgumentParser) -> None:
         "--autoscale",
         type=parse_range,
         metavar="MIN:MAX",
-        help="run from MIN to MAX containers, as many as the unfinished requests need: "
-        "one container "
-        "for every option.copies × option.max_rolling_batch_size requests",
+        help="run from MIN to MAX containers, as many as the unfinished requests need: one "
+        "container for every option.copies × option.max_rolling_batch_size requests",
     )
     parser.add_argument(
         "--cpus",
@@ -121,17 +120,15 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         choices=range(101),
         default=25,
         metavar="PERCENT",
-        help="additional replicas that an update starts, in percent, rounded up (default: "
-        "25); they "
-        "need free cores and GPUs. With 0, old replicas stop before new ones start",
+        help="additional replicas that an update starts, in percent, rounded up (default: 25); "
+        "they need free cores and GPUs. With 0, old replicas stop before new ones start",
     )
     parser.add_argument(
         "--router",
         choices=ROUTERS,
         default="prefix-aware",
-        help="how to choose a replica for a request: prefix-aware by session, prompt "
-        "prefix and load; "
-        "least-loaded by load alone; round-robin in turn (default: %(default)s)",
+        help="how to choose a replica for a request: prefix-aware by session, prompt prefix and "
+        "load; least-loaded by load alone; round-robin in turn (default: %(default)s)",
     )
 
 

@@ -8,9 +8,9 @@ is stored; `engine.model.families` lists how each family differs from Llama.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,16 +29,9 @@ from engine.model.rotary import Angles, Rotary
 from engine.model.spec import DecoderSpec
 
 AnglesByRope = Mapping[str, Angles]
-
-
-class LayerRunner(Protocol):
-    """Runs all layers in one call; `engine.model.native` implements it for CPUs."""
-
-    def supports(self, paged: PagedAttention) -> bool: ...
-
-    def __call__(
-        self, hidden: Tensor, angles: AnglesByRope, paged: Any, rows: Tensor | None
-    ) -> Tensor: ...
+LayerRunner = Callable[[Tensor, AnglesByRope, PagedAttention, Tensor | None], Tensor | None]
+"""Runs all layers in one call, given hidden states, angles, the attention and the rows to keep.
+Returns None for a step that it does not support. `engine.model.native` has one for CPUs."""
 
 
 class Decoder:
@@ -102,8 +95,11 @@ class Decoder:
         # keeps all T rows, because the adapter mask has T rows.
         last_rows = None if has_adapters or len(rows) >= len(hidden) else rows
         output: Tensor | None = None
-        if self.native is not None and not has_adapters and self.native.supports(paged):
-            hidden = self.native(hidden, angles, paged, last_rows)
+        computed: Tensor | None = None
+        if self.native is not None and not has_adapters:
+            computed = self.native(hidden, angles, paged, last_rows)
+        if computed is not None:
+            hidden = computed
         else:
             for layer in self.layers[:-1]:
                 hidden, output = layer(hidden, output, angles, paged)

@@ -30,18 +30,17 @@ class NativeLayers:
         self._ropes = [layer.attention.layer.rope for layer in decoder.layers]
         self._layers = PreparedLayers([_layer(layer) for layer in decoder.layers])
 
-    def supports(self, paged: object) -> bool:
-        """Whether `paged` is a step of the CPU backend whose attention is all causal."""
-        return (
-            isinstance(paged, PagedStep)
-            and isinstance(paged.backend, CpuBackend)
-            and not paged.batch.images
-        )
-
     def __call__(
-        self, hidden: Tensor, angles: AnglesByRope, paged: PagedStep, rows: Tensor | None
-    ) -> Tensor:
-        """Return hidden states [T, hidden]. With `rows`, R < T, return only theirs, [R, hidden]."""
+        self, hidden: Tensor, angles: AnglesByRope, paged: object, rows: Tensor | None
+    ) -> Tensor | None:
+        """Return hidden states [T, hidden]. With `rows`, R < T, return only theirs, [R, hidden].
+
+        Returns None unless `paged` is a step of the CPU backend whose attention is all causal.
+        """
+        if not isinstance(paged, PagedStep) or not isinstance(paged.backend, CpuBackend):
+            return None
+        if paged.batch.images:
+            return None
         cache = paged.cache
         inputs = [
             AttentionInputs(None if rope is None else angles[rope], keys, values, paged.batch)

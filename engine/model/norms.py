@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,14 +17,15 @@ MeanSquare = Callable[[Tensor], Tensor]
 row, [T, 1]."""
 
 
-class Norm(Protocol):
+class Norm(ABC):
+    @abstractmethod
     def __call__(self, rows: Tensor) -> Tensor:
         """Normalize rows [..., width]; the result has their shape and dtype."""
-        ...
 
     def after_add(self, hidden: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
         """Return `hidden + output` and the norm of this sum, [T, width] each."""
-        ...
+        hidden = hidden + output
+        return hidden, self(hidden)
 
 
 def add_and_norm(
@@ -41,7 +42,7 @@ def add_and_norm(
     return hidden, hidden if norm is None else norm(hidden)
 
 
-class RMSNorm:
+class RMSNorm(Norm):
     """`x / sqrt(mean(x²) + eps) * (weight + offset)` (Zhang and Sennrich, 2019)."""
 
     def __init__(
@@ -76,7 +77,7 @@ def norm_of_all_heads(norms: Sequence[Norm], num_heads: Sequence[int]) -> RMSNor
     return RMSNorm(torch.cat(weights), first.eps, first.kind, first.elementwise)
 
 
-class SplitRMSNorm:
+class SplitRMSNorm(Norm):
     """An RMSNorm of rows that are split over ranks; this rank has [T, share]."""
 
     def __init__(self, weight: Tensor, eps: float, kind: NormKind, mean_square: MeanSquare) -> None:
@@ -93,12 +94,8 @@ class SplitRMSNorm:
             normed = normed.to(rows.dtype).float()
         return (normed * (self._weight + self._kind.offset)).to(rows.dtype)
 
-    def after_add(self, hidden: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = hidden + output
-        return hidden, self(hidden)
 
-
-class LayerNorm:
+class LayerNorm(Norm):
     """`(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`.
 
     weight: [width], or [heads, width] if each head of rows [T, heads, width] has its own.
@@ -113,7 +110,3 @@ class LayerNorm:
             return F.layer_norm(rows, width, self._weight, self._bias, self._eps)
         normed = F.layer_norm(rows.float(), width, None, None, self._eps)
         return (normed * self._weight.float()).to(rows.dtype)
-
-    def after_add(self, hidden: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = hidden + output
-        return hidden, self(hidden)

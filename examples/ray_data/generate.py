@@ -1,12 +1,10 @@
 """Answer a large file of prompts on all machines of a Ray cluster, with Ray Data.
 
-A line of --input has a prompt or the messages of a chat, and an id if you like:
+A line of --input is a prompt or a chat, and a line of the files part-*.jsonl in --output has its
+answer, or says why there is none. Files and lines are in the order of the input:
 
     {"id": "a", "prompt": "ROMEO:"}
     {"id": "b", "messages": [{"role": "user", "content": "Who is Romeo?"}]}
-
-A line of the files part-*.jsonl in --output has the answer, or says why there is none. Files and
-lines are in the order of the input:
 
     {"line": 1, "id": "a", "text": "...", "finish_reason": "length", "error": null}
     {"line": 2, "id": "b", "text": null, "finish_reason": null, "error": "messages: ..."}
@@ -52,16 +50,15 @@ class Answerer:
 
     def answers(self, lines: Iterable[tuple[int, bytes]]) -> list[Json]:
         """Return a row for each numbered line that is not blank."""
-        rows = [(dict.fromkeys(ROW) | {"line": n}, line) for n, line in lines if line.strip()]
+        found = [(dict.fromkeys(ROW) | {"line": n}, line) for n, line in lines if line.strip()]
         valid: list[tuple[Json, Any]] = []
-        for row, line in rows:
+        for row, line in found:
             try:
                 valid.append((row, self._prompt(row, json.loads(line))))
             except (ValueError, RecursionError, RequestError) as error:
                 row["error"] = str(error)
-        if valid:
-            self._answer(valid)
-        return [row for row, _ in rows]
+        self._answer(valid)
+        return [row for row, _ in found]
 
     def _prompt(self, row: Json, fields: object) -> Any:
         if not isinstance(fields, dict):
@@ -84,16 +81,15 @@ class Answerer:
         prompts = [prompt for _, prompt in rows]
         try:
             found = self.llm.generate(prompts, self._params, use_tqdm=False)
+            for (row, _), request in zip(rows, found, strict=True):
+                answer = request.outputs[0]
+                row |= {"text": answer.text, "finish_reason": answer.finish_reason}
         except (RequestError, GenerationError) as error:
             if len(rows) == 1:
                 rows[0][0]["error"] = str(error)
             else:
                 self._answer(rows[: len(rows) // 2])
                 self._answer(rows[len(rows) // 2 :])
-            return
-        for (row, _), request in zip(rows, found, strict=True):
-            answer = request.outputs[0]
-            row |= {"text": answer.text, "finish_reason": answer.finish_reason}
 
 
 def missing_parts(source: Path, output: Path, lines_per_part: int) -> list[Json]:

@@ -338,13 +338,8 @@ def _tile(query: Tensor, cache: Tensor) -> AttentionConfiguration:
 
 @planned
 def _plan(
-    query: Tensor,
-    cache: Tensor,
-    out: Tensor,
-    num_sequences: int,
-    num_items: int,
-    num_splits: int,
-    tile: AttentionConfiguration,
+    query: Tensor, cache: Tensor, out: Tensor,
+    num_sequences: int, num_items: int, num_splits: int, tile: AttentionConfiguration,
 ) -> LaunchPlan:
     """Raise ValueError if the list of `num_items` was not made for so many tokens and sequences."""
     num_tokens, num_heads, head_dim = query.shape

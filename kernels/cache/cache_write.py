@@ -14,16 +14,10 @@ from kernels.launch_plan import LaunchPlan, planned
 
 @triton.jit
 def write_rows(
-    source,
-    target,
-    first_head,
-    scale,
-    source_head_stride,
-    target_head_stride,
-    NUM_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    HEADS_PER_TILE: tl.constexpr,
-    DIM_TILE: tl.constexpr,
+    source, target, first_head, scale,
+    source_head_stride, target_head_stride,
+    NUM_HEADS: tl.constexpr, DIM: tl.constexpr,
+    HEADS_PER_TILE: tl.constexpr, DIM_TILE: tl.constexpr,
 ):
     """Copy HEADS_PER_TILE heads of one token into its slot, converted to the cache's type."""
     heads = first_head + tl.arange(0, HEADS_PER_TILE)[:, None]
@@ -36,30 +30,13 @@ def write_rows(
 
 @triton.jit
 def write_kv_kernel(
-    key,
-    value,
-    key_cache,
-    value_cache,
-    slot_mapping,
-    inverse_key_scale,
-    inverse_value_scale,
-    key_token_stride,
-    key_head_stride,
-    value_token_stride,
-    value_head_stride,
-    key_block_stride,
-    key_slot_stride,
-    key_cache_head_stride,
-    value_block_stride,
-    value_slot_stride,
-    value_cache_head_stride,
-    BLOCK_SIZE: tl.constexpr,
-    NUM_HEADS: tl.constexpr,
-    KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    HEADS_PER_TILE: tl.constexpr,
-    KEY_TILE: tl.constexpr,
-    VALUE_TILE: tl.constexpr,
+    key, value, key_cache, value_cache, slot_mapping, inverse_key_scale, inverse_value_scale,
+    key_token_stride, key_head_stride, value_token_stride, value_head_stride,
+    key_block_stride, key_slot_stride, key_cache_head_stride,
+    value_block_stride, value_slot_stride, value_cache_head_stride,
+    BLOCK_SIZE: tl.constexpr, NUM_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    HEADS_PER_TILE: tl.constexpr, KEY_TILE: tl.constexpr, VALUE_TILE: tl.constexpr,
 ):
     """Program (t, h) writes K and V of the h-th group of HEADS_PER_TILE heads of token t."""
     token = tl.program_id(0).to(tl.int64)

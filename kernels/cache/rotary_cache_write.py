@@ -14,41 +14,16 @@ from kernels.launch_plan import LaunchPlan, planned
 
 @triton.jit
 def rotary_write_kv_kernel(
-    query,
-    key,
-    value,
-    cos,
-    sin,
-    key_cache,
-    value_cache,
-    slot_mapping,
-    inverse_key_scale,
-    inverse_value_scale,
-    query_token_stride,
-    query_head_stride,
-    key_token_stride,
-    key_head_stride,
-    value_token_stride,
-    value_head_stride,
-    cos_token_stride,
-    sin_token_stride,
-    key_block_stride,
-    key_slot_stride,
-    key_cache_head_stride,
-    value_block_stride,
-    value_slot_stride,
-    value_cache_head_stride,
-    BLOCK_SIZE: tl.constexpr,
-    NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    ANGLE_OFFSET: tl.constexpr,
-    REST: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    HEADS_PER_TILE: tl.constexpr,
-    HALF_TILE: tl.constexpr,
-    REST_TILE: tl.constexpr,
-    VALUE_TILE: tl.constexpr,
+    query, key, value, cos, sin, key_cache, value_cache, slot_mapping,
+    inverse_key_scale, inverse_value_scale,
+    query_token_stride, query_head_stride, key_token_stride, key_head_stride,
+    value_token_stride, value_head_stride, cos_token_stride, sin_token_stride,
+    key_block_stride, key_slot_stride, key_cache_head_stride,
+    value_block_stride, value_slot_stride, value_cache_head_stride,
+    BLOCK_SIZE: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr, ANGLE_OFFSET: tl.constexpr, REST: tl.constexpr, VALUE_DIM: tl.constexpr,
+    HEADS_PER_TILE: tl.constexpr, HALF_TILE: tl.constexpr,
+    REST_TILE: tl.constexpr, VALUE_TILE: tl.constexpr,
 ):
     """Program (t, i) handles the i-th group of HEADS_PER_TILE heads of token t.
 
@@ -125,14 +100,8 @@ def rotary_write_kv(
 
 @planned
 def _plan(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    rotary_dim: int,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int,
+    key_cache: Tensor, value_cache: Tensor,
 ) -> LaunchPlan:
     check_rows(key, key_cache)
     check_rows(value, value_cache)

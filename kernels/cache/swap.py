@@ -13,13 +13,8 @@ from kernels.cache.cache_table import CacheTable
 def swap_kernel(
     addresses,
     strides,
-    sizes,
-    starts,
-    block_ids,
-    staging,
-    row_words,
-    IS_GATHER: tl.constexpr,
-    TILE: tl.constexpr,
+    sizes, starts, block_ids, staging, row_words,
+    IS_GATHER: tl.constexpr, TILE: tl.constexpr,
 ):
     """Program (b, c, i) copies the i-th tile of TILE words of the b-th block in cache c."""
     cache = tl.program_id(1)

@@ -20,17 +20,9 @@ TILE = 1024
 
 @triton.jit
 def normalize(
-    numbers,
-    weight,
-    eps,
-    dims,
-    is_inside,
-    dtype: tl.constexpr,
-    WIDTH: tl.constexpr,
-    OFFSET: tl.constexpr,
-    ROUNDS_FIRST: tl.constexpr,
-    ROWS_PER_TILE: tl.constexpr,
-    WIDTH_TILE: tl.constexpr,
+    numbers, weight, eps, dims, is_inside,
+    dtype: tl.constexpr, WIDTH: tl.constexpr, OFFSET: tl.constexpr, ROUNDS_FIRST: tl.constexpr,
+    ROWS_PER_TILE: tl.constexpr, WIDTH_TILE: tl.constexpr,
 ):
     """Normalize `numbers` [ROWS_PER_TILE, WIDTH_TILE] fp32 by row, and return them in `dtype`.
 
@@ -49,22 +41,10 @@ def normalize(
 
 @triton.jit(do_not_specialize=["num_rows", "num_heads"])
 def rms_norm_kernel(
-    out,
-    rows,
-    weight,
-    eps,
-    num_rows,
-    num_heads,
-    token_stride,
-    head_stride,
-    out_token_stride,
-    out_head_stride,
-    WEIGHT_PER_HEAD: tl.constexpr,
-    WIDTH: tl.constexpr,
-    OFFSET: tl.constexpr,
-    ROUNDS_FIRST: tl.constexpr,
-    ROWS_PER_TILE: tl.constexpr,
-    WIDTH_TILE: tl.constexpr,
+    out, rows, weight, eps, num_rows, num_heads,
+    token_stride, head_stride, out_token_stride, out_head_stride,
+    WEIGHT_PER_HEAD: tl.constexpr, WIDTH: tl.constexpr, OFFSET: tl.constexpr,
+    ROUNDS_FIRST: tl.constexpr, ROWS_PER_TILE: tl.constexpr, WIDTH_TILE: tl.constexpr,
 ):
     """Program r takes the r-th tile of ROWS_PER_TILE rows; row = token * num_heads + head."""
     row = tl.program_id(0) * ROWS_PER_TILE + tl.arange(0, ROWS_PER_TILE)
@@ -85,20 +65,10 @@ def rms_norm_kernel(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def add_rms_norm_kernel(
-    total,
-    normed,
-    hidden,
-    output,
-    weight,
-    eps,
-    num_rows,
-    hidden_stride,
-    output_stride,
-    WIDTH: tl.constexpr,
-    OFFSET: tl.constexpr,
-    ROUNDS_FIRST: tl.constexpr,
-    ROWS_PER_TILE: tl.constexpr,
-    WIDTH_TILE: tl.constexpr,
+    total, normed, hidden, output, weight, eps, num_rows,
+    hidden_stride, output_stride,
+    WIDTH: tl.constexpr, OFFSET: tl.constexpr, ROUNDS_FIRST: tl.constexpr,
+    ROWS_PER_TILE: tl.constexpr, WIDTH_TILE: tl.constexpr,
 ):
     """Program r takes the r-th tile of ROWS_PER_TILE rows. `total` and `normed` are contiguous."""
     row = tl.program_id(0) * ROWS_PER_TILE + tl.arange(0, ROWS_PER_TILE)

@@ -17,19 +17,10 @@ TILE = 1024
 
 @triton.jit
 def rotate_heads(
-    source,
-    target,
-    cos,
-    sin,
-    first_head,
-    scale,
-    source_head_stride,
-    target_head_stride,
-    NUM_HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    ANGLE_OFFSET: tl.constexpr,
-    HEADS_PER_TILE: tl.constexpr,
-    HALF_TILE: tl.constexpr,
+    source, target, cos, sin, first_head, scale,
+    source_head_stride, target_head_stride,
+    NUM_HEADS: tl.constexpr, HALF: tl.constexpr, ANGLE_OFFSET: tl.constexpr,
+    HEADS_PER_TILE: tl.constexpr, HALF_TILE: tl.constexpr,
 ):
     """Rotate HEADS_PER_TILE heads of one token and store them in `target`, which may be `source`.
 
@@ -63,22 +54,11 @@ def rotate_heads(
 
 @triton.jit
 def rotary_kernel(
-    query,
-    key,
-    cos,
-    sin,
-    query_token_stride,
-    query_head_stride,
-    key_token_stride,
-    key_head_stride,
-    cos_token_stride,
-    sin_token_stride,
-    NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    ANGLE_OFFSET: tl.constexpr,
-    HEADS_PER_TILE: tl.constexpr,
-    HALF_TILE: tl.constexpr,
+    query, key, cos, sin,
+    query_token_stride, query_head_stride, key_token_stride, key_head_stride,
+    cos_token_stride, sin_token_stride,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr,
+    ANGLE_OFFSET: tl.constexpr, HEADS_PER_TILE: tl.constexpr, HALF_TILE: tl.constexpr,
 ):
     """Program (t, i) rotates the i-th group of HEADS_PER_TILE heads of token t.
 

@@ -79,13 +79,8 @@ def grouped_quantized_linear(
 
 @planned
 def _plan(
-    rows: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    zeros: Tensor | None,
-    ends: Tensor,
-    kind: str,
-    group_size: int,
+    rows: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor | None, ends: Tensor,
+    kind: str, group_size: int,
 ) -> LaunchPlan:
     if (rows.ndim, codes.ndim) != (2, 3) or ends.shape != codes.shape[:1] or not len(ends):
         raise ValueError(

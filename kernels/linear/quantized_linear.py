@@ -184,13 +184,8 @@ def quantized_linear(
 
 @planned
 def _plan(
-    rows: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    zeros: Tensor | None,
-    bias: Tensor | None,
-    kind: str,
-    group_size: int,
+    rows: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None,
+    kind: str, group_size: int,
 ) -> LaunchPlan:
     if (rows.ndim, codes.ndim) != (2, 2):
         raise ValueError(

@@ -20,7 +20,7 @@ from benchmarks.gpu.inputs import (
 from benchmarks.gpu.kernels import peers
 from kernels.attention.paged_decode import paged_decode, wanted_splits
 from kernels.attention.split_results import scratch_numel
-from kernels.attention.work_list import WorkList, make_work_list
+from kernels.attention.work_list import make_work_list
 
 MODEL_LENGTH = 131072
 """The longest context that the model allows: the number of splits depends on it."""
@@ -54,15 +54,14 @@ def run(bench: Bench) -> None:
         bench.attempt(str(case), lambda case=case: _measure(bench, case))
 
 
-def decode_calls(
-    bench: Bench, inputs: PagedInputs, shape: Shape, work: WorkList | None = None
-) -> peers.Calls:
+def decode_calls(bench: Bench, inputs: PagedInputs, shape: Shape) -> peers.Calls:
     """Return a call of our kernel for each input set, with outputs and scratch preallocated.
 
-    work: the work list; by default, the one that the engine would make. Building it is not timed,
-    because all layers share it.
+    The work list is the engine's for a model of up to MODEL_LENGTH tokens. Building it is not
+    timed, because all layers share it.
     """
-    work = work or make_work_list(inputs.context_lens, wanted_by_rule(bench, inputs))
+    num_wanted = wanted_splits(inputs.query, inputs.key_cache, bench.num_processors, MODEL_LENGTH)
+    work = make_work_list(inputs.context_lens, num_wanted)
     scratch = torch.empty(
         scratch_numel(len(work.items), shape.heads, shape.head_dim), device=bench.device
     )
@@ -81,11 +80,6 @@ def decode_calls(
         )
         for table in inputs.tables
     ]
-
-
-def wanted_by_rule(bench: Bench, inputs: PagedInputs) -> int:
-    """Return how many splits the engine would make for a model of up to MODEL_LENGTH tokens."""
-    return wanted_splits(inputs.query, inputs.key_cache, bench.num_processors, MODEL_LENGTH)
 
 
 def _cases() -> Iterator[Case]:

@@ -88,9 +88,8 @@ COUNT_FIELDS: Fields = {
     "model": OPENAI_FIELDS["model"],
     "messages": Field(
         with_schema(OBJECTS, {"minItems": 1, "items": _MESSAGE}),
-        "The conversation, with the oldest message first. Images are in base64. If "
-        "the last message "
-        "is the assistant's, the answer continues it.",
+        "The conversation, with the oldest message first. Images are in base64. If the last "
+        "message is the assistant's, the answer continues it.",
         limit=MESSAGES,
     ),
     "system": Field(_SYSTEM, "The system message."),

@@ -40,33 +40,34 @@ class TextStyle:
     tokenizer: Tokenizer
     form: Form
 
+    @property
+    def is_rolling(self) -> bool:
+        return self.form == "rolling"
+
+    @property
+    def is_tgi(self) -> bool:
+        """Whether answers are text-generation-inference's, of either route."""
+        return self.form in ("tgi", "generate")
+
     def token(self, token_id: int, text: str, logprob: float | None) -> Record:
-        record: Record = {"id": token_id, "text": text}
-        match self.form:
-            case "rolling":
-                return {**record, "log_prob": logprob}
-            case "async":
-                return {**record, "logprob": logprob}
-            case "tgi" | "generate":
-                is_special = self.tokenizer.is_special(token_id)
-                return {**record, "logprob": logprob, "special": is_special}
+        record: Record = {"id": token_id, "text": text, self._logprob: logprob}
+        return record | {"special": self.tokenizer.is_special(token_id)} if self.is_tgi else record
 
     def no_token(self) -> Record:
         """Return LMI's placeholder, with id -1, for the last record of an answer without tokens."""
-        match self.form:
-            case "rolling":
-                return {"id": -1, "text": "", "log_prob": -1, "special_token": True}
-            case "async":
-                return {"id": -1, "text": "", "logprob": -1, "special_token": True}
-            case "tgi" | "generate":
-                return {"id": -1, "text": "", "logprob": -1, "special": True}
+        special = "special" if self.is_tgi else "special_token"
+        return {"id": -1, "text": "", self._logprob: -1, special: True}
 
     def in_stream(self, record: Record, number: int) -> Record:
         """Return the record of a token in a stream. number: the token's number in it, from 1."""
-        if self.form == "rolling":
+        if self.is_rolling:
             return record
-        index = 0 if self.form == "async" else number
+        index = number if self.is_tgi else 0
         return {"index": index, "generated_text": None, "details": None, **record}
+
+    @property
+    def _logprob(self) -> str:
+        return "log_prob" if self.is_rolling else "logprob"
 
 
 class TextResponse:
@@ -94,7 +95,7 @@ class TextResponse:
         document = self._text(first)
         if self._request.details:
             details = {**self._details(first.finish), **self._tokens(first)}
-            if self._request.prompt_details or self._style.form != "rolling":
+            if self._request.prompt_details or not self._style.is_rolling:
                 details["prefill"] = self._prefill() if self._request.prompt_details else []
             if self._request.shows_prompt_logprobs:
                 details["prompt_logprobs"] = self._prompt_logprobs()
@@ -125,13 +126,9 @@ class TextResponse:
             "generated_text": "",
             "details": self._details(Finish.ERROR),
         }
-        match self._style.form:
-            case "rolling":
-                return record
-            case "async":
-                return {"index": 0, **record}
-            case "tgi" | "generate":
-                return {**record, "error": failure.message, "error_type": "generation"}
+        if self._style.is_tgi:
+            return {**record, "error": failure.message, "error_type": "generation"}
+        return record if self._style.is_rolling else {"index": 0, **record}
 
     def abort(self) -> None:
         self._generation.abort()
@@ -150,7 +147,7 @@ class TextResponse:
 
     def _sequence_record(self, answer: Answer) -> Record:
         sequence = {**self._text(answer), **self._finish(answer, answer.finish)}
-        if self._style.form != "rolling":
+        if not self._style.is_rolling:
             sequence |= {"seed": None, "prefill": []}
         return {**sequence, **self._tokens(answer)}
 
@@ -158,7 +155,7 @@ class TextResponse:
         details = self._finish(self._generation.answers[0], finish)
         if self._style.form != "async":
             details["inputs"] = self._inputs
-        if self._style.form != "rolling":
+        if not self._style.is_rolling:
             details["input_length"] = len(self._generation.prompt_token_ids)
             details["seed"] = self._request.decoding.params.seed
         timing = self._generation.timing
