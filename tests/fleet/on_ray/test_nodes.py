@@ -58,8 +58,8 @@ def replicas(fleet: FleetProcess) -> list[str]:
         return []
 
 
-def is_join(command: bytes) -> bool:
-    return b"fleet.child" in command and b"\0join\0" in command
+def is_follow(command: bytes) -> bool:
+    return b"fleet.child" in command and b"\0follow\0" in command
 
 
 def processes_of(node: Any) -> list[int]:
@@ -111,7 +111,7 @@ def test_a_replica_on_two_nodes_answers_as_one_rank_and_outlives_a_node(
 
     old = replicas(fleet)
     assert len(old) == 1
-    [joined_ranks] = [pid for pid in descendants(os.getpid()) if is_join(command_line(pid))]
-    os.kill(joined_ranks, signal.SIGKILL)
+    [ranks] = [pid for pid in descendants(os.getpid()) if is_follow(command_line(pid))]
+    os.kill(ranks, signal.SIGKILL)
     wait_until(lambda: replicas(fleet) not in ([], old), START_S)
     assert fleet.post(BODY)["generated_text"] == output.outputs[0].text
