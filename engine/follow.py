@@ -33,7 +33,7 @@ from engine.ranks.messages import LAUNCH, READY, AnyOrder, FailureReport, RankLa
 from engine.ranks.watch import Beats
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
 
 def main() -> int:
@@ -69,7 +69,7 @@ def main() -> int:
         return 0
     except Exception as error:
         try:
-            beats.stop(msgspec.msgpack.encode(FailureReport.of(error)))
+            beats.stop(FailureReport.of(error).encode())
         except RuntimeError:  # rank 0 has ended, which made this rank fail
             return 0
         return 1

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 import torch
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore  # torch.distributed does not export it
 
 from core.errors import ConfigurationError, EngineUnavailableError, LongshoreError
 from core.layout import quantity
@@ -74,7 +74,7 @@ class Followers:
         digest = digest_model(model_dir) if options.nodes > 1 else ""
         launch = RankLaunch(version("longshore"), digest, options, size)
         self._store: TCPStore | None = serve_store(address or HERE)
-        self._store.set(LAUNCH, self._encode(launch))
+        self._store.set(LAUNCH, launch.encode())
         self.address = f"{self._store.host}:{self._store.port}"
         self._local: dict[int, LocalRank] = {}
         for rank in range(1, size // options.nodes):
@@ -95,6 +95,7 @@ class Followers:
         Raises the error of a rank that fails earlier, because the group would wait for that rank.
         Raises ConfigurationError if ranks do not come.
         """
+        assert self._store is not None, "closed"
         deadline = time.monotonic() + self._max_wait_s
         while missing := self._size - 1 - self._store.add(READY, 0):
             if self._failure is not None:

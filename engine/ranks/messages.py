@@ -40,14 +40,17 @@ class RankLaunch(msgspec.Struct, frozen=True):
     options: Options
     size: int
 
+    def encode(self) -> str:
+        return msgspec.json.encode(self).decode()
+
     @classmethod
     def decode(cls, message: bytes) -> RankLaunch:
         """Decode a launch. Raises ConfigurationError if rank 0 runs another Longshore version."""
         own_version = version("longshore")
         try:
-            their_version = msgspec.msgpack.decode(message, type=_Versioned).version
+            their_version = msgspec.json.decode(message, type=_Versioned).version
             if their_version == own_version:
-                return msgspec.msgpack.decode(message, type=cls)
+                return msgspec.json.decode(message, type=cls)
         except msgspec.MsgspecError as error:
             their_version = f"of another build ({error})"
         raise ConfigurationError(
@@ -111,6 +114,9 @@ class FailureReport(msgspec.Struct, frozen=True):
                 return cls("configuration", str(error))
         return cls("failed", f"{type(error).__name__}: {error}")
 
+    def encode(self) -> str:
+        return msgspec.json.encode(self).decode()
+
     def error(self, rank: int) -> LongshoreError:
         """Return the error that rank 0 raises. rank: the number of the rank that ends."""
         return _ERRORS[self.kind](f"rank {rank}: {self.reason}")
@@ -119,7 +125,7 @@ class FailureReport(msgspec.Struct, frozen=True):
     def decode_error(report: bytes, rank: int) -> LongshoreError:
         """Return the error that an encoded report stands for."""
         try:
-            return msgspec.msgpack.decode(report, type=FailureReport).error(rank)
+            return msgspec.json.decode(report, type=FailureReport).error(rank)
         except msgspec.MsgspecError as error:
             return ConfigurationError(
                 f"rank {rank} runs another version of Longshore ({error}); install the "

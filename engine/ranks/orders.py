@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo
 
 from engine.ranks.shard import Shard
 from engine.ranks.store import FOREVER, network_of, open_store
@@ -24,10 +26,11 @@ class RemoteOrders:
         """
         num_others = shard.size // nodes - 1  # on rank 0's node
         member, num_members = max(0, shard.rank - num_others), shard.size - num_others
-        store = dist.PrefixStore("orders", open_store(address))
+        store = PrefixStore("orders", open_store(address))
         with network_of(address):
             # A rank may wait for its next order for ever. `engine.ranks.watch` notices a lost rank.
-            self._group = dist.ProcessGroupGloo(store, member, num_members, FOREVER)
+            gloo = ProcessGroupGloo(store, member, num_members, FOREVER)
+        self._group = cast(ProcessGroup, gloo)  # torch does not declare its collectives
 
     def send(self, message: bytes) -> None:
         """Send an order to all other members. Raises RuntimeError if one of them has ended."""

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Generator
 from datetime import timedelta
 
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore  # torch.distributed does not export it
 
 from core.errors import ConfigurationError
 

@@ -14,10 +14,10 @@ from subprocess import Popen
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # a rank checks its arguments before it imports torch
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore  # torch.distributed does not export it
 
 TICK_S = 0.5
-MAX_SILENT_TICKS = 7
+MAX_SILENT_TICKS = 6
 """How long a rank may be silent. Counted in ticks of the process that listens, so that the time in
 which the whole machine is suspended does not count."""
 CULPRIT_S = 0.5
@@ -52,8 +52,10 @@ class Watch:
     def _run(self) -> None:
         while not self._stopped.wait(TICK_S):
             lost = self._lost()
-            if lost and all(lost.values()) and not self._stopped.wait(CULPRIT_S):
+            if lost and all(lost.values()):
                 # A rank that ends without a report makes the others' collectives fail.
+                if self._stopped.wait(CULPRIT_S):
+                    return
                 lost = self._lost()
             if lost:
                 culprit = next((rank for rank, report in lost.items() if not report), min(lost))
@@ -94,7 +96,7 @@ class Beats:
         # The store has no time limit for its answers.
         threading.Thread(target=self._listen, name="listener", daemon=True).start()
 
-    def stop(self, report: bytes = b"") -> None:
+    def stop(self, report: str = "") -> None:
         """Stop, and leave a failure report if given. Raises RuntimeError if rank 0 has ended."""
         self._stopped.set()
         self._thread.join()

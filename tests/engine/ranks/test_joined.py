@@ -179,11 +179,11 @@ def test_an_address_of_another_machine_is_an_error():
 )
 def test_a_launch_of_another_version_is_explained(message, reason):
     with pytest.raises(ConfigurationError, match=reason):
-        RankLaunch.decode(msgspec.msgpack.encode(message))
+        RankLaunch.decode(msgspec.json.encode(message))
 
 
 def test_a_failure_report_of_another_version_is_explained():
-    error = FailureReport.decode_error(msgspec.msgpack.encode({"kind": "new"}), 3)
+    error = FailureReport.decode_error(msgspec.json.encode({"kind": "new"}), 3)
     assert isinstance(error, ConfigurationError)
     assert str(error).startswith("rank 3 runs another version of Longshore")
 

@@ -11,7 +11,6 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 import torch
 
@@ -45,12 +44,12 @@ try:
     orders.recv_bytes()
 except EOFError:
     os._exit(0)
-beats.stop(bytes.fromhex("%s"))
+beats.stop('%s')
 time.sleep(60)
 """
 """A rank without a model: it fails at its first order."""
-WORDS = msgspec.msgpack.encode(FailureReport("configuration", "the KV cache does not fit"))
-BROKEN = RANK % WORDS.hex()
+WORDS = FailureReport("configuration", "the KV cache does not fit").encode()
+BROKEN = RANK % WORDS
 FULL = """
 import sys, types
 from engine import follow
@@ -129,7 +128,7 @@ def test_a_rank_that_ends_without_a_report_is_why_another_fails(culprit_ends, mo
     lost, store = queue.SimpleQueue(), serve_store(HERE)
     store.set("report/1", WORDS)
     watching = Watch(store, 3, processes, lambda rank, words: lost.put((rank, words)))
-    assert lost.get(timeout=HANG_S) == ((2, b"") if culprit_ends else (1, WORDS))
+    assert lost.get(timeout=HANG_S) == ((2, b"") if culprit_ends else (1, WORDS.encode()))
     watching.stop()
 
 
