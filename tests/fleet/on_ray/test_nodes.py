@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import urllib.error
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -59,7 +58,7 @@ def rank_0_of(node: Any) -> list[int]:
 def replicas(fleet: FleetProcess) -> list[str]:
     try:
         return [*fleet.metric(RUNNING)]
-    except urllib.error.HTTPError:  # there is none
+    except OSError:  # there is none, or the only one is ending
         return []
 
 
