@@ -46,8 +46,8 @@ def build_engine(
 
     phases: the times of the start so far. on_lost: called with the error, in another thread, if
     one of several ranks is lost. The engine's next step then fails. On CUDA the step in flight may
-    never end, because NCCL's kernels wait for the lost rank. rank_address: where to
-    open the store for ranks on other nodes (option.nodes), HOST:PORT.
+    never end, because NCCL's kernels wait for the lost rank. rank_address: HOST:PORT at which ranks
+    on other nodes (option.nodes) find rank 0.
 
     Raises ConfigurationError if the options and the model do not fit together.
     """

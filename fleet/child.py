@@ -65,7 +65,7 @@ def main(
 
 
 def _follow(configuration: Configuration, address: str, node: int) -> int:
-    """Run the ranks of a node until one of them ends. Return its exit code."""
+    """Run the ranks of a node until one of them ends. Return 0 if rank 0 has ended, else 1."""
     path = resolve_model_dir(configuration, open_model_dir(default_model_dir())).resolve()
     layout = layout_here(configuration.options)
     children = list[Child]()

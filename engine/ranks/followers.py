@@ -62,7 +62,7 @@ class Followers:
     ) -> None:
         """on_lost: called with the error, in a thread of its own. command: starts a rank.
 
-        address: where to open the store for ranks on other nodes, HOST:PORT.
+        address: HOST:PORT at which ranks on other nodes find rank 0.
         """
         self._size, self._nodes = size, options.nodes
         self._max_wait_s = JOIN_SHARE * options.model_loading_timeout
