@@ -90,6 +90,8 @@ class SequenceFailure:
     """No next token of a sequence could be sampled, so its request fails."""
 
     reason: str
+    field: str = ""
+    """The field of SamplingParams that is at fault, if the request is."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checked):
