@@ -32,7 +32,7 @@ from core.limits import SOCKET_IDLE, SOCKET_MESSAGES
 
 if TYPE_CHECKING:
     from container.front_end.arrival import Arrival
-    from container.front_end.worker import DrainableApplication
+    from container.front_end.worker import HttpApplication
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class WebSocket:
         self,
         connection: Arrival,
         app: Any,
-        application: DrainableApplication,
+        application: HttpApplication,
         connections: Connections,
         is_alive: Callable[[], bool],
         early: bytes = b"",
