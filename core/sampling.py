@@ -26,6 +26,9 @@ MIN_TEMPERATURE = 1e-5
 MAX_TEMPERATURE = 1e30
 MAX_BIAS = 1e6
 """Far larger than any logit, and far below the limits of fp32."""
+MAX_LENGTH_PENALTY = 32
+"""A score is divided by the length to this power. Lengths are below 2**31, so the divisor is from
+2**-992 to 2**992, which floats can represent: it is never 0 and never overflows."""
 MAX_LOGPROBS = 20
 """The highest `logprobs`; also vLLM's and OpenAI's limit."""
 NO_LIMIT = 2**31 - 1
@@ -179,7 +182,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
     use_beam_search: bool = False
     """Beam search of width `best_of`, unless `num_beams` sets the width."""
     length_penalty: float = 1.0
-    """Beam search: a hypothesis scores its logprob divided by its length to this power."""
+    """Beam search: a hypothesis scores its logprob divided by its length to this power, which is
+    from -32 to 32."""
     early_stopping: bool | Literal["never"] = False
     """Beam search: true ends the search once there are as many hypotheses as beams; "never" ends it
     once no answer can score higher, however long it becomes; false uses a heuristic in between, as
@@ -216,6 +220,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
         _require(self.no_repeat_ngram_size >= 0, "no_repeat_ngram_size", "must be 0 or more")
         _require(
             self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", f"must be 0 to {MAX_SEED}"
+        )
+        _require(
+            abs(self.length_penalty) <= MAX_LENGTH_PENALTY,
+            "length_penalty",
+            f"must be -{MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}",
         )
         self._check_lengths()
         _require(all(self.stop_strings), "stop", "a stop string must not be empty")

@@ -97,7 +97,7 @@ SAMPLING_FIELDS: Fields = {
         BOOLEAN, "Use beam search with best_of beams or, without best_of, with n beams."
     ),
     "length_penalty": Field(
-        NUMBER, "Beam search: a value above 0 favours longer answers (default 1)."
+        NUMBER, "Beam search: a value above 0 favours longer answers (-32 to 32, default 1)."
     ),
     "early_stopping": Field(
         _EARLY_STOPPING, "Beam search: stop as soon as num_beams answers are complete."
