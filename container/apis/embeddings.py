@@ -69,11 +69,10 @@ def read_embedding_request(body: Mapping[str, object]) -> EmbeddingRequest:
     if encoding not in _FORMATS:
         raise RequestError("encoding_format", f"expected one of {', '.join(_FORMATS)}")
     max_tokens: int | None = MAX_TOKENS
-    given: int | None = values.get("truncate_prompt_tokens", None)
-    if given == 0:
+    if values.get("truncate_prompt_tokens", -1) == 0:
         raise RequestError("truncate_prompt_tokens", "must be -1, or at least 1")
-    if given != -1:
-        max_tokens = given
+    if values.get("truncate_prompt_tokens", 0) != -1:
+        max_tokens = values.get("truncate_prompt_tokens", None)
     task_body = EmbeddingBody(
         inputs=read_prompts("input", values.get("input", ""), EMBEDDINGS),
         field="input",

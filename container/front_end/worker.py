@@ -30,10 +30,7 @@ from gevent.ssl import SSLContext
 from gunicorn.config import Config
 from gunicorn.glogging import Logger
 from gunicorn.http.errors import (
-    ConfigurationProblem,
     ExpectationFailed,
-    InvalidResponseHeader,
-    InvalidResponseHeaderName,
     LimitRequestHeaders,
     LimitRequestLine,
     ParseException,
@@ -95,13 +92,13 @@ _STATUSES: Mapping[type[Exception], int] = {
     LimitRequestHeaders: 431,
 }
 """Statuses of what gunicorn's parser refuses. For all else it is 400."""
-_FAULTS_OF_OURS = (ConfigurationProblem, InvalidResponseHeader, InvalidResponseHeaderName)
 
 
-def _failure(error: BaseException) -> Failure:
+def _failure(error: BaseException, *, is_parsed: bool) -> Failure:
+    """Return the failure to answer with. is_parsed: the head of the request has been parsed."""
     if isinstance(error, LongshoreError):
         return Failure(error.status, str(error))
-    if isinstance(error, ParseException) and not isinstance(error, _FAULTS_OF_OURS):
+    if isinstance(error, ParseException) and not is_parsed:
         status = next((code for kind, code in _STATUSES.items() if isinstance(error, kind)), 400)
         return Failure(status, str(error))
     logger.error("event=failed", exc_info=error)
@@ -197,7 +194,7 @@ class HttpWorker(GeventWorker):
         if isinstance(exc, SSLError):
             return  # nothing can be sent any more
         request = req or getattr(exc, "req", None)
-        failure = _failure(exc)
+        failure = _failure(exc, is_parsed=req is not None)
         if failure.code != LongshoreError.status:
             is_ours = isinstance(exc, LongshoreError)
             self._application.count_refusal(failure.code if is_ours else RequestError.status)

@@ -37,7 +37,7 @@ class HttpServer(StreamServer):
         """Serve a connection until it is closed."""
         self._worker.handle(self, client, address)
 
-    def getsockname(self) -> tuple[str, int]:
+    def getsockname(self) -> object:
         """Return the address. The worker asks for it, even when the socket is closed already."""
         return self.address
 

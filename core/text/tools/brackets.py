@@ -19,9 +19,10 @@ class Brackets:
     def __init__(self, *, is_python: bool = False) -> None:
         """is_python: strings and brackets are those of Python, else those of JSON."""
         self._is_python = is_python
-        self._at = 0
+        self._marks: re.Pattern[str] = _PYTHON if is_python else _JSON
+        self._at: int = 0
         self._depth = 0
-        self._quote = ""
+        self._quote: str = ""
         """The quotes that close the string at the current place; '' outside of strings."""
         self._end: int | None = None
 
@@ -34,7 +35,7 @@ class Brackets:
         while self._end is None and (self._quote or self._at < len(text)):
             if self._quote and not self._leave_string(text):
                 break
-            mark = (_PYTHON if self._is_python else _JSON).search(text, self._at)
+            mark = self._marks.search(text, self._at)
             if mark is None:
                 self._at = len(text)
             elif mark[0][0] in "\"'":
