@@ -49,6 +49,15 @@ def test_dynamic_starts_a_partial_batch_after_the_delay():
     assert ids(strategy.schedule(now=3.0)) == [0, 1]
 
 
+def test_dynamic_keeps_its_delay_for_a_request_that_others_overtake():
+    strategy = strategy_of("dynamic", max_sequences=9)
+    for id, time in enumerate((0, 2)):
+        strategy.add(request_of(Arrival(time, 4, 8, params={"priority": -id}), id))
+    assert strategy.schedule(now=2.9) is None
+    assert strategy.wake_at() == 3.0
+    assert ids(strategy.schedule(now=3.0)) == [1, 0]
+
+
 def test_dynamic_admits_no_request_until_the_whole_batch_has_ended():
     strategy = strategy_of("dynamic", max_sequences=2)
     strategy.add(request_of(Arrival(0, 2, 1), 0))
