@@ -122,7 +122,8 @@ class PagedStrategy(Strategy):
             if not turns:
                 break
             self._admit(group, now)
-            self.memory.reserve(_spans(turns))  # they fit: see `_has_room_for`
+            fits = self.memory.reserve(_spans(turns))
+            assert fits, "see `_has_room_for`"
             chunks += self._chunks(turns, budget)
         return chunks
 

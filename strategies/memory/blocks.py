@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
 
 from core.plan import BlockMoves, Chunk
 from core.sequence import Sequence
@@ -98,24 +99,40 @@ class PagedMemory(KVMemory):
             first -= 1  # swapped in from the host, into blocks that are not in the cache
         if table[first:end] != list(chunk.blocks[first:end]):
             return  # the sequence was preempted after this step was planned
+        cached: dict[int, int] = {}
         for index in range(first, end):
+            block = table[index]
             table[index] = self._cached_block(chunk.sequence, table, index)
-        self._tables[chunk.sequence.id] = tuple(table)
+            if table[index] != block:
+                cached[block] = table[index]
+        if cached:
+            self._replace(chunk.sequence.id, cached)
 
     def _cached_block(self, sequence: Sequence, table: list[int], index: int) -> int:
-        """Add `table[index]` to the prefix cache.
+        """Add `table[index]` to the prefix cache. Returns the block that the cache has.
 
-        Returns the block to use from now on: another one if the cache already has that prefix.
+        It is another one if the cache already has that prefix.
         """
         if index > 0:
             parent = self._prefixes.digest(table[index - 1])
         else:
             parent = self._prefixes.root(sequence.prefix_salt)
-        cached = self._prefixes.add(table[index], parent, self._content(sequence, index))
-        if cached != table[index]:
-            self._pool.share([cached])
-            self._pool.release([table[index]])
-        return cached
+        return self._prefixes.add(table[index], parent, self._content(sequence, index))
+
+    def _replace(self, sequence_id: int, cached: Mapping[int, int]) -> None:
+        """Replace blocks by cached ones with the same content, in every table that holds them.
+
+        Besides the sequence that filled them, these are the tables of sequences that were forked
+        from it while the step ran. Most of them are the newest tables.
+        """
+        for holder in chain((sequence_id,), reversed(self._tables)):
+            table = self._tables[holder]
+            old = [block for block in table if block in cached]
+            self._pool.share(cached[block] for block in old)
+            self._pool.release(old)
+            self._tables[holder] = tuple(cached.get(block, block) for block in table)
+            if not any(map(self._pool.num_references, cached)):
+                return
 
     def _content(self, sequence: Sequence, index: int) -> bytes:
         """Return the contents of the sequence's block `index`, for the prefix cache."""

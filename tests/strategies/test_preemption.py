@@ -126,6 +126,20 @@ def test_sequences_swapped_out_by_a_failed_plan_fail_too(is_back):
     assert strategy.memory.num_held_blocks == 0
 
 
+@pytest.mark.parametrize(("num_blocks", "num_prompt_tokens"), [(11, 13), (12, 18), (13, 17)])
+def test_samples_forked_during_the_step_that_finds_a_duplicate_prompt_share_it(
+    num_blocks, num_prompt_tokens
+):
+    """Two clients send the same prompt at once. Its blocks are computed twice and kept once."""
+    arrival = Arrival(0, num_prompt_tokens, 12, prompt_seed=1, params=ENDLESS | {"n": 2})
+    strategy = strategy_of(
+        "paged", num_blocks=num_blocks, max_step_tokens=64, preemption_mode="auto",
+        num_swap_blocks=40,
+    )  # fmt: skip
+    record = drive(strategy, [arrival, arrival], overlaps=True)
+    assert {len(tokens) for tokens in record.tokens.values()} == {12}
+
+
 def test_aborting_swapped_sequences_frees_host_blocks():
     strategy, executor = crowded("swap"), FakeExecutor(4)
     for id in range(3):
