@@ -7,7 +7,7 @@ of a sequence can be partly empty, so a sequence wastes at most `block_size - 1`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from itertools import chain
 
 from core.plan import BlockMoves, Chunk
@@ -37,6 +37,7 @@ class PagedMemory(KVMemory):
         self.caches_prefixes = caches_prefixes
         self._pool = BlockPool(num_blocks)
         self._prefixes = PrefixCache()
+        self.num_host_blocks = num_host_blocks
         self._host = BlockPool(num_host_blocks)
         self._swapped: dict[int, tuple[int, ...]] = {}
         """Tables of host blocks. A sequence has either a device table or a host table."""
@@ -264,6 +265,19 @@ class PagedMemory(KVMemory):
         """Release the last block first, so that it is also the first to be evicted."""
         self._pool.release(reversed(blocks), cached=self._prefixes)
 
+    def rebuild(self, sequence_ids: Container[int]) -> None:
+        self._tables = {id: table for id, table in self._tables.items() if id in sequence_ids}
+        self._swapped = {id: table for id, table in self._swapped.items() if id in sequence_ids}
+        self._pool = BlockPool(self.num_blocks, self._tables.values())
+        self._host = BlockPool(self.num_host_blocks, self._swapped.values())
+        self._prefixes = PrefixCache()
+        # A move may fill the source of a later one.
+        self._copies = _into(self._copies, _distinct(self._tables))
+        on_device = [*_distinct(self._tables), *(source for source, _ in self._copies)]
+        self._swap_ins = _into(self._swap_ins, on_device)
+        on_host = [*_distinct(self._swapped), *(source for source, _ in self._swap_ins)]
+        self._swap_outs = _into(self._swap_outs, on_host)
+
     def check_integrity(self) -> None:
         self._pool.check_integrity(self._tables.values(), cached=self._prefixes)
         self._host.check_integrity(self._swapped.values())
@@ -272,3 +286,9 @@ class PagedMemory(KVMemory):
 
 def _distinct(tables: Mapping[int, tuple[int, ...]]) -> list[int]:
     return list(dict.fromkeys(block for table in tables.values() for block in table))
+
+
+def _into(pairs: Iterable[tuple[int, int]], blocks: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the moves whose target is one of these blocks."""
+    targets = set(blocks)
+    return [pair for pair in pairs if pair[1] in targets]

@@ -11,6 +11,7 @@ from core.plan import BlockMoves, StepPlan, StepResult
 from core.request import Request
 from core.sampling import Finish, Sampled, SamplingParams
 from core.sequence import Sequence as TokenSequence
+from engine.failures import Guard
 from strategies.base import Limits, Strategy
 from strategies.factory import StrategySettings, make_strategy
 
@@ -241,6 +242,13 @@ def drive(
     for request, _ in requests:
         assert answers_of(request) <= record.finish.keys() | record.aborted
     return record
+
+
+def fail(strategy: Strategy, plan: StepPlan) -> list[Output]:
+    """Fail a plan as the engine does, for the reason "why"."""
+    guard = Guard(strategy)
+    guard.fail(plan, "why")
+    return guard.take_outputs()
 
 
 def answers_of(request: Request) -> set[int]:

@@ -6,7 +6,7 @@ import pytest
 
 from core.plan import BlockMoves
 from core.sampling import Finish
-from tests.strategies.fakes import Arrival, FakeExecutor, drive, request_of, strategy_of
+from tests.strategies.fakes import Arrival, FakeExecutor, drive, fail, request_of, strategy_of
 
 ENDLESS = {"ignore_eos": True}
 
@@ -119,7 +119,7 @@ def test_sequences_swapped_out_by_a_failed_plan_fail_too(is_back):
         strategy.abort(0)
         later = strategy.schedule(0.0)
         assert later.moves.swap_ins, "scheduled before the failure is known"
-    failed = {output.request_id: output.finish for output in strategy.fail(plan, "why")}
+    failed = {output.request_id: output.finish for output in fail(strategy, plan)}
     assert failed[2] == Finish.ERROR
     assert not strategy.has_work()
     strategy.memory.check_integrity()

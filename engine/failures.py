@@ -1,0 +1,194 @@
+"""Decides which requests end when a step, or the strategy itself, fails.
+
+```
+a sequence cannot be sampled       its request
+memory runs out in a step          the request that computes most in it
+any other failure of a step        every request of the step
+an exception of the strategy       the request it was working on; if that is unknown, every request
+                                   of the step, or, if there is no step, every one that holds blocks
+```
+
+An exception of the strategy is a bug. It may leave the bookkeeping of the request half done, so
+that request is dropped and the blocks of the others are counted anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from core.errors import GenerationError
+from core.output import Output
+from core.plan import StepPlan, StepResult
+from core.request import Request
+from core.sampling import Finish, SequenceFailure
+from core.sequence import Sequence
+from strategies.base import Strategy
+
+logger = logging.getLogger(__name__)
+
+
+class Guard:
+    """Calls a strategy. No exception of the strategy leaves it, except from `fits` and `add`.
+
+    Each request that ends here gets one Output with Finish.ERROR, which `take_outputs` returns.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._outputs: list[Output] = []
+
+    def has_outputs(self) -> bool:
+        return bool(self._outputs)
+
+    def take_outputs(self) -> list[Output]:
+        """Return the errors since the last call. No output of their requests follows."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def add(self, request: Request) -> bool:
+        """Queue a request. Returns False, and changes nothing, if it can never run.
+
+        Raises GenerationError, and changes nothing, if the strategy fails.
+        """
+        try:
+            fits = self._strategy.fits(request)
+            if fits:
+                self._strategy.add(request)
+        except Exception as error:
+            logger.exception("strategy failed to add request=%d", request.id)
+            self._drop({request.id}, error, silent=request.id)
+            raise GenerationError(_reason(error)) from error
+        return fits
+
+    def abort(self, request_id: int, index: int | None = None) -> None:
+        """Drop a request, or only its answer `index`. If that fails, drop the whole request."""
+        try:
+            self._strategy.abort(request_id, index)
+        except Exception as error:
+            logger.exception("strategy failed to abort request=%d", request_id)
+            self._drop({request_id}, error, silent=None if index is not None else request_id)
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """Return the next step. After an exception it only has the block moves made before it."""
+        try:
+            return self._strategy.schedule(now)
+        except Exception as error:
+            logger.exception("strategy failed to schedule")
+            self._drop(self._scheduled(), error)
+        try:
+            return self._strategy.plan()
+        except Exception as error:
+            logger.exception("strategy failed to plan")
+            self._drop(self._strategy.request_ids, error)
+            return None
+
+    def wake_at(self) -> float | None:
+        try:
+            return self._strategy.wake_at()
+        except Exception as error:
+            logger.exception("strategy failed to tell its next step")
+            self._drop(self._strategy.request_ids, error)
+            return None
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[Output]:
+        """Commit a step group by group, so that an exception ends only that group's request."""
+        self._fail_sequences(plan, result)
+        try:
+            by_group = self._strategy.by_group(plan)
+        except Exception as error:
+            logger.exception("strategy failed to commit")
+            self._drop(self._requests_of(plan), error)
+            return []
+        outputs: list[Output] = []
+        for group, chunks in by_group.items():
+            try:
+                outputs += self._strategy.commit_group(group, chunks, result)
+            except Exception as error:
+                logger.exception("strategy failed to commit request=%d", group.request.id)
+                self._drop({group.request.id}, error)
+        return outputs
+
+    def fail(self, plan: StepPlan, reason: str) -> None:
+        """End every request of a plan whose step failed. Call it instead of `commit`."""
+        self._end(dict.fromkeys(self._requests_of(plan), reason))
+
+    def fail_largest(self, plan: StepPlan, reason: str) -> None:
+        """End only the request that computes most in a plan for which memory ran out.
+
+        The tokens of the other requests become pending again, so the next plan holds them. Call
+        this instead of `commit`, before the next `schedule`, for a plan that was not computed. If
+        the plan moves blocks, ends all of its requests, as `fail` does, because nobody knows which
+        moves have happened.
+        """
+        alive = [chunk for chunk in plan.chunks if chunk.sequence.finish is None]
+        if plan.moves or plan.swapped_out or not alive:
+            self.fail(plan, reason)
+            return
+        for chunk in alive:
+            self._strategy.rewind(chunk)
+        largest = max(alive, key=lambda chunk: (chunk.length, chunk.end))
+        self._end(dict.fromkeys(self._strategy.requests_of([largest.sequence]), reason))
+
+    def _fail_sequences(self, plan: StepPlan, result: StepResult) -> None:
+        """End the requests of sequences for which no token could be sampled."""
+        reasons: dict[int, str] = {}
+        for chunk in plan.chunks:
+            failure = result.get(chunk.sequence.id)
+            if isinstance(failure, SequenceFailure):
+                requests = self._strategy.requests_of([chunk.sequence])
+                reasons |= dict.fromkeys(requests, failure.reason)
+        self._end(reasons)
+
+    def _requests_of(self, plan: StepPlan) -> set[int]:
+        """Return the requests that a plan computes, swaps out, or moves the blocks of."""
+        sequences = [*(chunk.sequence for chunk in plan.chunks), *plan.swapped_out]
+        if not plan.chunks:
+            sequences += self._holders(plan)
+        return self._strategy.requests_of(sequences)
+
+    def _holders(self, plan: StepPlan) -> Iterable[Sequence]:
+        moved = {target for _, target in (*plan.moves.swap_ins, *plan.moves.copies)}
+        for group in self._strategy.running:
+            for sequence in group.sequences:
+                if not moved.isdisjoint(self._strategy.memory.table(sequence.id)):
+                    yield sequence
+
+    def _scheduled(self) -> set[int]:
+        """Return the requests to which an exception of `schedule` may belong."""
+        strategy = self._strategy
+        if strategy.current is not None:
+            return {strategy.current.request.id}
+        computed = (
+            sequence
+            for group in (*strategy.running, *strategy.waiting)
+            for sequence in group.sequences
+            if group in strategy.running or sequence.num_computed_tokens > 0
+        )
+        return strategy.requests_of(computed) or strategy.request_ids
+
+    def _end(self, reasons: Mapping[int, str]) -> None:
+        """End requests of a strategy whose bookkeeping is right."""
+        for request_id, reason in reasons.items():
+            if request_id in self._strategy.request_ids:
+                self.abort(request_id)
+                self._add_output(request_id, reason)
+
+    def _drop(self, request_ids: set[int], error: Exception, silent: int | None = None) -> None:
+        """End requests after an exception; if that fails, all. `silent` gets no output."""
+        everyone = self._strategy.request_ids
+        try:
+            self._strategy.discard(request_ids)
+        except Exception:
+            logger.exception("strategy failed to drop requests, all end")
+            request_ids = everyone | request_ids
+            self._strategy.discard(request_ids)
+        for request_id in sorted(request_ids - {silent}):
+            self._add_output(request_id, _reason(error))
+
+    def _add_output(self, request_id: int, reason: str) -> None:
+        self._outputs.append(Output(request_id, (), (), Finish.ERROR, failure=reason))
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
