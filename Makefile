@@ -43,8 +43,9 @@ compare: setup  ## Load-test every strategy with the demo model on this machine;
 harm: setup  ## Send hostile requests to the demo model and measure what they cost others (ARGS='--rows grammar')
 	OMP_NUM_THREADS=1 $(BIN)/python -m loadtest harm --json build/harm.json $(ARGS)
 
-soak: setup  ## Ten minutes of good, bad and leaving clients and of kills (ARGS='--seconds 60')
+soak: setup  ## Ten minutes of good, bad and leaving clients and of kills, then ten of a fuzz of the strategies (ARGS='--seconds 60')
 	OMP_NUM_THREADS=1 $(BIN)/python -m loadtest soak --seconds 600 --json build/soak.json $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.strategies.fuzz --seconds 600 $(ARGS)
 
 # One process more than cores: tests with a server wait for it half of the time.
 test: setup  ## Run all tests (ARGS='tests/core -k stop' for some)

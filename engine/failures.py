@@ -5,7 +5,7 @@ a sequence cannot be sampled       its request
 memory runs out in a step          the request that computes most in it
 any other failure of a step        every request of the step
 an exception of the strategy       the request it was working on; if that is unknown, every request
-                                   of the step, or, if there is no step, every one that holds blocks
+                                   that holds blocks; as a last resort, every request
 ```
 
 An exception of the strategy is a bug. It may leave the bookkeeping of the request half done, so
@@ -15,7 +15,8 @@ that request is dropped and the blocks of the others are counted anew.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 
 from core.errors import GenerationError
 from core.output import Output
@@ -51,67 +52,51 @@ class Guard:
 
         Raises GenerationError, and changes nothing, if the strategy fails.
         """
-        try:
+        with self._guarded("add", lambda: {request.id}, silent=request.id):
             fits = self._strategy.fits(request)
             if fits:
                 self._strategy.add(request)
-        except Exception as error:
-            logger.exception("strategy failed to add request=%d", request.id)
-            self._drop({request.id}, error, silent=request.id)
-            raise GenerationError(_reason(error)) from error
-        return fits
+            return fits
+        raise GenerationError("the batching strategy failed to add the request")
 
     def abort(self, request_id: int, index: int | None = None) -> None:
         """Drop a request, or only its answer `index`. If that fails, drop the whole request."""
-        try:
+        silent = None
+        if index is None:
+            silent = request_id
+            self._outputs = [output for output in self._outputs if output.request_id != silent]
+        with self._guarded("abort", lambda: {request_id}, silent=silent):
             self._strategy.abort(request_id, index)
-        except Exception as error:
-            logger.exception("strategy failed to abort request=%d", request_id)
-            self._drop({request_id}, error, silent=None if index is not None else request_id)
 
     def schedule(self, now: float) -> StepPlan | None:
         """Return the next step. After an exception it only has the block moves made before it."""
-        try:
+        with self._guarded("schedule", self._scheduled):
             return self._strategy.schedule(now)
-        except Exception as error:
-            logger.exception("strategy failed to schedule")
-            self._drop(self._scheduled(), error)
-        try:
+        with self._guarded("plan", self._everyone):
             return self._strategy.plan()
-        except Exception as error:
-            logger.exception("strategy failed to plan")
-            self._drop(self._strategy.request_ids, error)
-            return None
+        return None
 
     def wake_at(self) -> float | None:
-        try:
+        with self._guarded("wake_at", self._everyone):
             return self._strategy.wake_at()
-        except Exception as error:
-            logger.exception("strategy failed to tell its next step")
-            self._drop(self._strategy.request_ids, error)
-            return None
+        return None
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Output]:
         """Commit a step group by group, so that an exception ends only that group's request."""
-        self._fail_sequences(plan, result)
-        try:
-            by_group = self._strategy.by_group(plan)
-        except Exception as error:
-            logger.exception("strategy failed to commit")
-            self._drop(self._requests_of(plan), error)
-            return []
         outputs: list[Output] = []
-        for group, chunks in by_group.items():
-            try:
-                outputs += self._strategy.commit_group(group, chunks, result)
-            except Exception as error:
-                logger.exception("strategy failed to commit request=%d", group.request.id)
-                self._drop({group.request.id}, error)
+        with self._guarded("commit", self._everyone):
+            self._fail_sequences(plan, result)
+            for group, chunks in self._strategy.by_group(plan).items():
+                try:
+                    outputs += self._strategy.commit_group(group, chunks, result)
+                except Exception as error:
+                    self._drop({group.request.id}, "commit", error)
         return outputs
 
     def fail(self, plan: StepPlan, reason: str) -> None:
         """End every request of a plan whose step failed. Call it instead of `commit`."""
-        self._end(dict.fromkeys(self._requests_of(plan), reason))
+        with self._guarded("fail", self._everyone):
+            self._end(dict.fromkeys(self._requests_of(plan), reason))
 
     def fail_largest(self, plan: StepPlan, reason: str) -> None:
         """End only the request that computes most in a plan for which memory ran out.
@@ -125,10 +110,11 @@ class Guard:
         if plan.moves or plan.swapped_out or not alive:
             self.fail(plan, reason)
             return
-        for chunk in alive:
-            self._strategy.rewind(chunk)
-        largest = max(alive, key=lambda chunk: (chunk.length, chunk.end))
-        self._end(dict.fromkeys(self._strategy.requests_of([largest.sequence]), reason))
+        with self._guarded("rewind", self._everyone):
+            for chunk in alive:
+                self._strategy.rewind(chunk)
+            largest = max(alive, key=lambda chunk: (chunk.length, chunk.end))
+            self._end(dict.fromkeys(self._strategy.requests_of([largest.sequence]), reason))
 
     def _fail_sequences(self, plan: StepPlan, result: StepResult) -> None:
         """End the requests of sequences for which no token could be sampled."""
@@ -167,6 +153,9 @@ class Guard:
         )
         return strategy.requests_of(computed) or strategy.request_ids
 
+    def _everyone(self) -> set[int]:
+        return self._strategy.request_ids
+
     def _end(self, reasons: Mapping[int, str]) -> None:
         """End requests of a strategy whose bookkeeping is right."""
         for request_id, reason in reasons.items():
@@ -174,21 +163,30 @@ class Guard:
                 self.abort(request_id)
                 self._add_output(request_id, reason)
 
-    def _drop(self, request_ids: set[int], error: Exception, silent: int | None = None) -> None:
-        """End requests after an exception; if that fails, all. `silent` gets no output."""
-        everyone = self._strategy.request_ids
+    @contextmanager
+    def _guarded(
+        self, task: str, culprits: Callable[[], set[int]], silent: int | None = None
+    ) -> Generator[None]:
+        """Drop `culprits` if the block raises, and go on after it. `silent` gets no output."""
+        try:
+            yield
+        except Exception as error:
+            self._drop(culprits(), task, error, silent)
+
+    def _drop(
+        self, request_ids: set[int], task: str, error: Exception, silent: int | None = None
+    ) -> None:
+        """End requests after an exception; if even that fails, all. Call from an `except` block."""
+        logger.exception("strategy failed task=%s requests=%s", task, sorted(request_ids))
+        everyone = self._strategy.request_ids | request_ids
         try:
             self._strategy.discard(request_ids)
         except Exception:
             logger.exception("strategy failed to drop requests, all end")
-            request_ids = everyone | request_ids
+            request_ids = everyone
             self._strategy.discard(request_ids)
         for request_id in sorted(request_ids - {silent}):
-            self._add_output(request_id, _reason(error))
+            self._add_output(request_id, f"{type(error).__name__}: {error}")
 
     def _add_output(self, request_id: int, reason: str) -> None:
         self._outputs.append(Output(request_id, (), (), Finish.ERROR, failure=reason))
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

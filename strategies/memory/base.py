@@ -95,8 +95,8 @@ class KVMemory(ABC):
     def rebuild(self, sequence_ids: Container[int]) -> None:
         """Keep only the tables of these sequences, and count free blocks anew.
 
-        Call it after an exception that may have left the tables of other sequences half done. Of
-        the moves since `take_moves`, those remain whose target is still in use.
+        Call it after an exception that may have left the tables of other sequences half done. The
+        moves since `take_moves` remain: tables that are kept may need them.
         """
 
     @abstractmethod

@@ -202,8 +202,7 @@ class PagedMemory(KVMemory):
 
     def take_moves(self) -> BlockMoves:
         moves = BlockMoves(tuple(self._swap_outs), tuple(self._swap_ins), tuple(self._copies))
-        for pairs in (self._swap_outs, self._swap_ins, self._copies):
-            pairs.clear()
+        self._swap_outs, self._swap_ins, self._copies = [], [], []
         return moves
 
     def _is_writable(self, span: Span) -> bool:
@@ -271,12 +270,6 @@ class PagedMemory(KVMemory):
         self._pool = BlockPool(self.num_blocks, self._tables.values())
         self._host = BlockPool(self.num_host_blocks, self._swapped.values())
         self._prefixes = PrefixCache()
-        # A move may fill the source of a later one.
-        self._copies = _into(self._copies, _distinct(self._tables))
-        on_device = [*_distinct(self._tables), *(source for source, _ in self._copies)]
-        self._swap_ins = _into(self._swap_ins, on_device)
-        on_host = [*_distinct(self._swapped), *(source for source, _ in self._swap_ins)]
-        self._swap_outs = _into(self._swap_outs, on_host)
 
     def check_integrity(self) -> None:
         self._pool.check_integrity(self._tables.values(), cached=self._prefixes)
@@ -286,9 +279,3 @@ class PagedMemory(KVMemory):
 
 def _distinct(tables: Mapping[int, tuple[int, ...]]) -> list[int]:
     return list(dict.fromkeys(block for table in tables.values() for block in table))
-
-
-def _into(pairs: Iterable[tuple[int, int]], blocks: Iterable[int]) -> list[tuple[int, int]]:
-    """Return the moves whose target is one of these blocks."""
-    targets = set(blocks)
-    return [pair for pair in pairs if pair[1] in targets]

@@ -68,8 +68,6 @@ class SlotMemory(KVMemory):
 
     def rebuild(self, sequence_ids: Container[int]) -> None:
         self._tables = {id: run for id, run in self._tables.items() if id in sequence_ids}
-        held = {block for run in self._tables.values() for block in run}
-        self._copies = [pair for pair in self._copies if pair[1] in held]
 
     def check_integrity(self) -> None:
         held = [block for table in sorted(self._tables.values()) for block in table]
