@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Guard:
-    """Calls a strategy. No exception of the strategy leaves it, except from `fits` and `add`.
+    """Calls a strategy so that its exceptions end requests. Only `add` raises.
 
     Each request that ends here gets one Output with Finish.ERROR, which `take_outputs` returns.
     """
@@ -127,13 +127,14 @@ class Guard:
         self._end(reasons)
 
     def _requests_of(self, plan: StepPlan) -> set[int]:
-        """Return the requests that a plan computes, swaps out, or moves the blocks of."""
+        """Return the requests that a plan computes or swaps out, or whose blocks it fills."""
         sequences = [*(chunk.sequence for chunk in plan.chunks), *plan.swapped_out]
-        if not plan.chunks:
+        if not plan.chunks:  # else the chunks are of the same requests
             sequences += self._holders(plan)
         return self._strategy.requests_of(sequences)
 
     def _holders(self, plan: StepPlan) -> Iterable[Sequence]:
+        """Yield the sequences that hold a block into which the plan moves another one."""
         moved = {target for _, target in (*plan.moves.swap_ins, *plan.moves.copies)}
         for group in self._strategy.running:
             for sequence in group.sequences:

@@ -156,7 +156,7 @@ class Strategy(ABC):
         return self.plan(chunks)
 
     def plan(self, chunks: Iterable[Chunk] = ()) -> StepPlan | None:
-        """Return a plan of these chunks and of the moves that they, or a lost plan, need."""
+        """Return a plan of these chunks, and of the block moves that no plan has had yet."""
         chunks, swapped_out = tuple(chunks), tuple(self._swapped_out)
         moves = self.memory.take_moves()
         self._swapped_out.clear()
