@@ -164,7 +164,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def _next_chunks(self, now: float) -> list[Chunk]:
-        """Return the chunks to compute next, with their blocks already reserved."""
+        """Return the chunks to compute next, with their blocks already reserved.
+
+        Sets `current` to each group before it works on it.
+        """
 
     def wake_at(self) -> float | None:
         """Return the time at which to call `schedule` again after it returned None.

@@ -126,7 +126,7 @@ class Executor(FakeExecutor):
     def __init__(self, rng: random.Random, rates: dict[str, float], counts: Counter[str]) -> None:
         super().__init__(BLOCK_SIZE)
         self._rng = rng
-        self._rates = rates
+        self.rates = rates
         self._counts = counts
         self._consumed: Counter[int] = Counter()
         """Tokens that the grammar of each sequence has seen."""
@@ -153,7 +153,7 @@ class Executor(FakeExecutor):
 
     def _strikes(self, kind: str, *, counts: bool = True) -> bool:
         """Whether a fault of this kind happens now; never so many that the engine gives up."""
-        strikes = self._rng.random() < self._rates[kind]
+        strikes = self._rng.random() < self.rates.get(kind, 0)
         if counts and strikes:
             strikes = self._num_failed < MAX_FAILED_STEPS - 1
             self._num_failed += strikes
@@ -295,14 +295,14 @@ class Run:
         rates = dict.fromkeys(kinds, rate)
         self.saboteur = Saboteur(rng) if self.focus == "exceptions" else None
         self.strategy = strategy_of(batching, **self.settings)
-        executor = Executor(rng, rates, counts)
-        executor.strategy = self.strategy
+        self.executor = Executor(rng, rates, counts)
+        self.executor.strategy = self.strategy
         facts = msgspec.structs.replace(
             FACTS, max_model_len=self.max_model_len, vocab_size=VOCABULARY, takes_images=True
         )
         self.engine = Engine(
             self.strategy,
-            executor,
+            self.executor,
             facts,
             overlaps=is_duplicates or rng.random() < 0.5,
             grammars=Grammars(),  # type: ignore[arg-type]
@@ -366,7 +366,22 @@ class Run:
                 continue
             self._step()
             self.now += self.rng.choice((0, 1, 1, 2))
+        self._serve_one_more()
         self._check_end()
+
+    def _serve_one_more(self) -> None:
+        """Check that the engine still answers, whatever has happened."""
+        if self.saboteur is not None:
+            self.counts["exceptions"] += self.saboteur.num_raised
+        self.saboteur = None
+        self.executor.rates.clear()
+        params = SamplingParams(max_tokens=3)
+        last = Client(self.now, [2, 3], params, "", (), float("inf"), False, None)
+        self.todo.append(last)
+        self._arrive()
+        while self.engine.has_work():
+            self._step()
+        assert last.finish, "a later request is not served"
 
     def _arrive(self) -> None:
         while self.todo and self.todo[0].at <= self.now:
@@ -464,7 +479,6 @@ class Run:
             assert client.scores == whole_scores[: len(client.scores)]
             if 0 in client.finish and client.params.prompt_logprobs is not None:
                 assert client.scores == whole_scores
-        self.counts["exceptions"] += self.saboteur.num_raised if self.saboteur else 0
         self.counts["preemptions"] += strategy.num_preemptions
         self.counts["swaps"] += strategy.num_swaps
         self.counts["answers"] += sum(len(client.finish) for client in self.clients.values())
