@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PORT ?= 8080
 PROPERTIES ?= serving.properties
 OUT ?= build/compare
+SECONDS ?= 600
 BIN := .venv/bin
 INSTALL = $(BIN)/python packaging/wheel/install.py --disable-pip-version-check --constraint constraints.txt
 GPU_PYTHON ?= $(BIN)/python
@@ -43,8 +44,9 @@ compare: setup  ## Load-test every strategy with the demo model on this machine;
 harm: setup  ## Send hostile requests to the demo model and measure what they cost others (ARGS='--rows grammar')
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.harm harm --json build/harm.json $(ARGS)
 
-soak: setup  ## Ten minutes of good, bad and leaving clients and of kills (ARGS='--seconds 60')
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.harm soak --seconds 600 --json build/soak.json $(ARGS)
+soak: setup  ## Good, bad and leaving clients and kills, then a fuzz of the strategies (SECONDS=600 of each)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.harm soak --seconds $(SECONDS) --json build/soak.json $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.strategies.fuzz --seconds $(SECONDS)
 
 # One process more than cores: tests with a server wait for it half of the time.
 test: setup  ## Run all tests (ARGS='tests/core -k stop' for some)

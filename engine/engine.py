@@ -30,6 +30,7 @@ from core.request import Request
 from core.sampling import MAX_SEED, NO_LIMIT, SamplingParams
 from engine.device import is_out_of_memory
 from engine.executor import Executor, SubmittedStep
+from engine.failures import Guard
 from engine.lora.adapters import Adapters
 from engine.sampling.grammars import Grammars
 from engine.stopwatch import Stopwatch
@@ -65,6 +66,7 @@ class Engine:
         model_time: the executor's; if None, nothing is timed.
         """
         self.strategy = strategy
+        self._guard = Guard(strategy)
         self.facts = facts
         self.grammars = grammars
         self.adapters = adapters
@@ -97,9 +99,9 @@ class Engine:
         adapter: the name of a LoRA adapter, or '' for none. images: the prompt's images, in the
         order of their positions.
 
-        Raises RequestError if the request can never run, NotFoundError if the adapter is not loaded
-        and OverloadedError if the grammars or the images in use are too large. A call that raises
-        changes nothing.
+        Raises RequestError if the request can never run, NotFoundError if the adapter is not
+        loaded, OverloadedError if the grammars or the images in use are too large and
+        GenerationError if the strategy fails. A call that raises changes nothing.
         """
         chosen = self._find_adapter(adapter) if adapter else None
         # The front end has truncated and checked its prompts already; `LLM` has not.
@@ -117,15 +119,14 @@ class Engine:
             adapter=chosen,
             images=images,
         )
-        if not self.strategy.fits(request):
+        if self.grammars is not None and params.structured_outputs is not None:
+            self.grammars.hold(request.sequences)
+        if not self._guard.add(request):
             raise RequestError(
                 "num_beams",
                 f"{params.beam_width} beams of {request.sequences[0].max_length} tokens do not "
                 "fit into the KV cache or the token budget of a step",
             )
-        if self.grammars is not None and params.structured_outputs is not None:
-            self.grammars.hold(request.sequences)
-        self.strategy.add(request)
         self._next_id += len(request.sequence_ids)
         return request.id
 
@@ -134,7 +135,7 @@ class Engine:
 
         Unknown ids are ignored.
         """
-        self.strategy.abort(request_id, index)
+        self._guard.abort(request_id, index)
 
     def adapter_slots_in_use(self) -> set[int]:
         """Return the adapter slots of running and waiting requests.
@@ -146,7 +147,12 @@ class Engine:
         return {group.request.adapter.slot for group in groups if group.request.adapter}
 
     def has_work(self) -> bool:
-        return self.strategy.has_work() or self._in_flight is not None
+        is_busy = self.strategy.has_work() or self._in_flight is not None
+        return is_busy or self._guard.has_outputs()
+
+    def wake_at(self) -> float | None:
+        """Return when to call `step` if nothing runs; None: at once, or when a request arrives."""
+        return self._guard.wake_at()
 
     def step(self, now: float, between_tokens: Callable[[], None] = lambda: None) -> list[Output]:
         """Submit the next step, if anything is scheduled now, and commit the oldest step.
@@ -159,11 +165,11 @@ class Engine:
 
         A failed step ends its sequences with Finish.ERROR. After MAX_FAILED_STEPS failures in a
         row, raises the executor's error instead. If memory runs out for a step of several sequences
-        that moves no blocks, only the largest request ends.
+        that moves no blocks, only the largest request ends. An exception of the strategy ends the
+        requests that it belongs to (engine/failures.py).
         """
-        failed: list[Output] = []
         submitted = None
-        plan = self.strategy.schedule(now)
+        plan = self._guard.schedule(now)
         if plan is not None:
             self.num_steps += 1
             self.num_step_sequences += len(plan.chunks)
@@ -171,31 +177,34 @@ class Engine:
             try:
                 submitted = plan, self.executor.submit(plan, between_tokens)
             except Exception as error:
-                failed = self._fail_submit(plan, error)
+                self._fail_submit(plan, error)
         if self.overlaps:
             submitted, self._in_flight = self._in_flight, submitted
-        return failed if submitted is None else failed + self._commit(*submitted)
+        outputs = [] if submitted is None else self._commit(*submitted)
+        return outputs + self._guard.take_outputs()
 
     def _commit(self, plan: StepPlan, step: SubmittedStep) -> list[Output]:
         try:
             result = step.wait()
         except Exception as error:
-            return self._fail(plan, error)
+            self._fail(plan, error)
+            return []
         self._num_failed_steps = 0
-        return self.strategy.commit(plan, result)
+        return self._guard.commit(plan, result)
 
-    def _fail_submit(self, plan: StepPlan, error: Exception) -> list[Output]:
+    def _fail_submit(self, plan: StepPlan, error: Exception) -> None:
         """Handle a step that could not be submitted. Call from within an `except` block."""
         if isinstance(error, EngineUnavailableError):  # another rank is lost
             raise error
         num_sequences = len(plan.chunks)
         if num_sequences < 2 or not is_out_of_memory(error):
-            return self._fail(plan, error)
+            self._fail(plan, error)
+            return
         logger.exception("step out of memory num_sequences=%d, the largest one ends", num_sequences)
         reason = f"out of memory in a step of {num_sequences} sequences; this one was the largest"
-        return self.strategy.fail_largest(plan, reason)
+        self._guard.fail_largest(plan, reason)
 
-    def _fail(self, plan: StepPlan, error: Exception) -> list[Output]:
+    def _fail(self, plan: StepPlan, error: Exception) -> None:
         """End the plan's sequences with Finish.ERROR; after too many failures raise `error`.
 
         Call from within an `except` block.
@@ -204,7 +213,7 @@ class Engine:
         self._num_failed_steps += 1
         if self._num_failed_steps >= MAX_FAILED_STEPS:
             raise error
-        return self.strategy.fail(plan, f"{type(error).__name__}: {error}")
+        self._guard.fail(plan, f"{type(error).__name__}: {error}")
 
     def _find_adapter(self, name: str) -> Adapter:
         if self.adapters is None:

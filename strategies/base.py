@@ -15,15 +15,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
-
-import msgspec
 
 from core.output import Output
 from core.plan import Chunk, StepPlan, StepResult
 from core.request import Request
-from core.sampling import Finish, SequenceFailure
+from core.sampling import Finish
 from core.sequence import Sequence
 from strategies.beam_group import BeamGroup
 from strategies.group import SequenceGroup
@@ -64,10 +62,11 @@ class StepBudget:
 class Strategy(ABC):
     """Decides what runs next. Not thread-safe: one loop owns it.
 
-    `add`, `abort` and `fail` may be called between any two other calls, even between `schedule`
-    and `commit` of the same step. Steps must be committed in order. Each answer of a request ends
-    with exactly one Output that has `finish`. If the request fails, one Output with Finish.ERROR
-    ends all of its unfinished answers. If it is aborted, it gets no more outputs.
+    `add` and `abort` may be called between any two other calls, even between `schedule` and
+    `commit` of the same step. Steps must be committed in order. Each answer of a request ends with
+    exactly one Output that has `finish`, unless it is aborted: then it gets no more outputs.
+
+    engine/failures.py handles failed steps, and exceptions of a strategy itself.
     """
 
     def __init__(self, memory: KVMemory, limits: Limits) -> None:
@@ -78,6 +77,8 @@ class Strategy(ABC):
         """Both lists are sorted by rank: priority, then order of arrival, oldest first."""
         self._group_of: dict[int, SequenceGroup] = {}
         """Maps a sequence id to its group."""
+        self.current: SequenceGroup | None = None
+        """The group that `schedule` is working on. An exception belongs to its request."""
         self._swapped_out: list[Sequence] = []
         """Sequences swapped out since the last plan."""
         self.num_preemptions = 0
@@ -146,18 +147,27 @@ class Strategy(ABC):
         The plan stays within `limits`. Its tokens count as computed from now on.
         """
         chunks = self._next_chunks(now)
+        self.current = None
         for chunk in chunks:
             chunk.sequence.num_computed_tokens = chunk.end
             chunk.sequence.num_in_flight += chunk.samples_token
             if chunk.scored_positions:
                 chunk.sequence.num_scored_rows = chunk.scored_positions.stop
-        moves, swapped_out = self.memory.take_moves(), tuple(self._swapped_out)
+        return self.plan(chunks)
+
+    def plan(self, chunks: Iterable[Chunk] = ()) -> StepPlan | None:
+        """Return a plan of these chunks, and of the block moves that no plan has had yet."""
+        chunks, swapped_out = tuple(chunks), tuple(self._swapped_out)
+        moves = self.memory.take_moves()
         self._swapped_out.clear()
-        return StepPlan(tuple(chunks), moves, swapped_out) if chunks or moves else None
+        return StepPlan(chunks, moves, swapped_out) if chunks or moves else None
 
     @abstractmethod
     def _next_chunks(self, now: float) -> list[Chunk]:
-        """Return the chunks to compute next, with their blocks already reserved."""
+        """Return the chunks to compute next, with their blocks already reserved.
+
+        Sets `current` to each group before it works on it.
+        """
 
     def wake_at(self) -> float | None:
         """Return the time at which to call `schedule` again after it returned None.
@@ -168,67 +178,75 @@ class Strategy(ABC):
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Output]:
         """Append the sampled tokens, end finished sequences and free their blocks."""
-        outputs = self._fail_sequences(result)
-        touched: dict[SequenceGroup, None] = {}
-        for chunk in plan.chunks:
-            if chunk.sequence.finish is not None:
-                continue  # failed, or aborted while the step ran
-            self.memory.commit(chunk)
-            if chunk.samples_token or chunk.scored_positions:
-                touched[self._group_of[chunk.sequence.id]] = None
-        for group in touched:
-            outputs += group.commit(result, self.memory)
-            self._drop_if_ended(group)
+        outputs: list[Output] = []
+        for group, chunks in self.by_group(plan).items():
+            outputs += self.commit_group(group, chunks, result)
         return outputs
 
-    def fail(self, plan: StepPlan, reason: str) -> list[Output]:
-        """End every request of a plan whose step failed. Call it instead of `commit`."""
-        touched = (*(chunk.sequence for chunk in plan.chunks), *plan.swapped_out)
-        alive = [sequence for sequence in touched if sequence.finish is None]
-        return self._fail_requests(
-            {self._group_of[sequence.id].request.id: reason for sequence in alive}
-        )
+    def by_group(self, plan: StepPlan) -> dict[SequenceGroup, list[Chunk]]:
+        """Return the chunks of each group that has not ended."""
+        by_group: dict[SequenceGroup, list[Chunk]] = {}
+        for chunk in plan.chunks:
+            if group := self._group_of.get(chunk.sequence.id):
+                by_group.setdefault(group, []).append(chunk)
+        return by_group
 
-    def fail_largest(self, plan: StepPlan, reason: str) -> list[Output]:
-        """End only the request that computes most in a plan for which memory ran out.
+    def commit_group(
+        self, group: SequenceGroup, chunks: Iterable[Chunk], result: StepResult
+    ) -> list[Output]:
+        """Commit a group's chunks, except those of sequences that ended while the step ran."""
+        has_result = False
+        for chunk in chunks:
+            if chunk.sequence.finish is None:
+                self.memory.commit(chunk)
+                has_result |= chunk.samples_token or bool(chunk.scored_positions)
+        if not has_result:
+            return []
+        outputs = group.commit(result, self.memory)
+        self._drop_if_ended(group)
+        return outputs
 
-        The tokens of the other requests become pending again, so the next plan holds them. Call
-        this instead of `commit`, before the next `schedule`, for a plan that was not computed. If
-        the plan moves blocks, ends all of its requests, as `fail` does, because nobody knows which
-        moves have happened.
+    def rewind(self, chunk: Chunk) -> None:
+        """Make the tokens of a chunk that was not computed pending again.
+
+        Call it before the next `schedule`.
         """
-        alive = [chunk for chunk in plan.chunks if chunk.sequence.finish is None]
-        if plan.moves or plan.swapped_out or not alive:
-            return self.fail(plan, reason)
-        for chunk in alive:
-            sequence = chunk.sequence
-            sequence.num_computed_tokens = chunk.start
-            sequence.num_in_flight -= chunk.samples_token
-            if chunk.scored_positions:
-                sequence.num_scored_rows = chunk.scored_positions.start
-        largest = max(alive, key=lambda chunk: (chunk.length, chunk.end))
-        return self._fail_requests({self._group_of[largest.sequence.id].request.id: reason})
+        sequence = chunk.sequence
+        sequence.num_computed_tokens = chunk.start
+        sequence.num_in_flight -= chunk.samples_token
+        if chunk.scored_positions:
+            sequence.num_scored_rows = chunk.scored_positions.start
 
-    def _fail_sequences(self, result: StepResult) -> list[Output]:
-        """End the requests of sequences for which no token could be sampled."""
-        failures = {
-            self._group_of[id].request.id: failure
-            for id, failure in result.items()
-            if isinstance(failure, SequenceFailure) and id in self._group_of
+    @property
+    def request_ids(self) -> set[int]:
+        """The ids of all requests that have not ended."""
+        return {group.request.id for group in self._group_of.values()}
+
+    def requests_of(self, sequences: Iterable[Sequence]) -> set[int]:
+        """Return the ids of the requests of these sequences, except sequences that have ended."""
+        return {
+            self._group_of[sequence.id].request.id
+            for sequence in sequences
+            if sequence.finish is None and sequence.id in self._group_of
         }
-        outputs = self._fail_requests({id: failure.reason for id, failure in failures.items()})
-        return [
-            msgspec.structs.replace(output, failed_field=failures[output.request_id].field)
-            for output in outputs
-        ]
 
-    def _fail_requests(self, reasons: Mapping[int, str]) -> list[Output]:
-        for request_id in reasons:
-            self.abort(request_id)
-        return [
-            Output(request_id, (), (), Finish.ERROR, failure=reason)
-            for request_id, reason in reasons.items()
-        ]
+    def discard(self, request_ids: Container[int]) -> None:
+        """Drop requests after an exception that may have left their bookkeeping half done.
+
+        Counts the blocks of the others anew. The prefix cache is empty afterwards.
+        """
+        groups = dict.fromkeys(self._group_of.values())
+        lost = {group for group in groups if group.request.id in request_ids}
+        for group in lost:
+            for sequence in group.sequences:
+                sequence.finish = Finish.ERROR
+        self.waiting = [group for group in self.waiting if group not in lost]
+        self.running = [group for group in self.running if group not in lost]
+        self._group_of = {
+            id: group for group in groups if group not in lost for id in group.sequence_ids
+        }
+        self.current = None
+        self.memory.rebuild(self._group_of)
 
     def fits(self, request: Request) -> bool:
         """Whether the request can ever run.
@@ -283,9 +301,11 @@ class ReservingStrategy(Strategy):
     def _next_chunks(self, now: float) -> list[Chunk]:
         for group in self._admissible(now):
             self._admit(group, now)
+        self.current = None
         chunks: list[Chunk] = []
         budget = StepBudget(self.limits.max_step_tokens, self.running)
         for group in self.running:
+            self.current = group
             for sequence, length in group.turns(budget.allowance(group)):
                 chunks.append(self._chunk(sequence, length))
                 budget.take(length)
@@ -301,6 +321,7 @@ class ReservingStrategy(Strategy):
         max_sequences: how many sequences may be admitted, over all groups.
         """
         for group in tuple(self.waiting):
+            self.current = group
             has_slots = group.num_sequences <= max_sequences or not self.running
             reservation = self._reservation(group.sequences[0])
             spans = [Span(sequence_id, 0, reservation) for sequence_id in group.sequence_ids]

@@ -36,7 +36,8 @@ class DynamicStrategy(ReservingStrategy):
         return bool(self.waiting) and now >= self._deadline()
 
     def _deadline(self) -> float:
-        return self.waiting[0].request.arrival + self.max_delay_s
+        # More urgent requests may have overtaken the oldest one.
+        return min(group.request.arrival for group in self.waiting) + self.max_delay_s
 
 
 def make(settings: StrategySettings) -> DynamicStrategy:

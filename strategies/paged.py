@@ -55,7 +55,9 @@ class PagedStrategy(Strategy):
 
     def _next_chunks(self, now: float) -> list[Chunk]:
         for group in self.running:
+            self.current = group
             self._share_prompt(group)
+        self.current = None
         budget = StepBudget(self.limits.max_step_tokens, self.running)
         return self._continue_running(budget) + self._admit_waiting(budget, now)
 
@@ -64,7 +66,7 @@ class PagedStrategy(Strategy):
         # Preemption takes from the end of `running`, so it never reaches a group already passed.
         index = 0
         while index < len(self.running):
-            group = self.running[index]
+            group = self.current = self.running[index]
             turns = group.turns(budget.allowance(group))
             if self._take_blocks(group, turns):
                 chunks += self._chunks(turns, budget)
@@ -86,10 +88,11 @@ class PagedStrategy(Strategy):
         Returns False if the group itself had to be preempted.
         """
         while not self.memory.reserve(_spans(turns)):
-            victim = self.running[-1]
+            victim = self.current = self.running[-1]
             self._preempt(victim)
             if victim is group:
                 return False
+            self.current = group
         return True
 
     def _preempt(self, group: SequenceGroup) -> None:
@@ -115,14 +118,17 @@ class PagedStrategy(Strategy):
 
     def _admit_waiting(self, budget: StepBudget, now: float) -> list[Chunk]:
         chunks: list[Chunk] = []
-        while self.waiting and self._has_slots_for(self.waiting[0]):
-            group = self.waiting[0]
+        while self.waiting:
+            group = self.current = self.waiting[0]
+            if not self._has_slots_for(group):
+                break
             is_swapped = any(map(self._blocks.is_swapped, group.sequence_ids))
             turns = (self._resume if is_swapped else self._begin)(group, budget)
             if not turns:
                 break
             self._admit(group, now)
-            self.memory.reserve(_spans(turns))  # they fit: see `_has_room_for`
+            fits = self.memory.reserve(_spans(turns))
+            assert fits, "see `_has_room_for`"
             chunks += self._chunks(turns, budget)
         return chunks
 

@@ -36,7 +36,8 @@ PARTS = {
         ("lora", "sampling", "vision"),
         ("loading",),
         ("step",),
-        ("memory", "adapters", "engine"),
+        ("memory", "adapters", "failures"),
+        ("engine",),
         ("parts",),
         ("build", "follow"),
         ("tasks",),
@@ -145,6 +146,23 @@ def test_nothing_unpickles(package):
             assert not (is_load and ast.unparse(node) == "torch.load"), path
             assert not (isinstance(node, ast.keyword) and node.arg == "weights_only"
                         and ast.unparse(node.value) != "True"), path  # fmt: skip
+
+
+def test_only_timestamps_read_the_wall_clock():
+    """Somebody may set the wall clock, so deadlines and durations need a monotonic one."""
+    wall = ("time.time", "time.time_ns", "time.localtime", "time.gmtime", "time.strftime",
+            "datetime.now", "datetime.utcnow", "datetime.today", "date.today")  # fmt: skip
+    users = set()
+    for package in ("core", "strategies", "engine"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Attribute) and ast.unparse(node).endswith(wall):
+                    users.add(path.name)
+                assert not (isinstance(node, ast.ImportFrom) and node.module == "time"), path
+    assert users == {
+        "chat_template.py",  # the date in a prompt
+        "emf.py",  # the time of a line for CloudWatch
+    }
 
 
 def test_the_front_end_loads_without_torch():

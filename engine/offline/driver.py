@@ -138,6 +138,6 @@ class Driver:
 
     def _wait(self) -> None:
         """Sleep until the strategy's next step is due: `dynamic` may wait to fill a batch."""
-        wake_at = self.engine.strategy.wake_at()
+        wake_at = self.engine.wake_at()
         if wake_at is not None:
             time.sleep(max(0.0, wake_at - time.monotonic()))

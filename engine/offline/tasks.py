@@ -74,7 +74,7 @@ def _text_or_token_ids(prompt: Prompt) -> str | list[int]:
 
 def _wait(engine: TaskEngine) -> None:
     """Sleep until the strategy's next step is due: `dynamic` may wait to fill a batch."""
-    wake_at = engine.strategy.wake_at()
+    wake_at = engine.wake_at()
     if wake_at is not None:
         time.sleep(max(0.0, wake_at - time.monotonic()))
 

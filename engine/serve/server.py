@@ -157,7 +157,7 @@ class Server:
         idle_s = MIN_INTERVAL_S if self._watchers else IDLE_PULSE_S
         if not self._engine.has_work():
             return idle_s
-        wake_at = self._engine.strategy.wake_at()
+        wake_at = self._engine.wake_at()
         return 0 if wake_at is None else min(max(0.0, wake_at - time.monotonic()), idle_s)
 
     def _handle(self, client: bytes, message: Inbound) -> None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from core.errors import GenerationError
+from core.output import Output
 from core.protocol.messages import Facts
 from core.request import Request
 from core.sampling import Sampled, SamplingParams
+from engine.failures import Guard
 from engine.stopwatch import Stopwatch
 from engine.tasks.performer import Job, Outcome, Performer
 from strategies.base import Strategy
@@ -39,6 +42,7 @@ class TaskEngine:
 
     def __init__(self, strategy: Strategy, performer: Performer, facts: Facts) -> None:
         self.strategy = strategy
+        self._guard = Guard(strategy)
         self.facts = facts
         self.performer = performer
         self.model_time = Stopwatch()
@@ -54,9 +58,9 @@ class TaskEngine:
         """Always 0: jobs have no tokens."""
 
     def add(self, job: Job, now: float) -> int:
-        """Queue a job and return its id."""
+        """Queue a job and return its id. Raises GenerationError if the strategy fails."""
         request = Request(self._next_id, [0], _ONE_STEP, arrival=now)
-        self.strategy.add(request)
+        self._guard.add(request)
         self._jobs[request.id] = job
         self._next_id += 1
         return request.id
@@ -66,27 +70,36 @@ class TaskEngine:
 
         Unknown ids are ignored, and so is `index`: a job has only one answer.
         """
-        self.strategy.abort(request_id)
+        self._guard.abort(request_id)
         self._jobs.pop(request_id, None)
 
     def has_work(self) -> bool:
-        return self.strategy.has_work()
+        return self.strategy.has_work() or self._guard.has_outputs()
+
+    def wake_at(self) -> float | None:
+        """Return when to call `step` if nothing runs; None: at once, or when a job arrives."""
+        return self._guard.wake_at()
 
     def step(self, now: float, between_runs: Callable[[], None] = lambda: None) -> list[TaskOutput]:
         """Perform the jobs that the strategy schedules. `between_runs` may call `add` and `abort`.
 
         Raises whatever the performer raises, which means that the device has failed.
         """
-        plan = self.strategy.schedule(now)
-        if plan is None:
-            return []
-        self.num_steps += 1
-        self.num_step_sequences += len(plan.chunks)
-        ids = [chunk.sequence.id for chunk in plan.chunks]
-        jobs = [self._jobs.pop(id) for id in ids]
-        with self.model_time:
-            outcomes = dict(zip(ids, self.performer.perform(jobs, between_runs), strict=True))
-        finished = self.strategy.commit(plan, dict.fromkeys(ids, _DONE))
+        plan = self._guard.schedule(now)
+        outcomes: dict[int, Outcome] = {}
+        finished: list[Output] = []
+        if plan is not None:
+            self.num_steps += 1
+            self.num_step_sequences += len(plan.chunks)
+            ids = [chunk.sequence.id for chunk in plan.chunks]
+            jobs = [self._jobs.pop(id) for id in ids]
+            with self.model_time:
+                outcomes = dict(zip(ids, self.performer.perform(jobs, between_runs), strict=True))
+            finished = self._guard.commit(plan, dict.fromkeys(ids, _DONE))
+        for output in self._guard.take_outputs():
+            self._jobs.pop(output.request_id, None)
+            outcomes[output.request_id] = GenerationError(output.failure)
+            finished.append(output)
         return [
             TaskOutput(output.request_id, outcomes[output.request_id], output.admitted)
             for output in finished

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from typing import NamedTuple
 
 from core.plan import BlockMoves, Chunk
@@ -90,6 +90,14 @@ class KVMemory(ABC):
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+    @abstractmethod
+    def rebuild(self, sequence_ids: Container[int]) -> None:
+        """Keep only the tables of these sequences, and count free blocks anew.
+
+        Call it after an exception that may have left the tables of other sequences half done. The
+        moves since `take_moves` remain: tables that are kept may need them.
+        """
 
     @abstractmethod
     def check_integrity(self) -> None:

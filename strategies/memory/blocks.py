@@ -7,7 +7,8 @@ of a sequence can be partly empty, so a sequence wastes at most `block_size - 1`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
+from itertools import chain
 
 from core.plan import BlockMoves, Chunk
 from core.sequence import Sequence
@@ -36,6 +37,7 @@ class PagedMemory(KVMemory):
         self.caches_prefixes = caches_prefixes
         self._pool = BlockPool(num_blocks)
         self._prefixes = PrefixCache()
+        self.num_host_blocks = num_host_blocks
         self._host = BlockPool(num_host_blocks)
         self._swapped: dict[int, tuple[int, ...]] = {}
         """Tables of host blocks. A sequence has either a device table or a host table."""
@@ -94,24 +96,40 @@ class PagedMemory(KVMemory):
             first -= 1  # swapped in from the host, into blocks that are not in the cache
         if table[first:end] != list(chunk.blocks[first:end]):
             return  # the sequence was preempted after this step was planned
+        cached: dict[int, int] = {}
         for index in range(first, end):
+            block = table[index]
             table[index] = self._cached_block(chunk.sequence, table, index)
-        self._tables[chunk.sequence.id] = tuple(table)
+            if table[index] != block:
+                cached[block] = table[index]
+        if cached:
+            self._replace(chunk.sequence.id, cached)
 
     def _cached_block(self, sequence: Sequence, table: list[int], index: int) -> int:
-        """Add `table[index]` to the prefix cache.
+        """Add `table[index]` to the prefix cache. Returns the block that the cache has.
 
-        Returns the block to use from now on: another one if the cache already has that prefix.
+        It is another one if the cache already has that prefix.
         """
         if index > 0:
             parent = self._prefixes.digest(table[index - 1])
         else:
             parent = self._prefixes.root(sequence.prefix_salt)
-        cached = self._prefixes.add(table[index], parent, self._content(sequence, index))
-        if cached != table[index]:
-            self._pool.share([cached])
-            self._pool.release([table[index]])
-        return cached
+        return self._prefixes.add(table[index], parent, self._content(sequence, index))
+
+    def _replace(self, sequence_id: int, cached: Mapping[int, int]) -> None:
+        """Replace blocks by cached ones with the same content, in every table that holds them.
+
+        Besides the sequence that filled them, these are the tables of sequences that were forked
+        from it while the step ran. Most of them are the newest tables.
+        """
+        for holder in chain((sequence_id,), reversed(self._tables)):
+            table = self._tables[holder]
+            old = [block for block in table if block in cached]
+            self._pool.share(cached[block] for block in old)
+            self._pool.release(old)
+            self._tables[holder] = tuple(cached.get(block, block) for block in table)
+            if not any(map(self._pool.num_references, cached)):
+                return
 
     def _content(self, sequence: Sequence, index: int) -> bytes:
         """Return the contents of the sequence's block `index`, for the prefix cache."""
@@ -176,8 +194,7 @@ class PagedMemory(KVMemory):
 
     def take_moves(self) -> BlockMoves:
         moves = BlockMoves(tuple(self._swap_outs), tuple(self._swap_ins), tuple(self._copies))
-        for pairs in (self._swap_outs, self._swap_ins, self._copies):
-            pairs.clear()
+        self._swap_outs, self._swap_ins, self._copies = [], [], []
         return moves
 
     def _is_writable(self, span: Span) -> bool:
@@ -238,6 +255,13 @@ class PagedMemory(KVMemory):
     def _release(self, blocks: tuple[int, ...]) -> None:
         """Release the last block first, so that it is also the first to be evicted."""
         self._pool.release(reversed(blocks), cached=self._prefixes)
+
+    def rebuild(self, sequence_ids: Container[int]) -> None:
+        self._tables = {id: table for id, table in self._tables.items() if id in sequence_ids}
+        self._swapped = {id: table for id, table in self._swapped.items() if id in sequence_ids}
+        self._pool = BlockPool(self.num_blocks, self._tables.values())
+        self._host = BlockPool(self.num_host_blocks, self._swapped.values())
+        self._prefixes = PrefixCache()
 
     def check_integrity(self) -> None:
         self._pool.check_integrity(self._tables.values(), cached=self._prefixes)

@@ -23,11 +23,13 @@ class BlockPool:
     `allocate` takes blocks without cached content first, then evicts those released longest ago.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        self._empty = deque(range(num_blocks))
+    def __init__(self, num_blocks: int, tables: Iterable[tuple[int, ...]] = ()) -> None:
+        """tables: block tables that hold some of the blocks already."""
+        held = Counter(block for table in tables for block in table)
+        self._empty = deque(block for block in range(num_blocks) if block not in held)
         self._kept: dict[int, None] = {}
         """Free blocks with cached content, in the order of their release."""
-        self._num_references = [0] * num_blocks
+        self._num_references = [held[block] for block in range(num_blocks)]
 
     @property
     def num_free(self) -> int:

@@ -12,7 +12,7 @@ blocks   | run of A      | gap | run of B           | gap     |
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 
 from core.plan import Chunk
 from strategies.memory.base import KVMemory, Span
@@ -65,6 +65,9 @@ class SlotMemory(KVMemory):
                 return start
             start = table[-1] + 1
         return start if self.num_blocks - start >= num_needed else None
+
+    def rebuild(self, sequence_ids: Container[int]) -> None:
+        self._tables = {id: run for id, run in self._tables.items() if id in sequence_ids}
 
     def check_integrity(self) -> None:
         held = [block for table in sorted(self._tables.values()) for block in table]

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from core.beams import Candidates, num_candidates
 from core.output import Output
-from core.plan import BlockMoves, StepPlan, StepResult
+from core.plan import BlockMoves, Chunk, StepPlan, StepResult
 from core.request import Request
-from core.sampling import Finish, Sampled, SamplingParams
+from core.sampling import Finish, Sampled, SamplingParams, TopLogprobs
 from core.sequence import Sequence as TokenSequence
+from engine.failures import Guard
 from strategies.base import Limits, Strategy
 from strategies.factory import StrategySettings, make_strategy
 
@@ -60,15 +61,31 @@ class FakeExecutor:
             assert chunk.end <= len(tokens)
             for position in range(chunk.start, chunk.end):
                 slot = self._slot(chunk.blocks, position)
-                self.slots[slot] = tokens[position], hash(tuple(tokens[: position + 1]))
-            prefix = self._read(chunk.blocks, chunk.end)
+                self.slots[slot] = tokens[position], self.digest(sequence, tokens[: position + 1])
+            prefix = self._read(chunk)
             assert prefix == tokens[: chunk.end]
-            if chunk.samples_token and sequence.params.beam_width:
-                result[sequence.id] = next_candidates(sequence, prefix)
-            elif chunk.samples_token:
-                result[sequence.id] = Sampled((next_token(sequence.id, prefix),), (-0.5,))
-        self._newest = {id: sampled.token_ids[0] for id, sampled in result.items()}
+            if chunk.samples_token or chunk.scored_positions:
+                result[sequence.id] = self.sample(chunk, prefix)
+        self._newest = {
+            id: sampled.token_ids[0] for id, sampled in result.items() if sampled.token_ids
+        }
         return result
+
+    def digest(self, sequence: TokenSequence, prefix: Sequence[int]) -> int:
+        """Return what K and V of the last token of a prefix depend on."""
+        return hash(tuple(prefix))
+
+    def sample(self, chunk: Chunk, prefix: Sequence[int]) -> Sampled | Candidates:
+        """Return the result of a chunk. A score has the position as its rank."""
+        sequence = chunk.sequence
+        if sequence.params.beam_width:
+            return next_candidates(sequence, prefix)
+        token_ids = (next_token(sequence.id, prefix),) if chunk.samples_token else ()
+        scores = tuple(
+            TopLogprobs(-0.5, position, (sequence.token_ids[position + 1],), (-0.5,))
+            for position in chunk.scored_positions
+        )
+        return Sampled(token_ids, (-0.5,) * len(token_ids), prompt_logprobs=scores)
 
     def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> FakeStep:
         return FakeStep(self.run(plan))
@@ -96,12 +113,12 @@ class FakeExecutor:
             if slot is not None:
                 self.slots[block, offset] = slot
 
-    def _read(self, blocks: tuple[int, ...], end: int) -> list[int]:
+    def _read(self, chunk: Chunk) -> list[int]:
         prefix: list[int] = []
-        for position in range(end):
-            token, digest = self.slots[self._slot(blocks, position)]
+        for position in range(chunk.end):
+            token, digest = self.slots[self._slot(chunk.blocks, position)]
             prefix.append(token)
-            assert digest == hash(tuple(prefix)), "K/V of another sequence"
+            assert digest == self.digest(chunk.sequence, prefix), "K/V of another sequence"
         return prefix
 
     def _slot(self, blocks: tuple[int, ...], position: int) -> tuple[int, int]:
@@ -241,6 +258,13 @@ def drive(
     for request, _ in requests:
         assert answers_of(request) <= record.finish.keys() | record.aborted
     return record
+
+
+def fail(strategy: Strategy, plan: StepPlan) -> list[Output]:
+    """Fail a plan as the engine does, for the reason "why"."""
+    guard = Guard(strategy)
+    guard.fail(plan, "why")
+    return guard.take_outputs()
 
 
 def answers_of(request: Request) -> set[int]:

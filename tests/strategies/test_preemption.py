@@ -6,7 +6,7 @@ import pytest
 
 from core.plan import BlockMoves
 from core.sampling import Finish
-from tests.strategies.fakes import Arrival, FakeExecutor, drive, request_of, strategy_of
+from tests.strategies.fakes import Arrival, FakeExecutor, drive, fail, request_of, strategy_of
 
 ENDLESS = {"ignore_eos": True}
 
@@ -119,11 +119,25 @@ def test_sequences_swapped_out_by_a_failed_plan_fail_too(is_back):
         strategy.abort(0)
         later = strategy.schedule(0.0)
         assert later.moves.swap_ins, "scheduled before the failure is known"
-    failed = {output.request_id: output.finish for output in strategy.fail(plan, "why")}
+    failed = {output.request_id: output.finish for output in fail(strategy, plan)}
     assert failed[2] == Finish.ERROR
     assert not strategy.has_work()
     strategy.memory.check_integrity()
     assert strategy.memory.num_held_blocks == 0
+
+
+@pytest.mark.parametrize(("num_blocks", "num_prompt_tokens"), [(11, 13), (12, 18), (13, 17)])
+def test_samples_forked_during_the_step_that_finds_a_duplicate_prompt_share_it(
+    num_blocks, num_prompt_tokens
+):
+    """Two clients send the same prompt at once. Its blocks are computed twice and kept once."""
+    arrival = Arrival(0, num_prompt_tokens, 12, prompt_seed=1, params=ENDLESS | {"n": 2})
+    strategy = strategy_of(
+        "paged", num_blocks=num_blocks, max_step_tokens=64, preemption_mode="auto",
+        num_swap_blocks=40,
+    )  # fmt: skip
+    record = drive(strategy, [arrival, arrival], overlaps=True)
+    assert {len(tokens) for tokens in record.tokens.values()} == {12}
 
 
 def test_aborting_swapped_sequences_frees_host_blocks():

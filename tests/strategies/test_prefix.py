@@ -7,7 +7,7 @@ import pytest
 from core.request import Request
 from core.sampling import SamplingParams
 from strategies.memory.prefix import PrefixCache
-from tests.strategies.fakes import FakeExecutor, strategy_of
+from tests.strategies.fakes import FakeExecutor, fail, strategy_of
 
 PROMPT = list(range(1, 13))
 """Three blocks of four tokens."""
@@ -78,7 +78,7 @@ def test_a_step_in_flight_caches_nothing():
 def test_a_failed_step_caches_nothing():
     strategy = strategy_of("paged")
     strategy.add(Request(0, PROMPT, SamplingParams(max_tokens=4)))
-    strategy.fail(strategy.schedule(0.0), "why")
+    fail(strategy, strategy.schedule(0.0))
     assert run(strategy, PROMPT, id=1) == [12]
 
 

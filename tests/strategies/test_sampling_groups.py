@@ -11,6 +11,7 @@ from tests.strategies.fakes import (
     Arrival,
     FakeExecutor,
     drive,
+    fail,
     next_token,
     request_of,
     strategy_of,
@@ -152,7 +153,7 @@ def test_a_sample_outlives_its_parent_whose_cached_block_it_shares():
 def test_a_failed_step_ends_all_samples_with_one_output():
     strategy = strategy_of("continuous", max_sequences=2)
     strategy.add(request_of(samples(3), 0))
-    outputs = strategy.fail(strategy.schedule(0.0), "why")
+    outputs = fail(strategy, strategy.schedule(0.0))
     assert [(output.request_id, output.finish) for output in outputs] == [(0, Finish.ERROR)]
     assert not strategy.has_work(), "the third sample had not even begun"
     assert strategy.memory.num_held_blocks == 0

@@ -8,10 +8,12 @@ import pytest
 
 from core.configuration.strategy_table import BATCHING_NAMES
 from core.sampling import Finish, Sampled, SequenceFailure
+from engine.failures import Guard
 from tests.strategies.fakes import (
     Arrival,
     FakeExecutor,
     drive,
+    fail,
     next_token,
     request_of,
     requests_of,
@@ -47,6 +49,15 @@ def test_dynamic_starts_a_partial_batch_after_the_delay():
     add(strategy, 2)
     assert strategy.schedule(now=2.9) is None
     assert ids(strategy.schedule(now=3.0)) == [0, 1]
+
+
+def test_dynamic_keeps_its_delay_for_a_request_that_others_overtake():
+    strategy = strategy_of("dynamic", max_sequences=9)
+    for id, time in enumerate((0, 2)):
+        strategy.add(request_of(Arrival(time, 4, 8, params={"priority": -id}), id))
+    assert strategy.schedule(now=2.9) is None
+    assert strategy.wake_at() == 3.0
+    assert ids(strategy.schedule(now=3.0)) == [1, 0]
 
 
 def test_dynamic_admits_no_request_until_the_whole_batch_has_ended():
@@ -175,7 +186,7 @@ def test_fail_ends_every_request_of_the_step():
     add(strategy, 2)
     plan = strategy.schedule(0.0)
     strategy.abort(0)
-    outputs = strategy.fail(plan, "why")
+    outputs = fail(strategy, plan)
     assert [(output.request_id, output.finish) for output in outputs] == [(1, Finish.ERROR)]
     assert [output.failure for output in outputs] == ["why"]
     assert strategy.memory.num_held_blocks == 0
@@ -185,6 +196,7 @@ def test_fail_ends_every_request_of_the_step():
 @pytest.mark.parametrize("name", BATCHING_NAMES)
 def test_a_failed_sequence_fails_only_its_request(name):
     strategy, executor = strategy_of(name), FakeExecutor(4)
+    guard = Guard(strategy)
     params = {"n": 2, "ignore_eos": True}
     for request in requests_of([Arrival(0, 4, 8, params=params)] * 2):
         strategy.add(request)
@@ -195,7 +207,7 @@ def test_a_failed_sequence_fails_only_its_request(name):
         num_sampled += 1 in result
         if num_sampled == 3 and 1 in result:  # the third token of sequence 1
             result[1] = SequenceFailure("no token")
-        outputs += strategy.commit(plan, result)
+        outputs += [*guard.commit(plan, result), *guard.take_outputs()]
     failed = [output for output in outputs if output.request_id == 0]
     assert (failed[-1].finish, failed[-1].failure) == (Finish.ERROR, "no token")
     assert sum(output.finish == Finish.ERROR for output in failed) == 1

@@ -7,6 +7,7 @@ import time
 import msgspec
 import pytest
 
+from core.beams import BeamSearch
 from core.errors import EngineUnavailableError, InsufficientMemoryError
 from core.protocol.messages import (
     Abort,
@@ -163,6 +164,27 @@ def test_only_consecutive_failures_count(client, gate):
         gate.error = None
         client.send(Submit(f"good{number}", [1], greedy(1)))
         assert client.answer(f"good{number}")[1] == Finish.LENGTH
+
+
+def test_an_exception_of_the_strategy_fails_only_its_request(client, engine, monkeypatch):
+    monkeypatch.setattr(BeamSearch, "advance", lambda self, candidates: 1 / 0)
+    client.send(Submit("a", [1, 2, 3], greedy()))
+    client.send(Submit("beams", [4, 5], SamplingParams(max_tokens=5, num_beams=2)))
+    client.send(Submit("b", [1, 2], greedy()))
+    answers = {"a": [], "b": []}
+    failures = []
+    while not all(len(tokens) == 5 for tokens in answers.values()) or not failures:
+        message = client.receive(Step | Failed)
+        if isinstance(message, Failed):
+            failures.append((message.id, message.kind, message.message))
+            continue
+        for id, output in message.outputs:
+            answers[id] += output.token_ids
+    assert answers == {"a": expected(0, [1, 2, 3], 5), "b": expected(3, [1, 2], 5)}
+    assert failures == [("beams", "failed", "ZeroDivisionError: division by zero")]
+    client.send(Submit("c", [1], greedy(2)))
+    assert client.answer("c")[1] == Finish.LENGTH
+    assert engine.strategy.memory.num_held_blocks == 0
 
 
 def test_invalid_messages_are_ignored(client):

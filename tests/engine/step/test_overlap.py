@@ -154,6 +154,27 @@ def test_tokens_equal_generate(tiny_model, expected, batching):
     assert llm.llm_engine.strategy.memory.num_held_blocks == 0
 
 
+@pytest.mark.parametrize(("num_blocks", "num_prompt_tokens"), [(11, 13), (13, 17)])
+def test_clients_that_send_the_same_prompt_at_once_get_their_samples(
+    tiny_model, num_blocks, num_prompt_tokens
+):
+    """The prompt's blocks are computed twice and kept once, also for samples forked meanwhile."""
+    llm = LLM(
+        tiny_model("llama"),
+        async_scheduling=True,
+        num_kv_blocks=num_blocks,
+        swap_space=0.001,
+        dtype="fp32",
+        block_size=4,
+    )
+    prompt = list(range(1, 1 + num_prompt_tokens))
+    results = llm.generate([prompt] * 2, params(12, n=2, seed=1), use_tqdm=False)
+    assert llm.llm_engine.strategy.num_swaps > 0
+    answers = [[output.token_ids for output in result.outputs] for result in results]
+    assert answers[0] == answers[1]
+    assert {len(ids) for ids in answers[0]} == {12}
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -10,7 +10,7 @@ import torch
 
 from core.configuration.options import Options
 from core.configuration.task import Task
-from core.errors import RequestError
+from core.errors import GenerationError, RequestError
 from core.protocol.messages import (
     Abort,
     Failed,
@@ -26,6 +26,7 @@ from engine.serve.connection import Connection
 from engine.serve.server import Server
 from engine.tasks.build import build_task_engine
 from engine.tasks.performer import Answer, Description, Job
+from strategies.group import SequenceGroup
 from tests.engine.serve.serving import Client
 
 
@@ -106,10 +107,31 @@ def test_dynamic_runs_a_full_batch_or_those_that_arrived_in_time(make, echo):
         engine.add(Job(body.encode()), 0.0)
     assert len(engine.step(0.0)) == 2
     assert engine.step(0.5) == []
-    assert engine.strategy.wake_at() == 1.0
+    assert engine.wake_at() == 1.0
     assert len(engine.step(1.0)) == 1
     assert echo.batches == [["a", "b"], ["c"]]
     assert not engine.has_work()
+
+
+@pytest.mark.parametrize("method", ["turns", "commit"])
+def test_an_exception_of_the_strategy_fails_only_its_job(make, monkeypatch, method):
+    engine = make(batch_size=4, max_batch_delay=0)
+    first, bad, last = (engine.add(Job(body), 0.0) for body in (b"a", b"b", b"c"))
+    original = getattr(SequenceGroup, method)
+
+    def raises(group, *arguments):
+        if group.request.id == bad:
+            raise ZeroDivisionError("a bug")
+        return original(group, *arguments)
+
+    monkeypatch.setattr(SequenceGroup, method, raises)
+    outcomes = {}
+    while engine.has_work():
+        outcomes |= {output.request_id: output.outcome for output in engine.step(9.0)}
+    assert [outcomes[id].body for id in (first, last)] == [b"a", b"c"]
+    assert isinstance(outcomes[bad], GenerationError)
+    assert str(outcomes[bad]) == "ZeroDivisionError: a bug"
+    assert not engine._jobs
 
 
 def test_an_aborted_job_is_never_performed(make, echo):

@@ -1,0 +1,39 @@
+"""The fuzz of the strategies with fixed seeds; `make soak` runs it for longer with others."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from strategies.memory.blocks import PagedMemory
+from tests.strategies.fuzz import SEEDS_OF_DUPLICATES, fuzz
+
+NUM_SEEDS = 1500
+NUM_PARTS = 10
+KINDS = {
+    "runs", "steps", "chunks", "requests", "answers", "aborts", "preemptions", "swaps",
+    "no memory", "lost submits", "lost steps", "failed sequences", "exceptions", "failed requests",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+def test_random_workloads(part):
+    counts: Counter[str] = Counter()
+    for seed in range(part, NUM_SEEDS, NUM_PARTS):
+        fuzz(seed, counts)
+    assert {kind for kind, count in counts.items() if count > 0} >= KINDS
+
+
+@pytest.mark.parametrize("seed", SEEDS_OF_DUPLICATES)
+def test_the_fuzz_finds_a_duplicate_block_that_is_replaced_in_one_table_only(monkeypatch, seed):
+    def replace(self, sequence_id, cached):
+        table = self._tables[sequence_id]
+        old = [block for block in table if block in cached]
+        self._pool.share(cached[block] for block in old)
+        self._pool.release(old)
+        self._tables[sequence_id] = tuple(cached.get(block, block) for block in table)
+
+    monkeypatch.setattr(PagedMemory, "_replace", replace)
+    with pytest.raises(AssertionError, match="has_room_for"):
+        fuzz(seed, Counter())
