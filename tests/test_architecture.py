@@ -54,7 +54,7 @@ PARTS = {
         ("__main__",),
     ),
     "container.apis": (
-        ("generation", "tasks", "adapters", "models", "invocations", "status"),
+        ("generation", "tasks", "adapter_routes", "models", "invocations", "status"),
         ("openai", "text", "tokenize"),
         ("chat", "completions"),
         ("embeddings", "messages", "responses"),
@@ -182,7 +182,7 @@ def test_only_route_functions_use_the_globals_of_flask():
                 if names & {"g", "request", "current_app", "session"}:
                     users.add(path.relative_to(ROOT / "container").as_posix())
     assert users == {
-        "apis/adapters.py",
+        "apis/adapter_routes.py",
         "apis/invocations/routing.py",
         "apis/invocations/runtime.py",
         "apis/models.py",

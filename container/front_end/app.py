@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from flask import Flask
 
-from container.apis.adapters import AdapterRoutes
+from container.apis.adapter_routes import AdapterRoutes
 from container.apis.embeddings import EmbeddingApi
 from container.apis.generation.formatters import Formatters, FormatterTokenizer, Functions
 from container.apis.generation.prompting import Prompting

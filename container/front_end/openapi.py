@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 
-from container.apis.adapters import (
+from container.apis.adapter_routes import (
     ADAPTER_FIELDS,
     UPDATE_FIELDS,
     VLLM_LOAD_FIELDS,
