@@ -21,7 +21,6 @@ from core.configuration.strategy_table import (
     Batching,
 )
 from core.errors import ConfigurationError, InsufficientMemoryError
-from engine.adapters import start_adapters
 from engine.attention.backends import AttentionBackend, TorchBackend, make_backend
 from engine.attention.call import UnsupportedModelError
 from engine.attention.kv_cache import KVCache
@@ -39,6 +38,7 @@ from engine.lora.adapters import Adapters
 from engine.memory.sizing import Sizes, choose_sizes, max_model_len
 from engine.phases import Phases
 from engine.ranks.group import Group
+from engine.start_adapters import start_adapters
 from engine.step.cuda_recorder import CudaRecorder
 from engine.step.library_executor import LibraryModel, load_library_model
 from engine.step.step_graphs import MAX_CAPTURE_SECONDS, StepGraphs

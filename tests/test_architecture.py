@@ -36,7 +36,7 @@ PARTS = {
         ("lora", "sampling", "vision"),
         ("loading",),
         ("step",),
-        ("memory", "adapters", "engine"),
+        ("memory", "start_adapters", "engine"),
         ("parts",),
         ("build", "follow"),
         ("tasks",),
