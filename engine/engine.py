@@ -30,7 +30,7 @@ from core.request import Request
 from core.sampling import MAX_SEED, NO_LIMIT, SamplingParams
 from engine.device import is_out_of_memory
 from engine.executor import Executor, SubmittedStep
-from engine.lora.adapters import Adapters
+from engine.lora.adapter_registry import Adapters
 from engine.sampling.grammars import Grammars
 from engine.stopwatch import Stopwatch
 from strategies.base import Strategy

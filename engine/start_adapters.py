@@ -8,7 +8,7 @@ from core.configuration.options import Options
 from core.errors import ConfigurationError, LongshoreError
 from engine.attention.call import UnsupportedModelError
 from engine.loading.packed_model import PackedModel
-from engine.lora.adapters import Adapters
+from engine.lora.adapter_registry import Adapters
 from engine.step.library_executor import LibraryModel
 
 DEFAULT_DIRECTORY = "adapters"

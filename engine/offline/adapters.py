@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from core.errors import RequestError
 from engine.engine import Engine
-from engine.lora.adapters import Adapters
+from engine.lora.adapter_registry import Adapters
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from core.errors import LongshoreError
 from core.protocol.messages import Adapters as LoadedAdapters
 from core.protocol.messages import LoadAdapter, Performed, UnloadAdapter
 from engine.engine import Engine
-from engine.lora.adapters import Adapters
+from engine.lora.adapter_registry import Adapters
 from engine.serve.connection import AdapterRead, Connection, failed
 from engine.tasks.engine import TaskEngine
 

@@ -19,7 +19,7 @@ from core.protocol.messages import (
 )
 from core.sampling import Finish, SamplingParams
 from engine.engine import Engine
-from engine.lora import adapters as registry
+from engine.lora import adapter_registry as registry
 from engine.lora.files import AdapterWeights, LayerWeights
 from tests.engine.serve.serving import (
     FACTS,
