@@ -34,7 +34,7 @@ from engine.device import (
 from engine.loading.model_source import ModelSource
 from engine.loading.packed_model import PackedModel, load_packed_model
 from engine.loading.precision import choose_precision
-from engine.lora.adapter_registry import Adapters
+from engine.lora.adapter_registry import AdapterRegistry
 from engine.memory.sizing import Sizes, choose_sizes, max_model_len
 from engine.phases import Phases
 from engine.ranks.group import Group
@@ -65,7 +65,7 @@ class Parts:
     """Why the model runs packed or with the library."""
     batching: Batching
     batching_reason: str
-    adapters: Adapters | None
+    adapters: AdapterRegistry | None
     sizes: Sizes
     packed: PackedParts | None
     """None for the library, which has its own KV cache."""

@@ -6,10 +6,10 @@ import threading
 
 from core.adapter import Adapter, lora_disabled
 from core.errors import LongshoreError
-from core.protocol.messages import Adapters as LoadedAdapters
+from core.protocol.messages import AdapterRegistry as LoadedAdapters
 from core.protocol.messages import LoadAdapter, Performed, UnloadAdapter
 from engine.engine import Engine
-from engine.lora.adapter_registry import Adapters
+from engine.lora.adapter_registry import AdapterRegistry
 from engine.serve.connection import AdapterRead, Connection, failed
 from engine.tasks.engine import TaskEngine
 
@@ -58,7 +58,7 @@ class AdapterService:
         self._connection.broadcast(LoadedAdapters(adapters.loaded))
         self._connection.send(client, Performed(message.id))
 
-    def _read(self, client: bytes, message: LoadAdapter, adapters: Adapters) -> None:
+    def _read(self, client: bytes, message: LoadAdapter, adapters: AdapterRegistry) -> None:
         """Read the adapter's files. Runs in a thread of its own."""
         try:
             outcome = adapters.read(message.src)
