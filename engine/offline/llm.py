@@ -31,8 +31,13 @@ from core.text.template_files import load_chat_template
 from core.text.tokenizer import Tokenizer
 from engine.build import build_engine
 from engine.engine import Engine
-from engine.offline.adapters import LoRARequest, LoRARequests, adapter_per_prompt, load_requested
 from engine.offline.driver import Driver, OfflineRequest
+from engine.offline.lora_request import (
+    LoRARequest,
+    LoRARequests,
+    adapter_per_prompt,
+    load_requested,
+)
 from engine.offline.outputs import OutputDelta, RequestOutput, output_delta
 from engine.offline.prompts import Prompt, TokensPrompt, as_list, encoded
 from engine.offline.tasks import EmbeddingRequestOutput, embed
