@@ -57,7 +57,7 @@ PARTS = {
         ("generation", "tasks", "adapter_routes", "models", "invocations", "status"),
         ("openai", "text", "tokenize"),
         ("chat", "completions"),
-        ("embeddings", "messages", "responses"),
+        ("embeddings", "anthropic", "responses"),
     ),
     "engine.tasks": (
         ("performer", "lengths"),

@@ -11,10 +11,10 @@ from container.apis.adapter_routes import (
     VLLM_LOAD_FIELDS,
     VLLM_UNLOAD_FIELDS,
 )
+from container.apis.anthropic.schema import COUNT_FIELDS, MESSAGES_FIELDS
 from container.apis.chat.schema import CHAT_FIELDS
 from container.apis.completions.schema import COMPLETION_FIELDS
 from container.apis.embeddings import EMBEDDING_FIELDS, INPUTS_FIELDS
-from container.apis.messages.schema import COUNT_FIELDS, MESSAGES_FIELDS
 from container.apis.models import LOAD_FIELDS
 from container.apis.responses.schema import RESPONSES_FIELDS
 from container.apis.tasks.pipeline import PIPELINE_FIELDS
