@@ -19,7 +19,7 @@ from core.protocol.messages import (
 )
 from core.sampling import Finish, SamplingParams
 from engine.engine import Engine
-from engine.lora import adapter_registry as registry
+from engine.lora.adapter_registry import AdapterRegistry
 from engine.lora.files import AdapterWeights, LayerWeights
 from tests.engine.serve.serving import (
     FACTS,
@@ -72,7 +72,7 @@ def slots():
 
 @pytest.fixture
 def engine(slots):
-    return Engine(strategy_of("paged"), Gate(), FACTS, adapters=registry.Adapters(slots))
+    return Engine(strategy_of("paged"), Gate(), FACTS, adapters=AdapterRegistry(slots))
 
 
 def load(client, name, src="/src"):
