@@ -19,7 +19,7 @@ from container.configuration.resolve import Configuration, load_configuration
 from container.launch.join import join
 from container.launch.ports import require_free_port
 from container.launch.preparation import expected_task, prepare
-from container.models.directory import (
+from container.model_files.directory import (
     configured_model_path,
     default_model_dir,
     describe_model,

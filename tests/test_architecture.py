@@ -45,7 +45,7 @@ PARTS = {
     ),
     "container": (
         ("configuration", "capacity", "schema", "wire", "isolation"),
-        ("models", "http"),
+        ("model_files", "http"),
         ("security", "tracing"),
         ("launch", "apis", "hooks", "ui"),
         ("front_end",),

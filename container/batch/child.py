@@ -21,7 +21,7 @@ from container.configuration.report import report_error
 from container.configuration.resolve import Configuration, load_configuration
 from container.launch.preparation import prepare
 from container.launch.supervisor import supervise
-from container.models.directory import default_model_dir, find_properties, open_model_dir
+from container.model_files.directory import default_model_dir, find_properties, open_model_dir
 from core.errors import ConfigurationError
 from core.process.internal_arguments import internal_arguments
 from core.process.processes import die_with_parent

@@ -18,7 +18,7 @@ from container.configuration.report import report_error
 from container.configuration.resolve import Configuration
 from container.launch.preparation import prepare
 from container.launch.supervisor import supervise
-from container.models.directory import open_model_dir
+from container.model_files.directory import open_model_dir
 from container.multi_model.overrides import overrides_from_json
 from core.errors import ConfigurationError
 from core.process.internal_arguments import internal_arguments

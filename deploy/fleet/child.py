@@ -20,7 +20,7 @@ from container.configuration.resolve import Configuration, load_configuration
 from container.launch.join import join
 from container.launch.preparation import prepare
 from container.launch.supervisor import supervise
-from container.models.directory import default_model_dir, open_model_dir, resolve_model_dir
+from container.model_files.directory import default_model_dir, open_model_dir, resolve_model_dir
 from core.configuration.layout import layout_here
 from core.configuration.options import Options
 from core.errors import ConfigurationError
