@@ -54,7 +54,7 @@ PARTS = {
         ("__main__",),
     ),
     "container.apis": (
-        ("generation", "tasks", "adapter_routes", "models", "invocations", "status"),
+        ("generation", "tasks", "adapter_routes", "model_routes", "invocations", "status"),
         ("openai", "text", "tokenize"),
         ("chat", "completions"),
         ("embeddings", "anthropic", "responses"),
@@ -185,7 +185,7 @@ def test_only_route_functions_use_the_globals_of_flask():
         "apis/adapter_routes.py",
         "apis/invocations/routing.py",
         "apis/invocations/runtime.py",
-        "apis/models.py",
+        "apis/model_routes.py",
         "front_end/upgrade.py",
         "security/authentication.py",
         "http/cors.py",

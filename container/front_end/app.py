@@ -14,7 +14,7 @@ from container.apis.generation.prompting import Prompting
 from container.apis.generation.service import GenerationService
 from container.apis.invocations.api import Api, Invocations
 from container.apis.invocations.runtime import RuntimeRoutes
-from container.apis.models import ModelRoutes
+from container.apis.model_routes import ModelRoutes
 from container.apis.responses.api import ResponsesRoutes
 from container.apis.status import StatusRoutes
 from container.apis.tasks.handler import HandlerApi

@@ -15,7 +15,7 @@ from container.apis.anthropic.schema import COUNT_FIELDS, MESSAGES_FIELDS
 from container.apis.chat.schema import CHAT_FIELDS
 from container.apis.completions.schema import COMPLETION_FIELDS
 from container.apis.embeddings import EMBEDDING_FIELDS, INPUTS_FIELDS
-from container.apis.models import LOAD_FIELDS
+from container.apis.model_routes import LOAD_FIELDS
 from container.apis.responses.schema import RESPONSES_FIELDS
 from container.apis.tasks.pipeline import PIPELINE_FIELDS
 from container.apis.tasks.rerank import RERANK_FIELDS, SCORE_FIELDS, TEXTS_FIELDS

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from flask import Flask, Response, request
 
-from container.apis.models import list_models, read_load_request, read_page_request
+from container.apis.model_routes import list_models, read_load_request, read_page_request
 from container.front_end.openapi import multi_model_document
 from container.http.cors import register_cors
 from container.http.failures import Failure, failure_response, register_failures

@@ -13,7 +13,7 @@ import gevent
 from gevent.event import Event
 from gevent.lock import Semaphore
 
-from container.apis.models import ModelStatus
+from container.apis.model_routes import ModelStatus
 from container.launch.stop_times import ENGINE_STOP_S, FRONT_END_STOP_S
 from container.multi_model.model import STATUS_WORDS, Model, RefusedError
 from container.multi_model.model_container import COMMAND, ModelContainer
