@@ -16,7 +16,7 @@ from container.http.metrics import MIMETYPE as METRICS_MIMETYPE
 from container.http.service import json_response
 from container.multi_model.metrics import merge_metrics
 from container.multi_model.model import RefusedError
-from container.multi_model.models import Models
+from container.multi_model.model_registry import Models
 from container.multi_model.relay import relay
 from container.schema.body import read_body
 from container.security.authentication import Gate

@@ -21,7 +21,7 @@ from container.multi_model.app import create_front
 from container.multi_model.http_server import HttpServer
 from container.multi_model.model import RefusedError
 from container.multi_model.model_container import COMMAND
-from container.multi_model.models import Models
+from container.multi_model.model_registry import Models
 from container.multi_model.overrides import Overrides
 from container.multi_model.strategies import Comparison
 from container.security.authentication import open_gate

@@ -10,7 +10,7 @@ from flask.testing import FlaskClient
 from gevent.event import Event
 
 from container.multi_model.app import create_front
-from container.multi_model.models import Models
+from container.multi_model.model_registry import Models
 from container.security.source_roots import SourceRoots
 from tests.container.multi_model.fronts import FAKE, MakeModel, ServeModels
 

@@ -12,7 +12,7 @@ from container.__main__ import main
 from container.configuration.properties import Setting
 from container.configuration.resolve import load_configuration
 from container.multi_model.app import create_front
-from container.multi_model.models import Models
+from container.multi_model.model_registry import Models
 from container.multi_model.overrides import Overrides, overrides_from_json
 from container.multi_model.strategies import Comparison, compare_strategies, read_strategies
 from container.security.api_keys import read_api_keys

@@ -19,7 +19,7 @@ from container.front_end.app import create_task_app
 from container.front_end.openapi import multi_model_document, openapi_document
 from container.front_end.upgrade import PATH as UPGRADE_PATH
 from container.multi_model.app import create_front
-from container.multi_model.models import Models
+from container.multi_model.model_registry import Models
 from container.wire.engine_client import EngineClient
 from core.configuration.options import Options
 from core.configuration.pipeline_tasks import SPEECH_RECOGNITION
