@@ -16,7 +16,7 @@ from container.http.metrics import MIMETYPE as METRICS_MIMETYPE
 from container.http.service import json_response
 from container.multi_model.metrics import merge_metrics
 from container.multi_model.model import RefusedError
-from container.multi_model.model_registry import Models
+from container.multi_model.model_registry import ModelRegistry
 from container.multi_model.relay import relay
 from container.schema.body import read_body
 from container.security.authentication import Gate
@@ -51,7 +51,7 @@ with `/models/NAME` or `/predictions/NAME`."""
 
 
 def create_front(
-    models: Models,
+    models: ModelRegistry,
     gate: Gate | None = None,
     sources: SourceRoots | None = None,
     cors_allowed_origin: str | None = None,
@@ -85,7 +85,7 @@ def _refusal_response(error: RefusedError) -> Response:
 class Routes:
     """The routes of the multi-model app."""
 
-    def __init__(self, models: Models, sources: SourceRoots) -> None:
+    def __init__(self, models: ModelRegistry, sources: SourceRoots) -> None:
         self._models = models
         self._sources = sources
 

@@ -30,7 +30,7 @@ _NOT_INHERITED = ("SAGEMAKER_MULTI_MODEL", "SAGEMAKER_BIND_TO_PORT")
 _ROUNDING_ERROR = 1e-6
 
 
-class Models:
+class ModelRegistry:
     """The loaded models. Call all methods from greenlets of one thread."""
 
     def __init__(
