@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from container.capacity.decoder import decoder_from_directory, decoder_from_hub
+from container.capacity.estimate import Request, plan_lines
 from container.capacity.instances import find_instance
-from container.capacity.plan import Request, plan_lines
 from container.configuration.environment import sets_model_id
 from container.configuration.flags import add_flags, read_flags
 from container.configuration.properties import Setting

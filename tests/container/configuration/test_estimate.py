@@ -15,8 +15,8 @@ import pytest
 
 from container.__main__ import main
 from container.capacity.decoder import decoder_from_directory
+from container.capacity.estimate import CONTEXT_BYTES, Plan, Request, make_plan
 from container.capacity.instances import find_instance, instances
-from container.capacity.plan import CONTEXT_BYTES, Plan, Request, make_plan
 from core.configuration.options import Options
 from core.configuration.strategy_table import BATCHING_NAMES, Batching
 from core.errors import ConfigurationError
