@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from container.capacity.decoder import decoder_from_directory, decoder_from_hub
-from container.capacity.estimate import Request, plan_lines
+from container.capacity.estimate import TypicalRequest, plan_lines
 from container.capacity.instances import find_instance
 from container.configuration.environment import sets_model_id
 from container.configuration.flags import add_flags, read_flags
@@ -273,7 +273,7 @@ def _plan(parsed: argparse.Namespace, configuration: Configuration, model_dir: P
         decoder = decoder_from_hub(model_id, configuration.options)
     else:
         decoder = decoder_from_directory(directory, configuration.options)
-    request = Request(parsed.prompt_tokens, parsed.new_tokens)
+    request = TypicalRequest(parsed.prompt_tokens, parsed.new_tokens)
     for line in plan_lines(decoder, instance, configuration.options, request):
         print(line)
     return 0
