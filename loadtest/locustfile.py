@@ -20,9 +20,9 @@ from locust import events
 from locust.runners import LocalRunner
 
 from loadtest.by_strategy import ByStrategy
-from loadtest.load.plan import Load, make_plan
 from loadtest.load.record import Record
 from loadtest.load.request import Request
+from loadtest.load.request_plan import Load, make_plan
 from loadtest.load.session import Session
 from loadtest.load.user import LoadUser
 from loadtest.load.workloads import WORKLOADS

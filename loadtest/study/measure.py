@@ -11,9 +11,9 @@ import gevent
 import psutil
 from tqdm import tqdm
 
-from loadtest.load.plan import Load, Plan, make_plan, warm_up_requests
 from loadtest.load.record import Record
 from loadtest.load.request import Request, Words
+from loadtest.load.request_plan import Load, Plan, make_plan, warm_up_requests
 from loadtest.load.session import Session
 from loadtest.load.user import LoadUser, SessionEnvironment
 from loadtest.load.workloads import Workload
