@@ -19,6 +19,7 @@ from core.protocol.messages import (
 )
 from core.sampling import Finish, SamplingParams
 from engine.engine import Engine
+from engine.lora import adapter_registry
 from engine.lora.adapter_registry import AdapterRegistry
 from engine.lora.files import AdapterWeights, LayerWeights
 from tests.engine.serve.serving import (
@@ -61,7 +62,7 @@ class Files:
 @pytest.fixture
 def files(monkeypatch):
     files = Files()
-    monkeypatch.setattr(registry, "read_adapter", files.read)
+    monkeypatch.setattr(adapter_registry, "read_adapter", files.read)
     return files
 
 
