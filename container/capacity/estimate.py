@@ -48,7 +48,7 @@ class TypicalRequest:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The memory plan for one batching strategy."""
+    """The memory that one batching strategy has."""
 
     batching: Batching
     activation_bytes: int
@@ -60,14 +60,14 @@ class Estimate:
     notes: tuple[str, ...]
 
 
-def make_plan(
+def make_estimate(
     decoder: Decoder,
     instance: Instance,
     options: Options,
     batching: Batching,
     request: TypicalRequest,
 ) -> Estimate:
-    """Plan the memory for one strategy. Raises ConfigurationError if the model does not fit."""
+    """Estimate the memory of one strategy. Raises ConfigurationError if the model does not fit."""
     decoder = rank_part(decoder, layout_on(instance, options).num_ranks)
     budget_tokens = step_token_budget(options, "cuda")
     max_sequences = min(sequence_limit(options, batching), budget_tokens)
@@ -101,7 +101,7 @@ def plan_lines(
     Raises ConfigurationError if the model does not fit.
     """
     plans = [
-        make_plan(decoder, instance, options, batching, request) for batching in BATCHING_NAMES
+        make_estimate(decoder, instance, options, batching, request) for batching in BATCHING_NAMES
     ]
     paged = next(plan for plan in plans if plan.batching == DEFAULT_FOR_PACKED)
     count = f"{instance.num_gpus} x " if instance.num_gpus > 1 else ""

@@ -15,7 +15,7 @@ import pytest
 
 from container.__main__ import main
 from container.capacity.decoder import decoder_from_directory
-from container.capacity.estimate import CONTEXT_BYTES, Estimate, TypicalRequest, make_plan
+from container.capacity.estimate import CONTEXT_BYTES, Estimate, TypicalRequest, make_estimate
 from container.capacity.instances import find_instance, instances
 from core.configuration.options import Options
 from core.configuration.strategy_table import BATCHING_NAMES, Batching
@@ -45,7 +45,7 @@ def planned(
     model: Path, batching: Batching, instance: str = "ml.g6e.xlarge", **options: Any
 ) -> Estimate:
     given = Options(**options)
-    return make_plan(
+    return make_estimate(
         decoder_from_directory(model, given), find_instance(instance), given, batching, REQUEST
     )
 
