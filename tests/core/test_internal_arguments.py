@@ -12,7 +12,7 @@ from tests.container.processes import ROOT
 
 MODULES = {
     "container.apis.generation.formatters": "`longshore serve` starts it.",
-    "container.batch.child": "`longshore batch` starts it.",
+    "container.batch.serve_batch": "`longshore batch` starts it.",
     "container.front_end.start": "`longshore serve` starts it.",
     "container.hooks.load": "`longshore serve` starts it.",
     "container.isolation.process": "An HTTP worker starts it.",

@@ -40,7 +40,7 @@ def test_a_child_lives_only_if_its_parent_does() -> None:
     "command",
     [
         ("-c", WORKER, NOBODY),
-        ("-m", "container.batch.child", NOBODY, "", "", "socket", "1", "[]"),
+        ("-m", "container.batch.serve_batch", NOBODY, "", "", "socket", "1", "[]"),
         ("-m", "container.front_end.start", NOBODY, "launch"),
         ("-m", "container.isolation.process", NOBODY),
         ("-m", "container.multi_model.child", NOBODY, "url", "name", "socket", "0", "{}"),
