@@ -41,7 +41,7 @@ class ModelRegistry:
         *,
         gpus: Sequence[str] | None = None,
     ) -> None:
-        """`command` starts a model's container, with the arguments of `child.py` appended."""
+        """`command` starts a model's container, with the arguments of `serve_model.py` appended."""
         self._run_dir = run_dir
         self._variables = {
             name: text for name, text in variables.items() if name not in _NOT_INHERITED

@@ -16,7 +16,7 @@ MODULES = {
     "container.front_end.start": "`longshore serve` starts it.",
     "container.hooks.load": "`longshore serve` starts it.",
     "container.isolation.process": "An HTTP worker starts it.",
-    "container.multi_model.child": "The process that has the port starts it.",
+    "container.multi_model.serve_model": "The process that has the port starts it.",
     "engine": "`longshore serve` starts it.",
     "engine.follow": "Rank 0 or `longshore join` starts it.",
     "engine.vision.reader": "An HTTP worker starts it.",

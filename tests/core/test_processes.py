@@ -43,7 +43,7 @@ def test_a_child_lives_only_if_its_parent_does() -> None:
         ("-m", "container.batch.serve_batch", NOBODY, "", "", "socket", "1", "[]"),
         ("-m", "container.front_end.start", NOBODY, "launch"),
         ("-m", "container.isolation.process", NOBODY),
-        ("-m", "container.multi_model.child", NOBODY, "url", "name", "socket", "0", "{}"),
+        ("-m", "container.multi_model.serve_model", NOBODY, "url", "name", "socket", "0", "{}"),
         ("-m", "engine", NOBODY, "launch", "0"),
         ("-m", "engine.follow", "--join", "localhost:1", "model", NOBODY),
         ("-m", "engine.vision.reader", NOBODY),
