@@ -15,7 +15,7 @@ from core.process.names import python_command
 from deploy.fleet.exchange import fetch
 from deploy.fleet.http_message import ReplicaLostError, Request
 
-COMMAND = python_command("deploy.fleet.child")
+COMMAND = python_command("deploy.fleet.node_process")
 _POLL_INTERVAL_S = 0.1
 _PING_TIMEOUT_S = 2.0
 _STOP_S = 5.0
@@ -95,8 +95,8 @@ class ContainerProcess:
 def child_arguments(
     properties: Path, cpus: float, nodes: int, place: MeetingPoint | None
 ) -> tuple[str, ...]:
-    """Return the arguments that both commands of `deploy.fleet.child` take, for this process's
-    child."""
+    """Return the arguments that both commands of `deploy.fleet.node_process` take, for a child of
+    this process."""
     address = "" if place is None else str(place)
     return (str(os.getpid()), str(properties), str(cpus), str(nodes), address)
 

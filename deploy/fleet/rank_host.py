@@ -31,7 +31,7 @@ class RankHost:
     def run(self, properties: str, cpus: float, nodes: int, place: MeetingPoint) -> str:
         """Run the ranks. If they end by themselves, return how."""
         arguments = child_arguments(Path(properties), cpus, nodes, place)
-        command = [*python_command("deploy.fleet.child"), "join", *arguments]
+        command = [*python_command("deploy.fleet.node_process"), "join", *arguments]
         child = Child("ranks", command, variables=with_key(place))
         while child.exit_code is None:
             time.sleep(_POLL_INTERVAL_S)

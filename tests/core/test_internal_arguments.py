@@ -20,7 +20,7 @@ MODULES = {
     "engine": "`longshore serve` starts it.",
     "engine.follow": "Rank 0 or `longshore join` starts it.",
     "engine.vision.reader": "An HTTP worker starts it.",
-    "deploy.fleet.child": "A fleet's actors on that node start it.",
+    "deploy.fleet.node_process": "A fleet's actors on that node start it.",
 }
 """Each module, with its sentence about who starts it."""
 FORMS = ("join PARENT:int SHARE:float", "--from ADDRESS", "add SIZE:int PATH...")

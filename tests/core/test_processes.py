@@ -47,7 +47,7 @@ def test_a_child_lives_only_if_its_parent_does() -> None:
         ("-m", "engine", NOBODY, "launch", "0"),
         ("-m", "engine.follow", "--join", "localhost:1", "model", NOBODY),
         ("-m", "engine.vision.reader", NOBODY),
-        ("-m", "deploy.fleet.child", "join", NOBODY, "properties", "1", "2", "localhost:1"),
+        ("-m", "deploy.fleet.node_process", "join", NOBODY, "properties", "1", "2", "localhost:1"),
     ],
     ids=lambda command: command[1] if command[0] == "-m" else "worker",
 )

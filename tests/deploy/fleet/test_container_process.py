@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from core.configuration.options import Options
-from deploy.fleet.child import threads_of_a_rank
 from deploy.fleet.container_process import ContainerEndedError, ContainerProcess
 from deploy.fleet.exchange import fetch
 from deploy.fleet.http_message import Request
+from deploy.fleet.node_process import threads_of_a_rank
 from tests.container.processes import ROOT, descendants, is_gone, wait_until
 
 KEEP = """

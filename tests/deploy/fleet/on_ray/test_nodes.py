@@ -59,7 +59,7 @@ def replicas(fleet: FleetProcess) -> list[str]:
 
 
 def is_join(command: bytes) -> bool:
-    return b"deploy.fleet.child" in command and b"\0join\0" in command
+    return b"deploy.fleet.node_process" in command and b"\0join\0" in command
 
 
 def processes_of(node: Any) -> list[int]:

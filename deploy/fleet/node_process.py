@@ -1,7 +1,9 @@
 """Runs the processes of a replica on one node.
 
-`python -m deploy.fleet.child serve PARENT PROPERTIES CPUS NODES ADDRESS SOCKET`: its container.
-`python -m deploy.fleet.child join PARENT PROPERTIES CPUS NODES ADDRESS`: the ranks on another node.
+`python -m deploy.fleet.node_process serve PARENT PROPERTIES CPUS NODES ADDRESS SOCKET`:
+its container.
+`python -m deploy.fleet.node_process join PARENT PROPERTIES CPUS NODES ADDRESS`:
+the ranks on another node.
 
 PARENT is the id of the process that starts this one; this process ends when the parent ends. NODES
 is the number of nodes that the replica takes. If it is above 1, ranks meet at ADDRESS.
@@ -74,4 +76,4 @@ if __name__ == "__main__":
     description = "A replica's processes on one node. A fleet's actors on that node start it."
     both = "PARENT:int PROPERTIES CPUS:float NODES:int ADDRESS"
     forms = (f"serve {both} SOCKET", f"join {both}")
-    sys.exit(main(*internal_arguments("deploy.fleet.child", description, *forms)))
+    sys.exit(main(*internal_arguments("deploy.fleet.node_process", description, *forms)))
