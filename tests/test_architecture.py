@@ -30,7 +30,7 @@ MAY_IMPORT = {
 }
 PARTS = {
     "engine": (
-        ("device", "staging", "phases", "stopwatch", "executor", "block_tables", "inputs"),
+        ("device", "staging", "phases", "stopwatch", "executor", "block_tables", "step_inputs"),
         ("attention", "ranks"),
         ("model",),
         ("lora", "sampling", "vision"),
