@@ -13,7 +13,7 @@ from container.launch.children import Child
 from core.configuration.meeting_point import KEY_VARIABLE, MeetingPoint
 from core.process.names import python_command
 from deploy.fleet.exchange import fetch
-from deploy.fleet.http_message import ReplicaLostError, Request
+from deploy.fleet.http_message import HttpRequest, ReplicaLostError
 
 COMMAND = python_command("deploy.fleet.node_process")
 _POLL_INTERVAL_S = 0.1
@@ -75,7 +75,7 @@ class ContainerProcess:
 
     async def is_ready(self) -> bool:
         """Return whether /ping answers 200 in time."""
-        ping = Request("GET", b"/ping", ((b"host", b"localhost"),), b"")
+        ping = HttpRequest("GET", b"/ping", ((b"host", b"localhost"),), b"")
         try:
             head, _ = await asyncio.wait_for(fetch(self.socket, ping), _PING_TIMEOUT_S)
         except (ReplicaLostError, TimeoutError):

@@ -19,8 +19,8 @@ from deploy.fleet.http_message import (
     HOP_BY_HOP_BYTES,
     Head,
     Headers,
+    HttpRequest,
     ReplicaLostError,
-    Request,
     without,
 )
 
@@ -48,12 +48,12 @@ class ClientGoneError(Exception):
 class Replicas:
     """The calls that a gateway makes to replicas."""
 
-    exchange: Callable[[Request], Parts]
+    exchange: Callable[[HttpRequest], Parts]
     """Send a request to a replica; yield the head and the body's pieces as they come.
 
     Raises ReplicaLostError.
     """
-    fetch_from_all: Callable[[Request], Awaitable[Sequence[tuple[str, Head, bytes]]]]
+    fetch_from_all: Callable[[HttpRequest], Awaitable[Sequence[tuple[str, Head, bytes]]]]
     """Send a request to all replicas; return the name and the response of those that answer."""
 
 
@@ -111,7 +111,7 @@ class Gateway:
                 task.cancel()
             await asyncio.gather(answering, listening, return_exceptions=True)
 
-    async def _answer(self, request: Request, send: Send) -> None:
+    async def _answer(self, request: HttpRequest, send: Send) -> None:
         try:
             if (request.method, request.path) == ("GET", "/metrics"):
                 await self._answer_metrics(request, send)
@@ -124,14 +124,14 @@ class Gateway:
         except _UnansweredError as error:
             await _fail(request, Failure(503, str(error)), send)
 
-    async def _answer_ping(self, request: Request, send: Send) -> None:
+    async def _answer_ping(self, request: HttpRequest, send: Send) -> None:
         try:
             response = await asyncio.wait_for(self._open(request), PING_TIMEOUT_S)
         except TimeoutError:
             raise _UnansweredError("no replica is ready") from None
         await self._relay(response, send)
 
-    async def _answer_metrics(self, request: Request, send: Send) -> None:
+    async def _answer_metrics(self, request: HttpRequest, send: Send) -> None:
         """Answer with the metrics of all replicas or, if all refuse, with a refusal such as 401."""
         answers = await self._replicas.fetch_from_all(request)
         if not answers:
@@ -145,7 +145,7 @@ class Gateway:
         headers = (*without(head.headers, frozenset((b"content-length",))), length)
         await _send_whole(Head(head.status, headers), body, send)
 
-    async def _open(self, request: Request) -> _Response:
+    async def _open(self, request: HttpRequest) -> _Response:
         """Return a response that has begun.
 
         The client has received nothing yet. So if the replica ends, the request is tried again:
@@ -194,7 +194,7 @@ _ADAPTERS_REFUSAL = (
 )
 
 
-def _changes_one_container(request: Request) -> bool:
+def _changes_one_container(request: HttpRequest) -> bool:
     """Return whether this request would change the container that receives it, and no other."""
     if request.method in ("GET", "HEAD", "OPTIONS"):
         return False
@@ -202,11 +202,11 @@ def _changes_one_container(request: Request) -> bool:
     return "adapters" in segments or segments[-1].endswith("load_lora_adapter")
 
 
-def _request(scope: Message, body: bytes) -> Request:
+def _request(scope: Message, body: bytes) -> HttpRequest:
     path = scope.get("raw_path") or quote(scope["path"]).encode()
     query = scope.get("query_string", b"")
     headers = without(tuple(tuple(header) for header in scope["headers"]), HOP_BY_HOP_BYTES)
-    return Request(
+    return HttpRequest(
         scope["method"], path + (b"?" + query if query else b""), _with_id(headers), body
     )
 
@@ -230,7 +230,7 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-async def _fail(request: Request, failure: Failure, send: Send) -> None:
+async def _fail(request: HttpRequest, failure: Failure, send: Send) -> None:
     body = msgspec.json.encode(failure_body(failure, request.path))
     headers: Headers = (
         (b"content-type", b"application/json"),
