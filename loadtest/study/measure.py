@@ -18,7 +18,7 @@ from loadtest.load.session import Session
 from loadtest.load.user import LoadUser, SessionEnvironment
 from loadtest.load.workloads import Workload
 from loadtest.servers.endpoint import Endpoint
-from loadtest.servers.watch import Watch
+from loadtest.servers.watch import ServerWatch
 from loadtest.study.measures import measures_of, quantiles
 from loadtest.study.results import Run
 
@@ -67,7 +67,7 @@ def measure(
         gevent.sleep(SETTLE_S)  # otherwise the first sample would still count the warm-up
         session = _session(subject, workload.name, plan.requests, plan.stop_s)
         with _bar(session, subject.name, workload.name, plan):
-            watch = Watch(subject.endpoint.url, lambda: session.now_s, subject.processes)
+            watch = ServerWatch(subject.endpoint.url, lambda: session.now_s, subject.processes)
             watch.start()
             is_whole = _completes(session, num_users)
         gevent.sleep(SETTLE_S)
