@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from container.apis.chat.message import Message
+from container.apis.chat.message import ChoiceMessage
 from container.apis.chat.schema import ChatRequest
 from container.apis.generation.generation import Generation
 from container.apis.generation.logprobs import chat_logprobs, prompt_logprobs
@@ -31,7 +31,7 @@ class ChatResponse:
         request: ChatRequest,
         envelope: Envelope,
         tokenizer: Tokenizer,
-        messages: Sequence[Message],
+        messages: Sequence[ChoiceMessage],
     ) -> None:
         """messages: one per choice."""
         self._generation = generation

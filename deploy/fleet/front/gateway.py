@@ -26,9 +26,9 @@ from deploy.fleet.http_message import (
 
 logger = logging.getLogger(__name__)
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+AsgiMessage = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[AsgiMessage]]
+Send = Callable[[AsgiMessage], Awaitable[None]]
 Parts = AsyncGenerator[Head | bytes]
 
 RETRY_DELAYS_S = (0.1, 0.2, 0.4, 0.8)
@@ -74,7 +74,7 @@ class Gateway:
         self._replicas = replicas
         self._max_body_bytes = max_body_bytes
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiMessage, receive: Receive, send: Send) -> None:
         """Answer a request, or start and stop with the server (ASGI 3)."""
         if scope["type"] == "lifespan":
             await _run_lifespan(receive, send)
@@ -202,7 +202,7 @@ def _changes_one_container(request: HttpRequest) -> bool:
     return "adapters" in segments or segments[-1].endswith("load_lora_adapter")
 
 
-def _request(scope: Message, body: bytes) -> HttpRequest:
+def _request(scope: AsgiMessage, body: bytes) -> HttpRequest:
     path = scope.get("raw_path") or quote(scope["path"]).encode()
     query = scope.get("query_string", b"")
     headers = without(tuple(tuple(header) for header in scope["headers"]), HOP_BY_HOP_BYTES)
