@@ -32,7 +32,7 @@ from core.errors import ConfigurationError
 from core.process.internal_arguments import internal_arguments
 from core.process.processes import die_with_parent
 from engine.ranks.digest import digest_model
-from engine.ranks.messages import AnyOrder, FailureReport, RankLaunch
+from engine.ranks.order_types import AnyOrder, FailureReport, RankLaunch
 from engine.ranks.tcp import join, local_interface
 from engine.ranks.watch import OnLost, Watch
 

@@ -22,7 +22,7 @@ from core.process.names import import_root, python_command
 from engine.ranks.digest import digest_model
 from engine.ranks.group import StoreServer
 from engine.ranks.joining import wait_for_ranks
-from engine.ranks.messages import FailureReport, GroupAddress, Order, RankLaunch
+from engine.ranks.order_types import FailureReport, GroupAddress, Order, RankLaunch
 from engine.ranks.peers import JoinedRank, LocalRank, Peer
 from engine.ranks.tcp import interface_at, listen
 from engine.ranks.watch import CULPRIT_S, Watch

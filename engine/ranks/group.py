@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import (  # torch.distributed does not export th
 )
 
 from core.errors import ConfigurationError
-from engine.ranks.messages import GroupAddress
+from engine.ranks.order_types import GroupAddress
 from engine.ranks.shard import Shard
 
 STORE_S = 30.0

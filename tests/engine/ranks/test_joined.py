@@ -29,7 +29,7 @@ from engine.ranks import joining, tcp
 from engine.ranks.followers import Followers
 from engine.ranks.group import StoreServer, interface_for, open_store
 from engine.ranks.joining import wait_for_ranks
-from engine.ranks.messages import FailureReport, GroupAddress, RankLaunch
+from engine.ranks.order_types import FailureReport, GroupAddress, RankLaunch
 from engine.ranks.tcp import WrongKeyError, interface_of
 from tests.container.processes import HANG_S, ROOT, descendants, free_port, is_gone, wait_until
 from tests.engine.greedy_answers import generate, prompts, tokens

@@ -23,7 +23,7 @@ from engine import LLM, SamplingParams
 from engine.ranks import watch
 from engine.ranks.followers import Followers, rank_variables, threads_for_ranks
 from engine.ranks.group import ProcessGroup
-from engine.ranks.messages import FailureReport, Move
+from engine.ranks.order_types import FailureReport, Move
 from engine.ranks.shard import Shard
 from engine.ranks.watch import Watch
 from tests.container.processes import HANG_S, descendants, is_gone, wait_until
