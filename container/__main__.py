@@ -1,4 +1,4 @@
-"""The command line: `serve` and `join`, `batch`, `explain` and `plan`."""
+"""The command line: `serve`, `batch`, `explain` and `plan`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from container.configuration.flags import add_flags, read_flags
 from container.configuration.properties import Setting
 from container.configuration.report import explain_lines, report_error
 from container.configuration.resolve import Configuration, load_configuration
-from container.launch.join import join
 from container.launch.ports import require_free_port
 from container.launch.preparation import expected_task, prepare
 from container.model_files.directory import (
@@ -25,7 +24,6 @@ from container.model_files.directory import (
     describe_model,
     find_properties,
     open_model_dir,
-    resolve_model_dir,
 )
 from container.multi_model.store import store_entries
 from core.configuration.layout import visible_gpus
@@ -38,10 +36,6 @@ EXAMPLES = {
         " org/name --batching continuous     # from the Hugging Face hub",
         " --properties FILE                  # the model is FILE's option.model_id",
         " DIR --strategies all               # all strategies side by side on one page",
-    ),
-    "join": (
-        " --properties FILE                  # FILE sets option.nodes and option.rank_address",
-        " DIR --nodes 2 --rank-address 10.0.0.1:29400 --tensor-parallel-degree 8",
     ),
     "batch": (
         " --input requests.jsonl --output answers.jsonl",
@@ -71,8 +65,6 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m containe
         model_dir = open_model_dir(_model_dir(parsed) or default_model_dir())
         path = parsed.properties or find_properties(model_dir)
         configuration = load_configuration(path, os.environ, flags)
-        if parsed.command == "join":
-            return join_model(configuration, model_dir)
         if parsed.command == "explain":
             return _explain(configuration, model_dir)
         if parsed.command == "plan":
@@ -87,7 +79,6 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("serve", "start the container"),
-        ("join", "run this machine's ranks of a model that another machine serves (option.nodes)"),
         ("batch", "answer all requests of a file in OpenAI's batch format"),
         ("explain", "print all effective options with their sources, and the batching strategy"),
         ("plan", "estimate how many requests fit into an instance's GPU memory"),
@@ -286,12 +277,6 @@ def serve_model(configuration: Configuration, model_dir: Path, port: int) -> int
     return supervise(configuration, prepare(configuration, model_dir), port)
 
 
-def join_model(configuration: Configuration, model_dir: Path) -> int:
-    """Run this machine's ranks of a model until a signal arrives, and return the exit code."""
-    path = resolve_model_dir(configuration, model_dir)
-    return join(configuration.options, path.absolute(), os.environ)
-
-
 def _serve_strategies(
     parsed: argparse.Namespace, models: Mapping[str, Path] | None, flags: Sequence[Setting]
 ) -> int:
@@ -325,10 +310,6 @@ def _run_multi_model(
     parsed: argparse.Namespace, models: Mapping[str, Path], flags: Sequence[Setting]
 ) -> int:
     """Run `serve` or `explain` for several models."""
-    if parsed.command == "join":
-        raise ConfigurationError(
-            "join works only for one model; name it with MODEL or --properties"
-        )
     if flags:
         raise ConfigurationError(
             f"{flags[0].source} works only for one model; with several, set {flags[0].key} in each "

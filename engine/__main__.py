@@ -149,7 +149,7 @@ def _build(
             from engine.build import build_engine
 
             _end_imports(phases)
-            return build_engine(model_dir, launch.options, phases, on_lost)
+            return build_engine(model_dir, launch.options, phases, on_lost, launch.rank_address)
         from engine.tasks.build import build_task_engine
 
         _end_imports(phases)

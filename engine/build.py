@@ -40,12 +40,14 @@ def build_engine(
     options: Options,
     phases: Phases | None = None,
     on_lost: Callable[[LongshoreError], None] = lambda error: None,
+    rank_address: str = "",
 ) -> Engine:
     """Load the model, choose the limits and check that a step runs.
 
     phases: the times of the start so far. on_lost: called with the error, in another thread, if
     one of several ranks is lost. The engine's next step then fails. On CUDA the step in flight may
-    never end, because NCCL's kernels wait for the lost rank.
+    never end, because NCCL's kernels wait for the lost rank. rank_address: HOST:PORT at which ranks
+    on other nodes (option.nodes) find rank 0.
 
     Raises ConfigurationError if the options and the model do not fit together.
     """
@@ -57,10 +59,11 @@ def build_engine(
     closing = ExitStack()
     try:
         closing.enter_context(threads_for_ranks(degree // options.nodes, device))
-        followers = Followers(model_dir, options, degree, device, on_lost)
+        followers = Followers(model_dir, options, degree, device, on_lost, rank_address)
         closing.callback(followers.close)
         followers.wait()
-        group = ProcessGroup(Shard(0, degree), device, followers.address)
+        timeout_s = options.model_loading_timeout
+        group = ProcessGroup(Shard(0, degree), device, followers.address, timeout_s)
         closing.callback(group.close)
         phases.end(f"{degree} ranks")
         leader = Leader(followers.send, followers.raising_cause, group)

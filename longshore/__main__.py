@@ -110,7 +110,6 @@ def _fleet(arguments: list[str]) -> int:
 
 COMMANDS = {
     "serve": Command("serve a model over HTTP", _container),
-    "join": Command("run ranks of a model that another machine serves", _container),
     "explain": Command(
         "show the strategy, and every option with the place that sets it", _container
     ),

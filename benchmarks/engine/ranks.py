@@ -6,16 +6,15 @@ the same tensors, in the model's dtype.
 
     OMP_NUM_THREADS=1 python -m benchmarks.engine.ranks models/demo --ranks 2 --sequences 8
 
-With --tcp, the other ranks join over TCP, as ranks on other machines do. Orders then go through TCP
-instead of pipes; gloo's tensors use TCP in any case. Both ends are on this machine, so the times do
-not include the delay of a network.
+With --nodes, each rank behaves as on a node of its own. Orders then go through gloo instead of
+pipes; tensors go through gloo in any case. All nodes are this machine, so the times do not include
+the delay of a network.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import socket
 import subprocess
 import time
@@ -29,7 +28,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.cpu.machine import describe_machine
-from core.configuration.meeting_point import KEY_VARIABLE
 from core.configuration.options import Options, make_options
 from core.process.names import python_command
 from core.sampling import SamplingParams
@@ -44,6 +42,7 @@ from engine.step.leader import Leader
 
 PROMPT_TOKENS = 64
 CPU = torch.device("cpu")
+TIMEOUT_S = 600
 KINDS = ("orders", "inputs", "sums", "logits")
 
 
@@ -72,7 +71,7 @@ class MeasuredGroup(ProcessGroup):
     """Counts what passes through a group."""
 
     def __init__(self, size: int, followers: Followers, totals: Totals) -> None:
-        super().__init__(Shard(0, size), CPU, followers.address)
+        super().__init__(Shard(0, size), CPU, followers.address, TIMEOUT_S)
         self._totals = totals
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -98,19 +97,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default: 2)")
     parser.add_argument("--sequences", type=int, default=8, help="batch size (default: 8)")
     parser.add_argument("--steps", type=int, default=100, help="number of steps (default: 100)")
-    parser.add_argument("--tcp", action="store_true", help="let the other ranks join over TCP")
+    parser.add_argument("--nodes", action="store_true", help="give each rank a node of its own")
     given = parser.parse_args(arguments)
     options = make_options({"device": "cpu", "batching": "paged"})
     alone = build_rank_0(given.model, options, CPU, Phases(), SingleRank(CPU), None)
     one_rank_s = median(run(alone, given.sequences, given.steps, lambda: None))
     totals = {kind: Traffic() for kind in KINDS}
     with ExitStack() as closing:
-        if given.tcp:
-            options = replace(options, nodes=given.ranks, rank_address=f"127.0.0.1:{free_port()}")
-            closing.enter_context(joining_ranks(given.model, options))
-        engine = closing.enter_context(ranked(given.model, options, given.ranks, totals))
+        address = f"127.0.0.1:{free_port()}"
+        if given.nodes:
+            options = replace(options, nodes=given.ranks)
+            closing.enter_context(other_nodes(given.model, given.ranks, address))
+        engine = closing.enter_context(ranked(given.model, options, given.ranks, totals, address))
         steps_s = run(engine, given.sequences, given.steps, lambda: restart(totals))
-    how = "joined over TCP" if given.tcp else "connected by pipes"
+    how = "orders through gloo" if given.nodes else "orders through pipes"
     print(report(totals, steps_s, one_rank_s, f"{given.ranks} ranks, {how}", given.sequences))
     return 0
 
@@ -126,12 +126,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def joining_ranks(model_dir: Path, options: Options) -> Generator[None]:
-    """Start the ranks that join, one per other node, and kill them when the block ends."""
-    os.environ[KEY_VARIABLE] = secrets.token_hex(32)
-    arguments = ["--join", options.rank_address, str(model_dir), str(os.getpid())]
-    command = [*python_command("engine.follow"), *arguments]
-    processes = [subprocess.Popen(command) for _ in range(options.nodes - 1)]
+def other_nodes(model_dir: Path, size: int, address: str) -> Generator[None]:
+    """Start all ranks but rank 0, as on other nodes, and kill them when the block ends."""
+    command = [*python_command("engine.follow"), address]
+    rest = [str(model_dir), "--parent", str(os.getpid())]
+    processes = [subprocess.Popen([*command, str(rank), *rest]) for rank in range(1, size)]
     try:
         yield
     finally:
@@ -141,10 +140,12 @@ def joining_ranks(model_dir: Path, options: Options) -> Generator[None]:
 
 
 @contextmanager
-def ranked(model_dir: Path, options: Options, size: int, totals: Totals) -> Generator[Engine]:
+def ranked(
+    model_dir: Path, options: Options, size: int, totals: Totals, address: str = ""
+) -> Generator[Engine]:
     """Yield an engine on `size` ranks, whose messages are counted in `totals`."""
     with ExitStack() as closing:
-        followers = Followers(model_dir, options, size, CPU, lambda error: None)
+        followers = Followers(model_dir, options, size, CPU, lambda error: None, address)
         closing.callback(followers.close)
         followers.wait()
         group = MeasuredGroup(size, followers, totals)

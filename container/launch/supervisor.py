@@ -25,7 +25,6 @@ from container.launch.ports import require_free_port
 from container.launch.preparation import PreparedModel
 from container.launch.stop_times import ENGINE_STOP_S, FRONT_END_STOP_S, RUNNING_REQUESTS_S
 from core.configuration.layout import Layout, layout_here
-from core.configuration.meeting_point import meeting_point
 from core.configuration.options import Options
 from core.configuration.task import Task
 from core.errors import ConfigurationError
@@ -187,6 +186,7 @@ def supervise(
     *,
     socket: Path | None = None,
     name: str = "",
+    rank_address: str = "",
 ) -> int:
     """Serve the model until a signal arrives, and return the exit code.
 
@@ -200,7 +200,7 @@ def supervise(
     options = configuration.options
     layout = layout_here(options)
     if options.nodes > 1:
-        _require_meeting_point(options, prepared.task)
+        _require_fleet(options, prepared.task, rank_address)
     configure_logs(options.log_format, options.log_level, name)
     print_line = _log_line if options.log_format == "json" else _print_line
     # The run directory is beside the socket, so that the socket's owner also removes the files of a
@@ -217,6 +217,7 @@ def supervise(
             library_dir=str(prepared.library_dir or ""),
             formatters=str(prepared.formatters or ""),
             hooks=prepared.hooks,
+            rank_address=rank_address,
         )
         launch_path = run_dir / "launch.json"
         launch_path.write_bytes(msgspec.json.encode(launch))
@@ -234,14 +235,18 @@ def supervise(
             return supervisor.run()
 
 
-def _require_meeting_point(options: Options, task: Task) -> None:
-    """Raise ConfigurationError if other machines' ranks could not join or would have no work."""
+def _require_fleet(options: Options, task: Task, rank_address: str) -> None:
+    """Raise ConfigurationError if there are no ranks on other nodes, or they would have no work."""
     if task.kind != "generation":
         raise ConfigurationError(
             f"option.nodes={options.nodes}: {task.name} ({task.reason}) runs on one machine; only "
             "text generation runs on several"
         )
-    meeting_point(options)
+    if not rank_address:
+        raise ConfigurationError(
+            f"option.nodes={options.nodes}: only a fleet runs a model on several machines; use "
+            "`longshore fleet serve`, or leave the option out"
+        )
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from core.process.processes import num_cores
 class Layout:
     """Copies of the model and the ranks of each copy. Every rank has its own GPU or CPU cores.
 
-    Either this machine has rank 0, or its ranks join the machine that has rank 0.
+    With several nodes, this machine is one of them.
     """
 
     num_copies: int
@@ -57,8 +57,8 @@ class Layout:
         num_threads = min(self.num_threads, int(given)) if given.isdecimal() else self.num_threads
         return {**variables, "OMP_NUM_THREADS": str(max(1, num_threads))}
 
-    def joined_rank_variables(self, index: int, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of this machine's rank `index`, if another machine has rank 0."""
+    def rank_variables(self, index: int, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of this machine's rank `index`, if another node has rank 0."""
         if self.gpus:
             return {**variables, "CUDA_VISIBLE_DEVICES": self.gpus_of(0)[index]}
         return {"OMP_NUM_THREADS": str(self.num_threads), **variables}
@@ -77,7 +77,7 @@ class Layout:
                 local, threads = range(self.num_local_ranks), quantity(self.num_threads, "thread")
                 places = [f"rank {rank} on the CPU, {threads}" for rank in local]
             if self.num_nodes > 1:
-                places.append("the others join from other machines")
+                places.append("the others on other machines")
             yield f"    copy {copy}: {'; '.join(places)}"
 
 

@@ -288,16 +288,9 @@ class Options:
     nodes: int = _option(
         1,
         "Machines that share one copy of the model. Each machine has an equal part of the ranks. "
-        "With more than one machine, run `longshore join` on the others. A fleet starts the ranks "
-        "itself, and uses several machines if one has fewer GPUs than "
+        "Needs a fleet, which by itself uses several machines if one has fewer GPUs than "
         "option.tensor_parallel_degree.",
         minimum=1,
-    )
-    rank_address: str | None = _option(
-        None,
-        "nodes: HOST:PORT of the machine that has rank 0. The ranks on the other machines connect "
-        "to this address. All machines need the same secret in the environment variable "
-        "LONGSHORE_RANK_KEY.",
     )
     copies: int = _option(
         1,

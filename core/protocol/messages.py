@@ -259,6 +259,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """The file with the user's input and output formatters, for the front end."""
     hooks: dict[str, str] = {}
     """The user's hooks by the names of their options, each as FILE:FUNCTION, for the front end."""
+    rank_address: str = ""
+    """HOST:PORT at which the ranks on other nodes find rank 0, if option.nodes is above 1."""
 
     @property
     def endpoints(self) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 from container.launch.children import Child
-from core.configuration.meeting_point import KEY_VARIABLE, MeetingPoint
 from core.process.names import python_command
 from deploy.fleet.exchange import fetch
 from deploy.fleet.http_message import HttpRequest, ReplicaLostError
@@ -34,21 +33,17 @@ class ContainerProcess:
         properties: Path,
         cpus: float = 1.0,
         nodes: int = 1,
-        place: MeetingPoint | None = None,
+        rank_address: str = "",
         command: tuple[str, ...] = COMMAND,
     ) -> None:
         """cpus: the cores that its ranks on this node share. nodes: how many nodes its ranks take.
 
-        place: where its ranks on the other nodes join.
+        rank_address: HOST:PORT of this node at which ranks on the other nodes find rank 0.
         """
         self._directory = Path(tempfile.mkdtemp(prefix="longshore-fleet-"))
         self.socket = self._directory / "http"
-        arguments = child_arguments(properties, cpus, nodes, place)
-        self._child = Child(
-            "container",
-            [*command, "serve", *arguments, str(self.socket)],
-            variables=with_key(place),
-        )
+        arguments = child_arguments(properties, cpus, nodes, rank_address)
+        self._child = Child("container", [*command, "serve", *arguments, str(self.socket)])
 
     @property
     def has_ended(self) -> bool:
@@ -93,15 +88,8 @@ class ContainerProcess:
 
 
 def child_arguments(
-    properties: Path, cpus: float, nodes: int, place: MeetingPoint | None
+    properties: Path, cpus: float, nodes: int, rank_address: str
 ) -> tuple[str, ...]:
     """Return the arguments that both commands of `deploy.fleet.node_process` take, for a child of
     this process."""
-    address = "" if place is None else str(place)
-    return (str(os.getpid()), str(properties), str(cpus), str(nodes), address)
-
-
-def with_key(place: MeetingPoint | None) -> dict[str, str]:
-    """Return this process's environment, with the key of the place where ranks meet."""
-    key = {} if place is None else {KEY_VARIABLE: place.key.decode()}
-    return {**os.environ, **key}
+    return (str(os.getpid()), str(properties), str(cpus), str(nodes), rank_address)

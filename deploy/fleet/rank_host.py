@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import socket
 import time
 from pathlib import Path
@@ -14,9 +13,8 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from container.launch.children import Child
-from core.configuration.meeting_point import MeetingPoint
 from core.process.names import python_command
-from deploy.fleet.container_process import child_arguments, with_key
+from deploy.fleet.container_process import child_arguments
 
 _POLL_INTERVAL_S = 0.1
 
@@ -28,11 +26,11 @@ class RanksEndedError(Exception):
 class RankHost:
     """The Ray actor that runs the ranks of one bundle. The ranks die with the actor."""
 
-    def run(self, properties: str, cpus: float, nodes: int, place: MeetingPoint) -> str:
-        """Run the ranks. If they end by themselves, return how."""
-        arguments = child_arguments(Path(properties), cpus, nodes, place)
-        command = [*python_command("deploy.fleet.node_process"), "join", *arguments]
-        child = Child("ranks", command, variables=with_key(place))
+    def run(self, properties: str, cpus: float, nodes: int, rank_address: str, node: int) -> str:
+        """Run the ranks until one of them ends. Return how."""
+        arguments = child_arguments(Path(properties), cpus, nodes, rank_address)
+        command = [*python_command("deploy.fleet.node_process"), "follow", *arguments, str(node)]
+        child = Child("ranks", command)
         while child.exit_code is None:
             time.sleep(_POLL_INTERVAL_S)
         return child.describe_exit()
@@ -42,10 +40,9 @@ class OtherNodes:
     """The actors in all bundles of a placement group but the first, which is the replica's own."""
 
     def __init__(self, group: PlacementGroup, properties: str, cpus: float) -> None:
-        """Start the actors. Their ranks wait for the container at `place`."""
+        """Start the actors. Their ranks wait for rank 0 at `rank_address`."""
         self._reserved = _reserve_port(ray.util.get_node_ip_address())
-        host, port = self._reserved.getsockname()
-        self.place = MeetingPoint(host, port, secrets.token_hex(32).encode())
+        self.rank_address = "{}:{}".format(*self._reserved.getsockname())
         self.num_nodes = group.bundle_count
         actor = ray.remote(RankHost)
         self._hosts = [
@@ -59,7 +56,8 @@ class OtherNodes:
             for bundle in range(1, self.num_nodes)
         ]
         self._runs = [
-            host.run.remote(properties, cpus, self.num_nodes, self.place) for host in self._hosts
+            host.run.remote(properties, cpus, self.num_nodes, self.rank_address, node)
+            for node, host in enumerate(self._hosts, 1)
         ]
 
     async def wait_until_ended(self) -> None:

@@ -38,10 +38,10 @@ class Replica:
         self._watch: asyncio.Task[None] | None = None
         group = get_current_placement_group()
         self._others = None if group is None else OtherNodes(group, properties, cpus)
-        nodes, place = (
-            (1, None) if self._others is None else (self._others.num_nodes, self._others.place)
+        nodes, address = (
+            (1, "") if self._others is None else (self._others.num_nodes, self._others.rank_address)
         )
-        self._container = ContainerProcess(Path(properties), cpus, nodes, place)
+        self._container = ContainerProcess(Path(properties), cpus, nodes, address)
         self._end = asyncio.ensure_future(self._wait_for_the_end())
         ready = asyncio.ensure_future(self._container.wait_until_ready())
         try:

@@ -53,7 +53,7 @@ SERVICE_OPTIONS = frozenset({
     "sessions_path", "sessions_expiration", "local_runtime_api", "install_requirements",
     "async_mode", "cors_allowed_origin", "api_keys_file", "ssl_certfile", "ssl_keyfile",
     "ping_hook", "throttle_hook", "pre_post_process_hook", "pre_process_hook", "post_process_hook",
-    "cloudwatch_metrics_period", "source_roots", "ui", "copies",
+    "cloudwatch_metrics_period", "source_roots", "ui", "copies", "nodes",
     "log_format", "log_level", "log_requests", "otlp_traces_endpoint",
 })  # fmt: skip
 """Options of the server's other processes, which `LLM` does not start."""

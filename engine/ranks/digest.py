@@ -1,4 +1,4 @@
-"""Tells models apart, so that ranks on different machines do not mix two models' weights."""
+"""Tells models apart, so that ranks on different nodes do not mix two models' weights."""
 
 from __future__ import annotations
 

@@ -1,46 +1,53 @@
-"""The processes of ranks 1 and up, which rank 0 starts, commands and ends."""
+"""The processes of ranks 1 and up, which rank 0 commands. It starts those of its own machine."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-import shutil
-import tempfile
+import subprocess
 import threading
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
+from multiprocessing.connection import Pipe
 from pathlib import Path
 
 import msgspec
 import torch
+from torch._C._distributed_c10d import TCPStore  # torch.distributed does not export it
 
-from core.configuration.meeting_point import meeting_point
+from core.configuration.layout import quantity
 from core.configuration.options import Options
-from core.errors import EngineUnavailableError, LongshoreError
+from core.errors import ConfigurationError, EngineUnavailableError, LongshoreError
 from core.process.names import import_root, python_command
 from engine.ranks.digest import digest_model
-from engine.ranks.group import StoreServer
-from engine.ranks.joining import wait_for_ranks
-from engine.ranks.order_types import FailureReport, GroupAddress, Order, RankLaunch
-from engine.ranks.peers import JoinedRank, LocalRank, Peer
-from engine.ranks.tcp import interface_at, listen
-from engine.ranks.watch import CULPRIT_S, Watch
+from engine.ranks.order_types import LAUNCH, READY, FailureReport, Order, RankLaunch
+from engine.ranks.orders import RemoteOrders
+from engine.ranks.shard import Shard
+from engine.ranks.store import serve_store
+from engine.ranks.watch import CULPRIT_S, TICK_S, Watch
 
 logger = logging.getLogger(__name__)
 
 COMMAND = python_command("engine.follow")
+HERE = "127.0.0.1:0"
+"""The store's address if all ranks are on this machine."""
 POLL_S = 0.1
 JOIN_SHARE = 0.5
-"""The share of option.model_loading_timeout within which the ranks of other machines must join."""
-MAX_REPORT_WAIT_S = CULPRIT_S + 1.0
+"""The share of option.model_loading_timeout within which all ranks must be ready to join."""
+MAX_REPORT_WAIT_S = TICK_S + CULPRIT_S + 1.0
 """How long a failed collective waits for the failure report of a rank, which may explain it."""
+END_S = 2.0
+"""Time for a rank to end by itself, before it is killed."""
 
 
 class Followers:
-    """Starts the ranks of this machine and waits for other machines' ranks (option.nodes).
+    """Starts the ranks of this machine, and waits for those on other nodes (option.nodes).
 
-    If one of them is lost, logs why and kills all of them.
+    If one of them is lost, logs why and kills those of this machine. Ranks on other nodes end when
+    the store ends: with `close`, or with this process.
     """
 
     def __init__(
@@ -50,59 +57,60 @@ class Followers:
         size: int,
         device: torch.device,
         on_lost: Callable[[LongshoreError], None],
+        address: str = "",
         command: Sequence[str] = COMMAND,
     ) -> None:
         """on_lost: called with the error, in a thread of its own. command: starts a rank.
 
-        Raises ConfigurationError if ranks of other machines do not join.
+        address: HOST:PORT at which ranks on other nodes find rank 0.
         """
-        self._folder = Path(tempfile.mkdtemp(prefix="ranks-"))
+        self._size, self._nodes = size, options.nodes
+        self._max_wait_s = JOIN_SHARE * options.model_loading_timeout
         self._on_lost = on_lost
         self._failure: LongshoreError | None = None
         self._has_failed = threading.Event()
         self._encode = msgspec.msgpack.Encoder().encode
-        self._watch: Watch | None = None
-        self._peers: list[Peer] = []
-        num_local = size // options.nodes
-        try:
-            # Other machines first: local ranks expect beats as soon as they have started.
-            self._peers += self._wait_for_others(model_dir, options, size - num_local, device)
-            for rank in range(1, num_local):
-                variables = {**os.environ, **rank_variables(rank, device, os.environ)}
-                self._peers.insert(rank - 1, LocalRank(command, variables))
-            for rank, peer in enumerate(self._peers, 1):
-                launch = RankLaunch(
-                    version=version("longshore"),
-                    model_digest=self._model_digest,
-                    model_dir=str(model_dir),
-                    options=options,
-                    rank=rank,
-                    size=size,
-                    address=self.address,
-                )
-                self._launch(rank, peer, launch)
-        except BaseException:
-            self.close()
-            raise
-        beats = {rank: peer.beats for rank, peer in enumerate(self._peers, 1)}
-        self._watch = Watch(beats, self._lose)
+        self._remote_orders: RemoteOrders | None = None
+        digest = digest_model(model_dir) if options.nodes > 1 else ""
+        launch = RankLaunch(version("longshore"), digest, options, size)
+        self._store: TCPStore | None = serve_store(address or HERE)
+        self._store.set(LAUNCH, launch.encode())
+        self.address = f"{self._store.host}:{self._store.port}"
+        self._local: dict[int, LocalRank] = {}
+        for rank in range(1, size // options.nodes):
+            arguments = [*command, self.address, str(rank), str(model_dir), "--orders"]
+            variables = {**os.environ, **rank_variables(rank, device, os.environ)}
+            self._local[rank] = LocalRank(arguments, variables)
+        processes = {rank: local.process for rank, local in self._local.items()}
+        self._watch: Watch | None = Watch(self._store, size, processes, self._lose)
 
     @property
     def pids(self) -> list[int]:
         """The process ids of the ranks on this machine."""
-        return [peer.pid for peer in self._peers if isinstance(peer, LocalRank)]
+        return [local.process.pid for local in self._local.values()]
 
     def wait(self) -> None:
         """Wait until all ranks are about to join the group.
 
         Raises the error of a rank that fails earlier, because the group would wait for that rank.
+        Raises ConfigurationError if ranks do not come.
         """
-        for peer in self._peers:
+        assert self._store is not None, "closed"
+        deadline = time.monotonic() + self._max_wait_s
+        while missing := self._size - 1 - self._store.add(READY, 0):
+            if self._failure is not None:
+                raise self._failure
+            if time.monotonic() > deadline:
+                raise ConfigurationError(
+                    f"{quantity(missing, 'rank')} did not connect to rank 0 at {self.address} "
+                    f"within {self._max_wait_s:g} s; see their logs, and open all ports between "
+                    "the nodes, since each start chooses other ports"
+                )
+            self._has_failed.wait(POLL_S)
+        if self._nodes > 1:
+            shard = Shard(0, self._size)
             with self.raising_cause():
-                while not peer.orders.poll(POLL_S):
-                    if self._failure is not None:
-                        raise self._failure
-                peer.orders.recv_bytes()
+                self._remote_orders = RemoteOrders(self.address, shard, self._nodes)
 
     @contextmanager
     def raising_cause(self) -> Generator[None]:
@@ -124,8 +132,10 @@ class Followers:
         if self._failure is not None:
             raise self._failure
         with self.raising_cause():
-            for peer in self._peers:
-                peer.orders.send_bytes(message)
+            for local in self._local.values():
+                local.orders.send_bytes(message)
+            if self._remote_orders is not None:
+                self._remote_orders.send(message)
         return len(message)
 
     def cause_of(self, error: Exception) -> Exception:
@@ -135,63 +145,69 @@ class Followers:
         self._has_failed.wait(MAX_REPORT_WAIT_S)
         if self._failure is not None:
             return self._failure
-        # The fault is rank 0's own. The other ranks may wait for it in a collective, so the model
-        # cannot go on.
-        return EngineUnavailableError(f"rank 0 failed: {type(error).__name__}: {error}")
+        # The fault is rank 0's own, or a rank on another node has ended. The other ranks may wait
+        # for rank 0 in a collective, so the model cannot go on.
+        others = " or lost another node" if self._remote_orders is not None else ""
+        return EngineUnavailableError(f"rank 0 failed{others}: {type(error).__name__}: {error}")
 
     def close(self) -> None:
         """End the processes. May be called again."""
         if self._watch is not None:
             self._watch.stop()
-        for peer in self._peers:
-            peer.close()
-        for peer in self._peers:
-            peer.wait()
-        self._server = None
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _launch(self, rank: int, peer: Peer, launch: RankLaunch) -> None:
-        try:
-            peer.orders.send_bytes(self._encode(launch))
-        except OSError:
-            raise EngineUnavailableError(f"rank {rank} {peer.describe_loss()}") from None
-
-    def _wait_for_others(
-        self, model_dir: Path, options: Options, count: int, device: torch.device
-    ) -> list[JoinedRank]:
-        """Wait for the ranks of other machines, if any, and choose how all find each other."""
-        timeout_s = float(options.model_loading_timeout)
-        self._server: StoreServer | None = None
-        self._model_digest = ""
-        if options.nodes == 1:
-            # By default, gloo looks up the host name. That may fail in a container without network.
-            interface = "lo" if device.type == "cpu" else ""
-            self.address = GroupAddress(str(self._folder / "store"), "", interface, timeout_s)
-            return []
-        place = meeting_point(options)
-        self._model_digest = digest_model(model_dir)
-        joined = wait_for_ranks(place, count, timeout_s * JOIN_SHARE)
-        self._server = StoreServer(place.host, listen(place.host, 0))
-        self.address = GroupAddress(self._server.port, place.host, interface_at(place), timeout_s)
-        return joined
+        for local in self._local.values():
+            local.orders.close()
+        for local in self._local.values():
+            local.wait()
+        # Without these objects the store ends, and with it the ranks on other nodes.
+        self._watch = self._store = self._remote_orders = None
 
     def _lose(self, rank: int, report: bytes) -> None:
-        """Kill all ranks, so that rank 0 does not wait for them in a collective.
+        """Kill the ranks of this machine, so that rank 0 does not wait for them in a collective.
 
-        gloo's collectives then fail, unless a machine vanished. NCCL's go on waiting, so `on_lost`
-        has to end the process.
+        gloo's collectives then fail, unless a machine vanished or a rank on another one hangs.
+        NCCL's go on waiting, so `on_lost` has to end the process.
         """
         if report:
             error = FailureReport.decode_error(report, rank)
+        elif rank in self._local:
+            error = EngineUnavailableError(f"rank {rank} {self._local[rank].describe_loss()}")
         else:
-            how = self._peers[rank - 1].describe_loss()
-            error = EngineUnavailableError(f"rank {rank} {how}")
+            error = EngineUnavailableError(f"rank {rank} on another node ended or does not answer")
         logger.error("%s", error)
         self._failure = error
         self._has_failed.set()
-        for peer in self._peers:
-            peer.kill()
+        for local in self._local.values():
+            local.process.kill()
         self._on_lost(error)
+
+
+class LocalRank:
+    """A child process. It gets its orders through a pipe, and ends when the pipe is closed."""
+
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        """command: starts the rank when the pipe's file descriptor is appended to it.
+
+        variables: the rank's environment.
+        """
+        theirs, self.orders = Pipe(duplex=False)
+        fd = theirs.fileno()
+        self.process = subprocess.Popen([*command, str(fd)], pass_fds=[fd], env=variables)
+        theirs.close()
+
+    def wait(self) -> None:
+        """Wait until the process has ended. Its pipe is closed already."""
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def describe_loss(self) -> str:
+        """Return what happened, now that the process no longer answers."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(0.1)
+        code = self.process.poll()
+        return "stopped answering" if code is None else f"ended with exit code {code}"
 
 
 def rank_variables(rank: int, device: torch.device, variables: Mapping[str, str]) -> dict[str, str]:

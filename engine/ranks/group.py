@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from abc import ABC, abstractmethod
-from collections.abc import Generator
-from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import (  # torch.distributed does not export them
-    FileStore,
-    Store,
-    TCPStore,
-)
 
 from core.errors import ConfigurationError
-from engine.ranks.order_types import GroupAddress
 from engine.ranks.shard import Shard
-
-STORE_S = 30.0
-"""Time to reach the store of another machine, which is open before its address is sent here."""
-_INTERFACE_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
-_EXACTLY = {"gloo": "", "nccl": "="}
-"""Text to write before an interface's name. Without `=`, NCCL takes the name for a prefix."""
+from engine.ranks.store import network_of, open_store
 
 
 class Group(ABC):
@@ -96,18 +81,12 @@ class ProcessGroup(Group):
     It is torch's default process group, of which a process has only one.
     """
 
-    def __init__(
-        self,
-        shard: Shard,
-        device: torch.device,
-        address: GroupAddress,
-        store: Store | None = None,
-    ) -> None:
+    def __init__(self, shard: Shard, device: torch.device, address: str, timeout_s: float) -> None:
         """Join the group. Blocks until all ranks have joined.
 
-        store: the result of `open_store(address, size)`; None: open the store here.
+        address: the store's. timeout_s: the longest wait for the other ranks in a collective.
 
-        Raises ConfigurationError if this process is in a group already, and as `open_store` does.
+        Raises ConfigurationError if this process is in a group already.
         """
         self.shard, self.device = shard, device
         if dist.is_initialized():
@@ -116,14 +95,13 @@ class ProcessGroup(Group):
                 "on several ranks; close that LLM first"
             )
         is_cuda = device.type == "cuda"
-        backend = "nccl" if is_cuda else "gloo"
-        with interface_for(backend, address.interface):
+        with network_of(address):
             dist.init_process_group(
-                backend,
-                store=open_store(address, shard.size) if store is None else store,
+                "nccl" if is_cuda else "gloo",
+                store=open_store(address),
                 rank=shard.rank,
                 world_size=shard.size,
-                timeout=timedelta(seconds=address.timeout_s),
+                timeout=timedelta(seconds=timeout_s),
                 # NCCL then allocates its buffers now, before the free memory is measured.
                 device_id=torch.device("cuda", torch.cuda.current_device()) if is_cuda else None,
             )
@@ -150,55 +128,3 @@ class ProcessGroup(Group):
         """Leave the group. May be called again."""
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-class StoreServer:
-    """The store of ranks on several machines, run by rank 0."""
-
-    def __init__(self, host: str, listener: socket.socket) -> None:
-        """listener: bound to an address of `host`, which is this machine; the store takes it over.
-
-        Without a listener, the store would listen at all addresses.
-        """
-        self.port: int = listener.getsockname()[1]
-        self._store = TCPStore(
-            host,
-            self.port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
-
-
-def open_store(address: GroupAddress, size: int) -> Store:
-    """Open the store through which ranks find each other.
-
-    Raises ConfigurationError if the store is on another machine and cannot be reached.
-    """
-    if isinstance(address.store, str):
-        return FileStore(address.store, size)
-    limit = timedelta(seconds=STORE_S)
-    try:
-        store = TCPStore(address.host, address.store, is_master=False, timeout=limit)
-    except RuntimeError as error:
-        raise ConfigurationError(
-            f"cannot reach rank 0 at {address.host}:{address.store} within {STORE_S:g} s; ranks "
-            "use this port too, not only that of option.rank_address, and each start chooses other "
-            "ports, so open all ports between the machines"
-        ) from error
-    store.set_timeout(timedelta(seconds=address.timeout_s))
-    return store
-
-
-@contextmanager
-def interface_for(backend: str, name: str) -> Generator[None]:
-    """Have the backend use a network interface, unless the user has chosen one."""
-    variable = _INTERFACE_VARIABLES[backend]
-    if not name or variable in os.environ:
-        yield
-        return
-    os.environ[variable] = f"{_EXACTLY[backend]}{name}"
-    try:
-        yield
-    finally:
-        del os.environ[variable]

@@ -1,4 +1,4 @@
-"""The messages of rank 0 to the other ranks: their launch, then one order after the other."""
+"""The messages of rank 0 to the other ranks: the launch, then one order after the other."""
 
 from __future__ import annotations
 
@@ -18,18 +18,10 @@ from core.errors import (
 )
 from core.plan import BlockMoves
 
-
-class GroupAddress(msgspec.Struct, frozen=True):
-    """How ranks find each other."""
-
-    store: str | int
-    """A file that does not exist yet, or a port of rank 0's machine; the same for all ranks."""
-    host: str
-    """The address at which this rank reaches rank 0's machine, if `store` is a port."""
-    interface: str
-    """The network interface through which this rank reaches the others. '': torch chooses one."""
-    timeout_s: float
-    """The longest that a rank waits for the others in a collective."""
+LAUNCH = "launch"
+"""The key of the launch in the store."""
+READY = "ready"
+"""The key of the number of ranks that are about to join the group."""
 
 
 class _Versioned(msgspec.Struct, frozen=True):
@@ -39,31 +31,31 @@ class _Versioned(msgspec.Struct, frozen=True):
 
 
 class RankLaunch(msgspec.Struct, frozen=True):
-    """The first message to a rank."""
+    """What rank 0 tells all other ranks before they load the model."""
 
     version: str
     """The version of Longshore."""
     model_digest: str
-    """The digest by `engine.ranks.digest`, for ranks of other machines; '' if there are none."""
-    model_dir: str
+    """The digest by `engine.ranks.digest`, for ranks on other nodes; '' if there are none."""
     options: Options
-    rank: int
     size: int
-    address: GroupAddress
+
+    def encode(self) -> str:
+        return msgspec.json.encode(self).decode()
 
     @classmethod
     def decode(cls, message: bytes) -> RankLaunch:
         """Decode a launch. Raises ConfigurationError if rank 0 runs another Longshore version."""
         own_version = version("longshore")
         try:
-            their_version = msgspec.msgpack.decode(message, type=_Versioned).version
+            their_version = msgspec.json.decode(message, type=_Versioned).version
             if their_version == own_version:
-                return msgspec.msgpack.decode(message, type=cls)
+                return msgspec.json.decode(message, type=cls)
         except msgspec.MsgspecError as error:
             their_version = f"of another build ({error})"
         raise ConfigurationError(
             f"rank 0 runs Longshore {their_version}, but this rank runs {own_version}; install the "
-            "same version on every machine"
+            "same version on every node"
         )
 
 
@@ -122,6 +114,9 @@ class FailureReport(msgspec.Struct, frozen=True):
                 return cls("configuration", str(error))
         return cls("failed", f"{type(error).__name__}: {error}")
 
+    def encode(self) -> str:
+        return msgspec.json.encode(self).decode()
+
     def error(self, rank: int) -> LongshoreError:
         """Return the error that rank 0 raises. rank: the number of the rank that ends."""
         return _ERRORS[self.kind](f"rank {rank}: {self.reason}")
@@ -130,11 +125,11 @@ class FailureReport(msgspec.Struct, frozen=True):
     def decode_error(report: bytes, rank: int) -> LongshoreError:
         """Return the error that an encoded report stands for."""
         try:
-            return msgspec.msgpack.decode(report, type=FailureReport).error(rank)
+            return msgspec.json.decode(report, type=FailureReport).error(rank)
         except msgspec.MsgspecError as error:
             return ConfigurationError(
                 f"rank {rank} runs another version of Longshore ({error}); install the "
-                "same version on every machine"
+                "same version on every node"
             )
 
 

@@ -18,7 +18,7 @@ MODULES = {
     "container.isolation.process": "An HTTP worker starts it.",
     "container.multi_model.serve_model": "The process that has the port starts it.",
     "engine": "`longshore serve` starts it.",
-    "engine.follow": "Rank 0 or `longshore join` starts it.",
+    "engine.follow": "Rank 0 or a fleet starts it.",
     "engine.vision.reader": "An HTTP worker starts it.",
     "deploy.fleet.node_process": "A fleet's actors on that node start it.",
 }

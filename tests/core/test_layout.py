@@ -100,19 +100,19 @@ def test_machines_share_the_ranks_equally():
     assert lay_out(options(1, "max", nodes=3), FOUR, 16).num_ranks == 12
     assert list(lay_out(options(1, "4", nodes=2), FOUR, 16).lines()) == [
         "  layout: 1 copy x 4 ranks on 2 machines",
-        "    copy 0: rank 0 on GPU 0; rank 1 on GPU 1; the others join from other machines",
+        "    copy 0: rank 0 on GPU 0; rank 1 on GPU 1; the others on other machines",
     ]
     on_cpu = lay_out(options(1, "4", nodes=2), (), 16)
     assert "    copy 0: rank 0 on the CPU, 8 threads; rank 1" in [*on_cpu.lines()][1]
 
 
-def test_a_rank_that_joins_has_a_device_of_its_own():
+def test_a_rank_on_another_node_has_a_device_of_its_own():
     layout = lay_out(options(1, "4", nodes=2), FOUR, 16)
-    assert layout.joined_rank_variables(1, {"A": "b"}) == {"A": "b", "CUDA_VISIBLE_DEVICES": "1"}
+    assert layout.rank_variables(1, {"A": "b"}) == {"A": "b", "CUDA_VISIBLE_DEVICES": "1"}
     layout = lay_out(options(1, "4", nodes=2), (), 16)
-    assert layout.joined_rank_variables(1, {}) == {"OMP_NUM_THREADS": "8"}
+    assert layout.rank_variables(1, {}) == {"OMP_NUM_THREADS": "8"}
     given = {"OMP_NUM_THREADS": "3"}
-    assert layout.joined_rank_variables(1, given) == given
+    assert layout.rank_variables(1, given) == given
 
 
 def test_the_visible_gpus_of_this_machine_count_unless_the_cpu_is_chosen():

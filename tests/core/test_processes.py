@@ -45,9 +45,13 @@ def test_a_child_lives_only_if_its_parent_does() -> None:
         ("-m", "container.isolation.process", NOBODY),
         ("-m", "container.multi_model.serve_model", NOBODY, "url", "name", "socket", "0", "{}"),
         ("-m", "engine", NOBODY, "launch", "0"),
-        ("-m", "engine.follow", "--join", "localhost:1", "model", NOBODY),
+        ("-m", "engine.follow", "localhost:1", "1", "model", "--parent", NOBODY),
         ("-m", "engine.vision.reader", NOBODY),
-        ("-m", "deploy.fleet.node_process", "join", NOBODY, "properties", "1", "2", "localhost:1"),
+        (
+            *["-m", "deploy.fleet.node_process", "follow"],
+            NOBODY,
+            *["properties", "1", "2", "localhost:1", "1"],
+        ),
     ],
     ids=lambda command: command[1] if command[0] == "-m" else "worker",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -10,16 +11,17 @@ import pytest
 from benchmarks.engine.ranks import KINDS, Traffic, ranked, report
 from core.configuration.options import make_options
 from core.errors import ConfigurationError
+from tests.container.processes import descendants
 
 
 def test_totals_are_divided_by_the_steps():
     totals = {kind: Traffic() for kind in KINDS}
     totals["sums"] = Traffic(calls=36, num_bytes=4096, seconds=0.002)
     _, title, head, *rows = report(
-        totals, [0.003, 0.001, 0.002, 0.002], 0.004, "2 ranks, connected by pipes", 8
+        totals, [0.003, 0.001, 0.002, 0.002], 0.004, "2 ranks, orders through pipes", 8
     ).splitlines()
     assert (
-        "8 sequences on 2 ranks, connected by pipes: 2.00 ms (median of 4); on one rank 4.00 ms"
+        "8 sequences on 2 ranks, orders through pipes: 2.00 ms (median of 4); on one rank 4.00 ms"
         in title
     )
     assert head.split() == ["a", "step", "calls", "bytes", "us"]
@@ -39,12 +41,11 @@ def test_calls_are_counted_with_their_bytes():
     assert traffic.calls == 2, "failed calls do not count"
 
 
-def test_nothing_is_left_of_ranks_that_cannot_start(tmp_path, monkeypatch):
-    """The folder of the ranks is deleted last, after their processes have ended."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_nothing_is_left_of_ranks_that_cannot_start(monkeypatch):
+    before = descendants(os.getpid())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     options = make_options({"device": "cuda"})
     with pytest.raises(ConfigurationError, match=r"rank 1: option\.device=cuda"):  # noqa: SIM117
         with ranked(Path("model"), options, 2, {kind: Traffic() for kind in KINDS}):
             raise AssertionError("the ranks have started")
-    assert list(tmp_path.iterdir()) == []
+    assert descendants(os.getpid()) == before

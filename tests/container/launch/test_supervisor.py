@@ -13,10 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from container.configuration.resolve import load_configuration
+from container.launch.preparation import PreparedModel
+from container.launch.supervisor import supervise
+from core.configuration.task import Task
+from core.errors import ConfigurationError
 from tests.container.processes import (
     HANG_S,
     Caller,
     descendants,
+    free_port,
     is_gone,
     running_alone,
     wait_until,
@@ -168,6 +174,22 @@ def test_too_many_copies_are_refused_before_anything_starts(start: Start) -> Non
     assert process.returncode == 1
     assert "option.copies=999 with 1 rank each needs 999 cores" in errors
     assert "Longshore on port" not in output
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (Task(), "only a fleet runs a model on several machines"),
+        (Task(kind="handler"), "runs on one machine; only text generation runs on several"),
+    ],
+)
+def test_several_nodes_need_a_fleet_and_a_model_that_can_be_split(
+    task: Task, message: str, tmp_path: Path
+) -> None:
+    variables = {"OPTION_DEVICE": "cpu", "OPTION_NODES": "2", "OPTION_TENSOR_PARALLEL_DEGREE": "2"}
+    configuration = load_configuration(None, variables)
+    with pytest.raises(ConfigurationError, match=message):
+        supervise(configuration, PreparedModel(tmp_path, task), free_port())
 
 
 def test_an_engine_with_a_configuration_error_is_not_restarted(start: Start) -> None:

@@ -14,14 +14,13 @@ from typing import NamedTuple
 import pytest
 
 from container.launch.children import Child
-from core.configuration.meeting_point import MeetingPoint
-from deploy.fleet.container_process import COMMAND, ContainerProcess, child_arguments, with_key
+from deploy.fleet.container_process import COMMAND, ContainerProcess, child_arguments
 from deploy.fleet.exchange import exchange, fetch
 from deploy.fleet.http_message import Head, HttpRequest
 from engine import LLM, SamplingParams
 from tests.container.processes import HANG_S, ROOT, descendants, is_gone, wait_until
 
-PLACE = MeetingPoint("10.99.0.1", 29400, b"a-key-of-the-tests")
+ADDRESS = "10.99.0.1:29400"
 NOTICED_S = 15.0
 """The ranks notice a cut after up to 4 s of silence, and the engine takes a second to end. The rest
 is for busy machines. gloo itself would wait for half an hour."""
@@ -91,16 +90,15 @@ def test_two_machines_answer_as_one_and_a_cut_between_them_is_noticed(
     async def run() -> None:
         joining = Child(
             "ranks",
-            [*machines.command(machines.second), "join",
-             *child_arguments(properties, 1.0, 2, PLACE)],
-            variables=with_key(PLACE),
+            [*machines.command(machines.second), "follow",
+             *child_arguments(properties, 1.0, 2, ADDRESS), "1"],
         )  # fmt: skip
-        container = ContainerProcess(properties, 1.0, 2, PLACE, machines.command(machines.first))
+        container = ContainerProcess(properties, 1.0, 2, ADDRESS, machines.command(machines.first))
         try:
             await container.wait_until_ready()
             answer = json.loads((await fetch(container.socket, short))[1])
             assert answer["generated_text"] == expected.outputs[0].text
-            [rank] = [pid for pid in descendants(os.getpid()) if b"--join" in command_line(pid)]
+            [rank] = [pid for pid in descendants(os.getpid()) if b"--parent" in command_line(pid)]
             parts = exchange(container.socket, long)
             head = await anext(parts)
             assert isinstance(head, Head)

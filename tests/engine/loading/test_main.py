@@ -29,7 +29,7 @@ import sys, time
 from core.errors import InsufficientMemoryError
 from engine import __main__, build
 
-def lose(model_dir, options, phases, on_lost):
+def lose(model_dir, options, phases, on_lost, rank_address):
     on_lost(InsufficientMemoryError("rank 1: no room"))
     time.sleep(60)
 

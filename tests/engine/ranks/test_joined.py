@@ -1,8 +1,7 @@
-"""Ranks of other machines, which join over TCP: here, processes that share nothing with rank 0."""
+"""Ranks on other nodes: here, processes that share nothing with rank 0 but the model's files."""
 
 from __future__ import annotations
 
-import hmac
 import os
 import re
 import signal
@@ -11,8 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,361 +19,154 @@ import msgspec
 import pytest
 import torch
 
-from core.configuration.meeting_point import KEY_VARIABLE, MeetingPoint, meeting_point
-from core.configuration.options import Options
+from core.configuration.options import Options, make_options
 from core.errors import ConfigurationError, EngineUnavailableError
-from engine import LLM, SamplingParams
-from engine.ranks import group as group_module
-from engine.ranks import joining, tcp
+from engine.build import build_engine
 from engine.ranks.followers import Followers
-from engine.ranks.group import StoreServer, interface_for, open_store
-from engine.ranks.joining import wait_for_ranks
-from engine.ranks.order_types import FailureReport, GroupAddress, RankLaunch
-from engine.ranks.tcp import WrongKeyError, interface_of
-from tests.container.processes import HANG_S, ROOT, descendants, free_port, is_gone, wait_until
-from tests.engine.greedy_answers import generate, prompts, tokens
+from engine.ranks.order_types import FailureReport, RankLaunch
+from engine.ranks.orders import FRAME_BYTES, RemoteOrders
+from engine.ranks.shard import Shard
+from engine.ranks.store import OPEN, interface_towards, network_of, open_store, serve_store
+from tests.container.processes import HANG_S, ROOT, free_port, wait_until
+from tests.engine.greedy_answers import generate, prompts
+from tests.engine.ranks.engines import answers
+from tests.engine.ranks.test_engines import GREEDY
 
-KEY = "a-key-of-the-tests"
-PROOF_BYTES = 16 + 32 + 32 + 32 + 1
+CPU = torch.device("cpu")
 IDLE = """
-import os, sys, time
-from core.configuration.options import Options
-from core.configuration.meeting_point import meeting_point
-from engine.ranks.tcp import join
-from engine.ranks.watch import Watch
+import sys
+from engine.ranks.order_types import READY
+from engine.ranks.orders import RemoteOrders
+from engine.ranks.shard import Shard
+from engine.ranks.store import open_store
+from engine.ranks.watch import Beats
 
-orders, beats = join(meeting_point(Options(rank_address=sys.argv[1])), lambda reason: None)
-orders.recv_bytes()
-watch = Watch({0: beats}, lambda rank, words: os._exit(0))
-orders.send_bytes(b"ready")
-time.sleep(3600)
+store = open_store(sys.argv[1])
+beats = Beats(store, 1)
+store.add(READY, 1)
+RemoteOrders(sys.argv[1], Shard(1, 2), 2).receive()
 """
 """A rank without a model."""
+STORE = """
+import sys, time
+from engine.ranks.store import serve_store
+
+store = serve_store(sys.argv[1])
+time.sleep(3600)
+"""
+"""Rank 0, of which only the store is needed."""
 
 
 @pytest.fixture
-def place(monkeypatch):
-    """The address at which the ranks of this test meet."""
-    monkeypatch.setenv(KEY_VARIABLE, KEY)
-    return MeetingPoint("127.0.0.1", free_port(), KEY.encode())
+def address():
+    """Where the ranks of this test meet."""
+    return f"127.0.0.1:{free_port()}"
 
 
 @contextmanager
-def started(*arguments, key=KEY):
-    """A process that stands for another machine. Of rank 0's files, it has only the model's."""
-    process = subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env={**os.environ, KEY_VARIABLE: key},
-        text=True,
-        stderr=subprocess.PIPE,
-    )
-    try:
-        yield process
-    finally:
-        pids = [process.pid, *descendants(process.pid)]
-        process.terminate()
-        process.communicate(timeout=HANG_S)
-        wait_until(lambda: all(map(is_gone, pids)))
+def started(*arguments):
+    with subprocess.Popen([sys.executable, *arguments], cwd=ROOT) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
-def joining_machine(path, place, **options):
-    """Start `longshore join`, which runs the ranks of this machine."""
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    return started("-m", "container", "join", str(path), f"--rank-address={place}", *flags)
-
-
-def rank_processes(pid):
-    return [
-        child
-        for child in descendants(pid)
-        if b"engine.follow" in Path(f"/proc/{child}/cmdline").read_bytes()
-    ]
+def rank_process(address, rank, path):
+    arguments = (address, str(rank), str(path), "--parent", str(os.getpid()))
+    return started("-m", "engine.follow", *arguments)
 
 
 @pytest.mark.timeout(240)
-def test_joined_ranks_answer_as_one_rank_does_and_join_the_next_engine(tiny_model, place):
-    """Two of the four ranks are on another machine. One of these two is killed."""
-    path = tiny_model("llama")
-    options = {
+def test_ranks_on_two_nodes_answer_as_one_rank_does_and_end_together(tiny_model, address):
+    """Two of the four ranks are on another node. One of these two is killed."""
+    path, lost = tiny_model("llama"), threading.Event()
+    options = make_options({
         "dtype": "fp32", "block_size": 4, "num_kv_blocks": 40, "device": "cpu",
-        "nodes": 2, "rank_address": str(place),
-    }  # fmt: skip
-    split = {"nodes": 2, "device": "cpu", "tensor_parallel_degree": 4}
-    with joining_machine(path, place, **split) as machine:
-        with LLM(path, tensor_parallel_degree=4, **options) as llm:
-            assert llm.facts.num_ranks == 4
-            assert tokens(llm) == generate(path)
-            lost, other = rank_processes(machine.pid)
-            stream = llm.stream(prompts(), SamplingParams(max_tokens=30, ignore_eos=True))
-            next(stream)
-            os.kill(lost, signal.SIGKILL)
-            with pytest.raises(EngineUnavailableError, match=r"rank [23] .*on 127\.0\.0\.1 ended"):
-                list(stream)
-            wait_until(lambda: is_gone(other))
-        with LLM(path, tensor_parallel_degree=4, **options) as llm:
-            assert tokens(llm) == generate(path)
+        "nodes": 2, "tensor_parallel_degree": 4,
+    })  # fmt: skip
+    with rank_process(address, 2, path) as killed, rank_process(address, 3, path) as other:
+        engine = build_engine(path, options, on_lost=lambda _: lost.set(), rank_address=address)
+        try:
+            assert engine.facts.num_ranks == 4
+            assert answers(engine, prompts(), GREEDY) == generate(path, eos_token_id=None)
+            engine.add(prompts()[0], GREEDY, time.monotonic())
+            engine.step(time.monotonic())
+            killed.kill()
+            with pytest.raises(EngineUnavailableError):
+                run(engine)
+            assert lost.wait(HANG_S)
+        finally:
+            engine.close()
+        assert other.wait(HANG_S) in (0, 1)
+
+
+def run(engine):
+    while engine.has_work():
+        engine.step(time.monotonic())
 
 
 class Group:
-    """Rank 0's view of one joined rank without a model."""
+    """Rank 0's view of one rank on another node."""
 
-    def __init__(self, place):
+    def __init__(self, address, **options):
         self.lost = threading.Event()
         self.error = None
-        options = Options(nodes=2, rank_address=str(place))
-        cpu = torch.device("cpu")
-        self.followers = Followers(Path("model"), options, 2, cpu, self._on_lost)
+        options = Options(nodes=2, **options)
+        self.followers = Followers(Path("model"), options, 2, CPU, self._on_lost, address)
 
     def _on_lost(self, error):
         self.error = error
         self.lost.set()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_joined_rank_that_dies_or_stops_is_noticed(place, signum):
-    with started("-c", IDLE, str(place)) as process:
-        group = Group(place)
-        try:
-            group.followers.wait()
-            os.kill(process.pid, signum)
-            assert group.lost.wait(HANG_S)
-            reason = "rank 1 on 127.0.0.1 ended, or its machine stopped answering"
-            assert str(group.error) == reason
-        finally:
-            group.followers.close()
-            os.kill(process.pid, signal.SIGCONT)
-
-
-def test_a_joined_rank_ends_with_rank_0(place):
-    with started("-c", IDLE, str(place)) as process:
-        group = Group(place)
-        group.followers.wait()
-        group.followers.close()
-        assert process.wait(HANG_S) == 0
-        assert not group.lost.is_set()
-
-
-class Waiting(threading.Thread):
-    """Rank 0 while it waits for ranks to join."""
-
-    def __init__(self, place, count, timeout_s=HANG_S):
-        super().__init__(daemon=True)  # a failed test does not wait for the thread
-        self.result = None
-        self._arguments = place, count, timeout_s
-        self.start()
-
-    def run(self):
-        try:
-            self.result = wait_for_ranks(*self._arguments)
-        except ConfigurationError as error:
-            self.result = error
-
-    def ranks(self):
-        self.join(HANG_S)
-        return self.result
-
-    def close(self):
-        for rank in self.ranks():
-            rank.close()
-
-
-def test_a_rank_with_another_key_is_refused_and_says_so(place, caplog):
-    caplog.set_level("INFO")
-    waiting = Waiting(place, 1)
-    arguments = ("-m", "engine.follow", "--join", str(place), "model", str(os.getpid()))
-    with started(*arguments, key="another-key-of-the-tests") as process:
-        assert process.wait(HANG_S) == ConfigurationError.exit_code
-        assert (
-            f"rank 0 has another key; set {KEY_VARIABLE} to the same key" in process.stderr.read()
-        )
-    assert waiting.is_alive()
-    with started(*arguments):
-        assert [rank.host for rank in waiting.ranks()] == ["127.0.0.1"]
-        waiting.close()
-    reason = f"a rank has another key; set {KEY_VARIABLE} to the same key"
-    refused = [message for message in caplog.messages if "refused" in message]
-    assert refused == [f"refused a connection from 127.0.0.1: {reason}"]
-
-
-def test_strangers_and_ranks_that_leave_do_not_count(place, caplog):
-    caplog.set_level("INFO")
-    waiting = Waiting(place, 2)
-    wait_until(lambda: is_listening(place))
-    with socket.create_connection((place.host, place.port)) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
-        wait_until(lambda: any("another protocol" in message for message in caplog.messages))
-    with started("-c", IDLE, str(place)) as leaving:
-        wait_until(lambda: f"1 of 2 ranks have joined at {place}" in caplog.messages)
-        leaving.kill()
-        wait_until(lambda: any("left before" in message for message in caplog.messages))
-    with started("-c", IDLE, str(place)), started("-c", IDLE, str(place)):
-        assert len(waiting.ranks()) == 2
-        waiting.close()
-
-
-def test_silent_strangers_hold_up_no_rank(place, monkeypatch):
-    monkeypatch.setattr(tcp, "HANDSHAKE_S", 10 * HANG_S)
-    waiting = Waiting(place, 1)
-    wait_until(lambda: is_listening(place))
-    with connected(place), connected(place), started("-c", IDLE, str(place)):
-        assert len(waiting.ranks()) == 1
-        waiting.close()
-
-
 @contextmanager
-def connected(place):
-    with socket.create_connection((place.host, place.port), timeout=HANG_S) as end:
-        yield end
-
-
-def proof_for(end, nonce=bytes(32), role=b"a rank"):
-    """Read rank 0's greeting, and return the bytes that prove to it that this end has the key."""
-    greeting = end.recv(48, socket.MSG_WAITALL)
-    digest = hmac.digest(KEY.encode(), role + nonce + greeting[16:], "sha256")
-    return b"longshore rank 1" + nonce + digest + bytes(32) + b"\1"
-
-
-def test_a_handshake_has_one_deadline_however_the_bytes_come(place, monkeypatch):
-    """The deadline also holds for a peer that knows the key but withholds the last byte."""
-    monkeypatch.setattr(tcp, "HANDSHAKE_S", 0.5)
-    waiting = Waiting(place, 1)
-    wait_until(lambda: is_listening(place))
-    with connected(place) as slow, connected(place) as incomplete:
-        incomplete.sendall(proof_for(incomplete)[:-1])
-        with pytest.raises(ConnectionError):
-            trickle(slow, proof_for(slow))
-        with suppress(ConnectionResetError):
-            assert incomplete.recv(1) == b""
-    with started("-c", IDLE, str(place)):
-        assert len(waiting.ranks()) == 1
-        waiting.close()
-
-
-def trickle(end, data):
-    for byte in data:
-        end.sendall(bytes([byte]))
-        time.sleep(0.1)
-
-
-def handshake(**changes):
-    """Return what rank 0 makes of a proof. changes: arguments of `proof_for`."""
-    with (
-        tcp.listen("127.0.0.1", 0) as listener,
-        socket.create_connection(listener.getsockname()) as end,
-    ):
-        candidate = tcp.accept(listener)
-        with candidate.end:
-            end.sendall(proof_for(end, **changes).ljust(PROOF_BYTES, b"\1"))
-            joining.wait([candidate.end], HANG_S)
-            return candidate.read(KEY.encode())
-
-
-def test_a_proof_holds_only_for_its_role_and_for_nonces_of_full_length():
-    with handshake().connection:
-        pass
-    with pytest.raises(WrongKeyError):
-        handshake(nonce=bytes(30))
-    with pytest.raises(WrongKeyError):
-        handshake(role=b"rank 0")
-
-
-class GaveUpError(Exception):
-    """The test's rank has heard why it has to wait."""
-
-
-def give_up(reason):
-    raise GaveUpError(reason)
-
-
-def test_a_rank_hears_why_it_has_to_wait(place, monkeypatch):
-    with pytest.raises(GaveUpError, match="Connection refused"):
-        tcp.join(place, give_up)
-    monkeypatch.setattr(tcp, "HANDSHAKE_S", 0.1)
-    with (
-        tcp.listen(place.host, place.port),  # this listener never answers
-        pytest.raises(GaveUpError, match="timed out"),
-    ):
-        tcp.join(place, give_up)
-
-
-def test_each_reason_is_told_once(place, monkeypatch):
-    reasons = []
-    monkeypatch.setattr(tcp, "TRY_AGAIN_S", 0.01)
-    errors = iter([OSError("refused"), OSError("gone"), OSError("refused")])
-    monkeypatch.setattr(tcp, "_join_once", lambda place: raise_next(errors))
-    with pytest.raises(StopIteration):
-        tcp.join(place, reasons.append)
-    assert reasons == ["refused", "gone"]
-
-
-def raise_next(errors):
-    raise next(errors)
-
-
-def is_listening(place):
+def group(address, **options):
+    group = Group(address, **options)
     try:
-        socket.create_connection((place.host, place.port)).close()
-    except ConnectionRefusedError:
-        return False
-    return True
+        yield group
+    finally:
+        group.followers.close()
 
 
-def test_ranks_that_never_join_are_explained(place):
-    expected = (
-        f"2 ranks of other machines did not join at {place} within 0.1 s; run `longshore join` on "
-        "each of them, with this model, the same properties and the same LONGSHORE_RANK_KEY"
-    )
-    with pytest.raises(ConfigurationError, match=re.escape(expected)):
-        wait_for_ranks(place, 2, 0.1)
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_on_another_node_that_dies_or_stops_is_noticed(address, signum):
+    with started("-c", IDLE, address) as process, group(address) as it:
+        it.followers.wait()
+        os.kill(process.pid, signum)
+        assert it.lost.wait(HANG_S)
+        assert str(it.error) == "rank 1 on another node ended or does not answer"
 
 
-def test_rank_0_reminds_of_those_that_are_missing(place, caplog, monkeypatch):
-    caplog.set_level("INFO")
-    monkeypatch.setattr(joining, "REMIND_S", 0.01)
-    with pytest.raises(ConfigurationError):
-        wait_for_ranks(place, 1, 1.0)
-    assert caplog.messages.count(f"0 of 1 ranks have joined at {place}") > 2
+def test_a_rank_on_another_node_ends_with_rank_0(address):
+    with started("-c", IDLE, address) as process:
+        with group(address) as it:
+            it.followers.wait()
+        process.wait(HANG_S)
+        assert not it.lost.is_set()
 
 
-def test_a_name_that_stands_for_this_machine_alone_is_warned_of(place, caplog):
-    """/etc/hosts often gives such an address to the machine's own name."""
-    with pytest.raises(ConfigurationError):
-        wait_for_ranks(replace(place, host="localhost"), 1, 0.1)
-    assert re.fullmatch(
-        r"localhost is the address (127\.0\.0\.1|::1) on this machine, which no other machine.*",
-        *caplog.messages,
-    )
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_ends_if_the_node_of_rank_0_no_longer_answers(address, signum):
+    with started("-c", STORE, address) as rank_0, started("-c", IDLE, address) as process:
+        beats = open_store(address)
+        wait_until(lambda: beats.add("beats/1", 0))
+        os.kill(rank_0.pid, signum)
+        process.wait(HANG_S)
+
+
+def test_ranks_that_do_not_come_are_explained(address):
+    expected = f"1 rank did not connect to rank 0 at {address} within 0.5 s; see their logs, and"
+    with (
+        group(address, model_loading_timeout=1) as it,
+        pytest.raises(ConfigurationError, match=re.escape(expected)),
+    ):
+        it.followers.wait()
 
 
 def test_an_address_of_another_machine_is_an_error():
-    elsewhere = MeetingPoint("203.0.113.1", 29400, KEY.encode())
-    with pytest.raises(
-        ConfigurationError, match=r"rank_address=203\.0\.113\.1:29400: .*this machine"
-    ):
-        wait_for_ranks(elsewhere, 1, 1.0)
-
-
-@pytest.mark.parametrize("address", [None, "10.0.0.1", "10.0.0.1:0", ":80", "host:ssh"])
-def test_an_address_is_needed(address):
-    with pytest.raises(ConfigurationError, match=r"option\.nodes=2 needs option\.rank_address"):
-        meeting_point(Options(nodes=2, rank_address=address), {KEY_VARIABLE: KEY})
-
-
-@pytest.mark.parametrize("key", [None, "too short"])
-def test_a_key_is_needed(key):
-    variables = {} if key is None else {KEY_VARIABLE: key}
-    with pytest.raises(ConfigurationError, match="the same secret of at least 16 characters"):
-        meeting_point(Options(nodes=2, rank_address="10.0.0.1:80"), variables)
-
-
-def test_an_address_may_be_of_ipv6():
-    options = Options(nodes=2, rank_address="[::1]:80")
-    assert meeting_point(options, {KEY_VARIABLE: KEY}) == MeetingPoint("::1", 80, KEY.encode())
-
-
-def test_the_key_is_in_no_log(place):
-    assert KEY not in repr(place)
+    with pytest.raises(ConfigurationError, match=r"cannot listen at 203\.0\.113\.1:29400: .*"):
+        Group("203.0.113.1:29400")
 
 
 @pytest.mark.parametrize(
@@ -387,64 +179,75 @@ def test_the_key_is_in_no_log(place):
 )
 def test_a_launch_of_another_version_is_explained(message, reason):
     with pytest.raises(ConfigurationError, match=reason):
-        RankLaunch.decode(msgspec.msgpack.encode(message))
+        RankLaunch.decode(msgspec.json.encode(message))
 
 
 def test_a_failure_report_of_another_version_is_explained():
-    error = FailureReport.decode_error(msgspec.msgpack.encode({"kind": "new"}), 3)
+    error = FailureReport.decode_error(msgspec.json.encode({"kind": "new"}), 3)
     assert isinstance(error, ConfigurationError)
     assert str(error).startswith("rank 3 runs another version of Longshore")
 
 
-def test_a_rank_with_another_model_is_refused(tiny_model, place):
+def test_a_rank_with_another_model_is_refused(tiny_model, address):
     """Rank 0's model is in the folder `model`, which has no files."""
-    arguments = ("--join", str(place), str(tiny_model("llama")), str(os.getpid()))
-    with started("-m", "engine.follow", *arguments):
-        group = Group(place)
-        try:
-            with pytest.raises(ConfigurationError, match="differs from rank 0's in model"):
-                group.followers.wait()
-        finally:
-            group.followers.close()
+    with (
+        rank_process(address, 1, tiny_model("llama")),
+        group(address) as it,
+        pytest.raises(ConfigurationError, match="on this node differs from rank 0's"),
+    ):
+        it.followers.wait()
 
 
-def test_a_store_that_cannot_be_reached_is_an_error_of_configuration(monkeypatch):
-    monkeypatch.setattr(group_module, "STORE_S", 0.5)
-    port = free_port()  # nobody listens there
-    with pytest.raises(ConfigurationError, match=rf"cannot reach rank 0 at 127\.0\.0\.1:{port} "):
-        open_store(GroupAddress(port, "127.0.0.1", "", 60.0), 2)
+@pytest.mark.parametrize("length", [0, 50, FRAME_BYTES - 8, FRAME_BYTES - 7, 3 * FRAME_BYTES])
+def test_orders_of_any_length_reach_the_ranks_on_all_other_nodes(length, address):
+    """Rank 1 is on the node of rank 0, and gets its orders through a pipe."""
+    message = os.urandom(length)
+    store = serve_store(address)
+    with ThreadPoolExecutor(5) as pool:
+        members = pool.map(lambda rank: RemoteOrders(address, Shard(rank, 6), 3), (0, 2, 3, 4, 5))
+        first, *others = members
+        sending = pool.submit(first.send, message)
+        assert list(pool.map(RemoteOrders.receive, others)) == [message] * 4
+        sending.result()
+    del store
 
 
-def test_the_store_listens_at_the_address_of_rank_0_only():
-    server = StoreServer("127.0.0.1", tcp.listen("127.0.0.1", 0))
-    store = open_store(GroupAddress(server.port, "127.0.0.1", "", 60.0), 2)
+def test_the_store_listens_at_the_address_of_rank_0_only(address):
+    server = serve_store(address)
+    store = open_store(address)
     store.set("key", "value")
-    assert store.get("key") == b"value"
+    assert server.get("key") == b"value"
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", server.port))
 
 
-@pytest.mark.parametrize(
-    ("backend", "variable", "value"),
-    [("gloo", "GLOO_SOCKET_IFNAME", "eth1"), ("nccl", "NCCL_SOCKET_IFNAME", "=eth1")],
-)
-def test_a_backend_uses_exactly_one_interface(backend, variable, value, monkeypatch):
-    monkeypatch.delenv(variable, raising=False)
-    with interface_for(backend, "eth1"):
-        assert os.environ[variable] == value
-    assert variable not in os.environ
-    monkeypatch.setenv(variable, "eth2")  # the user's choice
-    with interface_for(backend, "eth1"):
-        assert os.environ[variable] == "eth2"
+def test_a_child_of_rank_0_does_not_wait_for_a_store_that_has_ended(address):
+    with pytest.raises(RuntimeError):
+        open_store(address, OPEN / 300)
 
 
-def test_only_gloo_needs_an_interface_on_one_machine():
-    for device, interface in (("cpu", "lo"), ("cuda", "")):
-        followers = Followers(Path("model"), Options(), 1, torch.device(device), print)
-        followers.close()
-        assert followers.address.interface == interface
+def test_gloo_and_nccl_use_exactly_the_interface_that_leads_to_rank_0(monkeypatch):
+    monkeypatch.setattr("engine.ranks.store.interface_towards", lambda host: "eth1")
+    for variable, value in (("GLOO_SOCKET_IFNAME", "eth1"), ("NCCL_SOCKET_IFNAME", "=eth1")):
+        monkeypatch.delenv(variable, raising=False)
+        with network_of("10.0.0.1:80"):
+            assert os.environ[variable] == value
+        assert variable not in os.environ
+        monkeypatch.setenv(variable, "eth2")  # the user's choice
+        with network_of("10.0.0.1:80"):
+            assert os.environ[variable] == "eth2"
 
 
-def test_the_interface_of_an_address():
-    assert interface_of("127.0.0.1") == "lo"
-    assert interface_of("203.0.113.1") == ""
+def test_on_one_machine_only_gloo_is_given_an_interface(monkeypatch):
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(variable, raising=False)
+    followers = Followers(Path("model"), Options(), 1, CPU, print)
+    followers.close()
+    with network_of(followers.address):
+        assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+        assert "NCCL_SOCKET_IFNAME" not in os.environ
+
+
+def test_the_interface_towards_an_address():
+    assert interface_towards("127.0.0.1") == "lo"
+    assert interface_towards("not an address") == ""

@@ -8,11 +8,9 @@ import queue
 import signal
 import sys
 import threading
-import time
-from multiprocessing.connection import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 
-import msgspec
 import pytest
 import torch
 
@@ -21,10 +19,11 @@ from core.errors import ConfigurationError, EngineUnavailableError, Insufficient
 from core.plan import BlockMoves
 from engine import LLM, SamplingParams
 from engine.ranks import watch
-from engine.ranks.followers import Followers, rank_variables, threads_for_ranks
+from engine.ranks.followers import HERE, Followers, rank_variables, threads_for_ranks
 from engine.ranks.group import ProcessGroup
 from engine.ranks.order_types import FailureReport, Move
 from engine.ranks.shard import Shard
+from engine.ranks.store import serve_store
 from engine.ranks.watch import Watch
 from tests.container.processes import HANG_S, descendants, is_gone, wait_until
 from tests.engine.greedy_answers import generate, prompts, tokens
@@ -33,23 +32,24 @@ CPU = torch.device("cpu")
 RANK = """
 import os, sys, time
 from multiprocessing.connection import Connection
-from engine.ranks.watch import Watch
+from engine.ranks.order_types import READY
+from engine.ranks.store import open_store
+from engine.ranks.watch import Beats
 
-orders, beats = (Connection(int(fd)) for fd in sys.argv[1:3])
-watch = Watch({0: beats}, lambda rank, words: os._exit(0))
-orders.recv_bytes()
-orders.send_bytes(b"ready")
+address, rank, _, _, fd = sys.argv[1:]
+orders, store = Connection(int(fd)), open_store(address)
+beats = Beats(store, int(rank))
+store.add(READY, 1)
 try:
     orders.recv_bytes()
 except EOFError:
     os._exit(0)
-watch.stop()
-beats.send_bytes(bytes.fromhex("%s"))
+beats.stop('%s')
 time.sleep(60)
 """
 """A rank without a model: it fails at its first order."""
-WORDS = msgspec.msgpack.encode(FailureReport("configuration", "the KV cache does not fit"))
-BROKEN = RANK % WORDS.hex()
+WORDS = FailureReport("configuration", "the KV cache does not fit").encode()
+BROKEN = RANK % WORDS
 FULL = """
 import sys, types
 from engine import follow
@@ -70,7 +70,8 @@ class Group:
         self.lost = threading.Event()
         self.error = None
         command = (sys.executable, "-c", script)
-        self.followers = Followers(Path("model"), Options(), size, CPU, self._on_lost, command)
+        args = (Path("model"), Options(), size, CPU, self._on_lost)
+        self.followers = Followers(*args, command=command)
         self.followers.wait()
 
     def _on_lost(self, error):
@@ -121,24 +122,19 @@ def test_a_rank_that_fails_says_why(group):
 @pytest.mark.parametrize("culprit_ends", [True, False])
 def test_a_rank_that_ends_without_a_report_is_why_another_fails(culprit_ends, monkeypatch):
     """The silent rank counts as the cause even if the other's failure report arrives first."""
-    if culprit_ends:
-        monkeypatch.setattr(watch, "CULPRIT_S", HANG_S)
-    (ours_1, theirs_1), (ours_2, theirs_2) = Pipe(), Pipe()
-    lost = queue.SimpleQueue()
-    watching = Watch({1: ours_1, 2: ours_2}, lambda rank, words: lost.put((rank, words)))
-    theirs_1.send_bytes(WORDS)
-    time.sleep(0.1)
-    if culprit_ends:
-        theirs_2.close()
-    assert lost.get(timeout=HANG_S) == ((2, b"") if culprit_ends else (1, WORDS))
+    monkeypatch.setattr(watch, "TICK_S", 0.01)
+    looks = iter([None, -9 if culprit_ends else None])
+    processes = {2: SimpleNamespace(poll=lambda: next(looks))}
+    lost, store = queue.SimpleQueue(), serve_store(HERE)
+    store.set("report/1", WORDS)
+    watching = Watch(store, 3, processes, lambda rank, words: lost.put((rank, words)))
+    assert lost.get(timeout=HANG_S) == ((2, b"") if culprit_ends else (1, WORDS.encode()))
     watching.stop()
-    for connection in (ours_1, theirs_1, ours_2, theirs_2):
-        connection.close()
 
 
 def test_a_rank_without_enough_memory_for_its_part_says_so():
     group = Group(2, FULL)
-    joined = ProcessGroup(Shard(0, 2), CPU, group.followers.address)
+    joined = ProcessGroup(Shard(0, 2), CPU, group.followers.address, HANG_S)
     group.wait_for_the_end()
     joined.close()
     group.followers.close()
@@ -152,10 +148,12 @@ def test_ranks_that_are_closed_end_quietly(group):
     assert not group.lost.is_set()
 
 
-def test_an_error_of_rank_0_alone_ends_the_group(group):
+def test_an_error_of_rank_0_alone_ends_the_group():
+    group = Group(1)
     error = group.followers.cause_of(RuntimeError("out of memory"))
     assert isinstance(error, EngineUnavailableError)
     assert str(error) == "rank 0 failed: RuntimeError: out of memory"
+    group.followers.close()
 
 
 def test_variables_of_a_rank():

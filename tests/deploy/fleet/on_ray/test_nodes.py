@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import urllib.error
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from core.process.names import import_root
 from engine import LLM, SamplingParams
-from tests.container.processes import ROOT, descendants, free_port, wait_until
+from tests.container.processes import ROOT, descendants, free_port, is_gone, wait_until
 from tests.deploy.fleet.load import Load
 from tests.deploy.fleet.on_ray.conftest import START_S, FleetProcess, command_line, run_fleet
 
@@ -23,7 +22,7 @@ BODY = {"inputs": "ROMEO:", "parameters": {"max_new_tokens": 8}}
 SPLIT = "option.nodes=2\noption.tensor_parallel_degree=2\noption.dtype=fp32\n"
 RUNNING = "vllm:num_requests_running"
 NOTICED_S = 10.0
-"""The ranks notice in 3.5 s that one is lost; Ray then has to replace the replica's actor."""
+"""Rank 0 notices in 4 s that another rank is lost. The rest is for busy machines."""
 
 
 @pytest.fixture
@@ -51,15 +50,20 @@ def rank_1_of(node: Any) -> list[int]:
     return [pid for pid in processes_of(node) if b"engine.follow" in command_line(pid)]
 
 
+def rank_0_of(node: Any) -> list[int]:
+    """Return the engine's process on a node; none if it has rank 1."""
+    return [pid for pid in processes_of(node) if b"\0engine\0" in command_line(pid)]
+
+
 def replicas(fleet: FleetProcess) -> list[str]:
     try:
         return [*fleet.metric(RUNNING)]
-    except urllib.error.HTTPError:  # there is none
+    except OSError:  # there is none, or the only one is ending
         return []
 
 
-def is_join(command: bytes) -> bool:
-    return b"deploy.fleet.node_process" in command and b"\0join\0" in command
+def is_follow(command: bytes) -> bool:
+    return b"deploy.fleet.node_process" in command and b"\0follow\0" in command
 
 
 def processes_of(node: Any) -> list[int]:
@@ -93,15 +97,17 @@ def test_a_replica_on_two_nodes_answers_as_one_rank_and_outlives_a_node(
     with LLM(model, dtype="fp32") as llm:
         [output] = llm.generate(["ROMEO:"], SamplingParams(temperature=0, max_tokens=8))
     assert fleet.post(BODY)["generated_text"] == output.outputs[0].text
-    joined = [rank_1_of(node) for node in nodes]
-    assert sorted(map(len, joined)) == [0, 1], "rank 0 is on one node and rank 1 on the other"
+    [first, second] = sorted(nodes, key=lambda node: len(rank_1_of(node)))
+    [engine] = rank_0_of(first)
+    assert len(rank_1_of(second)) == 1, "rank 0 is on one node and rank 1 on the other"
 
     load = Load(port, num_clients=2, num_tokens=200)
     with load.running():
         load.wait_for(2)
         begun = len(load.outcomes)
-        kill(nodes[joined.index(max(joined))])
+        kill(second)
         wait_until(lambda: len(load.outcomes) >= begun + 2, NOTICED_S)
+        wait_until(lambda: is_gone(engine), NOTICED_S)
         failures = load.outcomes[begun : begun + 2]
         # No replica has room until there is a second node again. Then requests are answered again.
         add_node(cluster)
@@ -111,7 +117,7 @@ def test_a_replica_on_two_nodes_answers_as_one_rank_and_outlives_a_node(
 
     old = replicas(fleet)
     assert len(old) == 1
-    [joined_ranks] = [pid for pid in descendants(os.getpid()) if is_join(command_line(pid))]
-    os.kill(joined_ranks, signal.SIGKILL)
+    [ranks] = [pid for pid in descendants(os.getpid()) if is_follow(command_line(pid))]
+    os.kill(ranks, signal.SIGKILL)
     wait_until(lambda: replicas(fleet) not in ([], old), START_S)
     assert fleet.post(BODY)["generated_text"] == output.outputs[0].text
