@@ -47,11 +47,7 @@ def test_a_child_lives_only_if_its_parent_does() -> None:
         ("-m", "engine", NOBODY, "launch", "0"),
         ("-m", "engine.follow", "localhost:1", "1", "model", "--parent", NOBODY),
         ("-m", "engine.vision.reader", NOBODY),
-        (
-            *["-m", "deploy.fleet.node_process", "follow"],
-            NOBODY,
-            *["properties", "1", "2", "localhost:1", "1"],
-        ),
+        ("-m", "deploy.fleet.node_process", "follow", NOBODY, "file", "1", "2", "localhost:1", "1"),
     ],
     ids=lambda command: command[1] if command[0] == "-m" else "worker",
 )
