@@ -30,5 +30,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """When the request was admitted. None only with Finish.ERROR."""
     failure: str = ""
     """The reason, with Finish.ERROR."""
+    failed_field: str = ""
+    """With Finish.ERROR, the field of SamplingParams that is at fault, if the request is."""
     timing: Timing | None = None
     """Set by the server on the last output of an answer, before the output is sent."""

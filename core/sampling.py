@@ -13,7 +13,9 @@ from core.checked import Checked
 from core.errors import RequestError
 from core.structured_outputs import StructuredOutputsParams
 
-MAX_SEED = 2**63 - 1
+MAX_INT64 = 2**63 - 1
+"""The greatest integer that fits into a message between the processes."""
+MAX_SEED = MAX_INT64
 MAX_SAMPLES = 128
 FIELDS_OF_BEAM_SEARCH = frozenset({
     "temperature", "seed", "max_tokens", "ignore_eos", "stop_token_ids", "stop", "n", "best_of",
@@ -26,10 +28,40 @@ MIN_TEMPERATURE = 1e-5
 MAX_TEMPERATURE = 1e30
 MAX_BIAS = 1e6
 """Far larger than any logit, and far below the limits of fp32."""
+MAX_LENGTH_PENALTY = 32
+"""A score is divided by the length to this power. Lengths are below 2**31, so the divisor is from
+2**-992 to 2**992, which floats can represent: it is never 0 and never overflows."""
 MAX_LOGPROBS = 20
 """The highest `logprobs`; also vLLM's and OpenAI's limit."""
 NO_LIMIT = 2**31 - 1
 """The value of `max_tokens` that stands for as many tokens as fit into max_model_len."""
+
+
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    "temperature": (0, MAX_TEMPERATURE),
+    "top_p": (0, 1),
+    "top_k": (-1, NO_LIMIT),
+    "min_p": (0, 1),
+    "typical_p": (0, 1),
+    "repetition_penalty": (0.01, 100),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "no_repeat_ngram_size": (0, NO_LIMIT),
+    "seed": (0, MAX_SEED),
+    "max_tokens": (1, NO_LIMIT),
+    "min_tokens": (0, NO_LIMIT),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+    "truncate_prompt_tokens": (-1, NO_LIMIT),
+    "n": (1, MAX_SAMPLES),
+    "best_of": (1, MAX_SAMPLES),
+    "num_beams": (1, MAX_SAMPLES),
+    "length_penalty": (-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
+    "priority": (-MAX_INT64, MAX_INT64),
+}
+"""The least and the greatest value of every field that is a number. The schemas of the APIs have
+them from here. NO_LIMIT, where nothing smaller follows from the model, is the greatest 32-bit
+number: no context and no vocabulary has more tokens."""
 
 
 class Finish(StrEnum):
@@ -90,6 +122,8 @@ class SequenceFailure:
     """No next token of a sequence could be sampled, so its request fails."""
 
     reason: str
+    field: str = ""
+    """The field of SamplingParams that is at fault, if the request is."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checked):
@@ -177,7 +211,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
     use_beam_search: bool = False
     """Beam search of width `best_of`, unless `num_beams` sets the width."""
     length_penalty: float = 1.0
-    """Beam search: a hypothesis scores its logprob divided by its length to this power."""
+    """Beam search: a hypothesis scores its logprob divided by its length to this power, which is
+    from -32 to 32."""
     early_stopping: bool | Literal["never"] = False
     """Beam search: true ends the search once there are as many hypotheses as beams; "never" ends it
     once no answer can score higher, however long it becomes; false uses a heuristic in between, as
@@ -190,20 +225,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
     can learn from response times what another has sent."""
 
     def __post_init__(self) -> None:
-        _require(
-            0 <= self.temperature <= MAX_TEMPERATURE,
-            "temperature",
-            "must be 0 or more, at most 1e30",
-        )
         _require(0 < self.top_p <= 1, "top_p", "must be above 0 and at most 1")
-        _require(self.top_k >= -1, "top_k", "must be -1 or more")
-        _require(0 <= self.min_p <= 1, "min_p", "must be 0 to 1")
         _require(0 < self.typical_p <= 1, "typical_p", "must be above 0 and at most 1")
-        _require(
-            0.01 <= self.repetition_penalty <= 100, "repetition_penalty", "must be 0.01 to 100"
-        )
-        _require(-2 <= self.presence_penalty <= 2, "presence_penalty", "must be -2 to 2")
-        _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "must be -2 to 2")
+        for name, (least, greatest) in BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= greatest:  # true of NaN, too
+                raise RequestError(name, f"must be {_text(least)} to {_text(greatest)}")
         _require(
             all(abs(bias) <= MAX_BIAS for bias in self.logit_bias.values()),
             "logit_bias",
@@ -211,15 +238,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
         )
         _require(self.allowed_token_ids != (), "allowed_token_ids", "must have at least one")
         _require(all(self.bad_words), "bad_words", "a word must not be empty")
-        _require(self.no_repeat_ngram_size >= 0, "no_repeat_ngram_size", "must be 0 or more")
-        _require(
-            self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", f"must be 0 to {MAX_SEED}"
-        )
         self._check_lengths()
         _require(all(self.stop_strings), "stop", "a stop string must not be empty")
         _require(self.detokenize or not self.stop, "stop", "needs detokenize=true")
-        _require(1 <= self.num_beams <= MAX_SAMPLES, "num_beams", f"must be 1 to {MAX_SAMPLES}")
-        _require(1 <= self.n <= MAX_SAMPLES, "n", f"must be 1 to {MAX_SAMPLES}")
         _require(
             self.n <= self.num_samples <= MAX_SAMPLES, "best_of", f"must be n to {MAX_SAMPLES}"
         )
@@ -239,20 +260,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
                 _require(same, name, "cannot be combined with beam search")
 
     def _check_lengths(self) -> None:
-        _require(self.max_tokens >= 1, "max_tokens", "must be at least 1")
-        _require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "must be 0 to max_tokens")
-        for field, count in (
-            ("logprobs", self.logprobs),
-            ("prompt_logprobs", self.prompt_logprobs),
-        ):
-            _require(
-                count is None or 0 <= count <= MAX_LOGPROBS, field, f"must be 0 to {MAX_LOGPROBS}"
-            )
-        keep = self.truncate_prompt_tokens
+        _require(self.min_tokens <= self.max_tokens, "min_tokens", "must be 0 to max_tokens")
         _require(
-            keep is None or keep == -1 or keep >= 1,
-            "truncate_prompt_tokens",
-            "must be -1, or at least 1",
+            self.truncate_prompt_tokens != 0, "truncate_prompt_tokens", "must be -1, or at least 1"
         )
 
     @property
@@ -311,6 +321,10 @@ def _defaults() -> dict[str, object]:
         item.name: item.default if item.default is not msgspec.NODEFAULT else item.default_factory()
         for item in msgspec.structs.fields(SamplingParams)
     }
+
+
+def _text(bound: float) -> str:
+    return f"{bound:g}" if bound == MAX_TEMPERATURE else f"{bound}"
 
 
 def _require(condition: bool, field: str, message: str) -> None:

@@ -18,6 +18,8 @@ from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from core.output import Output
 from core.plan import Chunk, StepPlan, StepResult
 from core.request import Request
@@ -209,13 +211,16 @@ class Strategy(ABC):
 
     def _fail_sequences(self, result: StepResult) -> list[Output]:
         """End the requests of sequences for which no token could be sampled."""
-        return self._fail_requests(
-            {
-                self._group_of[id].request.id: failure.reason
-                for id, failure in result.items()
-                if isinstance(failure, SequenceFailure) and id in self._group_of
-            }
-        )
+        failures = {
+            self._group_of[id].request.id: failure
+            for id, failure in result.items()
+            if isinstance(failure, SequenceFailure) and id in self._group_of
+        }
+        outputs = self._fail_requests({id: failure.reason for id, failure in failures.items()})
+        return [
+            msgspec.structs.replace(output, failed_field=failures[output.request_id].field)
+            for output in outputs
+        ]
 
     def _fail_requests(self, reasons: Mapping[int, str]) -> list[Output]:
         for request_id in reasons:

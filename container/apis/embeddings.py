@@ -13,8 +13,8 @@ from flask import Flask, Response
 from container.http.off_loop import LONG_BODY_BYTES, in_thread_if_long
 from container.http.request_context import RequestContext, request_context
 from container.http.service import Service, json_response
-from container.schema.fields import MODEL_IGNORED, Field, Fields, Values, ignored, read_fields
-from container.schema.kinds import BOOLEAN, INTEGER, OBJECT, STRING, with_schema
+from container.schema.fields import MODEL_IGNORED, Field, Fields, ignored, read_fields
+from container.schema.kinds import BOOLEAN, MAX_COUNT, OBJECT, STRING, integer, with_schema
 from container.schema.prompts import PROMPT, read_prompts
 from core.configuration.limits import EMBEDDINGS
 from core.errors import RequestError
@@ -32,10 +32,12 @@ EMBEDDING_FIELDS: Fields = {
         "float (default): a list of numbers. base64: little-endian fp32 values.",
     ),
     "dimensions": Field(
-        INTEGER, "Keep only this many numbers of each vector. The model must be trained for that."
+        integer(1, MAX_COUNT),
+        "Keep only this many numbers of each vector. The model must be trained for that.",
     ),
     "truncate_prompt_tokens": Field(
-        INTEGER, "Truncate inputs to this many tokens. -1: truncate them to the model's limit."
+        integer(-1, MAX_COUNT),
+        "Truncate inputs to this many tokens. -1: truncate them to the model's limit.",
     ),
     "model": MODEL_IGNORED,
     "user": ignored(),
@@ -67,13 +69,15 @@ def read_embedding_request(body: Mapping[str, object]) -> EmbeddingRequest:
     if encoding not in _FORMATS:
         raise RequestError("encoding_format", f"expected one of {', '.join(_FORMATS)}")
     max_tokens: int | None = MAX_TOKENS
+    if values.get("truncate_prompt_tokens", -1) == 0:
+        raise RequestError("truncate_prompt_tokens", "must be -1, or at least 1")
     if values.get("truncate_prompt_tokens", 0) != -1:
-        max_tokens = _positive(values, "truncate_prompt_tokens")
+        max_tokens = values.get("truncate_prompt_tokens", None)
     task_body = EmbeddingBody(
         inputs=read_prompts("input", values.get("input", ""), EMBEDDINGS),
         field="input",
         max_tokens=max_tokens,
-        dimensions=_positive(values, "dimensions"),
+        dimensions=values.get("dimensions", None),
     )
     return EmbeddingRequest(task_body, encoding == "base64", values.warnings)
 
@@ -87,13 +91,6 @@ def read_inputs_request(body: Mapping[str, object]) -> EmbeddingRequest:
     inputs = read_prompts("inputs", values.get("inputs", ""), EMBEDDINGS)
     task_body = EmbeddingBody(inputs, "inputs", max_tokens)
     return EmbeddingRequest(task_body, False, values.warnings)
-
-
-def _positive(values: Values, field: str) -> int | None:
-    number: int | None = values.get(field, None)
-    if number is not None and number < 1:
-        raise RequestError(field, "must be at least 1")
-    return number
 
 
 class EmbeddingApi:

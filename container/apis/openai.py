@@ -12,7 +12,13 @@ from typing import cast
 
 from container.apis.generation.generation import Generation
 from container.apis.generation.response import Record
-from container.apis.generation.sampling import SAMPLING_FIELDS, Decoding, Dialect, read_decoding
+from container.apis.generation.sampling import (
+    SAMPLING_FIELDS,
+    Decoding,
+    Dialect,
+    bounded,
+    read_decoding,
+)
 from container.apis.generation.structured_outputs import RESPONSE_FORMAT
 from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
 from container.schema.kinds import (
@@ -62,7 +68,8 @@ OPENAI_FIELDS: Fields = {
         STRING_OR_STRINGS, "LMI's field: the name of the LoRA adapter to use. '': no adapter."
     ),
     "truncate_prompt_tokens": Field(
-        INTEGER, "Keep only this many tokens from the end of the prompt. -1: keep as many as fit."
+        bounded(INTEGER, "truncate_prompt_tokens"),
+        "Keep only this many tokens from the end of the prompt. -1: keep as many as fit.",
     ),
     "request_id": Field(
         with_schema(STRING, {"pattern": "^[!-~]{1,128}$"}),

@@ -17,8 +17,8 @@ from container.http.off_loop import in_thread_if_long
 from container.http.request_context import request_context
 from container.http.service import json_response
 from container.schema.fields import MODEL_IGNORED, Field, Fields, read_fields
-from container.schema.kinds import BOOLEAN, INTEGERS, STRING
-from core.configuration.limits import TOKEN_IDS
+from container.schema.kinds import BOOLEAN, STRING, TOKEN_IDS
+from core.configuration import limits
 from core.errors import RequestError
 
 _MODEL: Fields = {"model": MODEL_IGNORED}
@@ -36,7 +36,10 @@ TOKENIZE_FIELDS: Fields = {
         BOOLEAN, "Also return the tokens as strings, as the vocabulary has them."
     ),
 }
-DETOKENIZE_FIELDS: Fields = {**_MODEL, "tokens": Field(INTEGERS, "The token ids.", limit=TOKEN_IDS)}
+DETOKENIZE_FIELDS: Fields = {
+    **_MODEL,
+    "tokens": Field(TOKEN_IDS, "The token ids.", limit=limits.TOKEN_IDS),
+}
 
 
 @dataclass(frozen=True, slots=True)

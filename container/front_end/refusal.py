@@ -9,23 +9,22 @@ from http import HTTPStatus
 import msgspec
 
 from container.front_end.arrival import Arrival
-from container.http.failures import RETRY_AFTER_S, Failure
-from core.errors import LongshoreError
+from container.http.failures import RETRY_AFTER_S, Failure, failure_body
 
 logger = logging.getLogger(__name__)
 
 
-def refuse(connection: Arrival, error: LongshoreError) -> None:
-    """Answer with the error and end the connection."""
-    logger.warning("event=refused status=%d reason=%r", error.status, str(error))
+def refuse(connection: Arrival, failure: Failure, path: str) -> None:
+    """Answer with the failure, in the format of the path, and end the connection."""
+    logger.warning("event=refused status=%d reason=%r", failure.code, failure.message)
     with suppress(OSError):
-        connection.sendall(_response(error))
+        connection.sendall(_response(failure, path))
     connection.linger()
 
 
-def _response(error: LongshoreError) -> bytes:
-    body = msgspec.json.encode(Failure(error.status, str(error)).as_lmi())
-    status = HTTPStatus(error.status)
+def _response(failure: Failure, path: str) -> bytes:
+    body = msgspec.json.encode(failure_body(failure, path))
+    status = HTTPStatus(failure.code)
     lines = [
         f"HTTP/1.1 {status} {status.phrase}",
         "Connection: close",

@@ -16,18 +16,16 @@ import msgspec
 from flask import Flask
 from gevent.ssl import SSLContext
 from gunicorn.app.base import BaseApplication
-from gunicorn.config import Config
-from gunicorn.glogging import Logger
 
 from container.configuration.report import report_error
-from container.front_end.connections import KEEPALIVE_S, allow_many_connections
+from container.front_end.connections import allow_many_connections
+from container.front_end.worker import http_settings
 from container.http.failures import refusal_reason
 from container.http.health import HEALTH_PATHS
 from container.launch.ports import require_free_port
 from container.launch.stop_times import FAILED_REQUESTS_S, RUNNING_REQUESTS_S
 from container.security.authentication import open_gate
 from container.security.tls import tls_context
-from core.configuration.limits import HEADER_BYTES, HEADERS, REQUEST_LINE
 from core.configuration.options import Options
 from core.errors import ConfigurationError
 from core.process.internal_arguments import internal_arguments
@@ -49,14 +47,6 @@ NICENESS = 10
 """The front end runs at a lower priority than the engine, with which it shares cores on a CPU. When
 a thread of the engine is interrupted in a matmul, all its other threads wait. The front end
 still gets time between matmuls, and when it is late it sends several tokens at once."""
-
-
-class PropagatingLogger(Logger):
-    """Passes gunicorn's own messages on to this process's log."""
-
-    def __init__(self, cfg: Config) -> None:
-        super().__init__(cfg)
-        self.error_log.propagate = True
 
 
 class FrontEnd(BaseApplication):
@@ -163,26 +153,13 @@ def gunicorn_settings(launch: Launch) -> dict[str, Any]:
 
     return {
         "bind": f"unix:{launch.socket}" if launch.socket else f"0.0.0.0:{launch.port}",
-        **(
-            {}
-            if launch.socket
-            else {"certfile": options.ssl_certfile, "keyfile": options.ssl_keyfile}
-        ),
         "ssl_context": make_tls_context,
         "worker_class": full_name("container.front_end.worker.DrainingWorker"),
         "workers": options.http_workers or max(1, num_cores() // 4),
-        "worker_connections": options.max_connections,
-        "limit_request_line": REQUEST_LINE.maximum,
-        "limit_request_fields": HEADERS.maximum,
-        "limit_request_field_size": HEADER_BYTES.maximum,
+        **http_settings(options, is_tls=not launch.socket),
         "timeout": STUCK_WORKER_S,
         "graceful_timeout": GRACEFUL_TIMEOUT_S,
-        "keepalive": KEEPALIVE_S,
         "control_socket_disable": True,
-        "accesslog": None,
-        "errorlog": None,
-        "loglevel": "warning",
-        "logger_class": PropagatingLogger,
         "proc_name": "longshore",
     }
 

@@ -13,71 +13,162 @@ limits the time. With the maximum of connections open, gunicorn's worker accepts
 from __future__ import annotations
 
 import gc
+import logging
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from ssl import SSLError
 from types import FrameType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import gevent
 import gevent.event
 from gevent.server import StreamServer
 from gevent.ssl import SSLContext
-from gunicorn.http.errors import ParseException
+from gunicorn.config import Config
+from gunicorn.glogging import Logger
+from gunicorn.http.errors import (
+    ExpectationFailed,
+    LimitRequestHeaders,
+    LimitRequestLine,
+    ParseException,
+)
+from gunicorn.http.message import Request
 from gunicorn.sock import ssl_context
 from gunicorn.workers.ggevent import GeventWorker
 
 from container.front_end.arrival import Arrival, ArrivingBody
 from container.front_end.body_memory import BodyMemory
-from container.front_end.connections import Connections, silent_timeout
+from container.front_end.connections import KEEPALIVE_S, Connections, silent_timeout
 from container.front_end.refusal import refuse
 from container.front_end.web_socket import WebSocket
+from container.http.failures import Failure
 from container.http.off_loop import SWITCH_INTERVAL_S
 from container.launch.stop_times import FAILED_REQUESTS_S
+from core.configuration.limits import HEADER_BYTES, HEADERS, REQUEST_LINE
+from core.configuration.options import Options
 from core.errors import LongshoreError, RequestError
 from core.process.processes import die_with_parent
 
-if TYPE_CHECKING:
-    from container.front_end.start import FrontEnd
+logger = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 0.05
 
 
-class DrainingWorker(GeventWorker):
-    """A worker that finishes its requests on SIGTERM but does not wait for idle connections."""
+class HttpApplication(Protocol):
+    """What a worker needs of a gunicorn application."""
+
+    @property
+    def options(self) -> Options:
+        """The options of the server, such as the limits of connections."""
+        ...
+
+    def count_refusal(self, status: int) -> None:
+        """Count a request that is refused before it reaches the application."""
+        ...
+
+
+class DrainableApplication(HttpApplication, Protocol):
+    """A gunicorn application that can end its streams and fail its running requests."""
+
+    def end_watching(self) -> None:
+        """End the responses that never end by themselves."""
+        ...
+
+    def end_requests(self, reason: str) -> None:
+        """Fail every running request with an error that gives the reason."""
+        ...
+
+    def end_tracing(self) -> None:
+        """Send the spans of the last requests."""
+        ...
+
+
+_STATUSES: Mapping[type[Exception], int] = {
+    LimitRequestLine: 414,
+    ExpectationFailed: 417,
+    LimitRequestHeaders: 431,
+}
+"""Statuses of what gunicorn's parser refuses. For all else it is 400."""
+
+
+def _failure(error: BaseException, *, is_parsed: bool) -> Failure:
+    """Return the failure to answer with. is_parsed: the head of the request has been parsed."""
+    if isinstance(error, LongshoreError):
+        return Failure(error.status, str(error))
+    if isinstance(error, ParseException) and not is_parsed:
+        status = next((code for kind, code in _STATUSES.items() if isinstance(error, kind)), 400)
+        return Failure(status, str(error))
+    logger.error("event=failed", exc_info=error)
+    return Failure(LongshoreError.status, "internal error")
+
+
+def _require_plain_body(request: Request) -> None:
+    """Raise RequestError if the body has a coding other than chunks, which nothing here decodes."""
+    for name, value in request.headers:
+        if name == "TRANSFER-ENCODING" and value.lower() != "chunked":
+            raise RequestError(name, f"{value!r} is not supported; send `chunked` or a length")
+
+
+class PropagatingLogger(Logger):
+    """Passes gunicorn's own messages on to this process's log."""
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        self.error_log.propagate = True
+
+
+def http_settings(options: Options, *, is_tls: bool = True) -> dict[str, Any]:
+    """Return gunicorn's settings for connections and logs, where they differ from its defaults.
+
+    is_tls: use the options' certificate, if there is one.
+    """
+    return {
+        "certfile": options.ssl_certfile if is_tls else None,
+        "keyfile": options.ssl_keyfile if is_tls else None,
+        "worker_connections": options.max_connections,
+        "limit_request_line": REQUEST_LINE.maximum,
+        "limit_request_fields": HEADERS.maximum,
+        "limit_request_field_size": HEADER_BYTES.maximum,
+        # By default, a client on this machine may change paths with a header SCRIPT_NAME.
+        "forwarder_headers": "",
+        "keepalive": KEEPALIVE_S,
+        "accesslog": None,
+        "errorlog": None,
+        "loglevel": "warning",
+        "logger_class": PropagatingLogger,
+    }
+
+
+class HttpWorker(GeventWorker):
+    """Serves connections. `wsgi` is the application, and `tls` the context for HTTPS, if any."""
+
+    tls: SSLContext | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._application = cast("FrontEnd", self.app)
-        self._connections = Connections(self.worker_connections)
+        self._application = cast(HttpApplication, self.app)
         self._bodies = BodyMemory(self._application.options.max_body_memory)
-        self._tls: SSLContext | None = None
-        self._stop_requested = gevent.event.Event()
-
-    def init_process(self) -> None:
-        """Run the worker until it exits. Called after the fork."""
-        # gunicorn installs its own handler much later; until then a SIGTERM would be lost.
-        signal.signal(signal.SIGTERM, self.handle_exit)
-        die_with_parent(self.ppid)
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        super().init_process()
+        self.connections = Connections(self.worker_connections)
 
     def timeout_ctx(self) -> AbstractContextManager[None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Limit the time for which a connection waits for its next request."""
-        return self._connections.idle(self.cfg.keepalive if self.alive else 0)
+        return self.connections.idle(self.cfg.keepalive if self.alive else 0)
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         """Serve a connection until it is closed."""
-        with self._connections.open():
-            connection = self._connections.shake_hands(client, self._tls)
+        with self.connections.open():
+            connection = self.connections.shake_hands(client, self.tls)
             if connection is not None:
                 arrival = Arrival(connection, self._application.options, self._bodies)
                 super().handle(listener, cast(Any, arrival), addr)
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> bool:
         """Answer one request. Raises StopIteration to close the connection."""
-        self._connections.require_room(req.path)
+        self.connections.require_room(req.path)
+        _require_plain_body(req)
         sock.expect_body()
         req.body = body = ArrivingBody.of(req)
         closes = False
@@ -91,7 +182,7 @@ class DrainingWorker(GeventWorker):
             WebSocket(
                 sock,
                 self.wsgi,
-                self._connections,
+                self.connections,
                 self._application.options,
                 self._application.count_refusal,
                 self._is_alive,
@@ -107,13 +198,33 @@ class DrainingWorker(GeventWorker):
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
         """Answer a request that does not reach the application."""
-        if isinstance(exc, LongshoreError):
-            self._application.count_refusal(exc.status)
-            refuse(client, exc)
-        else:
-            if isinstance(exc, ParseException):
-                self._application.count_refusal(RequestError.status)
-            super().handle_error(req, client, addr, exc)
+        if isinstance(exc, SSLError):
+            return  # nothing can be sent any more
+        request = req or getattr(exc, "req", None)
+        failure = _failure(exc, is_parsed=req is not None)
+        if failure.code != LongshoreError.status:
+            is_ours = isinstance(exc, LongshoreError)
+            self._application.count_refusal(failure.code if is_ours else RequestError.status)
+        refuse(client, failure, getattr(request, "path", None) or "")
+
+    def _is_alive(self) -> bool:
+        return self.alive
+
+
+class DrainingWorker(HttpWorker):
+    """A worker that finishes its requests on SIGTERM but does not wait for idle connections."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._stop_requested = gevent.event.Event()
+
+    def init_process(self) -> None:
+        """Run the worker until it exits. Called after the fork."""
+        # gunicorn installs its own handler much later; until then a SIGTERM would be lost.
+        signal.signal(signal.SIGTERM, self.handle_exit)
+        die_with_parent(self.ppid)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        super().init_process()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle SIGTERM."""
@@ -124,18 +235,18 @@ class DrainingWorker(GeventWorker):
         """Serve until SIGTERM, then until all requests have ended or the graceful timeout ends."""
         gc.collect()
         gc.freeze()  # so that the collector does not scan the application for each large body
-        self._tls = ssl_context(self.cfg) if self.cfg.is_ssl else None
+        self.tls = ssl_context(self.cfg) if self.cfg.is_ssl else None
         servers = [self._server(listener) for listener in self.sockets]
         for server in servers:
             server.start()
         while self.alive:
             self.notify()
             self._stop_requested.wait(1.0)
-        app = self._application
+        app = cast(DrainableApplication, self.app)
         for server in servers:
             server.close()
         app.end_watching()
-        self._connections.end_idle()
+        self.connections.end_idle()
         if not self._drained(servers, self.cfg.graceful_timeout - FAILED_REQUESTS_S):
             app.end_requests("the server is stopping")
             self._drained(servers, FAILED_REQUESTS_S)
@@ -144,13 +255,10 @@ class DrainingWorker(GeventWorker):
         app.end_tracing()
         gc.unfreeze()  # so that Python frees the application in its usual order
 
-    def _is_alive(self) -> bool:
-        return self.alive
-
     def _server(self, listener: Any) -> StreamServer:
         listener.setblocking(1)
         handle = partial(self.handle, listener)
-        server = StreamServer(listener, handle=handle, spawn=self._connections.pool())
+        server = StreamServer(listener, handle=handle, spawn=self.connections.pool())
         if self.cfg.workers > 1:
             server.max_accept = 1  # so that one worker does not accept all connections
         return server

@@ -20,6 +20,8 @@ from core.errors import EngineUnavailableError
 from core.process.http_headers import HOP_BY_HOP
 
 _PIECE_BYTES = 2**16
+_OWN_HEADERS = ("date", "server")
+"""Headers of a response that our server sets, in place of the model's."""
 
 
 class _Relayed(Response):
@@ -63,7 +65,7 @@ class _Exchange:
         first = next(pieces, b"")
         # Responses with status 204 or 304 have no body, whatever their Content-Length says.
         length = ("content-length",) if response.status in (204, 304) else ()
-        dropped = {*HOP_BY_HOP, *length}
+        dropped = {*HOP_BY_HOP, *_OWN_HEADERS, *length}
         headers = [header for header in response.getheaders() if header[0].lower() not in dropped]
         status = f"{response.status} {response.reason}"
         relayed = _Relayed(chain([first], pieces), status, headers)

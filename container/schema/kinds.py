@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeGuard, cast
 
+from core.sampling import MAX_BIAS, MAX_INT64
+
 Schema = Mapping[str, object]
 
-_MAX_INTEGER = 2**63 - 1
+MAX_COUNT = 2**31 - 1
+"""Bound of numbers that count tokens, texts or numbers of a vector. No model has more, and every
+library can hold it."""
+MAX_TOKEN_ID = 10**9 - 1
 _TOKEN_ID = re.compile("(?:0|[1-9][0-9]{0,8})")
 
 
@@ -29,7 +35,7 @@ def is_list(value: object) -> TypeGuard[list[object]]:
 
 def is_integer(value: object) -> TypeGuard[int]:
     """Return whether the value is an integer that MessagePack can carry (64 bits)."""
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_INTEGER
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_INT64
 
 
 def is_integers(value: object) -> TypeGuard[list[int]]:
@@ -40,8 +46,12 @@ def is_strings(value: object) -> TypeGuard[list[str]]:
     return is_list(value) and all(isinstance(item, str) for item in value)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, float) or is_integer(value)
+def is_token_ids(value: object) -> TypeGuard[list[int]]:
+    return is_integers(value) and all(0 <= token_id <= MAX_TOKEN_ID for token_id in value)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return (isinstance(value, float) and math.isfinite(value)) or is_integer(value)
 
 
 def _is_objects(value: object) -> bool:
@@ -55,14 +65,38 @@ def _is_biases(value: object) -> bool:
     return all(_TOKEN_ID.fullmatch(key) and _is_number(bias) for key, bias in biases.items())
 
 
-_INTEGER_SCHEMA = {"type": "integer", "minimum": -_MAX_INTEGER, "maximum": _MAX_INTEGER}
+def integer(least: float, greatest: float) -> Kind:
+    """Return the kind of integers between two bounds."""
+    return Kind(
+        f"an integer from {least} to {greatest}",
+        lambda value: is_integer(value) and least <= value <= greatest,
+        {"type": "integer", "minimum": least, "maximum": greatest},
+    )
+
+
+def number(least: float, greatest: float) -> Kind:
+    """Return the kind of finite numbers between two bounds."""
+    return Kind(
+        f"a number from {least} to {greatest}",
+        lambda value: _is_number(value) and least <= value <= greatest,
+        {"type": "number", "minimum": least, "maximum": greatest},
+    )
+
+
+_INTEGER_SCHEMA = {"type": "integer", "minimum": -MAX_INT64, "maximum": MAX_INT64}
 _STRING_SCHEMA = {"type": "string"}
 _STRINGS_SCHEMA = {"type": "array", "items": _STRING_SCHEMA}
 
 BOOLEAN = Kind("true or false", lambda value: isinstance(value, bool), {"type": "boolean"})
 NUMBER = Kind("a number", _is_number, {"type": "number"})
+"""For fields that get their bounds from `with_schema`."""
 INTEGER = Kind("an integer of at most 64 bits", is_integer, _INTEGER_SCHEMA)
-INTEGERS = Kind("a list of integers", is_integers, {"type": "array", "items": _INTEGER_SCHEMA})
+"""As NUMBER."""
+TOKEN_IDS = Kind(
+    f"a list of token ids, which are from 0 to {MAX_TOKEN_ID}",
+    is_token_ids,
+    {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}},
+)
 STRING = Kind("a string", lambda value: isinstance(value, str), _STRING_SCHEMA)
 STRINGS = Kind("a list of strings", is_strings, _STRINGS_SCHEMA)
 STRING_OR_STRINGS = Kind(
@@ -77,7 +111,7 @@ BIASES = Kind(
     {
         "type": "object",
         "propertyNames": {"pattern": f"^{_TOKEN_ID.pattern}$"},
-        "additionalProperties": {"type": "number"},
+        "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
     },
 )
 OBJECTS = Kind("a list of objects", _is_objects, {"type": "array", "items": {"type": "object"}})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from container.schema.kinds import Kind, Schema, is_integers, is_list
+from container.schema.kinds import TOKEN_IDS, Kind, Schema, is_list, is_token_ids
 from core.configuration.limits import Limit
 from core.errors import RequestError
 
@@ -16,13 +16,13 @@ def _list_of(items: Schema) -> Schema:
 def _is_prompts(value: list[object]) -> bool:
     return (
         all(isinstance(prompt, str) for prompt in value)
-        or is_integers(value)
-        or all(map(is_integers, value))
+        or is_token_ids(value)
+        or all(map(is_token_ids, value))
     )
 
 
 _STRING: Schema = {"type": "string"}
-_TOKENS = _list_of({"type": "integer", "minimum": 0})
+_TOKENS = TOKEN_IDS.schema
 PROMPT = Kind(
     "a string, a list of strings, a list of token ids or a list of lists of token ids",
     lambda value: isinstance(value, str) or (is_list(value) and _is_prompts(value)),
@@ -35,7 +35,7 @@ def read_prompts(field: str, value: object, limit: Limit) -> list[str | list[int
 
     Raises RequestError if there is none, one is empty, or there are more than `limit`.
     """
-    if isinstance(value, str) or is_integers(value):
+    if isinstance(value, str) or is_token_ids(value):
         prompts: list[str | list[int]] = [value]
     else:
         prompts = cast(list[str | list[int]], value)

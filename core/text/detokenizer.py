@@ -55,6 +55,8 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """Add a token and return the text that it completes; '' while a character is incomplete."""
+        if self._has_no_text(token_id):
+            return ""  # it stays out of the window, which moves on only when text is released
         self._token_ids.append(token_id)
         end = len(self._token_ids)
         text = self._text_until(end)
@@ -73,6 +75,12 @@ class Detokenizer:
         """Return the text still held back at the end of an answer, even if incomplete."""
         end = len(self._token_ids)
         return self._release(self._text_until(end), end)
+
+    def _has_no_text(self, token_id: int) -> bool:
+        """Whether `decode` skips the token, which is special or unknown to the tokenizer."""
+        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+            return token_id not in self._kept_special_ids
+        return not self._tokenizer.token(token_id)
 
     def _text_until(self, end: int) -> str:
         known = self._decode(self._window_start, self._released)

@@ -55,7 +55,7 @@ def grammar_text(form: StructuredOutputsParams) -> str:
 
 def grammar_error(message: str) -> RequestError:
     """Return an error with the message of llguidance on one line."""
-    return RequestError(FIELD, " ".join(message.split()))
+    return RequestError(FIELD, " ".join(message.replace("<non-verbose/>", "").split()))
 
 
 def json_in_lark(schema: dict[str, Any]) -> str:

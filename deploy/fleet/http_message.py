@@ -29,9 +29,11 @@ class HttpRequest:
 
     def header(self, name: bytes) -> str | None:
         """Return the first value of a header, or None. name: in lower case."""
-        values = (value for key, value in self.headers if key.lower() == name)
-        value = next(values, None)
-        return None if value is None else value.decode("latin-1")
+        return next(iter(self.values(name)), None)
+
+    def values(self, name: bytes) -> list[str]:
+        """Return all values of a header. name: in lower case."""
+        return [value.decode("latin-1") for key, value in self.headers if key.lower() == name]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,12 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from core.errors import EngineUnavailableError, GenerationError
+from core.errors import (
+    EngineUnavailableError,
+    GenerationError,
+    LongshoreError,
+    RequestError,
+)
 from core.output import Output
 from core.sampling import Finish, SamplingParams
 from core.text.answers import Answers, Delta
@@ -58,7 +63,7 @@ class OfflineRequest:
         )
 
 
-_Deltas = deque[tuple[OfflineRequest, Delta | GenerationError]]
+_Deltas = deque[tuple[OfflineRequest, Delta | LongshoreError]]
 """New outputs of one caller's requests that the caller has not taken yet."""
 
 
@@ -101,7 +106,7 @@ class Driver:
                 while not deltas:
                     self._step()
                 request, delta = deltas.popleft()
-                if isinstance(delta, GenerationError):
+                if isinstance(delta, LongshoreError):
                     raise delta
                 num_open -= delta.finish is not None
                 yield request, delta
@@ -121,7 +126,9 @@ class Driver:
 
     def _new_deltas(
         self, request: OfflineRequest, output: Output
-    ) -> Sequence[Delta | GenerationError]:
+    ) -> Sequence[Delta | LongshoreError]:
+        if output.finish == Finish.ERROR and output.failed_field:
+            return [RequestError(output.failed_field, output.failure)]
         if output.finish == Finish.ERROR:
             return [GenerationError(output.failure)]
         deltas = request.answers.push(output)

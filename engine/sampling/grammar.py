@@ -85,12 +85,18 @@ class GrammarMask:
         for row, constraint in self._constraints.items():
             sample, matcher = sampled[row], constraint.matcher
             assert isinstance(sample, Sampled)
-            if not matcher.consume_token(sample.token_ids[0]):
-                sampled[row] = SequenceFailure(str(grammar_error(matcher.get_error())))
+            # A matcher that failed while it computed the mask allows, and accepts, only the end.
+            if matcher.is_error() or not matcher.consume_token(sample.token_ids[0]):
+                sampled[row] = _failure(matcher.get_error())
             elif matcher.is_stopped():
                 sampled[row] = replace(sample, completes_grammar=True)
             elif constraint.overrun_s > MAX_OVERRUN_S:
-                sampled[row] = SequenceFailure(str(grammar_error(TOO_AMBIGUOUS)))
+                sampled[row] = _failure(TOO_AMBIGUOUS)
+
+
+def _failure(message: str) -> SequenceFailure:
+    error = grammar_error(message)
+    return SequenceFailure(error.message, error.field)
 
 
 def _is_constrained(row: Row) -> bool:

@@ -321,7 +321,8 @@ class Server:
                 self._close(output.request_id, None)
             elif output.finish == Finish.ERROR:
                 self._meter.record(request.progress, output, now)
-                failure = Failed(request.id, "failed", output.failure)
+                kind = "rejected" if output.failed_field else "failed"
+                failure = Failed(request.id, kind, output.failure, output.failed_field)
                 messages.append((request.client, failure))
                 self._close(output.request_id, None)
             elif output.index in request.open_answers:

@@ -64,6 +64,22 @@ def test_special_tokens_have_text_only_on_request(byte_level):
     assert "".join(texts(kept, ids)) == "to<|end|>"
 
 
+def test_tokens_without_text_are_not_decoded_again(byte_level, monkeypatch):
+    """A client can have thousands of them: `logit_bias` for the end token, and `ignore_eos`."""
+    decode, num_decoded = Tokenizer.decode, 0
+
+    def counted(self, token_ids, **how):
+        nonlocal num_decoded
+        num_decoded += len(token_ids)
+        return decode(self, token_ids, **how)
+
+    monkeypatch.setattr(Tokenizer, "decode", counted)
+    unknown = 5000
+    ids = [*byte_level.encode("to"), *[0, unknown] * 200, *byte_level.encode(" be")]
+    assert "".join(texts(Detokenizer(byte_level), ids)) == "to be"
+    assert num_decoded < 100
+
+
 def test_truncation_keeps_the_end_and_the_special_tokens(tmp_path):
     words = {"<s>": 0, "a": 1, "b": 2, "c": 3}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(words, unk_token="<s>"))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import typing
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -127,6 +130,48 @@ def test_text_without_a_call_is_returned_in_full(data: st.DataObject, name: Tool
     texts = data.draw(st.lists(st.sampled_from(alphabet), max_size=8))
     whole = "".join(texts)
     assert taken_apart(name, texts) == ([whole] if whole else [])
+
+
+LONG = '{"x": [' + r'"]}", {"y": "\\\"}"}, ' * 300 + "0]}"
+PYTHON = r"""[f(x=[']"}', {"y": "\"}"}, '\'', '\\', """ + "'' ']', ''' ' ]''', "
+LONG_CALLS: list[tuple[ToolCallParser, str]] = [
+    ("granite", f'<|tool_call|>[{{"name": "f", "arguments": {LONG}}}]'),
+    ("mistral", f'[TOOL_CALLS][{{"name": "f", "arguments": {LONG}}}]'),
+    ("mistral", f"[TOOL_CALLS]f[ARGS]{LONG}"),
+    ("llama3_json", f'{{"name": "f", "parameters": {LONG}}}'),
+    ("openai", f"{CHANNEL}f<|message|>{LONG}{' ' * 99}<|call|>"),
+    ("pythonic", PYTHON + "[(1, 2)], " * 300 + "0])]"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), LONG_CALLS)
+def test_a_long_call_is_parsed_once(
+    monkeypatch: pytest.MonkeyPatch, name: ToolCallParser, text: str
+) -> None:
+    """Else every token would take longer than the token before it."""
+    num_parsed = 0
+
+    def count(module: object, function: str) -> None:
+        original = getattr(module, function)
+
+        def counted(*given: Any, **named: Any) -> Any:
+            nonlocal num_parsed
+            num_parsed += 1
+            return original(*given, **named)
+
+        monkeypatch.setattr(module, function, counted)
+
+    count(json.JSONDecoder, "raw_decode")
+    count(ast, "parse")
+    [call] = taken_apart(name, list(text))
+    assert num_parsed == 1
+    assert isinstance(call, ToolCall)
+    assert json.loads(call.arguments)["x"][-1] == 0
+
+
+def test_a_header_that_goes_on_and_on_is_text() -> None:
+    header = CHANNEL + "f" * 1024
+    assert joined(make_tool_parser("openai").push(header)) == [header]
 
 
 def test_text_before_a_call_is_not_held_back() -> None:

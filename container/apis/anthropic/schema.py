@@ -22,6 +22,7 @@ from container.apis.generation.sampling import (
     ONE_ANSWER_FIELDS,
     Decoding,
     Dialect,
+    bounded,
     read_decoding,
 )
 from container.apis.openai import OPENAI_FIELDS, read_adapter, read_request_id
@@ -133,7 +134,8 @@ MESSAGES_FIELDS: Fields = {
     **COUNT_FIELDS,
     **{name: OPENAI_FIELDS[name] for name in _SHARED},
     "max_tokens": Field(
-        INTEGER, "Maximum number of generated tokens (default: the rest of the context)."
+        bounded(INTEGER, "max_tokens"),
+        "Maximum number of generated tokens (default: the rest of the context).",
     ),
     "stop_sequences": Field(
         STRINGS, "Stop strings. A stop string ends the answer and is not part of it."

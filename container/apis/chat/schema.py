@@ -21,7 +21,7 @@ from container.apis.generation.conversation import (
     Conversation,
     read_conversation,
 )
-from container.apis.generation.sampling import Dialect
+from container.apis.generation.sampling import Dialect, bounded
 from container.apis.openai import (
     OPENAI_FIELDS,
     ResponseOptions,
@@ -41,14 +41,15 @@ CHAT_FIELDS: Fields = {
     **OPENAI_FIELDS,
     **TEMPLATE_FIELDS,
     "max_tokens": Field(
-        INTEGER, "Maximum number of generated tokens (default: the rest of the context)."
+        bounded(INTEGER, "max_tokens"),
+        "Maximum number of generated tokens (default: the rest of the context).",
     ),
     "max_completion_tokens": Field(
-        INTEGER, "The same as `max_tokens`.", canonical_name="max_tokens"
+        bounded(INTEGER, "max_tokens"), "The same as `max_tokens`.", canonical_name="max_tokens"
     ),
     "logprobs": Field(BOOLEAN, "Return the logprob of each token."),
     "top_logprobs": Field(
-        INTEGER,
+        bounded(INTEGER, "logprobs"),
         "With logprobs: return this many of the most likely tokens at each position (default 1).",
     ),
     "tool_choice": Field(TOOL_CHOICE, "none, auto, required, or the function to call."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from container.apis.generation.sampling import Decoding, Dialect
+from container.apis.generation.sampling import Decoding, Dialect, bounded
 from container.apis.openai import (
     OPENAI_FIELDS,
     ResponseOptions,
@@ -32,16 +32,18 @@ COMPLETION_FIELDS: Fields = {
     **OPENAI_FIELDS,
     "prompt": Field(PROMPT, "One prompt or several, as strings or as token ids."),
     "max_tokens": Field(
-        INTEGER,
+        bounded(INTEGER, "max_tokens", minimum=0),
         f"Maximum number of generated tokens (default {DEFAULT_MAX_TOKENS}). "
         "0 together with echo: only score the prompt.",
     ),
     "max_completion_tokens": Field(
-        INTEGER, "The same as `max_tokens`.", canonical_name="max_tokens"
+        bounded(INTEGER, "max_tokens", minimum=0),
+        "The same as `max_tokens`.",
+        canonical_name="max_tokens",
     ),
     "echo": Field(BOOLEAN, "Return the prompt followed by the answer."),
     "logprobs": Field(
-        INTEGER,
+        bounded(INTEGER, "logprobs"),
         "Return the logprob of each token, and this many of the most likely tokens at each "
         "position. With echo, this includes the prompt's tokens.",
     ),

@@ -19,15 +19,16 @@ from container.schema.kinds import (
     BIASES,
     BOOLEAN,
     INTEGER,
-    INTEGERS,
     NUMBER,
     STRING,
     STRINGS,
+    TOKEN_IDS,
     Kind,
+    with_schema,
 )
 from core.configuration import limits
 from core.errors import RequestError
-from core.sampling import NO_LIMIT, Operation, SamplingParams
+from core.sampling import BOUNDS, NO_LIMIT, Operation, SamplingParams
 from core.structured_outputs import StructuredOutputsParams
 
 NO_SEED = -1
@@ -39,36 +40,58 @@ _EARLY_STOPPING = Kind(
     {"enum": [True, False, "never"]},
 )
 
+
+def bounded(kind: Kind, name: str, **schema: object) -> Kind:
+    """Return the kind with the bounds of a field of SamplingParams, which also checks them.
+
+    schema: bounds of the API's that differ.
+    """
+    least, greatest = BOUNDS[name]
+    return with_schema(kind, {"minimum": least, "maximum": greatest, **schema})
+
+
 SAMPLING_FIELDS: Fields = {
-    "temperature": Field(NUMBER, "0: decoding is greedy. Above 0: tokens are sampled."),
+    "temperature": Field(
+        bounded(NUMBER, "temperature"), "0: decoding is greedy. Above 0: tokens are sampled."
+    ),
     "top_p": Field(
-        NUMBER, "Sample from the most likely tokens whose probabilities add up to this number."
+        bounded(NUMBER, "top_p", exclusiveMinimum=0),
+        "Sample from the most likely tokens whose probabilities add up to this number.",
     ),
     "top_k": Field(
-        INTEGER, "Sample from this many of the most likely tokens. 0 or -1: from all tokens."
+        bounded(INTEGER, "top_k"),
+        "Sample from this many of the most likely tokens. 0 or -1: from all tokens.",
     ),
     "repetition_penalty": Field(
-        NUMBER, "A value above 1 makes tokens of the prompt and the answer less likely."
+        bounded(NUMBER, "repetition_penalty"),
+        "A value above 1 makes tokens of the prompt and the answer less likely.",
     ),
-    "seed": Field(INTEGER, "The same seed gives the same answer. -1: a random seed."),
-    "stop_token_ids": Field(INTEGERS, "Tokens that end the answer.", limit=limits.STOP_TOKEN_IDS),
+    "seed": Field(
+        bounded(INTEGER, "seed", minimum=NO_SEED),
+        "The same seed gives the same answer. -1: a random seed.",
+    ),
+    "stop_token_ids": Field(TOKEN_IDS, "Tokens that end the answer.", limit=limits.STOP_TOKEN_IDS),
     "skip_special_tokens": Field(BOOLEAN, "Remove special tokens from the text (default true)."),
     "include_stop_str_in_output": Field(BOOLEAN, "Keep the stop string at the end of the answer."),
     "min_p": Field(
-        NUMBER,
+        bounded(NUMBER, "min_p"),
         "Drop tokens that have less than this fraction of the most likely token's probability.",
     ),
     "typical_p": Field(
-        NUMBER, "Sample from the most typical tokens whose probabilities add up to this number."
+        bounded(NUMBER, "typical_p", exclusiveMinimum=0),
+        "Sample from the most typical tokens whose probabilities add up to this number.",
     ),
     "presence_penalty": Field(
-        NUMBER, "This number is subtracted from the logits of tokens that the answer already has."
+        bounded(NUMBER, "presence_penalty"),
+        "This number is subtracted from the logits of tokens that the answer already has.",
     ),
     "frequency_penalty": Field(
-        NUMBER,
+        bounded(NUMBER, "frequency_penalty"),
         "This number is subtracted from a token's logit once for each time that the answer has it.",
     ),
-    "min_tokens": Field(INTEGER, "The answer cannot end before it has this many tokens."),
+    "min_tokens": Field(
+        bounded(INTEGER, "min_tokens"), "The answer cannot end before it has this many tokens."
+    ),
     "logit_bias": Field(
         BIASES,
         "Maps token ids to numbers, which are added to the tokens' logits.",
@@ -80,37 +103,42 @@ SAMPLING_FIELDS: Fields = {
     ),
     "detokenize": Field(BOOLEAN, "false: return token ids, and an empty text (default true)."),
     "priority": Field(
-        INTEGER, "Requests with lower values are admitted first and preempted last (default 0)."
+        bounded(INTEGER, "priority"),
+        "Requests with lower values are admitted first and preempted last (default 0).",
     ),
     "allowed_token_ids": Field(
-        INTEGERS, "The only tokens that may be generated.", limit=limits.ALLOWED_TOKEN_IDS
+        TOKEN_IDS, "The only tokens that may be generated.", limit=limits.ALLOWED_TOKEN_IDS
     ),
-    "n": Field(INTEGER, "Number of answers to a prompt (default 1)."),
-    "num_return_sequences": Field(INTEGER, "The same as `n`.", canonical_name="n"),
+    "n": Field(bounded(INTEGER, "n"), "Number of answers to a prompt (default 1)."),
+    "num_return_sequences": Field(bounded(INTEGER, "n"), "The same as `n`.", canonical_name="n"),
     "best_of": Field(
-        INTEGER, "Number of answers to sample. The n most likely of them are returned."
+        bounded(INTEGER, "best_of"),
+        "Number of answers to sample. The n most likely of them are returned.",
     ),
     "num_beams": Field(
-        INTEGER, "Above 1: use beam search with this many beams, and return n of them."
+        bounded(INTEGER, "num_beams"),
+        "Above 1: use beam search with this many beams, and return n of them.",
     ),
     "use_beam_search": Field(
         BOOLEAN, "Use beam search with best_of beams or, without best_of, with n beams."
     ),
     "length_penalty": Field(
-        NUMBER, "Beam search: a value above 0 favours longer answers (default 1)."
+        bounded(NUMBER, "length_penalty"),
+        "Beam search: a value above 0 favours longer answers (-32 to 32, default 1).",
     ),
     "early_stopping": Field(
         _EARLY_STOPPING, "Beam search: stop as soon as num_beams answers are complete."
     ),
     "prompt_logprobs": Field(
-        INTEGER, "Return this many of the most likely tokens at each position of the prompt."
+        bounded(INTEGER, "prompt_logprobs"),
+        "Return this many of the most likely tokens at each position of the prompt.",
     ),
     "cache_salt": Field(
         STRING,
         "Requests share cached prefixes only if they have the same salt, such as a tenant's name.",
     ),
     "no_repeat_ngram_size": Field(
-        INTEGER,
+        bounded(INTEGER, "no_repeat_ngram_size"),
         "No sequence of this many tokens occurs twice in the prompt and the answer together.",
     ),
     **STRUCTURED_OUTPUT_FIELDS,

@@ -10,8 +10,16 @@ import re
 
 from flask import Response, current_app, request
 from werkzeug.datastructures import Headers
+from werkzeug.exceptions import NotFound
+from werkzeug.routing import RequestRedirect
 
 from container.http.headers import CUSTOM_ATTRIBUTES
+
+
+def named_path(attributes: str) -> str | None:
+    """Return the path that the header's text names, if any."""
+    named = re.search(r"(?:^|[\s,;])route=(/[^\s,;]+)", attributes)
+    return named and named[1]
 
 
 def routed_answer(headers: Headers) -> Response | None:
@@ -19,11 +27,13 @@ def routed_answer(headers: Headers) -> Response | None:
 
     Raises NotFound or MethodNotAllowed if no POST route has the path.
     """
-    named = re.search(r"(?:^|[\s,;])route=(/[^\s,;]+)", headers.get(CUSTOM_ATTRIBUTES, ""))
-    path = named and named[1]
+    path = named_path(headers.get(CUSTOM_ATTRIBUTES, ""))
     if path is None or path == request.path:
         return None
     request.path = path  # so that an error has the format of that path
-    endpoint, arguments = current_app.url_map.bind("").match(path, method="POST")
+    try:
+        endpoint, arguments = current_app.url_map.bind("").match(path, method="POST")
+    except RequestRedirect:  # the path has too many slashes, and a client cannot follow a header
+        raise NotFound from None
     view = current_app.ensure_sync(current_app.view_functions[endpoint])
     return current_app.make_response(view(**arguments))

@@ -21,6 +21,7 @@ from container.apis.generation.sampling import (
     ONE_ANSWER_FIELDS,
     Decoding,
     Dialect,
+    bounded,
 )
 from container.apis.openai import OPENAI_FIELDS, read_adapter, read_openai_decoding, read_request_id
 from container.apis.responses.input import INPUT, read_input
@@ -101,7 +102,8 @@ RESPONSES_FIELDS: Fields = {
     ),
     "instructions": Field(STRING, "The system message."),
     "max_output_tokens": Field(
-        INTEGER, "Maximum number of generated tokens (default: the rest of the context)."
+        bounded(INTEGER, "max_tokens"),
+        "Maximum number of generated tokens (default: the rest of the context).",
     ),
     "stream": Field(BOOLEAN, "Stream the response as named server-sent events."),
     "stream_options": ignored(),
@@ -124,7 +126,7 @@ RESPONSES_FIELDS: Fields = {
         "values have no effect here.",
     ),
     "top_logprobs": Field(
-        INTEGER,
+        bounded(INTEGER, "logprobs"),
         f"With `{_LOGPROBS}` in `include`: return this many of the most likely tokens at each "
         "position.",
     ),

@@ -21,11 +21,12 @@ from container.http.service import Service, json_response
 from container.schema.fields import MODEL_IGNORED, Field, Fields, Values, ignored, read_fields
 from container.schema.kinds import (
     BOOLEAN,
-    INTEGER,
+    MAX_COUNT,
     STRING,
     STRING_OR_STRINGS,
     STRINGS,
     Kind,
+    integer,
     is_list,
 )
 from core.configuration.task import Task
@@ -51,7 +52,9 @@ RERANK_FIELDS: Fields = {
     **_COMMON,
     "query": Field(STRING, "The text to which the documents are compared."),
     "documents": Field(_DOCUMENTS, "The texts to rank."),
-    "top_n": Field(INTEGER, "Return only this many of the best results. 0 (default): return all."),
+    "top_n": Field(
+        integer(0, MAX_COUNT), "Return only this many of the best results. 0 (default): return all."
+    ),
     "return_documents": Field(BOOLEAN, "Return the texts too (default true)."),
 }
 TEXTS_FIELDS: Fields = {
@@ -121,8 +124,6 @@ class RerankApi:
         documents = _texts(values, field)
         (query,) = _texts(values, "query")
         top_n = values.get("top_n", 0)
-        if top_n < 0:
-            raise RequestError("top_n", "must be 0 or more")
         pairs = [(query, document) for document in documents]
         scores = self._scores(context, values, pairs, field)
         ranked = sorted(range(len(scores)), key=lambda index: -scores[index])

@@ -19,7 +19,7 @@ from container.schema.fields import (
     read_fields,
     unsupported,
 )
-from container.schema.kinds import ANYTHING, BOOLEAN, NUMBER, STRING, STRINGS, Kind, with_schema
+from container.schema.kinds import ANYTHING, BOOLEAN, STRING, STRINGS, Kind, number, with_schema
 from core.configuration.pipeline_tasks import SPEECH_RECOGNITION
 from core.configuration.task import Task
 from core.errors import RequestError
@@ -53,7 +53,7 @@ TRANSCRIPTION_FIELDS: Fields = {
         "json (default), text, srt, verbose_json or vtt.",
     ),
     "temperature": Field(
-        with_schema(NUMBER, {"minimum": 0, "maximum": 1}),
+        number(0, 1),
         "Whisper: 0 (default) makes the answer deterministic. Above 0, tokens are sampled.",
     ),
     "timestamp_granularities": Field(
@@ -121,8 +121,6 @@ def read_transcription(values: Values, *, translates: bool) -> Transcription:
     if response_format not in FORMATS:
         raise RequestError("response_format", f"expected one of {', '.join(FORMATS)}")
     temperature = values.get("temperature", 0.0)
-    if not 0 <= temperature <= 1:
-        raise RequestError("temperature", "must be from 0 to 1")
     is_verbose = response_format == "verbose_json"
     granularities = _granularities(values, is_verbose=is_verbose)
     return Transcription(

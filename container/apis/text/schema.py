@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from container.apis.generation.sampling import SAMPLING_FIELDS, Decoding, Dialect, read_decoding
+from container.apis.generation.sampling import (
+    SAMPLING_FIELDS,
+    Decoding,
+    Dialect,
+    bounded,
+    read_decoding,
+)
 from container.apis.generation.structured_outputs import TGI_GRAMMAR
 from container.schema.fields import (
     MODEL_IGNORED,
@@ -21,8 +27,10 @@ from container.schema.kinds import (
     ANYTHING,
     BOOLEAN,
     INTEGER,
+    MAX_COUNT,
     OBJECT,
     STRING_OR_STRINGS,
+    integer,
     is_list,
 )
 from core.configuration.limits import INPUTS
@@ -58,7 +66,8 @@ _NEUTRAL_WITHOUT_DETAILS: Mapping[str, object] = {
 _LMI_PARAMETERS: Fields = {
     "do_sample": Field(BOOLEAN, "Sample tokens. The default is true if a temperature is given."),
     "max_new_tokens": Field(
-        INTEGER, f"Maximum number of generated tokens (default {DEFAULT_MAX_NEW_TOKENS})."
+        bounded(INTEGER, "max_tokens"),
+        f"Maximum number of generated tokens (default {DEFAULT_MAX_NEW_TOKENS}).",
     ),
     "stop_sequences": Field(
         STRING_OR_STRINGS,
@@ -75,10 +84,14 @@ _LMI_PARAMETERS: Fields = {
         "ended.",
     ),
     "top_n_tokens": Field(
-        INTEGER, "With details: return this many of the most likely tokens at each position."
+        bounded(INTEGER, "logprobs"),
+        "With details: return this many of the most likely tokens at each position.",
     ),
     "return_full_text": Field(BOOLEAN, "Return the prompt followed by the answer."),
-    "truncate": Field(INTEGER, "Keep only this many tokens from the end of the prompt."),
+    "truncate": Field(
+        integer(1, MAX_COUNT),
+        "Keep only this many tokens from the end of the prompt.",
+    ),
     "stream": Field(BOOLEAN, "The same as `stream` at the top level, beside `inputs`."),
 }
 
@@ -116,7 +129,9 @@ TEXT_FIELDS: Fields = {
     ),
     "parameters": Field(OBJECT, "The sampling parameters and the format of the response."),
     "stream": Field(BOOLEAN, "Stream the tokens."),
-    "max_new_tokens": Field(INTEGER, "The same as `parameters.max_new_tokens`."),
+    "max_new_tokens": Field(
+        bounded(INTEGER, "max_tokens"), "The same as `parameters.max_new_tokens`."
+    ),
     "adapters": Field(
         STRING_OR_STRINGS,
         "The LoRA adapter to use, or a list with one adapter for each input of a batch. An "
@@ -251,8 +266,6 @@ def _check_combinations(parameters: Values, *, stream: bool, details: bool) -> N
         _require_neutral(parameters, _NEUTRAL_IN_STREAM, "cannot be combined with stream")
     elif not details:
         _require_neutral(parameters, _NEUTRAL_WITHOUT_DETAILS, "needs details=true")
-    if parameters.get("truncate", 1) < 1:
-        raise RequestError("parameters.truncate", "must be at least 1")
 
 
 def _require_neutral(parameters: Values, neutral: Mapping[str, object], why: str) -> None:

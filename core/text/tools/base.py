@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from core.text.stopping import partial_match_length
+from core.text.tools.brackets import Brackets
 from core.text.tools.notation import Notation
 
 
@@ -76,6 +77,8 @@ class SectionParser(ABC):
         self._found = self.mark
         self._in_section = False
         self._has_called = False
+        self.brackets = Brackets()
+        """Finds the end of the first bracket of the current section."""
 
     @abstractmethod
     def notation(self, special_tokens: Collection[str]) -> Notation | None:
@@ -119,6 +122,7 @@ class SectionParser(ABC):
                 pieces += calls
                 self._has_called = True
             self._in_section = False
+            self.brackets = Brackets()
 
     def _text_before_mark(self) -> list[Piece]:
         """Release what is certainly text. Hold back trailing spaces: they may precede a mark."""

@@ -23,12 +23,9 @@ class _JsonListParser(SectionParser):
         start = len(section) - len(section.lstrip())
         if start < len(section) and section[start] != "[":
             raise ValueError("not a list")
-        try:
-            value, end = decode_json(section, start)
-        except ValueError:
-            if is_last:
-                raise
-            return None  # the JSON may be incomplete
+        if not is_last and self.brackets.end(section, start) is None:
+            return None
+        value, end = decode_json(section, start)
         if not value:
             raise ValueError("no calls")
         return [tool_call(call) for call in cast(list[object], value)], section[end:]

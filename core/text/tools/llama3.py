@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from core.text.tools.base import Piece, decode_json, tool_call
+from core.text.tools.brackets import Brackets
 from core.text.tools.notation import Notation, json_head
 
 _PYTHON_TAG = "<|python_tag|>"
@@ -20,6 +21,7 @@ class Llama3Parser:
         self._held = ""
         self._is_text = False
         self._has_called = False
+        self._brackets = Brackets()
 
     def notation(self, special_tokens: Collection[str]) -> Notation:
         return Notation(json_head("parameters"), "}", "; ")
@@ -31,7 +33,7 @@ class Llama3Parser:
         start = self._held.lstrip().removeprefix(_PYTHON_TAG).lstrip(_BETWEEN)
         if start and not start.startswith("{") and not _PYTHON_TAG.startswith(start):
             return self._release()
-        return self._calls(start) if "}" in text else []
+        return self._calls(start)
 
     def flush(self) -> list[Piece]:
         is_separator = self._has_called and not self._held.strip(_BETWEEN)
@@ -40,12 +42,10 @@ class Llama3Parser:
     def _calls(self, rest: str) -> list[Piece]:
         """Return the complete calls, and remove them from the held text."""
         calls: list[Piece] = []
-        while rest.startswith("{"):
+        while rest.startswith("{") and self._brackets.end(rest) is not None:
+            self._brackets = Brackets()
             try:
                 value, end = decode_json(rest)
-            except ValueError:
-                break  # incomplete
-            try:
                 calls.append(tool_call(value))
             except ValueError:
                 return [*calls, *self._release()]

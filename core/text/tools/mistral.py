@@ -26,12 +26,10 @@ class MistralParser(SectionParser):
         return Notation(json_head("arguments"), "}", ", ", opening=f"{self.mark}[", closing="]")
 
     def take(self, section: str, *, is_last: bool) -> tuple[list[ToolCall], str] | None:
-        try:
-            return _take(section)
-        except ValueError:
-            if is_last:
-                raise
-            return None  # the JSON may be incomplete
+        start = section.find("[" if section.lstrip().startswith("[") else "{")
+        if not is_last and (start < 0 or self.brackets.end(section, start) is None):
+            return None
+        return _take(section)
 
 
 def _take(section: str) -> tuple[list[ToolCall], str]:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from core.text.tools.base import Piece, ToolCall
+from core.text.tools.brackets import Brackets
 
 _START, _END = "<|python_start|>", "<|python_end|>"
 _MAY_BE_CALLS = re.compile(r"\[\s*([^\W\d][\w.]*(\s*\(.*)?)?", re.DOTALL)
@@ -23,6 +24,7 @@ class PythonicParser:
         self._held = ""
         self._is_text = False
         self._has_called = False
+        self._brackets = Brackets(is_python=True)
 
     def notation(self, special_tokens: Collection[str]) -> None:
         """Return None: forced arguments are JSON, which these calls cannot hold."""
@@ -36,19 +38,19 @@ class PythonicParser:
             return []
         if not _MAY_BE_CALLS.fullmatch(calls):
             return self._release()
-        return self._parsed(calls) if "]" in text else []
+        end = self._brackets.end(calls)
+        return [] if end is None else self._parsed(calls, end)
 
     def flush(self) -> list[Piece]:
         has_no_text = self._has_called and self._held.strip() in ("", _END)
         return [] if has_no_text else self._release()
 
-    def _parsed(self, text: str) -> list[Piece]:
-        """If the text is a complete list of calls, stop holding it and return the calls."""
-        end = text.rfind("]") + 1
+    def _parsed(self, text: str, end: int) -> list[Piece]:
+        """Stop holding the text, and return the calls of the list that ends at `end`."""
         try:
             calls = _calls(text[:end])
         except ValueError:
-            return []
+            return self._release()
         self._has_called, self._held = True, text[end:]
         return [*calls]
 

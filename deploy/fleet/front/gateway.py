@@ -12,7 +12,9 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from container.apis.invocations.routing import named_path
 from container.http.failures import RETRY_AFTER_S, Failure, failure_body
+from container.http.headers import CUSTOM_ATTRIBUTES
 from container.http.health import HEALTH_PATHS
 from deploy.fleet.front.metrics import merge_metrics
 from deploy.fleet.http_message import (
@@ -198,7 +200,13 @@ def _changes_one_container(request: HttpRequest) -> bool:
     """Return whether this request would change the container that receives it, and no other."""
     if request.method in ("GET", "HEAD", "OPTIONS"):
         return False
-    segments = unquote(request.path).strip("/").split("/")
+    # The container joins headers of one name, and answers at the path that they name.
+    named = named_path(",".join(request.values(CUSTOM_ATTRIBUTES.lower().encode())))
+    return _changes_adapters(request.path) or _changes_adapters(named or "")
+
+
+def _changes_adapters(path: str) -> bool:
+    segments = unquote(path).strip("/").split("/")
     return "adapters" in segments or segments[-1].endswith("load_lora_adapter")
 
 

@@ -45,8 +45,9 @@ class Gptq:
         packed_zeros = checkpoint.take_stored(f"{name}.qzeros", torch.int32)
         scales = checkpoint.take_stored(f"{name}.scales").float()
         groups, outputs = scales.shape
-        bits = 32 * packed_zeros.shape[1] // outputs
-        if bits not in (4, 8) or packed_zeros.shape[0] != groups or packed.shape[1] != outputs:
+        bits, rest = divmod(32 * packed_zeros.shape[1], outputs)
+        fits = packed_zeros.shape[0] == groups and packed.shape[1] == outputs and not rest
+        if bits not in (4, 8) or not fits:
             raise checkpoint.error(f"{name}.scales", f"does not fit {list(packed.shape)} codes")
         codes = unpack_rows(packed, bits).T.contiguous()
         group_size, rest = divmod(codes.shape[1], groups)

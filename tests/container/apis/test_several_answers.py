@@ -158,6 +158,16 @@ def test_each_choice_has_its_own_tool_calls(
     assert len({choice["message"]["tool_calls"][0]["id"] for choice in choices}) == 3
 
 
+@pytest.mark.parametrize("penalty", [-2000, 2000, 1e308, -32.5])
+def test_a_length_penalty_beyond_the_range_of_floats_is_refused(
+    http: FlaskClient, penalty: float
+) -> None:
+    body = {"prompt": "ROMEO:", "max_tokens": 6, "num_beams": 2, "length_penalty": penalty}
+    response = http.post("/v1/completions", json=body)
+    assert response.status_code == 400
+    assert response.get_json()["error"]["message"] == "length_penalty: must be -32 to 32"
+
+
 def test_parameters_sent_to_the_engine(http: FlaskClient, engine: FakeEngine) -> None:
     fields = {"n": 2, "num_beams": 3, "length_penalty": 0.5, "early_stopping": True}
     assert http.post(PROMPT[0], json={**PROMPT[1], **fields}).status_code == 200

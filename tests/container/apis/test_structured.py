@@ -229,6 +229,17 @@ def test_errors_found_by_the_engine(http: FlaskClient, engine: FakeEngine) -> No
     assert (response.status_code, response.get_json()["error"]["param"]) == (400, "response_format")
 
 
+def test_a_grammar_that_fails_after_the_first_tokens_is_the_client_s_error(
+    http: FlaskClient, engine: FakeEngine
+) -> None:
+    engine.script = fails("rejected", "too complex", "structured_outputs", after=[5])
+    response = ask(http, guided_regex="a+")
+    assert (response.status_code, response.get_json()["error"]["param"]) == (400, "guided_regex")
+    *_, last, done = ask(http, guided_regex="a+", stream=True).text.split("\n\n")[:-1]
+    assert '"code":400' in last
+    assert done == "data: [DONE]"
+
+
 WRITTEN = {
     None: '{"name": "f", "parameters": {"a": 1}}',
     "llama3_json": '{"name": "f", "parameters": {"a": 1}}',

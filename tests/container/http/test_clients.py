@@ -65,6 +65,18 @@ def test_custom_attributes_choose_the_route(serve: Serve) -> None:
     assert get_only.status_code == 405
 
 
+@pytest.mark.parametrize("path", ["//v1//completions", "/v1//completions", "/v1/completions/"])
+def test_a_route_with_other_slashes_than_the_path_s_is_no_path(serve: Serve, path: str) -> None:
+    """The server would answer such a URL with a redirect, which a header cannot follow."""
+    answer = serve().post(
+        "/invocations",
+        json={"prompt": "Q"},
+        headers={"X-Amzn-SageMaker-Custom-Attributes": f"route={path}"},
+    )
+    assert (answer.status_code, answer.mimetype) == (404, "application/json")
+    assert f"no such path: {path}" in answer.text
+
+
 class LineIterator:
     """AWS's own iterator, from its examples and LangChain's `SagemakerEndpoint`.
 

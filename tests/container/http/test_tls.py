@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import ssl
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,8 @@ from core.errors import ConfigurationError
 from core.protocol.messages import Abort, Launch, Submit
 from tests.container.fake_engine import FakeEngine, stalls
 from tests.container.processes import HANG_S, free_port, running, running_alone, wait_until
+
+MAX_CONNECTIONS = 16
 
 
 def write_certificate(folder: Path, name: str, password: bytes | None = None) -> tuple[str, str]:
@@ -89,11 +92,14 @@ class TlsCaller:
         except OSError:
             return False
 
+    def connect(self) -> ssl.SSLSocket:
+        raw = socket.create_connection(("localhost", self.port), timeout=HANG_S)
+        return self.context.wrap_socket(raw, server_hostname="localhost")
+
     def open(self, body: object) -> ssl.SSLSocket:
         """Send a request without waiting for the response."""
         data = json.dumps(body).encode()
-        raw = socket.create_connection(("localhost", self.port), timeout=HANG_S)
-        connection = self.context.wrap_socket(raw, server_hostname="localhost")
+        connection = self.connect()
         head = f"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
         connection.sendall(head.encode() + data)
         return connection
@@ -123,7 +129,7 @@ def launch(
     files: tuple[str, str],
 ) -> Path:
     options = Options(
-        http_workers=1, max_connections=4, ssl_certfile=files[0], ssl_keyfile=files[1]
+        http_workers=1, max_connections=MAX_CONNECTIONS, ssl_certfile=files[0], ssl_keyfile=files[1]
     )
     launch = Launch(
         model_dir=str(tokenizer_dir), endpoint=endpoint, port=caller.port, options=options
@@ -187,7 +193,7 @@ def test_silent_connections_make_room_for_others(
     """There are as many connections as the process accepts. None of them begins the handshake."""
     silent = [
         socket.create_connection(("localhost", caller.port), timeout=HANG_S)
-        for _ in range(4 + EXTRA_CONNECTIONS)
+        for _ in range(MAX_CONNECTIONS + EXTRA_CONNECTIONS)
     ]
     try:
         assert caller.is_healthy()
@@ -238,6 +244,71 @@ def test_a_disconnect_aborts_the_request(
     wait_until(lambda: engine.of_type(Abort))
 
 
+def hello() -> bytes:
+    """Return the first bytes of a client's handshake."""
+    outgoing = ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), outgoing)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return outgoing.read()
+
+
+PLACES: dict[str, tuple[bytes, bool]] = {
+    "before the handshake": (b"", False),
+    "in the client's hello": (hello()[:100], False),
+    "in the handshake": (hello(), False),
+    "after the handshake": (b"", True),
+    "in the head": (b"POST /invocations HTTP/1.1\r\nHo", True),
+    "in the body": (b'POST /invocations HTTP/1.1\r\nContent-Length: 99\r\n\r\n{"inp', True),
+}
+"""Where clients leave before their request is whole: what they have sent, and whether over TLS."""
+MANNERS = ("closes", "says goodbye", "resets", "sends what is not TLS")
+
+
+def leave(client: socket.socket, manner: str) -> None:
+    if manner == "resets":
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    if manner == "sends what is not TLS":
+        os.write(client.fileno(), b"nonsense, as long as the head of a record of TLS")
+    if manner == "says goodbye" and isinstance(client, ssl.SSLSocket):
+        client.setblocking(False)
+        with contextlib.suppress(OSError):
+            client.unwrap()
+    client.close()
+
+
+def test_clients_that_leave_at_any_place_harm_nobody(
+    front_end: subprocess.Popen[str], caller: TlsCaller, engine: FakeEngine
+) -> None:
+    """The stream of another client goes on meanwhile."""
+    engine.script = stalls(after=[65])
+    with caller.open({"inputs": "Q", "stream": True}) as other:
+        assert other.recv(1)
+        for manner in MANNERS:
+            for data, is_tls in PLACES.values():
+                plain = socket.create_connection
+                client = caller.connect() if is_tls else plain(("localhost", caller.port), HANG_S)
+                client.sendall(data)
+                leave(client, manner)
+            assert caller.is_healthy()
+            for body in ({"inputs": "Q"}, {"inputs": "Q", "stream": True}):
+                submitted = len(engine.of_type(Submit))
+                client = caller.open(body)
+                wait_until(lambda seen=submitted: len(engine.of_type(Submit)) > seen)
+                if "stream" in body:
+                    assert client.recv(1)
+                leave(client, manner)
+        first, *left = engine.of_type(Submit)
+        wait_until(lambda: len(engine.of_type(Abort)) >= len(left))
+        assert {abort.id for abort in engine.of_type(Abort)} == {submit.id for submit in left}
+        assert len(left) == 2 * len(MANNERS)
+    wait_until(lambda: first.id in {abort.id for abort in engine.of_type(Abort)})
+    front_end.terminate()
+    _, errors = front_end.communicate(timeout=HANG_S)
+    assert "Traceback" not in errors
+    assert "event=failed" not in errors
+
+
 def test_the_certificate_files_are_checked(tmp_path: Path, files: tuple[str, str]) -> None:
     certificate, key = files
     _, other_key = write_certificate(tmp_path, "other")
@@ -282,6 +353,17 @@ def test_several_models_behind_one_certificate_and_one_file_of_keys(
         assert caller.request("POST", "/models/a/invoke", {"inputs": "Q"})[0] == 401
         assert caller.request("POST", "/models/a/invoke", {"inputs": "Q"}, **key)[0] == 201
         assert caller.request("GET", "/models/a/metrics")[0] == 401
+        for manner in MANNERS:
+            leaving = caller.connect()
+            head = (
+                f"POST /models/a/wait HTTP/1.1\r\nHost: x\r\nAuthorization: {key['Authorization']}"
+            )
+            leaving.sendall(f"{head}\r\nContent-Length: 0\r\n\r\n".encode())
+            wait_until((model / "waits").exists)
+            leave(leaving, manner)
+            wait_until((model / "gone").exists)
+            (model / "waits").unlink()
+            (model / "gone").unlink()
         assert caller.request("GET", "/metrics", **key)[0] == 200
         assert b"HTTP" not in answer_without_tls(caller.port)
         process.terminate()

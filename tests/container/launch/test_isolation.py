@@ -16,9 +16,10 @@ import pytest
 
 from container.apis.generation.conversation import Conversation
 from container.apis.generation.prompting import ISOLATED_BYTES, Prompting
+from container.isolation import process
 from container.isolation.child import Child
 from container.isolation.helper import MAX_KEPT, Helper
-from container.isolation.jobs import Done, Reply, Setup
+from container.isolation.jobs import Compile, Done, Reply, Setup
 from container.isolation.process import HELPER_STACK_BYTES
 from core.configuration.limits import GRAMMAR
 from core.errors import RequestError
@@ -107,6 +108,31 @@ def test_grammars_that_are_refused_without_harm(
 ) -> None:
     with pytest.raises(RequestError, match=why):
         grammar(helper, **form)
+
+
+def test_a_grammar_that_fails_at_its_first_mask_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
+) -> None:
+    class Matcher:
+        error = ""
+
+        def deep_copy(self) -> Matcher:
+            return Matcher()
+
+        def compute_bitmask(self) -> None:
+            self.error = "lexer error:\ntoo many expressions"
+
+        def is_error(self) -> bool:
+            return bool(self.error)
+
+        def get_error(self) -> str:
+            return self.error
+
+    monkeypatch.setattr(process, "limit_memory", lambda num_bytes: None)
+    monkeypatch.setattr(process, "compile_grammar", lambda *_, **named: Matcher())
+    jobs = process.Jobs(Setup(str(tokenizer.model_dir), None))
+    with pytest.raises(RequestError, match=r"^structured_outputs: lexer error: too many"):
+        jobs.perform(Compile(StructuredOutputsParams(regex="a"), (EOS,)))
 
 
 COMPILE = """

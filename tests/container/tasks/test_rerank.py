@@ -95,7 +95,7 @@ def test_scores(encoder: FlaskClient, path: str) -> None:
         ("/v1/rerank", {**ASK, "documents": [3]}, "documents", "list of strings"),
         ("/v1/rerank", {**ASK, "documents": ["a", ""]}, "documents", "no empty text"),
         ("/v1/rerank", {**ASK, "documents": ["a"] * 1025}, "documents", "at most 1024"),
-        ("/v1/rerank", {**ASK, "top_n": -1}, "top_n", "0 or more"),
+        ("/v1/rerank", {**ASK, "top_n": -1}, "top_n", "from 0 to 2147483647"),
         ("/v1/rerank", {**ASK, "query": "What??"}, "model", "several labels"),
         ("/v1/rerank", {**ASK, "documents": ["a!"]}, "documents", "too long"),
         ("/v1/score", {"text_1": "a?", "text_2": "b!"}, "text_2", "too long"),

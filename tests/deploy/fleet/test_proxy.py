@@ -234,6 +234,16 @@ def test_adapters_are_not_loaded_into_one_replica_of_many(method: str, path: str
     assert b"docs/models.md" in client.pieces[0]
 
 
+@pytest.mark.parametrize("path", ["/adapters", "/v1/load_lora_adapter", "//adapters"])
+def test_adapters_are_not_loaded_by_the_route_in_a_header_either(path: str):
+    name = b"X-Amzn-SageMaker-Custom-Attributes"
+    headers = ((name, b"trace=1"), (name, b"route=" + path.encode()))
+    exchange = Exchange("POST", "/invocations", headers=headers)
+    assert asyncio.run(exchange.run(gateway(fine))).status == 501
+    other = Exchange("POST", "/invocations", headers=((name, b"route=/v1/completions"),))
+    assert asyncio.run(other.run(gateway(fine))).status == 200
+
+
 def test_what_changes_no_adapter_passes():
     for method in ("GET", "HEAD", "OPTIONS"):
         assert asyncio.run(Exchange(method, "/adapters").run(gateway(fine))).status == 200

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig
 
 from core.errors import ConfigurationError
+from core.sampling import SamplingParams
 from engine.loading import random_weights
 from engine.loading.gate import relative_error
 from engine.loading.model_source import ModelSource
@@ -16,6 +17,7 @@ from engine.loading.own_decoder import load_own_decoder
 from engine.loading.random_weights import random_tensor
 from engine.phases import Phases
 from tests.engine.model.conftest import expected_logits, logits
+from tests.engine.ranks.engines import answers, ranked_engine
 from tests.engine.ranks.threads import run_ranks
 from tests.engine.tiny_models import OWN
 
@@ -58,6 +60,23 @@ def test_heads_and_widths_that_do_not_divide(tiny_model, architecture, size):
     expected = expected_logits(folder)
     for _, split in split_logits(folder, size):
         torch.testing.assert_close(split, expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize(("vocabulary", "size"), [(7, 2), (5, 3), (5, 4), (101, 4)])
+def test_vocabularies_that_do_not_divide(tiny_model, vocabulary, size, is_tied):
+    """With 5 tokens and 4 ranks, the last rank has none, and with 3 ranks one of its two."""
+    changes = {"vocab_size": vocabulary, "tie_word_embeddings": is_tied}
+    changes |= {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": None}
+    folder = tiny_model("llama", changes=changes)
+    expected = expected_logits(folder)
+    for _, split in split_logits(folder, size):
+        torch.testing.assert_close(split, expected, atol=2e-5, rtol=1e-4)
+    params = SamplingParams(temperature=1000, seed=3, max_tokens=20, ignore_eos=True, logprobs=4)
+    with ranked_engine(folder, 1) as (whole, _), ranked_engine(folder, size) as (split, _):
+        [sampled] = answers(split, [[0, 2, 3]], params)
+        assert [sampled] == answers(whole, [[0, 2, 3]], params)
+    assert set(sampled) <= {*range(vocabulary)}
 
 
 def test_a_tied_head_shares_the_split_embedding(tiny_model):

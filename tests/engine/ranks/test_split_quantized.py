@@ -10,7 +10,7 @@ from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
 from engine.model.quantization.weights import PermutedWeight, slice_columns, slice_rows
 from tests.engine.model.conftest import expected_logits
 from tests.engine.quantized_checkpoints import FORMATS, MXFP4, write_quantized
-from tests.engine.ranks.test_split_models import split_logits
+from tests.engine.ranks.test_split_models import UNEVEN, split_logits
 
 ACT_ORDER = ("ct int4 act-order", "gptq act-order")
 CPU = torch.device("cpu")
@@ -27,6 +27,41 @@ def test_every_format(tiny_model, tmp_path, name):
     expected = expected_logits(dequantized)
     for _, split in split_logits(quantized, 4):
         torch.testing.assert_close(split, expected, atol=2e-5, rtol=1e-4)
+
+
+ODD = {"hidden_size": 160, "num_attention_heads": 5, "num_key_value_heads": 5,
+       "head_dim": 32, "intermediate_size": 224}  # fmt: skip
+"""Seven and five times 32, so that no two of three ranks' shares are whole groups."""
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ACT_ORDER])
+def test_every_format_with_groups_that_do_not_divide(tiny_model, tmp_path, name):
+    source = tiny_model("llama", changes=ODD)
+    quantized, dequantized = write_quantized(source, tmp_path, FORMATS[name])
+    for _, split in split_logits(quantized, 3):
+        torch.testing.assert_close(split, expected_logits(dequantized), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("precision", QUANTIZERS)
+@pytest.mark.parametrize("architecture", UNEVEN)
+def test_odd_sizes_that_are_quantized_at_load(tiny_model, architecture, precision):
+    folder = tiny_model(architecture, changes=UNEVEN[architecture])
+    [(_, expected)] = split_logits(folder, 1, precision=precision)
+    for _, split in split_logits(folder, 3, precision=precision):
+        torch.testing.assert_close(split, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_fewer_groups_than_ranks_are_refused(tiny_model, tmp_path):
+    quantized, _ = write_quantized(tiny_model("gpt_oss"), tmp_path, MXFP4)
+    with pytest.raises(ConfigurationError, match=r"too few; set option\.tensor_parallel_degree"):
+        split_logits(quantized, 3)
+
+
+def test_outputs_that_do_not_fill_the_words_of_gptq_are_refused(tiny_model, tmp_path):
+    source = tiny_model("llama", changes={"intermediate_size": 50})
+    quantized, _ = write_quantized(source, tmp_path, FORMATS["gptq int8 rows"])
+    with pytest.raises(ConfigurationError, match="does not fit"):
+        split_logits(quantized, 1)
 
 
 @pytest.mark.parametrize("name", ["awq", "fp8 blocks"])

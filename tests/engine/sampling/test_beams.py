@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from core.errors import RequestError
+from core.sampling import MAX_LENGTH_PENALTY, NO_LIMIT
 from engine import LLM, SamplingParams
 from tests.engine.greedy_answers import STRATEGIES, prompts
 
@@ -163,3 +164,32 @@ def test_vllms_beam_search_parameters():
     assert SamplingParams(use_beam_search=True).beam_width == 0
     assert SamplingParams(use_beam_search=True).is_greedy
     assert SamplingParams(n=2).beam_width == 0
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_length_penalty_is_bounded_by_the_range_of_floats(sign):
+    limit = sign * MAX_LENGTH_PENALTY
+    assert 0.0 < NO_LIMIT**limit < float("inf")
+    assert SamplingParams(num_beams=2, length_penalty=limit).length_penalty == limit
+    for beyond in (limit * 1.01, sign * 2000, sign * 1e308, sign * float("inf"), float("nan")):
+        with pytest.raises(RequestError, match="length_penalty: must be -32 to 32"):
+            SamplingParams(num_beams=2, length_penalty=beyond)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize(
+    ("architecture", "batching"), [*(("llama", name) for name in STRATEGIES), ("t5", "dynamic")]
+)
+def test_searches_with_the_strongest_length_penalties_end(tiny_model, architecture, batching, sign):
+    llm = LLM(tiny_model(architecture), batching=batching, dtype="fp32", num_kv_blocks=100,
+              **STRATEGIES[batching])  # fmt: skip
+    for early_stopping in (False, True, "never"):
+        params = SamplingParams(
+            max_tokens=NUM_NEW,
+            num_beams=2,
+            length_penalty=sign * MAX_LENGTH_PENALTY,
+            early_stopping=early_stopping,
+            stop_token_ids=(5, 17, 40, 61),
+        )
+        results = llm.generate(prompts(), params, use_tqdm=False)
+        assert all(result.outputs[0].token_ids for result in results)

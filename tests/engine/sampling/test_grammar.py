@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from string import ascii_letters
 
 import jsonschema_rs
 import pytest
 
-from core.errors import GenerationError, RequestError
+from core.errors import RequestError
 from engine import (
     LLM,
     GuidedDecodingParams,
@@ -264,11 +265,18 @@ def test_a_failing_matcher_fails_only_its_request(grammar_model, monkeypatch, ex
         for name, stream in streams.items():
             try:
                 texts[name] = "".join(delta.text for delta in stream)
-            except GenerationError as error:
+            except RequestError as error:
                 failure = name, str(error)
     assert failure == ("b", "structured_outputs: ParserTooComplex at length")
     assert re.fullmatch("[a-z]{8}", texts["a"])
     assert re.fullmatch("[0-9]{8}", texts["c"])
+
+
+def test_a_regex_that_is_too_complex_only_after_its_first_token_is_the_request_s_error(llm):
+    gaps = "|".join(f"(.{{0,{n}}}{letter})" for n, letter in enumerate(ascii_letters * 60))
+    with pytest.raises(RequestError, match=r"^structured_outputs: lexer error: too many"):
+        answer(llm, **form(regex=f"({gaps}){{1,50}}"))
+    assert re.fullmatch("a{4}", answer(llm, **form(regex="a{4}")).text)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from core.protocol.messages import (
     Step,
     Submit,
 )
-from core.sampling import Finish, SamplingParams
+from core.sampling import Finish, SamplingParams, SequenceFailure
 from engine.engine import MAX_FAILED_STEPS
 from engine.serve.connection import EVERYONE, ConnectionBroken
 from engine.serve.server import Server
@@ -142,6 +142,17 @@ def test_a_failed_step_fails_only_its_requests(client, gate):
     gate.error = None
     client.send(Submit("b", [1], greedy(2)))
     assert client.answer("b")[1] == Finish.LENGTH
+
+
+def test_a_sequence_that_fails_by_its_request_s_fault_is_rejected(client, gate, monkeypatch):
+    def run(plan):
+        failure = SequenceFailure("too complex", "structured_outputs")
+        return {chunk.sequence.id: failure for chunk in plan.chunks}
+
+    monkeypatch.setattr(gate.executor, "run", run)
+    client.send(Submit("a", [1], greedy()))
+    failed = client.receive(Failed)
+    assert failed == Failed("a", "rejected", "too complex", "structured_outputs")
 
 
 def test_only_consecutive_failures_count(client, gate):
