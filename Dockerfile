@@ -59,7 +59,7 @@ RUN mkdir --mode=1777 "${TRITON_CACHE_DIR}" \
 # Start once, to cache the bytecode of exactly those modules that a start imports.
 RUN /opt/longshore/bin/python -c "from longshore.container.front_end import app, start; \
 from longshore.container.launch import supervisor; from longshore.container.multi_model import server; \
-from longshore.container.models.directory import default_model_dir; from longshore import LLM; \
+from longshore.container.model_files.directory import default_model_dir; from longshore import LLM; \
 print(LLM(str(default_model_dir())).generate(['ROMEO:'])[0].outputs[0].text)"
 
 FROM ${BASE}

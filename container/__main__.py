@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from container.capacity.decoder import decoder_from_directory, decoder_from_hub
+from container.capacity.estimate import TypicalRequest, plan_lines
 from container.capacity.instances import find_instance
-from container.capacity.plan import Request, plan_lines
 from container.configuration.environment import sets_model_id
 from container.configuration.flags import add_flags, read_flags
 from container.configuration.properties import Setting
@@ -18,7 +18,7 @@ from container.configuration.report import explain_lines, report_error
 from container.configuration.resolve import Configuration, load_configuration
 from container.launch.ports import require_free_port
 from container.launch.preparation import expected_task, prepare
-from container.models.directory import (
+from container.model_files.directory import (
     configured_model_path,
     default_model_dir,
     describe_model,
@@ -264,7 +264,7 @@ def _plan(parsed: argparse.Namespace, configuration: Configuration, model_dir: P
         decoder = decoder_from_hub(model_id, configuration.options)
     else:
         decoder = decoder_from_directory(directory, configuration.options)
-    request = Request(parsed.prompt_tokens, parsed.new_tokens)
+    request = TypicalRequest(parsed.prompt_tokens, parsed.new_tokens)
     for line in plan_lines(decoder, instance, configuration.options, request):
         print(line)
     return 0

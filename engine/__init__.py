@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from core.errors import GenerationError, RequestError
     from core.sampling import SamplingParams
     from core.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
-    from engine.offline.adapters import LoRARequest
     from engine.offline.llm import LLM
+    from engine.offline.lora_request import LoRARequest
     from engine.offline.outputs import CompletionOutput, OutputDelta, RequestOutput
 
 _MODULES = {
@@ -20,7 +20,7 @@ _MODULES = {
     "CompletionOutput": "engine.offline.outputs",
     "GenerationError": "core.errors",
     "GuidedDecodingParams": "core.structured_outputs",
-    "LoRARequest": "engine.offline.adapters",
+    "LoRARequest": "engine.offline.lora_request",
     "OutputDelta": "engine.offline.outputs",
     "RequestError": "core.errors",
     "RequestOutput": "engine.offline.outputs",

@@ -31,7 +31,7 @@ from core.sampling import MAX_SEED, NO_LIMIT, SamplingParams
 from engine.device import is_out_of_memory
 from engine.executor import Executor, SubmittedStep
 from engine.failures import Guard
-from engine.lora.adapters import Adapters
+from engine.lora.adapter_registry import AdapterRegistry
 from engine.sampling.grammars import Grammars
 from engine.stopwatch import Stopwatch
 from strategies.base import Strategy
@@ -57,7 +57,7 @@ class Engine:
         *,
         overlaps: bool = False,
         grammars: Grammars | None = None,
-        adapters: Adapters | None = None,
+        adapters: AdapterRegistry | None = None,
         model_time: Stopwatch | None = None,
     ) -> None:
         """overlaps: schedule a step before the one in flight is committed.

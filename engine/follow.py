@@ -29,7 +29,7 @@ from core.errors import ConfigurationError
 from core.process.internal_arguments import internal_arguments
 from core.process.processes import die_with_parent
 from engine.ranks.digest import digest_model
-from engine.ranks.messages import LAUNCH, READY, AnyOrder, FailureReport, RankLaunch
+from engine.ranks.order_types import LAUNCH, READY, AnyOrder, FailureReport, RankLaunch
 from engine.ranks.watch import Beats
 
 if TYPE_CHECKING:

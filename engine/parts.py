@@ -21,7 +21,6 @@ from core.configuration.strategy_table import (
     Batching,
 )
 from core.errors import ConfigurationError, InsufficientMemoryError
-from engine.adapters import start_adapters
 from engine.attention.backends import AttentionBackend, TorchBackend, make_backend
 from engine.attention.call import UnsupportedModelError
 from engine.attention.kv_cache import KVCache
@@ -35,10 +34,11 @@ from engine.device import (
 from engine.loading.model_source import ModelSource
 from engine.loading.packed_model import PackedModel, load_packed_model
 from engine.loading.precision import choose_precision
-from engine.lora.adapters import Adapters
+from engine.lora.adapter_registry import AdapterRegistry
 from engine.memory.sizing import Sizes, choose_sizes, max_model_len
 from engine.phases import Phases
 from engine.ranks.group import Group
+from engine.start_adapters import start_adapters
 from engine.step.cuda_recorder import CudaRecorder
 from engine.step.library_executor import LibraryModel, load_library_model
 from engine.step.step_graphs import MAX_CAPTURE_SECONDS, StepGraphs
@@ -65,7 +65,7 @@ class Parts:
     """Why the model runs packed or with the library."""
     batching: Batching
     batching_reason: str
-    adapters: Adapters | None
+    adapters: AdapterRegistry | None
     sizes: Sizes
     packed: PackedParts | None
     """None for the library, which has its own KV cache."""

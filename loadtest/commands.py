@@ -94,7 +94,7 @@ def _run(
     save_trial: Callable[[Trial], None],
 ) -> bool:
     """Run `compare` or `sweep`. Returns False if it was interrupted."""
-    from loadtest.load.plan import Load
+    from loadtest.load.request_plan import Load
     from loadtest.study.compare import Comparison
     from loadtest.study.measure import measure
     from loadtest.study.sweep import sweep

@@ -20,9 +20,9 @@ from locust import events
 from locust.runners import LocalRunner
 
 from loadtest.by_strategy import ByStrategy
-from loadtest.load.plan import Load, make_plan
 from loadtest.load.record import Record
-from loadtest.load.request import Request
+from loadtest.load.request import PlannedRequest
+from loadtest.load.request_plan import Load, make_plan
 from loadtest.load.session import Session
 from loadtest.load.user import LoadUser
 from loadtest.load.workloads import WORKLOADS
@@ -82,6 +82,6 @@ def _begin(environment: Any, **_: object) -> None:
     environment.session.on_record = count
 
 
-def _repeated(requests: tuple[Request, ...]) -> Iterator[Request]:
+def _repeated(requests: tuple[PlannedRequest, ...]) -> Iterator[PlannedRequest]:
     for request in itertools.cycle(requests):
         yield dataclasses.replace(request, due_s=None)

@@ -30,13 +30,13 @@ MAY_IMPORT = {
 }
 PARTS = {
     "engine": (
-        ("device", "staging", "phases", "stopwatch", "executor", "block_tables", "inputs"),
+        ("device", "staging", "phases", "stopwatch", "executor", "block_tables", "step_inputs"),
         ("attention", "ranks"),
         ("model",),
         ("lora", "sampling", "vision"),
         ("loading",),
         ("step",),
-        ("memory", "adapters", "failures"),
+        ("memory", "start_adapters", "failures"),
         ("engine",),
         ("parts",),
         ("build", "follow"),
@@ -46,7 +46,7 @@ PARTS = {
     ),
     "container": (
         ("configuration", "capacity", "schema", "wire", "isolation"),
-        ("models", "http"),
+        ("model_files", "http"),
         ("security", "tracing"),
         ("launch", "apis", "hooks", "ui"),
         ("front_end",),
@@ -55,10 +55,10 @@ PARTS = {
         ("__main__",),
     ),
     "container.apis": (
-        ("generation", "tasks", "adapters", "models", "invocations", "status"),
+        ("generation", "tasks", "adapter_routes", "model_routes", "invocations", "status"),
         ("openai", "text", "tokenize"),
         ("chat", "completions"),
-        ("embeddings", "messages", "responses"),
+        ("embeddings", "anthropic", "responses"),
     ),
     "engine.tasks": (
         ("performer", "lengths"),
@@ -200,10 +200,10 @@ def test_only_route_functions_use_the_globals_of_flask():
                 if names & {"g", "request", "current_app", "session"}:
                     users.add(path.relative_to(ROOT / "container").as_posix())
     assert users == {
-        "apis/adapters.py",
+        "apis/adapter_routes.py",
         "apis/invocations/routing.py",
         "apis/invocations/runtime.py",
-        "apis/models.py",
+        "apis/model_routes.py",
         "front_end/upgrade.py",
         "security/authentication.py",
         "http/cors.py",

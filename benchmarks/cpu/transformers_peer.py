@@ -16,16 +16,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu.engine.generate import Serve, padded_batches
-from benchmarks.load.workload import Request
+from benchmarks.load.workload import WorkloadRequest
 
 
 def main(model_dir: str, work_file: str) -> None:
     started = time.perf_counter()
     work = json.loads(Path(work_file).read_text())
-    requests = [Request(prompt, length) for prompt, length in work["requests"]]
+    requests = [WorkloadRequest(prompt, length) for prompt, length in work["requests"]]
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, work["dtype"]))
     with padded_batches(model.eval(), work["users"]) as serve:
-        serve([Request([0] * 8, 4)], float("inf"))
+        serve([WorkloadRequest([0] * 8, 4)], float("inf"))
         start_s = time.perf_counter() - started
         all_users = _rate(serve, requests)
     with padded_batches(model, 1) as serve:
@@ -36,7 +36,7 @@ def main(model_dir: str, work_file: str) -> None:
 
 
 @torch.inference_mode()
-def _rate(serve: Serve, requests: list[Request]) -> float:
+def _rate(serve: Serve, requests: list[WorkloadRequest]) -> float:
     """Return output tokens per second, counting only those that the requests ask for."""
     journal = serve(requests, float("inf"))
     return sum(request.max_tokens for request in requests) / (journal.end - journal.begin)

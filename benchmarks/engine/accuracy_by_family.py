@@ -29,13 +29,13 @@ from core.sequence import Sequence
 from engine.attention.backends import make_backend
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
-from engine.inputs import InputBuilder
 from engine.loading.model_source import ModelSource
 from engine.loading.own_decoder import load_own_decoder
 from engine.model.families import FAMILIES
 from engine.model.quantization.at_load import QUANTIZERS
 from engine.phases import Phases
 from engine.staging import Staging
+from engine.step_inputs import InputBuilder
 
 CPU = torch.device("cpu")
 LENGTH = 512

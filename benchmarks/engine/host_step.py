@@ -32,7 +32,6 @@ from core.sequence import Sequence as TokenSequence
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
 from engine.attention.triton_backend import TritonBackend
-from engine.inputs import InputBuilder, StepInputs
 from engine.model.checkpoint import checkpoint_of
 from engine.model.decoder import Decoder
 from engine.model.elementwise import make_elementwise
@@ -41,6 +40,7 @@ from engine.model.loader import Loader
 from engine.model.quantization.weights import Stored
 from engine.model.spec import DecoderSpec, read_spec
 from engine.staging import Staging
+from engine.step_inputs import InputBuilder, StepInputs
 from kernels import dry_run
 
 ARCH = 90

@@ -36,7 +36,7 @@ from engine.engine import Engine
 from engine.phases import Phases
 from engine.ranks.followers import Followers
 from engine.ranks.group import ProcessGroup, SingleRank
-from engine.ranks.messages import Order
+from engine.ranks.order_types import Order
 from engine.ranks.shard import Shard
 from engine.step.leader import Leader
 

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from benchmarks.fleets.capacity import ROUTINGS, Service
 from benchmarks.fleets.results import Results
-from benchmarks.fleets.study import Machine, Progress, Row, Size, study, table
+from benchmarks.fleets.study import FleetRow, Machine, Progress, Size, study, table
 from benchmarks.load.lengths import read_timed_trace
 from benchmarks.simulate.arguments import count, positive
 from benchmarks.simulate.cost import GPUS, MODELS, Hardware
@@ -121,14 +121,16 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
 
 
-def _run(service: Service, machines: Sequence[Machine], options: argparse.Namespace) -> list[Row]:
+def _run(
+    service: Service, machines: Sequence[Machine], options: argparse.Namespace
+) -> list[FleetRow]:
     """Simulate the fleets that --json does not have yet."""
     results = None if options.json is None else Results(options.json, _settings(options))
     known = {} if results is None else results.known()
     sizes = [Size(size, max(1, options.rounds // size)) for size in options.sizes]
     work = {size.num_machines: size.work for size in sizes}
     total = len(machines) * len(options.routings) * sum(work.values())
-    rows: list[Row] = []
+    rows: list[FleetRow] = []
     with tqdm(total=total, unit="machine", disable=None) as bar:  # on terminals only
         for row in study(service, machines, sizes, options.routings, known, _progress(bar)):
             rows.append(row)

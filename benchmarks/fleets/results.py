@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fleets.study import Known, Row
+from benchmarks.fleets.study import FleetRow, Known
 
 
 class Results:
@@ -29,7 +29,7 @@ class Results:
         """Return the rates of all rows."""
         return {_fleet(row): row["rates"] for row in self._rows}
 
-    def add(self, row: Row) -> None:
+    def add(self, row: FleetRow) -> None:
         """Write a row. It replaces an earlier row of the same fleet."""
         fields = asdict(row)
         self._rows = [old for old in self._rows if _fleet(old) != _fleet(fields)] + [fields]

@@ -24,7 +24,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FleetRow:
     """A fleet behind one routing."""
 
     machine: str
@@ -67,7 +67,7 @@ def study(
     routings: Sequence[str],
     known: Known,
     progress: Progress,
-) -> Iterator[Row]:
+) -> Iterator[FleetRow]:
     """Yield a row for each machine, size and routing.
 
     known: rates that need not be simulated. progress: called with the name of a simulation and its
@@ -82,7 +82,9 @@ def study(
                     service, machine, size, routing, of_one.get(routing, 0.0), progress
                 )
                 of_one[routing] = rates[-1] / count
-                yield Row(machine.name, count, count * machine.dollars_per_hour, routing, rates)
+                yield FleetRow(
+                    machine.name, count, count * machine.dollars_per_hour, routing, rates
+                )
 
 
 def _rates(
@@ -114,7 +116,7 @@ def _rates(
     return rates
 
 
-def table(rows: Sequence[Row]) -> list[str]:
+def table(rows: Sequence[FleetRow]) -> list[str]:
     """Return the lines of a Markdown table: a line for each fleet, with columns by routing."""
     routings = list(dict.fromkeys(row.routing for row in rows))
     fleets = list(dict.fromkeys((row.machine, row.num_machines) for row in rows))
@@ -132,7 +134,7 @@ def table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _rate(row: Row) -> str:
+def _rate(row: FleetRow) -> str:
     mean = f"{row.rate:,.3g}" if row.rate < 1000 else f"{row.rate:,.0f}"
     if len(row.rates) == 1:
         return mean

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 
 from benchmarks.load.journal import Journal, RequestRecord
-from benchmarks.load.workload import Request
+from benchmarks.load.workload import WorkloadRequest
 from core.output import Output
 from core.sampling import Finish, SamplingParams
 from engine.engine import Engine
@@ -37,7 +37,7 @@ class ClosedLoop:
         self._sleep = sleep
         self._records: dict[int, RequestRecord] = {}
 
-    def run(self, requests: Iterable[Request], seconds: float = float("inf")) -> Journal:
+    def run(self, requests: Iterable[WorkloadRequest], seconds: float = float("inf")) -> Journal:
         """Serve requests until all have finished or time is up, and abort the unfinished ones.
 
         A batch of a static strategy runs to its end, even when time is up. Its short requests
@@ -62,7 +62,7 @@ class ClosedLoop:
         self._abort_all()
         return journal
 
-    def _submit(self, request: Request, journal: Journal) -> None:
+    def _submit(self, request: WorkloadRequest, journal: Journal) -> None:
         now = self._clock()
         params = SamplingParams(temperature=0, max_tokens=request.max_tokens, ignore_eos=True)
         record = RequestRecord(request, now)

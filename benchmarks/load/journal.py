@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.load.workload import Request
+from benchmarks.load.workload import WorkloadRequest
 
 GIB = 2**30
 
@@ -20,7 +20,7 @@ GIB = 2**30
 class RequestRecord:
     """A request and the arrivals of its output tokens."""
 
-    request: Request
+    request: WorkloadRequest
     submitted: float
     arrivals: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     """Arrival times of tokens in seconds, and how many tokens arrived together."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class WorkloadRequest:
     """One request to the server under test."""
 
     prompt: list[int]
@@ -35,7 +35,7 @@ class Load:
 
     def requests(
         self, vocab_size: int, *, max_tokens: int | None = None, seed: int = 0
-    ) -> Iterator[Request]:
+    ) -> Iterator[WorkloadRequest]:
         """Yield requests; the same seed gives the same requests.
 
         Each round uses every pair of prompt and output length once, in a new random order.
@@ -50,7 +50,7 @@ class Load:
                 rng.shuffle(pairs)
             prompt_length, output_length = pairs[index % len(pairs)]
             prompt = rng.choices(range(vocab_size), k=prompt_length)
-            yield Request(prompt, max_tokens or output_length)
+            yield WorkloadRequest(prompt, max_tokens or output_length)
 
     def pool_blocks(self, block_size: int) -> int:
         """Return the KV blocks needed for every client to run a sequence of the maximum length."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.load.closed_loop import ClosedLoop
 from benchmarks.load.lengths import Lengths
-from benchmarks.load.workload import Request
+from benchmarks.load.workload import WorkloadRequest
 from core.configuration.options import Options
 from engine.build import build_engine
 from engine.engine import Engine
@@ -67,16 +67,16 @@ def _engine(model_dir: Path, is_cached: bool) -> Engine:
 
 def _requests(
     lengths: Sequence[Lengths], system_prompt: int, vocab_size: int, *, seed: int
-) -> list[Request]:
+) -> list[WorkloadRequest]:
     rng = random.Random(seed)
     system = rng.choices(range(vocab_size), k=system_prompt)
     return [
-        Request(system + rng.choices(range(vocab_size), k=length.prompt), length.generated)
+        WorkloadRequest(system + rng.choices(range(vocab_size), k=length.prompt), length.generated)
         for length in lengths
     ]
 
 
-def _run(engine: Engine, requests: Sequence[Request]) -> float:
+def _run(engine: Engine, requests: Sequence[WorkloadRequest]) -> float:
     """Run the requests and return requests per second."""
     journal = ClosedLoop(engine, CLIENTS).run(requests)
     return len(requests) / (journal.end - journal.begin)

@@ -25,7 +25,7 @@ from benchmarks.simulate.arguments import MEANS, make_parser
 from benchmarks.simulate.comparison import (
     WHY_DIFFERENT,
     Progress,
-    Row,
+    SystemRow,
     Task,
     as_json,
     compare,
@@ -118,7 +118,7 @@ def _run(hardware: Hardware, options: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def _rows(task: Task, rate: float | None, bound: float) -> list[Row]:
+def _rows(task: Task, rate: float | None, bound: float) -> list[SystemRow]:
     total = round(task.duration_s)
     with tqdm(total=total, unit="s", desc="simulated", disable=None) as bar:  # only on a tty
         progress = _progress(bar)

@@ -56,7 +56,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SystemRow:
     """A system at the requested rate, or at the highest rate that it sustains."""
 
     system: str
@@ -65,30 +65,30 @@ class Row:
     outcome: Outcome | None
 
 
-def replay(task: Task, rate: float, progress: Progress) -> list[Row]:
+def replay(task: Task, rate: float, progress: Progress) -> list[SystemRow]:
     """Run every system at one rate without a latency bound."""
     return [
-        Row(
+        SystemRow(
             name, rate, task.serve(name, rate, math.inf, lambda now, name=name: progress(name, now))
         )
         for name in task.systems
     ]
 
 
-def compare(task: Task, bound: float, progress: Progress) -> list[Row]:
+def compare(task: Task, bound: float, progress: Progress) -> list[SystemRow]:
     """Run every system at the highest rate whose mean normalized latency is within `bound`."""
     return [_knee(task, name, bound, progress) for name in task.systems]
 
 
-def _knee(task: Task, name: str, bound: float, progress: Progress) -> Row:
+def _knee(task: Task, name: str, bound: float, progress: Progress) -> SystemRow:
     found = highest_rate(
         lambda rate: task.serve(
             name, rate, bound, lambda now: progress(f"{name} {rate:.3g}/s", now)
         ),
         start=float(task.num_machines),
     )
-    return Row(name, 0.0, None) if found is None else Row(name, *found)
+    return SystemRow(name, 0.0, None) if found is None else SystemRow(name, *found)
 
 
-def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def as_json(rows: Sequence[SystemRow]) -> list[dict[str, Any]]:
     return [asdict(row) for row in rows]

@@ -19,7 +19,7 @@ class Executor(Protocol):
         ...
 
 
-class PackedExecutor:
+class SimulatedPackedExecutor:
     """Computes a step without padding; each chunk that samples yields one token."""
 
     def __init__(self, hardware: Hardware) -> None:
@@ -37,7 +37,7 @@ class PackedExecutor:
         }
 
 
-class PaddedExecutor:
+class SimulatedPaddedExecutor:
     """Runs a whole static batch as one step, padded to the longest prompt and longest output.
 
     Models FasterTransformer behind Triton Inference Server's dynamic batching, and our own library

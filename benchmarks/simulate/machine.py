@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.simulate.cost import Hardware
-from benchmarks.simulate.executor import Executor, PackedExecutor
+from benchmarks.simulate.executor import Executor, SimulatedPackedExecutor
 from benchmarks.simulate.leap import is_quiet, leap
 from benchmarks.simulate.tally import Tally
 from benchmarks.simulate.traffic import Arrival
@@ -31,7 +31,7 @@ class Machine:
         """Sum of the batch sizes of all steps."""
         self._hardware = hardware
         self._tally = tally
-        self._executor = executor or PackedExecutor(hardware)
+        self._executor = executor or SimulatedPackedExecutor(hardware)
         self._leaps = leaps
         self._is_quiet = False
         """Whether the next step is certain to be quiet."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from benchmarks.memory.usage import make
 from benchmarks.simulate.cost import Hardware
-from benchmarks.simulate.executor import Executor, PackedExecutor, PaddedExecutor
+from benchmarks.simulate.executor import Executor, SimulatedPackedExecutor, SimulatedPaddedExecutor
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.tally import Tally
 from core.configuration.options import KVReservation
@@ -56,10 +56,10 @@ class Setup:
                 f"{max(0, self.hardware.num_kv_tokens)} tokens, less than one sequence of "
                 f"{self.max_length}; use more GPUs"
             )
-        executor: Executor = PackedExecutor(self.hardware)
+        executor: Executor = SimulatedPackedExecutor(self.hardware)
         limits = Limits(max_sequences=self.max_sequences, max_step_tokens=self.max_step_tokens)
         if system.is_padded:
-            executor = PaddedExecutor(self.hardware)
+            executor = SimulatedPaddedExecutor(self.hardware)
             count = min(max_full_length, self.max_sequences)
             limits = Limits(max_sequences=count, max_step_tokens=count * self.max_length)
         strategy = make(

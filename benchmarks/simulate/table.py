@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.simulate.comparison import Row
+from benchmarks.simulate.comparison import SystemRow
 from benchmarks.simulate.system import SYSTEMS
 
 PAPER = {
@@ -15,7 +15,7 @@ PAPER = {
 """vLLM's sustained rate over that of each system on ShareGPT (SOSP 2023, section 6.2)."""
 
 
-def table(rows: Sequence[Row], *, is_knee: bool) -> list[str]:
+def table(rows: Sequence[SystemRow], *, is_knee: bool) -> list[str]:
     """Return the lines of the table. is_knee: rates are the highest sustained ones."""
     paged = next((row.rate for row in rows if row.system == "paged"), 0.0)
     lines = [_line([name for name, _ in _cells(rows[0], paged, is_knee)])] if rows else []
@@ -23,7 +23,7 @@ def table(rows: Sequence[Row], *, is_knee: bool) -> list[str]:
     return lines + [_line([cell for _, cell in _cells(row, paged, is_knee)]) for row in rows]
 
 
-def _cells(row: Row, paged: float, is_knee: bool) -> list[tuple[str, str]]:
+def _cells(row: SystemRow, paged: float, is_knee: bool) -> list[tuple[str, str]]:
     cells = [("system", SYSTEMS[row.system].name)]
     if is_knee:
         ratio = f"{paged / row.rate:.1f}x" if row.rate and paged else "-"

@@ -35,7 +35,7 @@ from container.multi_model.model_container import ModelContainer, UnixConnection
 from core.errors import ConfigurationError
 from core.process.names import python_command
 
-COMMAND = python_command("container.batch.child")
+COMMAND = python_command("container.batch.serve_batch")
 STOP_S = 30.0
 _RETRY_S = 1.0
 _MAX_FAILURES = 3

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from flask import Flask
 
-from container.apis.adapters import AdapterRoutes
+from container.apis.adapter_routes import AdapterRoutes
+from container.apis.anthropic.api import MessagesRoutes
 from container.apis.embeddings import EmbeddingApi
 from container.apis.generation.formatters import Formatters, FormatterTokenizer, Functions
 from container.apis.generation.prompting import Prompting
 from container.apis.generation.service import GenerationService
 from container.apis.invocations.api import Api, Invocations
 from container.apis.invocations.runtime import RuntimeRoutes
-from container.apis.messages.api import MessagesRoutes
-from container.apis.models import ModelRoutes
+from container.apis.model_routes import ModelRoutes
 from container.apis.responses.api import ResponsesRoutes
 from container.apis.status import StatusRoutes
 from container.apis.tasks.handler import HandlerApi

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import msgspec
 
+from container.apis.anthropic.schema import COUNT_FIELDS, MESSAGES_FIELDS
 from container.apis.chat.schema import CHAT_FIELDS
 from container.apis.completions.schema import COMPLETION_FIELDS
 from container.apis.embeddings import EMBEDDING_FIELDS
-from container.apis.messages.schema import COUNT_FIELDS, MESSAGES_FIELDS
 from container.apis.responses.schema import RESPONSES_FIELDS
 from container.apis.tasks.rerank import RERANK_FIELDS, SCORE_FIELDS
 from container.apis.tasks.transcription import TRANSCRIPTION_FIELDS

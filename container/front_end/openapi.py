@@ -5,17 +5,17 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 
-from container.apis.adapters import (
+from container.apis.adapter_routes import (
     ADAPTER_FIELDS,
     UPDATE_FIELDS,
     VLLM_LOAD_FIELDS,
     VLLM_UNLOAD_FIELDS,
 )
+from container.apis.anthropic.schema import COUNT_FIELDS, MESSAGES_FIELDS
 from container.apis.chat.schema import CHAT_FIELDS
 from container.apis.completions.schema import COMPLETION_FIELDS
 from container.apis.embeddings import EMBEDDING_FIELDS, INPUTS_FIELDS
-from container.apis.messages.schema import COUNT_FIELDS, MESSAGES_FIELDS
-from container.apis.models import LOAD_FIELDS
+from container.apis.model_routes import LOAD_FIELDS
 from container.apis.responses.schema import RESPONSES_FIELDS
 from container.apis.tasks.pipeline import PIPELINE_FIELDS
 from container.apis.tasks.rerank import RERANK_FIELDS, SCORE_FIELDS, TEXTS_FIELDS

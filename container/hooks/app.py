@@ -11,7 +11,7 @@ from flask import Flask, Response, g, request
 
 from container.hooks.calls import call, takes_request
 from container.hooks.load import Function, Hooks
-from container.hooks.messages import HookRequest, HookResponse, as_response
+from container.hooks.starlette_api import HookRequest, HookResponse, as_response
 from container.http.request_context import client_body
 from core.errors import GenerationError
 

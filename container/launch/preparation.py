@@ -9,11 +9,11 @@ from pathlib import Path
 
 from container.configuration.report import format_value
 from container.configuration.resolve import Configuration
-from container.models.directory import configured_model_path, open_model_dir, resolve_model_dir
-from container.models.handler_file import find_formatters, find_handler
-from container.models.hook_files import find_hooks
-from container.models.requirements import install_requirements_file
-from container.models.s3 import download_from_s3
+from container.model_files.directory import configured_model_path, open_model_dir, resolve_model_dir
+from container.model_files.handler_file import find_formatters, find_handler
+from container.model_files.hook_files import find_hooks
+from container.model_files.requirements import install_requirements_file
+from container.model_files.s3 import download_from_s3
 from container.security.authentication import open_gate
 from container.security.tls import tls_context
 from container.tracing.endpoint import check_traces_endpoint

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from flask import Flask, Response, request
 
-from container.apis.models import list_models, read_load_request, read_page_request
+from container.apis.model_routes import list_models, read_load_request, read_page_request
 from container.front_end.openapi import multi_model_document
 from container.http.cors import register_cors
 from container.http.failures import Failure, failure_response, register_failures
@@ -16,7 +16,7 @@ from container.http.metrics import MIMETYPE as METRICS_MIMETYPE
 from container.http.service import json_response
 from container.multi_model.metrics import merge_metrics
 from container.multi_model.model import RefusedError
-from container.multi_model.models import Models
+from container.multi_model.model_registry import ModelRegistry
 from container.multi_model.relay import relay
 from container.schema.body import read_body
 from container.security.authentication import Gate
@@ -51,7 +51,7 @@ with `/models/NAME` or `/predictions/NAME`."""
 
 
 def create_front(
-    models: Models,
+    models: ModelRegistry,
     gate: Gate | None = None,
     sources: SourceRoots | None = None,
     cors_allowed_origin: str | None = None,
@@ -85,7 +85,7 @@ def _refusal_response(error: RefusedError) -> Response:
 class Routes:
     """The routes of the multi-model app."""
 
-    def __init__(self, models: Models, sources: SourceRoots) -> None:
+    def __init__(self, models: ModelRegistry, sources: SourceRoots) -> None:
         self._models = models
         self._sources = sources
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from gevent.event import Event
 
-from container.apis.models import ModelStatus, Status
+from container.apis.model_routes import ModelStatus, Status
 from container.multi_model.model_container import ModelContainer
 from core.errors import LongshoreError
 

@@ -19,7 +19,7 @@ from container.launch.children import Child
 from core.process.logs import JSON_START
 from core.process.names import python_command
 
-COMMAND = python_command("container.multi_model.child")
+COMMAND = python_command("container.multi_model.serve_model")
 _POLL_INTERVAL_S = 0.05
 _NUM_KEPT_LINES = 40
 _METRICS_LINE = '{"_aws":'

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from container.capacity.decoder import Decoder, decoder_from_directory
-from container.capacity.plan import adapter_bytes, kv_itemsize
-from container.models.directory import configured_model_path, open_model_dir
+from container.capacity.estimate import adapter_bytes, kv_itemsize
+from container.model_files.directory import configured_model_path, open_model_dir
 from container.multi_model.overrides import Overrides
 from core.configuration.options import Options
 from core.configuration.sizing import bytes_per_block

@@ -10,7 +10,7 @@ import msgspec
 
 from container.configuration.properties import Setting
 from container.configuration.resolve import Configuration, load_configuration
-from container.models.directory import find_properties
+from container.model_files.directory import find_properties
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from container.multi_model.app import create_front
 from container.multi_model.http_server import HttpServer
 from container.multi_model.model import RefusedError
 from container.multi_model.model_container import COMMAND
-from container.multi_model.models import Models
+from container.multi_model.model_registry import ModelRegistry
 from container.multi_model.overrides import Overrides
 from container.multi_model.strategies import Comparison
 from container.security.authentication import open_gate
@@ -57,7 +57,7 @@ def serve_models(
     sources = source_roots(options, {path.parent for path in entries.values()})
     configure_logs(options.log_format, options.log_level)
     with run_directory() as run_dir:
-        models = Models(run_dir, variables, command)
+        models = ModelRegistry(run_dir, variables, command)
         front = create_front(models, gate, sources, options.cors_allowed_origin, page)
         app = _BusyTracker(front)
         server = HttpServer(port, app, options, tls)
@@ -104,7 +104,7 @@ class _BusyTracker:
 
 
 def _load_all(
-    models: Models, entries: Mapping[str, Path], overrides: Mapping[str, Overrides]
+    models: ModelRegistry, entries: Mapping[str, Path], overrides: Mapping[str, Overrides]
 ) -> None:
     for name, path in entries.items():
         models.load(name, str(path), overrides.get(name))
@@ -112,7 +112,7 @@ def _load_all(
 
 
 @contextmanager
-def _stop_signals(models: Models) -> Generator[tuple[Event, Event]]:
+def _stop_signals(models: ModelRegistry) -> Generator[tuple[Event, Event]]:
     """Handle signals: the first sets `stop` and stops the models, the second sets `stop_now`."""
     stop, stop_now = Event(), Event()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from container.models.archive import is_archive, strip_archive_suffix
-from container.models.directory import holds_model, open_model_dir
+from container.model_files.archive import is_archive, strip_archive_suffix
+from container.model_files.directory import holds_model, open_model_dir
 from core.errors import ConfigurationError
 
 

@@ -67,7 +67,7 @@ class Transcription(msgspec.Struct, frozen=True):
     """Whether to return the language."""
 
 
-class Span(msgspec.Struct, frozen=True):
+class Passage(msgspec.Struct, frozen=True):
     """A part of a transcript, with its times in seconds."""
 
     text: str
@@ -83,6 +83,6 @@ class Transcript(msgspec.Struct, frozen=True):
     """Seconds of the sound."""
     language: str | None = None
     """The language's English name, in lower case; None if it is not known."""
-    segments: list[Span] | None = None
-    words: list[Span] | None = None
+    segments: list[Passage] | None = None
+    words: list[Passage] | None = None
     """Segments and words are None if the request did not ask for them."""

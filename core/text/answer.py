@@ -27,7 +27,7 @@ class TokenText:
     """Set if the request has `logprobs`."""
 
 
-class Answer:
+class AnswerText:
     """Collects the tokens of one answer. Once `finish` is set, push nothing more."""
 
     def __init__(

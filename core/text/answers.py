@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from core.output import Output
 from core.sampling import Finish, SamplingParams, TopLogprobs
-from core.text.answer import Answer, TokenText
+from core.text.answer import AnswerText, TokenText
 from core.text.tokenizer import Tokenizer
 
 
@@ -43,7 +43,7 @@ class Answers:
         """
         self._params = params
         self._sampled = [
-            Answer(params, tokenizer, prompt_token_ids, kept_special_ids=kept_special_ids)
+            AnswerText(params, tokenizer, prompt_token_ids, kept_special_ids=kept_special_ids)
             for _ in range(params.num_answers)
         ]
         self.prompt_logprobs: list[TopLogprobs] = []
@@ -64,7 +64,7 @@ class Answers:
         return sum(len(answer.tokens) for answer in self._sampled)
 
     @property
-    def returned(self) -> list[Answer]:
+    def returned(self) -> list[AnswerText]:
         """The `n` answers so far. With `best_of`, best first, and final once all have ended."""
         if not self._params.is_ranked:
             return self._sampled

@@ -20,7 +20,7 @@ import msgspec
 
 from core.errors import ConfigurationError, RequestError
 
-Message = Mapping[str, object]
+ChatMessage = Mapping[str, object]
 
 _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_HERE "
 
@@ -55,7 +55,7 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         *,
         tools: Sequence[Mapping[str, object]] = (),
         add_generation_prompt: bool = True,
@@ -104,7 +104,7 @@ class ChatTemplate:
         messages = [{"role": "user", "content": "probe"}]
         return {**self._special_tokens, "messages": messages, "add_generation_prompt": True}
 
-    def _converted(self, message: Message) -> dict[str, object]:
+    def _converted(self, message: ChatMessage) -> dict[str, object]:
         """Return the message with its content in the form that the template takes."""
         content = message.get("content")
         if isinstance(content, list) and self._takes_text:

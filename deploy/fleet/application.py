@@ -16,7 +16,7 @@ from core.configuration.options import Options
 from deploy.fleet.front.front import Front
 from deploy.fleet.front.router import ReplicaRouter
 from deploy.fleet.replica import Replica
-from deploy.fleet.span import Span
+from deploy.fleet.span import NodeSpan
 
 NAME = "longshore"
 _UNLIMITED = 100_000
@@ -74,7 +74,7 @@ def fleet_of(parsed: argparse.Namespace, options: Options) -> Fleet:
     )
 
 
-def application(fleet: Fleet, span: Span, num_fronts: int) -> serve.Application:
+def application(fleet: Fleet, span: NodeSpan, num_fronts: int) -> serve.Application:
     """Return the application. Deploying it again is a rolling update.
 
     span: the nodes that a replica takes.
@@ -107,7 +107,7 @@ def application(fleet: Fleet, span: Span, num_fronts: int) -> serve.Application:
     )
 
 
-def _placement(fleet: Fleet, span: Span) -> dict[str, Any]:
+def _placement(fleet: Fleet, span: NodeSpan) -> dict[str, Any]:
     """Return the settings of a placement group, if a replica may need several nodes."""
     if span.bundles == 1:
         return {}

@@ -12,9 +12,9 @@ from pathlib import Path
 from container.launch.children import Child
 from core.process.names import python_command
 from deploy.fleet.exchange import fetch
-from deploy.fleet.http_message import ReplicaLostError, Request
+from deploy.fleet.http_message import HttpRequest, ReplicaLostError
 
-COMMAND = python_command("deploy.fleet.child")
+COMMAND = python_command("deploy.fleet.node_process")
 _POLL_INTERVAL_S = 0.1
 _PING_TIMEOUT_S = 2.0
 _STOP_S = 5.0
@@ -70,7 +70,7 @@ class ContainerProcess:
 
     async def is_ready(self) -> bool:
         """Return whether /ping answers 200 in time."""
-        ping = Request("GET", b"/ping", ((b"host", b"localhost"),), b"")
+        ping = HttpRequest("GET", b"/ping", ((b"host", b"localhost"),), b"")
         try:
             head, _ = await asyncio.wait_for(fetch(self.socket, ping), _PING_TIMEOUT_S)
         except (ReplicaLostError, TimeoutError):
@@ -90,6 +90,6 @@ class ContainerProcess:
 def child_arguments(
     properties: Path, cpus: float, nodes: int, rank_address: str
 ) -> tuple[str, ...]:
-    """Return the arguments that both commands of `deploy.fleet.child` take, for this process's
-    child."""
+    """Return the arguments that both commands of `deploy.fleet.node_process` take, for a child of
+    this process."""
     return (str(os.getpid()), str(properties), str(cpus), str(nodes), rank_address)

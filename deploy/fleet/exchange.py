@@ -7,13 +7,13 @@ from pathlib import Path
 
 import httpcore2
 
-from deploy.fleet.http_message import HOP_BY_HOP_BYTES, Head, ReplicaLostError, Request, without
+from deploy.fleet.http_message import HOP_BY_HOP_BYTES, Head, HttpRequest, ReplicaLostError, without
 
 _ORIGIN = httpcore2.Origin(b"http", b"container", 80)
 _LENGTH = frozenset((b"content-length",))
 
 
-async def exchange(socket: Path, request: Request) -> AsyncGenerator[Head | bytes]:
+async def exchange(socket: Path, request: HttpRequest) -> AsyncGenerator[Head | bytes]:
     """Send a request; yield the response's head, then its body in pieces as they arrive.
 
     Each request has its own connection. Closing the generator closes the connection, which tells
@@ -30,14 +30,14 @@ async def exchange(socket: Path, request: Request) -> AsyncGenerator[Head | byte
         raise ReplicaLostError(f"the container has ended: {error}") from None
 
 
-async def fetch(socket: Path, request: Request) -> tuple[Head, bytes]:
+async def fetch(socket: Path, request: HttpRequest) -> tuple[Head, bytes]:
     """Return the whole response. Raises ReplicaLostError as `exchange` does."""
     head, *pieces = [part async for part in exchange(socket, request)]
     assert isinstance(head, Head)
     return head, b"".join(piece for piece in pieces if isinstance(piece, bytes))
 
 
-def _outgoing(request: Request) -> httpcore2.Request:
+def _outgoing(request: HttpRequest) -> httpcore2.Request:
     # The body has arrived whole, whether the client sent a length or chunks.
     length = (b"content-length", str(len(request.body)).encode())
     has_host = any(name.lower() == b"host" for name, _ in request.headers)  # HTTP/1.0 needs none

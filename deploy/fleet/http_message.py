@@ -14,7 +14,7 @@ HOP_BY_HOP_BYTES = frozenset(name.encode() for name in HOP_BY_HOP)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """A request with its whole body, without hop-by-hop headers."""
 
     method: str

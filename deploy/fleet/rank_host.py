@@ -29,7 +29,7 @@ class RankHost:
     def run(self, properties: str, cpus: float, nodes: int, rank_address: str, node: int) -> str:
         """Run the ranks until one of them ends. Return how."""
         arguments = child_arguments(Path(properties), cpus, nodes, rank_address)
-        command = [*python_command("deploy.fleet.child"), "follow", *arguments, str(node)]
+        command = [*python_command("deploy.fleet.node_process"), "follow", *arguments, str(node)]
         child = Child("ranks", command)
         while child.exit_code is None:
             time.sleep(_POLL_INTERVAL_S)

@@ -14,7 +14,7 @@ from ray.util import get_current_placement_group
 
 from deploy.fleet.container_process import ContainerEndedError, ContainerProcess
 from deploy.fleet.exchange import exchange, fetch
-from deploy.fleet.http_message import Head, Request
+from deploy.fleet.http_message import Head, HttpRequest
 from deploy.fleet.rank_host import OtherNodes, RanksEndedError
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Replica:
             raise
         self._watch = asyncio.create_task(self._end_with_container())
 
-    async def exchange(self, request: Request) -> AsyncGenerator[Head | bytes]:
+    async def exchange(self, request: HttpRequest) -> AsyncGenerator[Head | bytes]:
         """Send a request to the container, as `deploy.fleet.exchange.exchange` does."""
         self._num_exchanges += 1
         try:
@@ -64,7 +64,7 @@ class Replica:
         finally:
             self._num_exchanges -= 1
 
-    async def fetch(self, request: Request, timeout_s: float) -> tuple[str, Head, bytes]:
+    async def fetch(self, request: HttpRequest, timeout_s: float) -> tuple[str, Head, bytes]:
         """Send a request to the container; return this replica's name and the response.
 
         Raises TimeoutError.

@@ -14,7 +14,7 @@ _ANY_CORES = 2**31
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class NodeSpan:
     """Bundles of cores and GPUs, each on one node. Rank 0 is in the first."""
 
     bundles: int
@@ -44,7 +44,7 @@ class Span:
         return f"{self.bundles} parts{gpus}, on as few nodes as have room"
 
 
-def span_of(options: Options, gpus_of_nodes: Sequence[int]) -> Span:
+def span_of(options: Options, gpus_of_nodes: Sequence[int]) -> NodeSpan:
     """Return the span of a replica: one node if its ranks fit, unless option.nodes says otherwise.
 
     gpus_of_nodes: the GPUs of each node of the cluster. If no node has enough GPUs for all ranks,
@@ -59,11 +59,11 @@ def span_of(options: Options, gpus_of_nodes: Sequence[int]) -> Span:
         )
     if options.device == "cpu" or not any(gpus_of_nodes):
         layout = lay_out(options, (), _ANY_CORES)
-        return Span(layout.num_nodes, 0, is_strict=options.nodes > 1)
+        return NodeSpan(layout.num_nodes, 0, is_strict=options.nodes > 1)
     nodes = _num_nodes(options, gpus_of_nodes)
     gpus = tuple(map(str, range(_num_gpus(options, gpus_of_nodes))))
     layout = lay_out(replace(options, nodes=nodes), gpus, _ANY_CORES, "the largest node")
-    span = Span(nodes, layout.num_copies * layout.num_local_ranks, is_strict=options.nodes > 1)
+    span = NodeSpan(nodes, layout.num_copies * layout.num_local_ranks, is_strict=options.nodes > 1)
     if not span.fits(gpus_of_nodes):
         raise _no_room(options, gpus_of_nodes)
     return span
@@ -90,7 +90,9 @@ def _num_nodes(options: Options, gpus_of_nodes: Sequence[int]) -> int:
         return options.nodes
     ranks, is_strict = int(degree), options.nodes > 1
     spans = (
-        Span(n, ranks // n, is_strict) for n in range(options.nodes, ranks + 1) if ranks % n == 0
+        NodeSpan(n, ranks // n, is_strict)
+        for n in range(options.nodes, ranks + 1)
+        if ranks % n == 0
     )
     for span in spans:
         if span.fits(gpus_of_nodes):

@@ -25,9 +25,9 @@ from engine.attention.backends import AttentionBackend, make_backend
 from engine.attention.call import PagedAttention, UnsupportedModelError
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
-from engine.inputs import InputBuilder
 from engine.loading.model_source import ModelSource
 from engine.staging import Staging
+from engine.step_inputs import InputBuilder
 
 PROBE_LENGTH = 40
 PROBE_BLOCK_SIZE = 16

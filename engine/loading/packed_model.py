@@ -14,7 +14,6 @@ from transformers import PreTrainedConfig
 from core.configuration.options import DecoderChoice
 from core.errors import ConfigurationError
 from engine.attention.call import PagedAttention, UnsupportedModelError
-from engine.inputs import StepInputs
 from engine.loading.model_source import ModelSource
 from engine.loading.own_decoder import load_own_decoder
 from engine.lora.memory import AdapterMemory
@@ -22,6 +21,7 @@ from engine.model.decoder import Decoder
 from engine.model.quantization.schemes import quantization_method
 from engine.phases import Phases
 from engine.ranks.group import Group
+from engine.step_inputs import StepInputs
 from engine.vision.encoder import ImageEncoder
 from engine.vision.families import VISION_FAMILIES
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine.attention.call import AttentionCall
-from engine.inputs import StepInputs
 from engine.loading.packed_model import PackedModel
 from engine.sampling.rows import Row
 from engine.sampling.sampler import Sampler
 from engine.staging import Staging
+from engine.step_inputs import StepInputs
 from kernels.attention.batch import PagedBatch
 
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from engine.attention.call import AttentionCall, PagedAttention, Rotation
-from engine.inputs import ImageTokens
 from engine.model.activations import make_gated, make_plain
 from engine.model.experts import Experts
 from engine.model.families import ExpertNames
@@ -27,6 +26,7 @@ from engine.model.loader import Loader, Source
 from engine.model.norms import add_and_norm, norm_of_all_heads
 from engine.model.rotary import Angles, Rotary
 from engine.model.spec import DecoderSpec
+from engine.step_inputs import ImageTokens
 
 AnglesByRope = Mapping[str, Angles]
 LayerRunner = Callable[[Tensor, AnglesByRope, PagedAttention, Tensor | None], Tensor | None]

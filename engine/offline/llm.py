@@ -26,13 +26,18 @@ from core.configuration.task import choose_task
 from core.errors import ConfigurationError, EngineUnavailableError, RequestError
 from core.sampling import SamplingParams
 from core.text.bad_words import with_bad_word_ids
-from core.text.chat_template import ChatTemplate
+from core.text.chat_template import ChatMessage, ChatTemplate
 from core.text.template_files import load_chat_template
 from core.text.tokenizer import Tokenizer
 from engine.build import build_engine
 from engine.engine import Engine
-from engine.offline.adapters import LoRARequest, LoRARequests, adapter_per_prompt, load_requested
 from engine.offline.driver import Driver, OfflineRequest
+from engine.offline.lora_request import (
+    LoRARequest,
+    LoRARequests,
+    adapter_per_prompt,
+    load_requested,
+)
 from engine.offline.outputs import OutputDelta, RequestOutput, output_delta
 from engine.offline.prompts import Prompt, TokensPrompt, as_list, encoded
 from engine.offline.tasks import EmbeddingRequestOutput, embed
@@ -61,7 +66,6 @@ VLLM_NAMES: Mapping[str, str] = {
     "quantization": "quantize",
 }
 """Our options by vLLM's names. Ours are named as in LMI if LMI has them."""
-Message = Mapping[str, object]
 
 
 class LLM:
@@ -125,7 +129,7 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
@@ -137,7 +141,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several: `apply_chat_template`, then `generate`."""
         is_one = not messages or isinstance(messages[0], Mapping)
-        conversations = cast(Sequence[Sequence[Message]], [messages] if is_one else messages)
+        conversations = cast(Sequence[Sequence[ChatMessage]], [messages] if is_one else messages)
         prompts = [
             self.apply_chat_template(
                 conversation,
@@ -168,7 +172,7 @@ class LLM:
 
     def apply_chat_template(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
@@ -295,7 +299,7 @@ def _find_model(model: str | Path, options: Options) -> Path:
     return path
 
 
-def _parts(message: Message) -> Sequence[object]:
+def _parts(message: ChatMessage) -> Sequence[object]:
     content = message.get("content")
     return cast(Sequence[object], content) if isinstance(content, list | tuple) else ()
 

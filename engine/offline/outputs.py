@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.sampling import MAX_LOGPROBS, Finish, SamplingParams, TopLogprobs
-from core.text.answer import Answer, TokenText
+from core.text.answer import AnswerText, TokenText
 from core.text.answers import Delta
 from core.text.tokenizer import Tokenizer
 
@@ -75,7 +75,7 @@ class OutputDelta:
 
 
 def completion_output(
-    index: int, answer: Answer, params: SamplingParams, tokenizer: Tokenizer | None
+    index: int, answer: AnswerText, params: SamplingParams, tokenizer: Tokenizer | None
 ) -> CompletionOutput:
     """Convert an answer that has ended."""
     assert answer.finish is not None

@@ -23,11 +23,11 @@ from core.configuration.options import Options
 from core.errors import ConfigurationError, EngineUnavailableError, LongshoreError
 from core.process.names import import_root, python_command
 from engine.ranks.digest import digest_model
-from engine.ranks.messages import LAUNCH, READY, FailureReport, Order, RankLaunch
+from engine.ranks.order_types import LAUNCH, READY, FailureReport, Order, RankLaunch
 from engine.ranks.orders import RemoteOrders
 from engine.ranks.shard import Shard
 from engine.ranks.store import serve_store
-from engine.ranks.watch import CULPRIT_S, TICK_S, Watch
+from engine.ranks.watch import CULPRIT_S, TICK_S, RankWatch
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Followers:
             variables = {**os.environ, **rank_variables(rank, device, os.environ)}
             self._local[rank] = LocalRank(arguments, variables)
         processes = {rank: local.process for rank, local in self._local.items()}
-        self._watch: Watch | None = Watch(self._store, size, processes, self._lose)
+        self._watch: RankWatch | None = RankWatch(self._store, size, processes, self._lose)
 
     @property
     def pids(self) -> list[int]:

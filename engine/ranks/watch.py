@@ -28,7 +28,7 @@ OnLost = Callable[[int, bytes], None]
 """Called once, in the watch's thread, with the lost rank and its encoded FailureReport, if any."""
 
 
-class Watch:
+class RankWatch:
     """Rank 0's watch over the other ranks, in a thread of its own."""
 
     def __init__(

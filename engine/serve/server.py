@@ -32,7 +32,7 @@ from core.protocol.messages import (
 )
 from core.sampling import Finish
 from engine.engine import Engine
-from engine.serve.adapters import AdapterService
+from engine.serve.adapter_service import AdapterService
 from engine.serve.connection import (
     HEARTBEAT_INTERVAL_S,
     AdapterRead,

@@ -10,7 +10,7 @@ from engine.attention.paged_step import PagedStep
 from engine.loading.packed_model import PackedModel
 from engine.lora.files import AdapterWeights, LayerSize, LayerWeights
 from engine.ranks.group import Group
-from engine.ranks.messages import AnyOrder, Forward, Install, Move
+from engine.ranks.order_types import AnyOrder, Forward, Install, Move
 from engine.step.block_mover import BlockMover
 from engine.step.shared_inputs import empty, unpack
 from engine.step.step_graphs import StepGraphs

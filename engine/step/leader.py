@@ -10,11 +10,11 @@ from torch import Tensor
 
 from core.configuration.step_size import StepSize
 from core.plan import BlockMoves
-from engine.inputs import StepInputs
 from engine.lora.files import AdapterWeights
 from engine.ranks.group import Group
-from engine.ranks.messages import Install, Move, Order
+from engine.ranks.order_types import Install, Move, Order
 from engine.step.shared_inputs import forward_message, pack
+from engine.step_inputs import StepInputs
 
 
 class Leader:

@@ -17,7 +17,6 @@ from engine.attention.backends import AttentionBackend
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
 from engine.executor import FinishedStep, SubmittedStep
-from engine.inputs import InputBuilder
 from engine.loading.packed_model import PackedModel
 from engine.sampling.grammars import Grammars
 from engine.sampling.rows import Row
@@ -28,6 +27,7 @@ from engine.step.block_mover import BlockMover
 from engine.step.leader import Leader
 from engine.step.prompt_scores import MAX_SCORED_ROWS, PromptScores, join_scores, split_plan
 from engine.step.step_graphs import StepGraphs
+from engine.step_inputs import InputBuilder
 from engine.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from core.plan import Chunk, StepPlan
 from core.sampling import TopLogprobs
-from engine.inputs import ScoredRows
 from engine.sampling.ranking import rank
+from engine.step_inputs import ScoredRows
 
 MAX_SCORED_ROWS = 256
 """Maximum rows per forward pass whose logits serve only as scores. A large batch samples from about

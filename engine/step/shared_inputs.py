@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from core.configuration.step_size import StepSize
-from engine.inputs import StepInputs
-from engine.ranks.messages import Forward
+from engine.ranks.order_types import Forward
 from engine.staging import aligned
+from engine.step_inputs import StepInputs
 from kernels.attention.batch import PagedBatch
 
 

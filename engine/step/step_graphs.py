@@ -22,10 +22,10 @@ from core.plan import StepPlan
 from engine.attention.backends import AttentionBackend
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
-from engine.inputs import NO_ADAPTER, PADDING_SLOT, StepInputs
 from engine.loading.packed_model import PackedModel
 from engine.ranks.group import Group, SingleRank
 from engine.step.cuda_recorder import Work
+from engine.step_inputs import NO_ADAPTER, PADDING_SLOT, StepInputs
 from kernels.attention.batch import PagedBatch
 
 MAX_CAPTURE_SECONDS = 60.0

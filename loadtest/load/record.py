@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import msgspec
 
-from loadtest.load.request import Request
+from loadtest.load.request import PlannedRequest
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ class Record(msgspec.Struct, kw_only=True):
 class Attempt:
     """A request in flight: collects what arrives and turns it into a record."""
 
-    def __init__(self, request: Request, sent_s: float) -> None:
+    def __init__(self, request: PlannedRequest, sent_s: float) -> None:
         shape = request.shape
         self._arrivals: defaultdict[int, list[float]] = defaultdict(list)
         """Arrival times of tokens, by sample index."""

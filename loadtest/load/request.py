@@ -45,7 +45,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PlannedRequest:
     """A request to send."""
 
     index: int

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from gevent.event import Event
 
 from loadtest.load.record import Attempt, Record
-from loadtest.load.request import Request
+from loadtest.load.request import PlannedRequest
 from loadtest.servers.clients.schema import Schema
 from loadtest.servers.clients.transport import SendError, Transport
 
@@ -24,7 +24,7 @@ class Session:
 
     def __init__(
         self,
-        requests: Iterable[Request],
+        requests: Iterable[PlannedRequest],
         connect: Connect,
         schema: Schema,
         *,
@@ -52,7 +52,7 @@ class Session:
         """Seconds since the session was created."""
         return time.perf_counter() - self._start
 
-    def take(self) -> Request | None:
+    def take(self) -> PlannedRequest | None:
         """Return the next request, or None if the session ends. The caller must send it."""
         request = next(self._requests, None) if self.now_s < self._stop_s else None
         if request is not None:
@@ -61,7 +61,7 @@ class Session:
             self.finished.set()
         return request
 
-    def send(self, transport: Transport, request: Request) -> Record:
+    def send(self, transport: Transport, request: PlannedRequest) -> Record:
         """Send a request and read the whole response. Failures go into the record."""
         attempt, error = Attempt(request, self.now_s), None
         try:

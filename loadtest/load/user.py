@@ -8,7 +8,7 @@ from locust.env import Environment
 from locust.exception import StopUser
 
 from loadtest.load.record import Record
-from loadtest.load.request import Request
+from loadtest.load.request import PlannedRequest
 from loadtest.load.session import Session
 from loadtest.servers.clients.transport import SendError
 
@@ -46,7 +46,7 @@ class LoadUser(User):
             gevent.sleep(max(0.0, request.due_s - session.now_s))
         self._report(request, session.send(self._transport, request))
 
-    def _report(self, request: Request, record: Record) -> None:
+    def _report(self, request: PlannedRequest, record: Record) -> None:
         name = self.environment.session.name
         self.environment.events.request.fire(
             request_type="request",

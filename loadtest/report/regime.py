@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadtest.load.plan import EACH_SENDS
+from loadtest.load.request_plan import EACH_SENDS
 from loadtest.report.leading import keep_up
 from loadtest.report.rounds import in_rounds
 from loadtest.report.style import number, percent

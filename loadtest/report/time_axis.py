@@ -23,7 +23,7 @@ LABEL_SHARE = 0.09
 break's own label."""
 
 
-class Span(NamedTuple):
+class TimeSpan(NamedTuple):
     """A span of time, in seconds."""
 
     start_s: float
@@ -39,7 +39,7 @@ class TimeAxis:
 
     shown_s: float
     """Length of the axis, including the gap of a break, as the number of seconds that fit on it."""
-    left_out: Span | None = None
+    left_out: TimeSpan | None = None
 
     @property
     def gap_s(self) -> float:
@@ -126,7 +126,7 @@ def time_axes(events: Mapping[str, Sequence[float]]) -> dict[str, TimeAxis]:
     }
 
 
-def _calmest(times: Sequence[float], shown_s: float) -> Span:
+def _calmest(times: Sequence[float], shown_s: float) -> TimeSpan:
     """Of the spans that make the axis short enough, return the one with the fewest events.
 
     Of several such spans, return the one closest to the middle of the axis.
@@ -141,7 +141,7 @@ def _calmest(times: Sequence[float], shown_s: float) -> Span:
         return sum(start < at < start + length for at in times), abs(start - last / 2)
 
     start = min(starts, key=cost)
-    return Span(start, start + length)
+    return TimeSpan(start, start + length)
 
 
 def _round_step(minimum: float) -> float:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import msgspec
 
 from loadtest.load.record import Attempt
-from loadtest.load.request import COMMON, Request, Shape, Words
+from loadtest.load.request import COMMON, PlannedRequest, Shape, Words
 from loadtest.servers.clients.schema import LmiSchema, OpenAISchema, Schema
 from loadtest.servers.clients.transport import HttpTransport, SendError, Transport
 
 QUERY_TIMEOUT_S = 30.0
 """Timeout of queries that are not part of the measurement."""
-PROBE = Request(0, Shape(len(COMMON), 1), " ".join(COMMON), None, 0)
+PROBE = PlannedRequest(0, Shape(len(COMMON), 1), " ".join(COMMON), None, 0)
 """A short request."""
 
 

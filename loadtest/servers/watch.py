@@ -52,7 +52,7 @@ class Sample(msgspec.Struct, kw_only=True):
     """GPU utilization, from 0 to 1."""
 
 
-class Watch:
+class ServerWatch:
     """A greenlet that takes a sample every INTERVAL_S between `start` and `stop`."""
 
     def __init__(

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
-from loadtest.load.plan import Load, most_sequences
 from loadtest.load.request import Words
+from loadtest.load.request_plan import Load, most_sequences
 from loadtest.load.workloads import Workload
 from loadtest.study.measures import MAX_OTHER_CORES
 from loadtest.study.results import Run
@@ -34,7 +34,7 @@ class Turn(NamedTuple):
     name: str
     """The subject's name."""
     fixed_output: int | None
-    """As in `loadtest.load.plan.make_plan`."""
+    """As in `loadtest.load.request_plan.make_plan`."""
     setting: Setting | None = None
     """The setting of dynamic batching; None: as in the given properties."""
 

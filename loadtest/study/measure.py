@@ -11,14 +11,14 @@ import gevent
 import psutil
 from tqdm import tqdm
 
-from loadtest.load.plan import Load, Plan, make_plan, warm_up_requests
 from loadtest.load.record import Record
-from loadtest.load.request import Request, Words
+from loadtest.load.request import PlannedRequest, Words
+from loadtest.load.request_plan import Load, RequestPlan, make_plan, warm_up_requests
 from loadtest.load.session import Session
 from loadtest.load.user import LoadUser, SessionEnvironment
 from loadtest.load.workloads import Workload
 from loadtest.servers.endpoint import Endpoint
-from loadtest.servers.watch import Watch
+from loadtest.servers.watch import ServerWatch
 from loadtest.study.measures import measures_of, quantiles
 from loadtest.study.results import Run
 
@@ -67,7 +67,7 @@ def measure(
         gevent.sleep(SETTLE_S)  # otherwise the first sample would still count the warm-up
         session = _session(subject, workload.name, plan.requests, plan.stop_s)
         with _bar(session, subject.name, workload.name, plan):
-            watch = Watch(subject.endpoint.url, lambda: session.now_s, subject.processes)
+            watch = ServerWatch(subject.endpoint.url, lambda: session.now_s, subject.processes)
             watch.start()
             is_whole = _completes(session, num_users)
         gevent.sleep(SETTLE_S)
@@ -105,7 +105,7 @@ class WarmUpError(Exception):
 
 
 def _session(
-    subject: Subject, name: str, requests: Sequence[Request], stop_s: float | None = None
+    subject: Subject, name: str, requests: Sequence[PlannedRequest], stop_s: float | None = None
 ) -> Session:
     endpoint = subject.endpoint
     schema = endpoint.make_schema()
@@ -141,7 +141,7 @@ def _require_success(records: Sequence[Record]) -> None:
         raise WarmUpError(f"every warm-up request failed, the first with: {records[0].error}")
 
 
-def _bar(session: Session, name: str, workload: str, plan: Plan) -> tqdm:
+def _bar(session: Session, name: str, workload: str, plan: RequestPlan) -> tqdm:
     """Return a progress bar that advances with the session's records."""
     total = len(plan.requests) if plan.stop_s is None else None
     title = f"{workload}, {name}"
@@ -156,6 +156,6 @@ def _bar(session: Session, name: str, workload: str, plan: Plan) -> tqdm:
     return bar
 
 
-def _rate(requests: Sequence[Request]) -> float | None:
+def _rate(requests: Sequence[PlannedRequest]) -> float | None:
     last = requests[-1].due_s
     return len(requests) / last if last else None

@@ -6,8 +6,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from loadtest.load.plan import Load
 from loadtest.load.request import Words
+from loadtest.load.request_plan import Load
 from loadtest.load.workloads import Workload
 from loadtest.study.compare import with_limit
 from loadtest.study.measure import measure

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.fleets.__main__ import main
 from benchmarks.fleets.capacity import ROUTINGS, BySession, Service, sustained_rate
-from benchmarks.fleets.study import Row, table
+from benchmarks.fleets.study import FleetRow, table
 from benchmarks.load.lengths import Lengths
 from benchmarks.simulate.cost import GPUS, MODELS, Hardware
 from benchmarks.simulate.fleet import Fleet
@@ -105,8 +105,8 @@ def test_a_session_stays_at_its_machine_under_any_load():
 
 def test_the_table_has_rates_and_requests_per_dollar():
     rows = [
-        Row("a10g", 1, 2.0, "round-robin", (1.0, 3.0)),
-        Row("a10g", 1000, 2000.0, "round-robin", (4000.0,)),
+        FleetRow("a10g", 1, 2.0, "round-robin", (1.0, 3.0)),
+        FleetRow("a10g", 1000, 2000.0, "round-robin", (4000.0,)),
     ]
     assert table(rows)[2:] == [
         "| a10g | 1 | 2.00 | 2 (1 to 3) | 3,600 |",

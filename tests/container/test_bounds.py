@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 import container.apis
+from container.apis.anthropic.schema import MESSAGES_FIELDS
 from container.apis.chat.schema import CHAT_FIELDS
 from container.apis.completions.schema import COMPLETION_FIELDS
 from container.apis.embeddings import EMBEDDING_FIELDS
-from container.apis.messages.schema import MESSAGES_FIELDS
 from container.apis.responses.schema import RESPONSES_FIELDS
 from container.apis.tasks.rerank import RERANK_FIELDS
 from container.apis.text.schema import PARAMETERS, TEXT_FIELDS

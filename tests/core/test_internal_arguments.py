@@ -12,15 +12,15 @@ from tests.container.processes import ROOT
 
 MODULES = {
     "container.apis.generation.formatters": "`longshore serve` starts it.",
-    "container.batch.child": "`longshore batch` starts it.",
+    "container.batch.serve_batch": "`longshore batch` starts it.",
     "container.front_end.start": "`longshore serve` starts it.",
     "container.hooks.load": "`longshore serve` starts it.",
     "container.isolation.process": "An HTTP worker starts it.",
-    "container.multi_model.child": "The process that has the port starts it.",
+    "container.multi_model.serve_model": "The process that has the port starts it.",
     "engine": "`longshore serve` starts it.",
     "engine.follow": "Rank 0 or a fleet starts it.",
     "engine.vision.reader": "An HTTP worker starts it.",
-    "deploy.fleet.child": "A fleet's actors on that node start it.",
+    "deploy.fleet.node_process": "A fleet's actors on that node start it.",
 }
 """Each module, with its sentence about who starts it."""
 FORMS = ("join PARENT:int SHARE:float", "--from ADDRESS", "add SIZE:int PATH...")

@@ -40,14 +40,14 @@ def test_a_child_lives_only_if_its_parent_does() -> None:
     "command",
     [
         ("-c", WORKER, NOBODY),
-        ("-m", "container.batch.child", NOBODY, "", "", "socket", "1", "[]"),
+        ("-m", "container.batch.serve_batch", NOBODY, "", "", "socket", "1", "[]"),
         ("-m", "container.front_end.start", NOBODY, "launch"),
         ("-m", "container.isolation.process", NOBODY),
-        ("-m", "container.multi_model.child", NOBODY, "url", "name", "socket", "0", "{}"),
+        ("-m", "container.multi_model.serve_model", NOBODY, "url", "name", "socket", "0", "{}"),
         ("-m", "engine", NOBODY, "launch", "0"),
         ("-m", "engine.follow", "localhost:1", "1", "model", "--parent", NOBODY),
         ("-m", "engine.vision.reader", NOBODY),
-        ("-m", "deploy.fleet.child", "follow", NOBODY, "properties", "1", "2", "localhost:1", "1"),
+        ("-m", "deploy.fleet.node_process", "follow", NOBODY, "file", "1", "2", "localhost:1", "1"),
     ],
     ids=lambda command: command[1] if command[0] == "-m" else "worker",
 )

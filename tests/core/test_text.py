@@ -10,7 +10,7 @@ from tokenizers import models, pre_tokenizers, processors
 
 from core.errors import ConfigurationError
 from core.sampling import Finish, SamplingParams, TopLogprobs
-from core.text.answer import Answer
+from core.text.answer import AnswerText
 from core.text.bad_words import with_bad_word_ids
 from core.text.detokenizer import Detokenizer
 from core.text.stopping import StopStrings
@@ -150,7 +150,7 @@ def push_all(answer, ids, finish):
 @pytest.mark.parametrize("finish", [Finish.EOS, Finish.LENGTH])
 def test_held_back_text_is_released_at_the_end(byte_level, finish):
     ids = byte_level.encode("to be 🙂")[:-1]
-    answer = Answer(SamplingParams(stop="be not"), byte_level)
+    answer = AnswerText(SamplingParams(stop="be not"), byte_level)
     assert push_all(answer, ids, finish) == len(ids)
     assert answer.text == byte_level.decode(ids)
     assert answer.finish == finish
@@ -158,7 +158,7 @@ def test_held_back_text_is_released_at_the_end(byte_level, finish):
 
 def test_an_answer_ends_at_its_stop_string(byte_level):
     ids = byte_level.encode("to be or not to be")
-    answer = Answer(SamplingParams(stop="or n"), byte_level)
+    answer = AnswerText(SamplingParams(stop="or n"), byte_level)
     assert push_all(answer, ids, Finish.LENGTH) < len(ids)
     assert answer.text == "to be "
     assert answer.finish == Finish.STOP
@@ -168,7 +168,7 @@ def test_an_answer_ends_at_its_stop_string(byte_level):
 def test_a_stop_string_may_be_included(byte_level):
     ids = byte_level.encode("to be or not to be")
     params = SamplingParams(stop="or n", include_stop_str_in_output=True)
-    answer = Answer(params, byte_level)
+    answer = AnswerText(params, byte_level)
     push_all(answer, ids, Finish.LENGTH)
     assert answer.text == "to be or n"
     assert answer.finish == Finish.STOP
@@ -192,13 +192,13 @@ def test_stop_strings_in_exempt_text_are_ignored(text, stop, size):
 def test_min_tokens_applies_to_stop_strings(byte_level):
     ids = byte_level.encode("to be or to be")
     first = len(byte_level.encode("to be"))
-    answer = Answer(SamplingParams(stop="be", min_tokens=first, max_tokens=99), byte_level)
+    answer = AnswerText(SamplingParams(stop="be", min_tokens=first, max_tokens=99), byte_level)
     push_all(answer, ids, Finish.LENGTH)
     assert answer.text == "to be or to "
 
 
 def test_top_logprobs_stay_with_their_tokens(byte_level):
-    answer, top = Answer(SamplingParams(), byte_level), TopLogprobs(-1.0, 1, (5,), (-1.0,))
+    answer, top = AnswerText(SamplingParams(), byte_level), TopLogprobs(-1.0, 1, (5,), (-1.0,))
     answer.push([5, 6], [-1.0, -2.0], top_logprobs=[top, top])
     answer.push([7], [-1.0])
     assert [token.top_logprobs for token in answer.tokens] == [top, top, None]
@@ -227,7 +227,7 @@ def spaced(tmp_path_factory):
     ],
 )
 def test_special_tokens_and_the_spaces_between_them(spaced, params, text):
-    answer = Answer(SamplingParams(**params), spaced)
+    answer = AnswerText(SamplingParams(**params), spaced)
     push_all(answer, [0, 2, 3, 3, 1, 2, 0], Finish.LENGTH)
     assert answer.text == text
 

@@ -16,7 +16,7 @@ import psutil
 from tqdm import tqdm
 
 from tests.harm.neighbours import PING_INTERVAL_S, Attempt, Neighbour, ping, stop_all, stream
-from tests.harm.rows import CLOSED, HELD, Row, send
+from tests.harm.rows import CLOSED, HELD, Attack, send
 
 WARM_UP_S = 2.0
 ALONE_S = 3.0
@@ -84,7 +84,7 @@ class Harm:
         """End the ordinary clients."""
         stop_all((self._ping, *self._streams))
 
-    def measure(self, row: Row) -> Outcome:
+    def measure(self, row: Attack) -> Outcome:
         """Send a row and return its effects."""
         payload = row.make()
         before = self._running()
@@ -110,7 +110,7 @@ class Harm:
 
     def _broken(
         self,
-        row: Row,
+        row: Attack,
         status: str,
         pings: Sequence[Attempt],
         attempts: Sequence[Attempt],
@@ -157,7 +157,7 @@ def _is_expendable(process: psutil.Process) -> bool:
         return True  # it has ended
 
 
-def measure_all(harm: Harm, rows: Sequence[Row]) -> list[Outcome]:
+def measure_all(harm: Harm, rows: Sequence[Attack]) -> list[Outcome]:
     """Send every row, with a progress bar."""
     outcomes: list[Outcome] = []
     with tqdm(rows, desc="harm", unit="row", disable=None) as bar:

@@ -19,7 +19,7 @@ READ_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Attack:
     """A hostile request, as the bytes that its client sends."""
 
     name: str
@@ -123,37 +123,37 @@ def _chat(count: int) -> bytes:
 
 
 MIB = 2**20
-ROWS: tuple[Row, ...] = (
-    Row("csv, 24 MB", lambda: _csv(b"a,b,c\n" * (4 * MIB))),
-    Row("csv with quotes, 24 MB", lambda: _csv(b'"a""b"\n' * (24 * MIB // 7))),
-    Row("chunked, 2 M chunks of one byte",
+ROWS: tuple[Attack, ...] = (
+    Attack("csv, 24 MB", lambda: _csv(b"a,b,c\n" * (4 * MIB))),
+    Attack("csv with quotes, 24 MB", lambda: _csv(b'"a""b"\n' * (24 * MIB // 7))),
+    Attack("chunked, 2 M chunks of one byte",
         lambda: _chunked(b"1\r\n \r\n" * 2_000_000 + b"0\r\n\r\n")),
-    Row("nested JSON lists, 24 MB",
+    Attack("nested JSON lists, 24 MB",
         lambda: _post("/invocations", b'{"inputs":[' + b"[[[]]]," * (24 * MIB // 7) + b"[]]}")),
-    Row("10 M prompt token ids", lambda: _complete(prompt=[1] * 10_000_000)),
-    Row("detokenize 8 M ids", lambda: _detokenize([1] * 8_000_000)),
-    Row("bad_words, 1 M", lambda: _generate(bad_words=["ab"] * 1_000_000)),
-    Row("bad_words, 3 M", lambda: _generate(bad_words=["ab"] * 3_000_000)),
-    Row("logit_bias, 1.5 M",
+    Attack("10 M prompt token ids", lambda: _complete(prompt=[1] * 10_000_000)),
+    Attack("detokenize 8 M ids", lambda: _detokenize([1] * 8_000_000)),
+    Attack("bad_words, 1 M", lambda: _generate(bad_words=["ab"] * 1_000_000)),
+    Attack("bad_words, 3 M", lambda: _generate(bad_words=["ab"] * 3_000_000)),
+    Attack("logit_bias, 1.5 M",
         lambda: _generate(logit_bias=dict.fromkeys(map(str, range(1_500_000)), 1))),
-    Row("stop_token_ids, 8 M", lambda: _generate(stop_token_ids=[1] * 8_000_000)),
-    Row("allowed_token_ids, 8 M", lambda: _generate(allowed_token_ids=[1] * 8_000_000)),
-    Row("text, 20 MB", lambda: _generate("a word " * (20 * MIB // 7))),
-    Row("text, 20 MB, truncate", lambda: _generate("a word " * (20 * MIB // 7), truncate=8)),
-    Row("regex, alternation of 1 MB",
+    Attack("stop_token_ids, 8 M", lambda: _generate(stop_token_ids=[1] * 8_000_000)),
+    Attack("allowed_token_ids, 8 M", lambda: _generate(allowed_token_ids=[1] * 8_000_000)),
+    Attack("text, 20 MB", lambda: _generate("a word " * (20 * MIB // 7))),
+    Attack("text, 20 MB, truncate", lambda: _generate("a word " * (20 * MIB // 7), truncate=8)),
+    Attack("regex, alternation of 1 MB",
         lambda: _complete(guided_regex="|".join(f"x{n:06d}" for n in range(131_072)))),
-    Row("chat, 400,000 messages", lambda: _chat(400_000)),
-    Row("grammar, 20,000 rules", lambda: _rules(20_000)),
-    Row("grammar, chain of 2,500 rules", lambda: _rules(2_500)),
-    Row("schema, chain of 2,500 references", lambda: _schemas(2_500)),
-    Row("schema, chain of 1,200 references", lambda: _schemas(1_200)),
-    Row("grammar, intersection of 5,000", lambda: _intersection(5_000)),
-    Row("grammar, ambiguous",
+    Attack("chat, 400,000 messages", lambda: _chat(400_000)),
+    Attack("grammar, 20,000 rules", lambda: _rules(20_000)),
+    Attack("grammar, chain of 2,500 rules", lambda: _rules(2_500)),
+    Attack("schema, chain of 2,500 references", lambda: _schemas(2_500)),
+    Attack("schema, chain of 1,200 references", lambda: _schemas(1_200)),
+    Attack("grammar, intersection of 5,000", lambda: _intersection(5_000)),
+    Attack("grammar, ambiguous",
         lambda: _complete(guided_grammar="start: s\ns: s s s | s s | /[a-z ]/",
                           max_tokens=200, ignore_eos=True)),
-    Row("bad chunk size", lambda: _chunked(b"zz\r\na\r\n0\r\n\r\n")),
-    Row("negative chunk size", lambda: _chunked(b"-5\r\na\r\n0\r\n\r\n")),
-    Row("TLS hello", lambda: TLS_HELLO, needs_response=False),
-    Row("chunk announced, never sent", lambda: _chunked(b"ffff\r\nabc"), needs_response=False),
+    Attack("bad chunk size", lambda: _chunked(b"zz\r\na\r\n0\r\n\r\n")),
+    Attack("negative chunk size", lambda: _chunked(b"-5\r\na\r\n0\r\n\r\n")),
+    Attack("TLS hello", lambda: TLS_HELLO, needs_response=False),
+    Attack("chunk announced, never sent", lambda: _chunked(b"ffff\r\nabc"), needs_response=False),
 )  # fmt: skip
 """In the order in which `harm` sends them."""

@@ -12,8 +12,8 @@ import pytest
 
 from core.configuration.options import Options
 from core.configuration.sizing import DEFAULT_BATCH_SIZE
-from loadtest.load.plan import Load, make_plan, most_sequences
 from loadtest.load.request import Words
+from loadtest.load.request_plan import Load, make_plan, most_sequences
 from loadtest.load.workloads import WORKLOADS
 from loadtest.study.compare import Comparison, announced, for_trial, turns
 from loadtest.study.results import Run

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from loadtest.load.record import Record, Timings
-from loadtest.load.request import COMMON, Request, Shape
+from loadtest.load.request import COMMON, PlannedRequest, Shape
 from loadtest.load.session import Session
 from loadtest.servers.clients.schema import LmiSchema, OpenAISchema
 from loadtest.servers.clients.transport import split_lines
@@ -17,11 +17,11 @@ from loadtest.servers.endpoint import Endpoint
 from tests.loadtest.stub import Stub, lmi, openai, serving
 
 
-def ask(answer: int = 3, **changes: Any) -> Request:
-    return Request(5, Shape(2, answer, **changes), "the and", None, seed=9)
+def ask(answer: int = 3, **changes: Any) -> PlannedRequest:
+    return PlannedRequest(5, Shape(2, answer, **changes), "the and", None, seed=9)
 
 
-def send(stub: Stub, what: Request, schema: str = "lmi") -> tuple[Record, Session]:
+def send(stub: Stub, what: PlannedRequest, schema: str = "lmi") -> tuple[Record, Session]:
     endpoint = Endpoint(url=stub.url, schema=schema, timeout_s=60)
     session = Session([what], endpoint.connect, endpoint.make_schema())
     transport = session.connect()

@@ -16,9 +16,9 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from benchmarks.load.journal import Journal, RequestRecord
-from benchmarks.load.workload import Request
+from benchmarks.load.workload import WorkloadRequest
 
-Serve = Callable[[Iterable[Request], float], Journal]
+Serve = Callable[[Iterable[WorkloadRequest], float], Journal]
 """Serves requests for at most the given number of seconds."""
 POLL_SECONDS = 0.1
 
@@ -34,7 +34,7 @@ def padded_batches(
     """
     model.generation_config = _greedy()
 
-    def serve(requests: Iterable[Request], seconds: float) -> Journal:
+    def serve(requests: Iterable[WorkloadRequest], seconds: float) -> Journal:
         stream, begin = iter(requests), clock()
         journal, longest = Journal(begin, begin), 0.0
         while batch := list(islice(stream, clients)):
@@ -49,7 +49,7 @@ def padded_batches(
 
 
 def _run_batch(
-    model: Any, batch: list[Request], journal: Journal, clock: Callable[[], float]
+    model: Any, batch: list[WorkloadRequest], journal: Journal, clock: Callable[[], float]
 ) -> None:
     begin, config = journal.end, _greedy()
     longest = max(len(request.prompt) for request in batch)
@@ -108,7 +108,7 @@ class ManagerLoop:
         self._clock = clock
         self._records: dict[str, RequestRecord] = {}
 
-    def run(self, requests: Iterable[Request], seconds: float) -> Journal:
+    def run(self, requests: Iterable[WorkloadRequest], seconds: float) -> Journal:
         stream, begin = iter(requests), self._clock()
         journal = Journal(begin, begin)
         for request in islice(stream, self._clients):
@@ -126,7 +126,7 @@ class ManagerLoop:
             self._manager.cancel_request(request_id)
         return journal
 
-    def _submit(self, request: Request, journal: Journal) -> None:
+    def _submit(self, request: WorkloadRequest, journal: Journal) -> None:
         record = RequestRecord(request, self._clock())
         journal.records.append(record)
         request_id = self._manager.add_request(

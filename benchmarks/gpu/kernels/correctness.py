@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.inputs import Lengths, PagedInputs, Shape, make_inputs, ragged, random_cache
+from benchmarks.gpu.paged_inputs import (
+    Lengths,
+    PagedInputs,
+    Shape,
+    make_inputs,
+    ragged,
+    random_cache,
+)
 from kernels.attention.paged_decode import paged_decode
 from kernels.attention.paged_prefill import paged_prefill, prefill_work
 from kernels.attention.prefill_work import PrefillWork

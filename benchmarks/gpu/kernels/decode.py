@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.inputs import (
+from benchmarks.gpu.kernels import peers
+from benchmarks.gpu.paged_inputs import (
     DRY_SHAPES,
     SHAPES,
     Lengths,
@@ -17,7 +18,6 @@ from benchmarks.gpu.inputs import (
     make_inputs,
     ragged,
 )
-from benchmarks.gpu.kernels import peers
 from kernels.attention.paged_decode import paged_decode, wanted_splits
 from kernels.attention.split_results import scratch_numel
 from kernels.attention.work_list import make_work_list

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.inputs import DRY_SHAPES, SHAPES, Shape, random_cache
+from benchmarks.gpu.paged_inputs import DRY_SHAPES, SHAPES, Shape, random_cache
 from kernels.cache import torch_cache
 from kernels.cache.rotary_cache_write import rotary_write_kv
 from kernels.elementwise import torch_elementwise

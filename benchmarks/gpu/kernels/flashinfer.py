@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.inputs import SHAPES, Lengths, make_inputs
 from benchmarks.gpu.kernels import peers
+from benchmarks.gpu.paged_inputs import SHAPES, Lengths, make_inputs
 
 
 def run(bench: Bench) -> None:

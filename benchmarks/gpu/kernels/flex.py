@@ -14,9 +14,9 @@ from torch.nn.attention.experimental._paged_attention import PagedAttention
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.inputs import DRY_SHAPES, SHAPES, Lengths, Shape, make_inputs
 from benchmarks.gpu.kernels.decode import decode_calls
 from benchmarks.gpu.kernels.prefill import prefill_calls, prompts
+from benchmarks.gpu.paged_inputs import DRY_SHAPES, SHAPES, Lengths, Shape, make_inputs
 
 PAGE_SIZE = 128
 

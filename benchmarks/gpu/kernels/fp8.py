@@ -7,8 +7,8 @@ from functools import partial
 import torch
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.inputs import DRY_SHAPES, SHAPES, Lengths, Shape, make_inputs
 from benchmarks.gpu.kernels.decode import decode_calls
+from benchmarks.gpu.paged_inputs import DRY_SHAPES, SHAPES, Lengths, Shape, make_inputs
 
 
 def run(bench: Bench) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.inputs import DRY_SHAPES, SHAPES, Shape, random_cache
+from benchmarks.gpu.paged_inputs import DRY_SHAPES, SHAPES, Shape, random_cache
 from kernels.cache.block_copy import copy_blocks
 from kernels.cache.cache_table import cache_table
 from kernels.cache.cache_write import write_kv

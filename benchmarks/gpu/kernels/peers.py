@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.gpu.inputs import PagedInputs, Shape
+from benchmarks.gpu.paged_inputs import PagedInputs, Shape
 
 Calls = list[Callable[[], Any]]
 WORKSPACE_BYTES = 128 * 2**20

@@ -9,7 +9,8 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.inputs import (
+from benchmarks.gpu.kernels import peers
+from benchmarks.gpu.paged_inputs import (
     DRY_SHAPES,
     SHAPES,
     Lengths,
@@ -18,7 +19,6 @@ from benchmarks.gpu.inputs import (
     make_inputs,
     ragged,
 )
-from benchmarks.gpu.kernels import peers
 from kernels.attention.paged_prefill import paged_prefill, prefill_work, wanted_splits
 from kernels.attention.prefill_work import PrefillWork
 from kernels.attention.split_results import scratch_numel

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.inputs import DRY_SHAPES, SHAPES, Lengths, PagedInputs, Shape, make_inputs
 from benchmarks.gpu.kernels.decode import decode_calls
 from benchmarks.gpu.kernels.prefill import prefill_calls, prompts
 from benchmarks.gpu.occupancy import using, with_programs
+from benchmarks.gpu.paged_inputs import DRY_SHAPES, SHAPES, Lengths, PagedInputs, Shape, make_inputs
 from kernels.configurations import (
     TABLE,
     AttentionConfiguration,

@@ -20,7 +20,7 @@ HEAD = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class StrategyRow:
     """The rounds of one strategy under one workload. Figures are medians."""
 
     workload: str
@@ -75,16 +75,16 @@ def _read(folder: Path) -> list[MeasuredRun]:
     return runs
 
 
-def _rows(runs: Sequence[MeasuredRun], step_time: StepTime) -> list[Row]:
+def _rows(runs: Sequence[MeasuredRun], step_time: StepTime) -> list[StrategyRow]:
     rounds: dict[tuple[str, str], list[MeasuredRun]] = {}
     for run in runs:
         rounds.setdefault((run.workload, run.name), []).append(run)
     return [_row(group, step_time) for group in rounds.values()]
 
 
-def _row(runs: Sequence[MeasuredRun], step_time: StepTime) -> Row:
+def _row(runs: Sequence[MeasuredRun], step_time: StepTime) -> StrategyRow:
     predictions = [Replay(run, step_time).predict() for run in runs]
-    return Row(
+    return StrategyRow(
         workload=runs[0].workload,
         strategy=runs[0].name,
         measured=median(run.requests_per_s for run in runs),
@@ -94,7 +94,7 @@ def _row(runs: Sequence[MeasuredRun], step_time: StepTime) -> Row:
     )
 
 
-def _table(rows: Sequence[Row]) -> list[str]:
+def _table(rows: Sequence[StrategyRow]) -> list[str]:
     cells = [
         [
             row.workload, row.strategy, f"{row.measured:.3g}", f"{row.predicted:.3g}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from container.apis.chat.message import Message
+from container.apis.chat.message import ChoiceMessage
 from container.apis.chat.response import ChatResponse
 from container.apis.chat.schema import read_chat_request
 from container.apis.chat.turn import Assistant
@@ -34,7 +34,7 @@ class ChatApi:
             Envelope(id, int(time.time()), started.model),
             self._service.prompting.tokenizer,
             [
-                Message(
+                ChoiceMessage(
                     parser,
                     f"{id} {index}",
                     uses_functions=request.uses_functions,

@@ -11,7 +11,7 @@ from core.text.reasoning.base import Reasoning
 from core.text.tools.base import ToolCall, call_id
 
 
-class Message:
+class ChoiceMessage:
     """Formats a choice's reasoning, content and tool calls as they arrive."""
 
     def __init__(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from container.apis.chat.message import Message
+from container.apis.chat.message import ChoiceMessage
 from container.apis.chat.schema import ChatRequest
 from container.apis.generation.generation import Generation
 from container.apis.generation.logprobs import chat_logprobs, prompt_logprobs
 from container.apis.generation.response import Record
 from container.apis.openai import Envelope, finish_reason, usage
 from container.http.failures import Failure
-from core.text.answer import Answer, TokenText
+from core.text.answer import AnswerText, TokenText
 from core.text.answers import Delta
 from core.text.tokenizer import Tokenizer
 
@@ -31,7 +31,7 @@ class ChatResponse:
         request: ChatRequest,
         envelope: Envelope,
         tokenizer: Tokenizer,
-        messages: Sequence[Message],
+        messages: Sequence[ChoiceMessage],
     ) -> None:
         """messages: one per choice."""
         self._generation = generation
@@ -104,7 +104,7 @@ class ChatResponse:
         chunks = [self._chunk(delta.index, part) for part in parts[:-1]]
         return chunks + [self._chunk(delta.index, part, delta.tokens) for part in parts[-1:]]
 
-    def _end(self, index: int, answer: Answer) -> Record:
+    def _end(self, index: int, answer: AnswerText) -> Record:
         """Return the fields that say why an answer has ended.
 
         A call to a function that the request names ends with `stop`, as in OpenAI's API.

@@ -19,7 +19,7 @@ from container.apis.openai import Envelope, finish_reason, usage
 from container.http.failures import Failure
 from container.http.off_loop import in_thread_if_long
 from core.sampling import Finish
-from core.text.answer import Answer, TokenText
+from core.text.answer import AnswerText, TokenText
 from core.text.tokenizer import Tokenizer
 
 
@@ -101,7 +101,7 @@ class CompletionsResponse:
             yield records
 
     def _full_choice(
-        self, prompt: int, index: int, answer: Answer, echoed: Sequence[ScoredToken]
+        self, prompt: int, index: int, answer: AnswerText, echoed: Sequence[ScoredToken]
     ) -> Record:
         echo, generation = self._echoes[prompt], self._generations[prompt]
         tokens = self._returned(answer.tokens)
@@ -124,7 +124,7 @@ class CompletionsResponse:
         """Return the answer's tokens; none if the request wants only the prompt."""
         return [] if self._request.only_echo else tokens
 
-    def _end(self, answer: Answer) -> Record:
+    def _end(self, answer: AnswerText) -> Record:
         """Return the fields that say why an answer has ended."""
         if self._request.only_echo:
             return {"finish_reason": finish_reason(Finish.LENGTH), "stop_reason": None}

@@ -20,7 +20,7 @@ import msgspec
 from core.errors import ConfigurationError, GenerationError, LongshoreError, RequestError
 from core.process.internal_arguments import internal_arguments
 from core.process.user_code import exit_code_of_check, run_file, start_error
-from core.text.chat_template import ChatTemplate, Message
+from core.text.chat_template import ChatMessage, ChatTemplate
 from core.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class FormatterTokenizer:
 
     def apply_chat_template(
         self,
-        conversation: Sequence[Message],
+        conversation: Sequence[ChatMessage],
         tokenize: bool = True,
         add_generation_prompt: bool = False,
     ) -> str | list[int]:

@@ -13,7 +13,7 @@ from core.output import Output
 from core.protocol.messages import AbortReason
 from core.protocol.stats import Timing
 from core.sampling import TopLogprobs
-from core.text.answer import Answer
+from core.text.answer import AnswerText
 from core.text.answers import Answers, Delta
 
 
@@ -49,7 +49,7 @@ class Generation:
         self._record = record
 
     @property
-    def answers(self) -> Sequence[Answer]:
+    def answers(self) -> Sequence[AnswerText]:
         """The answers to return, as far as they are generated."""
         return self._answers.returned
 

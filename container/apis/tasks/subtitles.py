@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.protocol.task_bodies import Span
+from core.protocol.task_bodies import Passage
 
 
-def as_srt(spans: Sequence[Span]) -> str:
+def as_srt(spans: Sequence[Passage]) -> str:
     """Return a SubRip file with a cue for each span."""
     cues = [
         f"{number}\n{_time(span.start, ',')} --> {_time(span.end, ',')}\n{_line(span)}\n"
@@ -16,7 +16,7 @@ def as_srt(spans: Sequence[Span]) -> str:
     return "\n".join(cues)
 
 
-def as_vtt(spans: Sequence[Span]) -> str:
+def as_vtt(spans: Sequence[Passage]) -> str:
     """Return a WebVTT file with a cue for each span."""
     cues = [
         f"{_time(span.start, '.')} --> {_time(span.end, '.')}\n{_line(span)}\n" for span in spans
@@ -24,7 +24,7 @@ def as_vtt(spans: Sequence[Span]) -> str:
     return "\n".join(["WEBVTT\n", *cues])
 
 
-def _line(span: Span) -> str:
+def _line(span: Passage) -> str:
     """Return the text on one line. An empty line would end the cue, and `-->` would begin one."""
     return " ".join(span.text.split()).replace("-->", "->")
 

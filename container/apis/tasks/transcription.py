@@ -23,7 +23,13 @@ from container.schema.kinds import ANYTHING, BOOLEAN, STRING, STRINGS, Kind, num
 from core.configuration.pipeline_tasks import SPEECH_RECOGNITION
 from core.configuration.task import Task
 from core.errors import RequestError
-from core.protocol.task_bodies import TRANSCRIPTION, PipelineBody, Span, Transcript, Transcription
+from core.protocol.task_bodies import (
+    TRANSCRIPTION,
+    Passage,
+    PipelineBody,
+    Transcript,
+    Transcription,
+)
 
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 GRANULARITIES = ("segment", "word")
@@ -180,5 +186,5 @@ def _details(transcript: Transcript) -> dict[str, object]:
     return details
 
 
-def _times(span: Span) -> dict[str, float]:
+def _times(span: Passage) -> dict[str, float]:
     return {"start": span.start, "end": span.end}

@@ -15,7 +15,7 @@ from container.apis.text.schema import TextRequest
 from container.http.failures import Failure
 from core.configuration.options import Options
 from core.sampling import Finish
-from core.text.answer import Answer, TokenText
+from core.text.answer import AnswerText, TokenText
 from core.text.tokenizer import Tokenizer
 
 Form = Literal["rolling", "async", "tgi", "generate"]
@@ -133,7 +133,7 @@ class TextResponse:
     def abort(self) -> None:
         self._generation.abort()
 
-    def _text(self, answer: Answer) -> Record:
+    def _text(self, answer: AnswerText) -> Record:
         prompt = self._inputs if self._request.return_full_text else ""
         return {"generated_text": prompt + answer.text}
 
@@ -145,7 +145,7 @@ class TextResponse:
         end = self._text(self._generation.answers[0])
         return {**end, "details": self._details(finish)} if self._request.details else end
 
-    def _sequence_record(self, answer: Answer) -> Record:
+    def _sequence_record(self, answer: AnswerText) -> Record:
         sequence = {**self._text(answer), **self._finish(answer, answer.finish)}
         if not self._style.is_rolling:
             sequence |= {"seed": None, "prefill": []}
@@ -163,10 +163,10 @@ class TextResponse:
             details["timings"] = msgspec.structs.asdict(timing)
         return details
 
-    def _finish(self, answer: Answer, finish: Finish | None) -> Record:
+    def _finish(self, answer: AnswerText, finish: Finish | None) -> Record:
         return {"finish_reason": finish, "generated_tokens": len(answer.tokens)}
 
-    def _tokens(self, answer: Answer) -> Record:
+    def _tokens(self, answer: AnswerText) -> Record:
         tokens: Record = {"tokens": [self._token(token) for token in answer.tokens]}
         if self._request.top_n_tokens is not None:
             tokens["top_tokens"] = [self._top(token) for token in answer.tokens]

@@ -12,7 +12,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from deploy.fleet.front.gateway import Gateway, Parts, Replicas
-from deploy.fleet.http_message import Head, ReplicaLostError, Request
+from deploy.fleet.http_message import Head, HttpRequest, ReplicaLostError
 
 METRICS_TIMEOUT_S = 2.0
 """How long to wait for a replica's metrics. Slower replicas are left out."""
@@ -31,7 +31,7 @@ class Front:
         replicas = Replicas(self._exchange_with_replica, self._fetch_from_all)
         return Gateway(replicas, self._max_body_bytes)
 
-    async def _exchange_with_replica(self, request: Request) -> Parts:
+    async def _exchange_with_replica(self, request: HttpRequest) -> Parts:
         parts = self._exchange.remote(request)
         try:
             async for part in parts:
@@ -42,7 +42,7 @@ class Front:
             parts.cancel()
             raise
 
-    async def _fetch_from_all(self, request: Request) -> Sequence[tuple[str, Head, bytes]]:
+    async def _fetch_from_all(self, request: HttpRequest) -> Sequence[tuple[str, Head, bytes]]:
         try:
             answers = await self._replicas.broadcast(
                 "fetch", request, METRICS_TIMEOUT_S

@@ -21,16 +21,16 @@ from deploy.fleet.http_message import (
     HOP_BY_HOP_BYTES,
     Head,
     Headers,
+    HttpRequest,
     ReplicaLostError,
-    Request,
     without,
 )
 
 logger = logging.getLogger(__name__)
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+AsgiMessage = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[AsgiMessage]]
+Send = Callable[[AsgiMessage], Awaitable[None]]
 Parts = AsyncGenerator[Head | bytes]
 
 RETRY_DELAYS_S = (0.1, 0.2, 0.4, 0.8)
@@ -50,12 +50,12 @@ class ClientGoneError(Exception):
 class Replicas:
     """The calls that a gateway makes to replicas."""
 
-    exchange: Callable[[Request], Parts]
+    exchange: Callable[[HttpRequest], Parts]
     """Send a request to a replica; yield the head and the body's pieces as they come.
 
     Raises ReplicaLostError.
     """
-    fetch_from_all: Callable[[Request], Awaitable[Sequence[tuple[str, Head, bytes]]]]
+    fetch_from_all: Callable[[HttpRequest], Awaitable[Sequence[tuple[str, Head, bytes]]]]
     """Send a request to all replicas; return the name and the response of those that answer."""
 
 
@@ -76,7 +76,7 @@ class Gateway:
         self._replicas = replicas
         self._max_body_bytes = max_body_bytes
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiMessage, receive: Receive, send: Send) -> None:
         """Answer a request, or start and stop with the server (ASGI 3)."""
         if scope["type"] == "lifespan":
             await _run_lifespan(receive, send)
@@ -113,7 +113,7 @@ class Gateway:
                 task.cancel()
             await asyncio.gather(answering, listening, return_exceptions=True)
 
-    async def _answer(self, request: Request, send: Send) -> None:
+    async def _answer(self, request: HttpRequest, send: Send) -> None:
         try:
             if (request.method, request.path) == ("GET", "/metrics"):
                 await self._answer_metrics(request, send)
@@ -126,14 +126,14 @@ class Gateway:
         except _UnansweredError as error:
             await _fail(request, Failure(503, str(error)), send)
 
-    async def _answer_ping(self, request: Request, send: Send) -> None:
+    async def _answer_ping(self, request: HttpRequest, send: Send) -> None:
         try:
             response = await asyncio.wait_for(self._open(request), PING_TIMEOUT_S)
         except TimeoutError:
             raise _UnansweredError("no replica is ready") from None
         await self._relay(response, send)
 
-    async def _answer_metrics(self, request: Request, send: Send) -> None:
+    async def _answer_metrics(self, request: HttpRequest, send: Send) -> None:
         """Answer with the metrics of all replicas or, if all refuse, with a refusal such as 401."""
         answers = await self._replicas.fetch_from_all(request)
         if not answers:
@@ -147,7 +147,7 @@ class Gateway:
         headers = (*without(head.headers, frozenset((b"content-length",))), length)
         await _send_whole(Head(head.status, headers), body, send)
 
-    async def _open(self, request: Request) -> _Response:
+    async def _open(self, request: HttpRequest) -> _Response:
         """Return a response that has begun.
 
         The client has received nothing yet. So if the replica ends, the request is tried again:
@@ -196,7 +196,7 @@ _ADAPTERS_REFUSAL = (
 )
 
 
-def _changes_one_container(request: Request) -> bool:
+def _changes_one_container(request: HttpRequest) -> bool:
     """Return whether this request would change the container that receives it, and no other."""
     if request.method in ("GET", "HEAD", "OPTIONS"):
         return False
@@ -210,11 +210,11 @@ def _changes_adapters(path: str) -> bool:
     return "adapters" in segments or segments[-1].endswith("load_lora_adapter")
 
 
-def _request(scope: Message, body: bytes) -> Request:
+def _request(scope: AsgiMessage, body: bytes) -> HttpRequest:
     path = scope.get("raw_path") or quote(scope["path"]).encode()
     query = scope.get("query_string", b"")
     headers = without(tuple(tuple(header) for header in scope["headers"]), HOP_BY_HOP_BYTES)
-    return Request(
+    return HttpRequest(
         scope["method"], path + (b"?" + query if query else b""), _with_id(headers), body
     )
 
@@ -238,7 +238,7 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-async def _fail(request: Request, failure: Failure, send: Send) -> None:
+async def _fail(request: HttpRequest, failure: Failure, send: Send) -> None:
     body = msgspec.json.encode(failure_body(failure, request.path))
     headers: Headers = (
         (b"content-type", b"application/json"),

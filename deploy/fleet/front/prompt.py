@@ -11,7 +11,7 @@ import msgspec
 from container.schema.body import is_supported_type, read_body
 from core.errors import LongshoreError
 from core.routing import RoutedRequest, prefix_keys
-from deploy.fleet.http_message import Request
+from deploy.fleet.http_message import HttpRequest
 
 _SESSION = b"x-amzn-sagemaker-session-id"
 _NEW_SESSION = "NEW_SESSION"
@@ -22,7 +22,7 @@ _PROMPT = ("inputs", "prompt", "messages", "input")
 """The fields of all APIs that hold the prompt."""
 
 
-def routed_request(request: Request) -> RoutedRequest:
+def routed_request(request: HttpRequest) -> RoutedRequest:
     """Return the session and prefixes of a request. An invalid body has no prefixes.
 
     The container does all other checks.

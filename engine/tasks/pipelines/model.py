@@ -32,7 +32,7 @@ from engine.loading.model_source import ModelSource
 from engine.tasks.lengths import check_length, longest_text
 from engine.tasks.loading import load_with_head
 from engine.tasks.pipelines.answers import postprocessor
-from engine.tasks.pipelines.inputs import InputReader, Parameters
+from engine.tasks.pipelines.input_reader import InputReader, Parameters
 from engine.tasks.pipelines.parts import check_packages, load_parts
 from engine.tasks.pipelines.speech import transcribe
 from engine.tasks.pipelines.video import FramesPipeline

@@ -19,7 +19,7 @@ from engine.tasks.loading import (
     load_tokenizer,
     require,
 )
-from engine.tasks.pipelines.inputs import has_tesseract
+from engine.tasks.pipelines.input_reader import has_tesseract
 
 _TEXT_CONTENTS: tuple[Content, ...] = ("any text", "text", "table")
 _IMAGE_CONTENTS: tuple[Content, ...] = ("image", "images", "video", "messages")

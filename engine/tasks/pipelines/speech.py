@@ -13,7 +13,7 @@ import torch
 from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
 from core.errors import RequestError
-from core.protocol.task_bodies import Span, Transcript, Transcription
+from core.protocol.task_bodies import Passage, Transcript, Transcription
 from engine.tasks.pipelines.sound import Samples
 
 _INITIAL_TOKENS = 4
@@ -59,13 +59,13 @@ def _timestamps(pipeline: Any, samples: Samples, kind: str | None) -> Mapping[st
     return {"return_timestamps": True} if kind or _is_long(pipeline, samples) else {}
 
 
-def _spans(result: Mapping[str, Any], duration: float) -> list[Span]:
+def _spans(result: Mapping[str, Any], duration: float) -> list[Passage]:
     """Return the chunks of a result. A chunk that the model has not ended ends with the sound."""
-    spans: list[Span] = []
+    spans: list[Passage] = []
     for chunk in result["chunks"]:
         start, end = chunk["timestamp"]
         start = (spans[-1].end if spans else 0.0) if start is None else start
-        spans.append(Span(chunk["text"], float(start), float(duration if end is None else end)))
+        spans.append(Passage(chunk["text"], float(start), float(duration if end is None else end)))
     return spans
 
 

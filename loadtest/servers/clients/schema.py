@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import msgspec
 
 from loadtest.load.record import Attempt, Timings
-from loadtest.load.request import Request
+from loadtest.load.request import PlannedRequest
 from loadtest.servers.clients.transport import SendError
 
 DONE = b"[DONE]"
@@ -18,7 +18,7 @@ class Schema(Protocol):
 
     path: str
 
-    def body(self, request: Request) -> bytes:
+    def body(self, request: PlannedRequest) -> bytes:
         """Encode a streaming request that ignores end-of-sequence tokens.
 
         LMI requests with several samples do not stream.
@@ -38,7 +38,7 @@ class LmiSchema:
         self.path = path
         self._timings = timings
 
-    def body(self, request: Request) -> bytes:
+    def body(self, request: PlannedRequest) -> bytes:
         shape = request.shape
         parameters: dict[str, object] = {
             "max_new_tokens": shape.output_tokens,
@@ -83,7 +83,7 @@ class OpenAISchema:
         self.path = path
         self._model = model
 
-    def body(self, request: Request) -> bytes:
+    def body(self, request: PlannedRequest) -> bytes:
         shape = request.shape
         fields: dict[str, object] = {
             "model": self._model,

@@ -10,7 +10,7 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.engine import serve
 from benchmarks.load.closed_loop import ClosedLoop
 from benchmarks.load.journal import Journal, RequestRecord, percentile, spread_ms
-from benchmarks.load.workload import FULL_LOAD, Load, Request
+from benchmarks.load.workload import FULL_LOAD, Load, WorkloadRequest
 from engine.engine import Engine
 from tests.benchmarks.engine.ticking_engine import FakeClock, LateEngine, ticking_engine
 
@@ -24,7 +24,7 @@ def loop_of(batching, clients=2, kind=Engine, **changes):
 
 
 def requests(*lengths):
-    return [Request([1] * prompt, answer) for prompt, answer in lengths]
+    return [WorkloadRequest([1] * prompt, answer) for prompt, answer in lengths]
 
 
 # Requests
@@ -71,11 +71,14 @@ def test_a_spread_is_in_milliseconds():
 
 
 def test_half_an_answer_counts_as_half_a_request():
-    whole, half = RequestRecord(Request([1], 4), 10.0), RequestRecord(Request([1], 4), 12.0)
+    whole, half = (
+        RequestRecord(WorkloadRequest([1], 4), 10.0),
+        RequestRecord(WorkloadRequest([1], 4), 12.0),
+    )
     for record, times in ((whole, (11, 12, 14, 15)), (half, (13, 14))):
         for time in times:
             record.add_tokens(time, 1)
-    unheard = RequestRecord(Request([1], 4), 13.0)
+    unheard = RequestRecord(WorkloadRequest([1], 4), 13.0)
     figures = Journal(10.0, 15.0, [whole, half, unheard]).figures()
     assert (figures["requests/s"], figures["tokens/s"]) == (1.5 / 5, round(6 / 5))
     assert (figures["requests"], figures["seconds"]) == (1.5, 5.0)
@@ -84,7 +87,7 @@ def test_half_an_answer_counts_as_half_a_request():
 
 
 def test_tokens_that_arrive_together_have_no_gap():
-    record = RequestRecord(Request([1], 3), 0.0)
+    record = RequestRecord(WorkloadRequest([1], 3), 0.0)
     assert record.add_tokens(2.0, 3)
     assert list(record.gaps()) == []
     assert record.wait == 2.0

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.engine import generate
-from benchmarks.load.workload import Request
+from benchmarks.load.workload import WorkloadRequest
 from tests.benchmarks.engine.ticking_engine import FakeClock
 
 FOREVER = float("inf")
@@ -44,7 +44,7 @@ def serve_padded(clock, requests, seconds=FOREVER, clients=2):
 
 
 def test_a_batch_is_padded_on_the_left_and_run_to_the_longest_answer(clock):
-    model, journal = serve_padded(clock, [Request([7, 8, 9], 2), Request([5], 4)])
+    model, journal = serve_padded(clock, [WorkloadRequest([7, 8, 9], 2), WorkloadRequest([5], 4)])
     assert model.calls == [([[7, 8, 9], [0, 0, 5]], [[1, 1, 1], [0, 0, 1]])]
     assert [record.arrivals for record in journal.records] == [[(4.0, 2)], [(4.0, 4)]]
     assert journal.figures()["tokens/s"] == round(6 / 4)
@@ -53,14 +53,14 @@ def test_a_batch_is_padded_on_the_left_and_run_to_the_longest_answer(clock):
 
 
 def test_padding_is_held_and_not_filled(clock):
-    _, journal = serve_padded(clock, [Request([7, 8, 9], 2), Request([5], 4)])
+    _, journal = serve_padded(clock, [WorkloadRequest([7, 8, 9], 2), WorkloadRequest([5], 4)])
     assert journal.held == [6, 8, 10, 12]
     assert journal.filled == [4, 6, 8, 9]
 
 
 @pytest.mark.parametrize(("seconds", "num_batches"), [(1, 1), (7, 1), (8, 2), (12, 3), (99, 4)])
 def test_a_batch_starts_only_if_it_would_end_in_time(clock, seconds, num_batches):
-    model, journal = serve_padded(clock, [Request([1], 4)] * 7, seconds)
+    model, journal = serve_padded(clock, [WorkloadRequest([1], 4)] * 7, seconds)
     assert len(model.calls) == num_batches
     assert journal.end == 4 * num_batches
     assert journal.records[-1].submitted == 4 * (num_batches - 1)
@@ -106,7 +106,7 @@ class FakeManager:
 
 def test_a_client_sends_its_next_request_after_an_answer(clock):
     manager = FakeManager(clock)
-    journal = generate.ManagerLoop(manager, 2, clock).run([Request([1], 2)] * 5, FOREVER)
+    journal = generate.ManagerLoop(manager, 2, clock).run([WorkloadRequest([1], 2)] * 5, FOREVER)
     assert manager.most == 2
     assert [record.arrivals for record in journal.records[:3]] == [
         [(1, 1), (2, 1)], [(1, 1), (2, 1)], [(3, 1), (4, 1)],
@@ -117,7 +117,7 @@ def test_a_client_sends_its_next_request_after_an_answer(clock):
 
 def test_running_requests_are_cancelled_when_time_is_up(clock):
     manager = FakeManager(clock)
-    journal = generate.ManagerLoop(manager, 2, clock).run([Request([1], 4)] * 5, 3.0)
+    journal = generate.ManagerLoop(manager, 2, clock).run([WorkloadRequest([1], 4)] * 5, 3.0)
     assert manager.cancelled == ["req_0", "req_1"]
     assert journal.end == 3.0
 
@@ -129,4 +129,4 @@ def test_running_requests_are_cancelled_when_time_is_up(clock):
 def test_a_manager_that_fails_is_an_error(clock, settings, message):
     loop = generate.ManagerLoop(FakeManager(clock, **settings), 2, clock)
     with pytest.raises(RuntimeError, match=message):
-        loop.run([Request([1], 4)], FOREVER)
+        loop.run([WorkloadRequest([1], 4)], FOREVER)

@@ -11,8 +11,8 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.inputs import Lengths, Shape, make_inputs, ragged
 from benchmarks.gpu.kernels import peers
+from benchmarks.gpu.paged_inputs import Lengths, Shape, make_inputs, ragged
 from benchmarks.gpu.sections import SECTIONS
 from kernels import dry_run
 from kernels.cache import torch_cache

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.load.lengths import Lengths, read_timed_trace
 from benchmarks.simulate.__main__ import main
-from benchmarks.simulate.comparison import Row
+from benchmarks.simulate.comparison import SystemRow
 from benchmarks.simulate.table import table
 
 FAST = ["--duration", "10"]
@@ -114,5 +114,5 @@ def test_invalid_arguments_are_rejected(command, capsys, arguments, why):
 
 
 def test_a_system_that_sustains_no_rate_is_reported():
-    lines = table([Row("orca-max", 0.0, None)], is_knee=True)
+    lines = table([SystemRow("orca-max", 0.0, None)], is_knee=True)
     assert "| none |" in lines[-1]

@@ -12,7 +12,7 @@ import pytest
 
 from container.__main__ import main
 from container.batch.batch import BatchStoppedError, report, run_batch
-from container.batch.child import for_batch
+from container.batch.serve_batch import for_batch
 from container.configuration.resolve import load_configuration
 from core.errors import ConfigurationError
 

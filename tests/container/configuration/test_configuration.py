@@ -17,7 +17,7 @@ from container.__main__ import main
 from container.configuration.lmi import ADVICE
 from container.configuration.properties import parse_properties
 from container.configuration.report import facts_lines
-from container.models.directory import resolve_model_dir
+from container.model_files.directory import resolve_model_dir
 from core.configuration.batching import choose_batching
 from core.configuration.options import option_table
 from core.errors import ConfigurationError

@@ -15,8 +15,8 @@ import pytest
 
 from container.__main__ import main
 from container.configuration.resolve import load_configuration
-from container.models.cache import cached_directory
-from container.models.directory import (
+from container.model_files.cache import cached_directory
+from container.model_files.directory import (
     SAGEMAKER_MODEL_DIR,
     default_model_dir,
     describe_model,

@@ -10,7 +10,7 @@ import pytest
 
 from container.__main__ import main
 from container.configuration.resolve import load_configuration
-from container.multi_model.child import with_gpu_share_of_others
+from container.multi_model.serve_model import with_gpu_share_of_others
 from container.multi_model.store import store_entries
 from core.errors import ConfigurationError
 

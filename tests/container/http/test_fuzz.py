@@ -15,7 +15,7 @@ from botocore.eventstream import EventStreamBuffer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from container.apis.adapters import ADAPTER_FIELDS, read_adapter_request
+from container.apis.adapter_routes import ADAPTER_FIELDS, read_adapter_request
 from container.apis.chat.schema import CHAT_FIELDS, read_chat_request
 from container.apis.completions.schema import COMPLETION_FIELDS, read_completion_request
 from container.apis.embeddings import (

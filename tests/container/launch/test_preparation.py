@@ -11,7 +11,7 @@ import pytest
 
 from container.__main__ import main
 from container.launch.preparation import prepare
-from container.models.requirements import install_requirements_file
+from container.model_files.requirements import install_requirements_file
 from core.errors import ConfigurationError
 from tests.container.configurations import Load
 

@@ -10,7 +10,7 @@ from flask.testing import FlaskClient
 from gevent.event import Event
 
 from container.multi_model.app import create_front
-from container.multi_model.models import Models
+from container.multi_model.model_registry import ModelRegistry
 from container.security.source_roots import SourceRoots
 from tests.container.multi_model.fronts import FAKE, MakeModel, ServeModels
 
@@ -34,10 +34,10 @@ def model_dir(tmp_path: Path) -> MakeModel:
 @pytest.fixture
 def serve_models(tmp_path: Path, short_dir: Path) -> Iterator[ServeModels]:
     """Return a function that creates a client of the application. Its models stop with the test."""
-    opened: list[Models] = []
+    opened: list[ModelRegistry] = []
 
     def serve(*gpus: str, **variables: str) -> FlaskClient:
-        models = Models(short_dir, {"PYTHONPATH": ".", **variables}, FAKE, gpus=gpus)
+        models = ModelRegistry(short_dir, {"PYTHONPATH": ".", **variables}, FAKE, gpus=gpus)
         models.initial_models_loaded = True
         opened.append(models)
         sources, origin = SourceRoots([tmp_path]), variables.get("SERVING_CORS_ALLOWED_ORIGIN")

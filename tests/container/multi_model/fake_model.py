@@ -1,4 +1,4 @@
-"""A fake for container.multi_model.child. It takes the same arguments and echoes its requests.
+"""A fake for `container.multi_model.serve_model`: takes the same arguments, echoes its requests.
 
 `python -m tests.container.multi_model.fake_model PARENT URL NAME SOCKET SHARE_OF_OTHERS OVERRIDES`
 

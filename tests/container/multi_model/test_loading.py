@@ -153,7 +153,7 @@ def test_running_requests_may_finish_when_their_model_is_unloaded(
 def test_a_model_that_does_not_stop_is_killed(
     front: FlaskClient, model_dir: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("container.multi_model.models.STOP_S", 0.1)
+    monkeypatch.setattr("container.multi_model.model_registry.STOP_S", 0.1)
     load(front, "a", model_dir("a", "stays"))
     assert front.delete("/models/a").status_code == 200
 

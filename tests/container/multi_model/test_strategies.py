@@ -12,7 +12,7 @@ from container.__main__ import main
 from container.configuration.properties import Setting
 from container.configuration.resolve import load_configuration
 from container.multi_model.app import create_front
-from container.multi_model.models import Models
+from container.multi_model.model_registry import ModelRegistry
 from container.multi_model.overrides import Overrides, overrides_from_json
 from container.multi_model.strategies import Comparison, compare_strategies, read_strategies
 from container.security.api_keys import read_api_keys
@@ -126,16 +126,16 @@ def test_the_front_decides_who_sees_the_events(front: str, engine: str) -> None:
 
 
 @pytest.fixture
-def models(short_dir: Path, model_dir: MakeModel) -> Iterator[Models]:
+def models(short_dir: Path, model_dir: MakeModel) -> Iterator[ModelRegistry]:
     """The models of a comparison with one strategy, paged. The model is a fake."""
     comparison = compare("paged")
-    models = Models(short_dir, {"PYTHONPATH": "."}, FAKE, gpus=())
+    models = ModelRegistry(short_dir, {"PYTHONPATH": "."}, FAKE, gpus=())
     models.load("paged", model_dir("m"), comparison.overrides["paged"])
     yield models
     models.unload("paged")
 
 
-def front(models: Models, ui: str, gate: Gate | None = None) -> Flask:
+def front(models: ModelRegistry, ui: str, gate: Gate | None = None) -> Flask:
     return create_front(models, gate, page=Page(load_ui(ui), "compare.html"))
 
 
@@ -143,7 +143,7 @@ def load_ui(ui: str) -> Options:
     return load_configuration(None, {"OPTION_UI": ui}).options
 
 
-def test_events_are_for_the_clients_that_see_the_page(models: Models) -> None:
+def test_events_are_for_the_clients_that_see_the_page(models: ModelRegistry) -> None:
     far = {"REMOTE_ADDR": "203.0.113.9"}
     auto, everybody = front(models, "auto").test_client(), front(models, "true").test_client()
     own = ("/", "/ui/compare.js")
@@ -166,7 +166,7 @@ def test_events_are_for_the_clients_that_see_the_page(models: Models) -> None:
             assert refused.data != b"{}"
 
 
-def test_only_the_page_needs_no_key(models: Models, tmp_path: Path) -> None:
+def test_only_the_page_needs_no_key(models: ModelRegistry, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("secret-key-of-a-client-0123456789\n")
     http = front(models, "auto", Gate(read_api_keys(path))).test_client()
@@ -175,6 +175,6 @@ def test_only_the_page_needs_no_key(models: Models, tmp_path: Path) -> None:
     assert http.get("/models").status_code == 401
 
 
-def test_several_models_have_no_page(models: Models) -> None:
+def test_several_models_have_no_page(models: ModelRegistry) -> None:
     http = create_front(models).test_client()
     assert http.get("/").status_code == http.get("/ui/compare.js").status_code == 404

@@ -19,7 +19,7 @@ from container.front_end.app import create_task_app
 from container.front_end.openapi import multi_model_document, openapi_document
 from container.front_end.upgrade import PATH as UPGRADE_PATH
 from container.multi_model.app import create_front
-from container.multi_model.models import Models
+from container.multi_model.model_registry import ModelRegistry
 from container.wire.engine_client import EngineClient
 from core.configuration.options import Options
 from core.configuration.pipeline_tasks import SPEECH_RECOGNITION
@@ -94,7 +94,7 @@ def test_every_route_is_in_the_document(
 
 
 def test_the_document_of_the_multi_model_server(tmp_path: Path) -> None:
-    app = create_front(Models(tmp_path, {}))
+    app = create_front(ModelRegistry(tmp_path, {}))
     document = app.test_client().get("/openapi.json").get_json()
     assert document == multi_model_document()
     adapter = app.url_map.bind("localhost")
@@ -111,7 +111,9 @@ def test_load_requests_give_no_server_error(
     # hypothesis also tries strings from our source code, such as models/demo. There is no such
     # model below tmp_path.
     monkeypatch.chdir(tmp_path)
-    schema = schemathesis.openapi.from_wsgi("/openapi.json", create_front(Models(tmp_path, {})))
+    schema = schemathesis.openapi.from_wsgi(
+        "/openapi.json", create_front(ModelRegistry(tmp_path, {}))
+    )
 
     @SETTINGS
     @hypothesis.given(case=schema["/models"]["POST"].as_strategy(generation_mode=mode))

@@ -11,7 +11,13 @@ import pytest
 from flask.testing import FlaskClient
 
 from core.protocol.messages import Perform, Performed
-from core.protocol.task_bodies import TRANSCRIPTION, PipelineBody, Span, Transcript, Transcription
+from core.protocol.task_bodies import (
+    TRANSCRIPTION,
+    Passage,
+    PipelineBody,
+    Transcript,
+    Transcription,
+)
 from tests.container.clients import openai_client
 from tests.container.conftest import Serve
 from tests.container.fake_engine import FakeEngine, fails, performs
@@ -20,8 +26,8 @@ FILE = ("speech.wav", b"RIFF")
 PATH = "/v1/audio/transcriptions"
 translates = pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")
 """OpenAI's client warns that its `translations.create` is deprecated."""
-SEGMENTS = [Span(" Hi", 0.0, 0.5), Span(" there --> you", 0.5, 3661.25)]
-WORDS = [Span(" Hi", 0.1, 0.4), Span(" there", 0.5, 1.0)]
+SEGMENTS = [Passage(" Hi", 0.0, 0.5), Passage(" there --> you", 0.5, 3661.25)]
+WORDS = [Passage(" Hi", 0.1, 0.4), Passage(" there", 0.5, 1.0)]
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from core.configuration.options import Options
-from deploy.fleet.child import threads_of_a_rank
 from deploy.fleet.container_process import ContainerEndedError, ContainerProcess
 from deploy.fleet.exchange import fetch
-from deploy.fleet.http_message import Request
+from deploy.fleet.http_message import HttpRequest
+from deploy.fleet.node_process import threads_of_a_rank
 from tests.container.processes import ROOT, descendants, is_gone, wait_until
 
 KEEP = """
@@ -38,9 +38,9 @@ def properties(tmp_path: Path) -> Path:
     return path
 
 
-def request(method: str, target: bytes, body: bytes = b"", key: bytes = b"none") -> Request:
+def request(method: str, target: bytes, body: bytes = b"", key: bytes = b"none") -> HttpRequest:
     headers = ((b"host", b"here"), (b"authorization", b"Bearer " + key))
-    return Request(method, target, headers, body)
+    return HttpRequest(method, target, headers, body)
 
 
 def test_a_container_answers_on_its_socket_and_asks_for_keys_except_at_ping(properties: Path):

@@ -8,7 +8,7 @@ import pytest
 
 from core.routing import RoutedRequest
 from deploy.fleet.front.prompt import routed_request
-from deploy.fleet.http_message import Request
+from deploy.fleet.http_message import HttpRequest
 
 SYSTEM = "You answer in verse. " * 100
 """Longer than the shortest prefix that routers compare."""
@@ -18,7 +18,7 @@ def routed(body: object, path: bytes = b"/invocations", **headers: str) -> Route
     given = {"content-type": "application/json", **headers}
     encoded = tuple((name.replace("_", "-").encode(), it.encode()) for name, it in given.items())
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return routed_request(Request("POST", path, encoded, data))
+    return routed_request(HttpRequest("POST", path, encoded, data))
 
 
 def chat(*contents: str, **fields: object) -> dict[str, object]:

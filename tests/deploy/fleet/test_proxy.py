@@ -13,7 +13,7 @@ import pytest
 from deploy.fleet.exchange import exchange, fetch
 from deploy.fleet.front import gateway as gateway_module
 from deploy.fleet.front.gateway import Gateway, Parts, Replicas
-from deploy.fleet.http_message import Head, ReplicaLostError, Request
+from deploy.fleet.http_message import Head, HttpRequest, ReplicaLostError
 from tests.deploy.fleet.asgi import Exchange
 from tests.deploy.fleet.fake_container import (
     CHUNKS,
@@ -29,15 +29,15 @@ REFUSAL = (
 )
 
 
-async def nobody(request: Request) -> Sequence[tuple[str, Head, bytes]]:
+async def nobody(request: HttpRequest) -> Sequence[tuple[str, Head, bytes]]:
     return []
 
 
-def gateway(*exchanges: Callable[[Request], Parts]) -> Gateway:
+def gateway(*exchanges: Callable[[HttpRequest], Parts]) -> Gateway:
     """Return a gateway whose tries use these exchanges in turn, and then always the last."""
     left = list(exchanges)
 
-    def answer(request: Request) -> Parts:
+    def answer(request: HttpRequest) -> Parts:
         return (left.pop(0) if len(left) > 1 else left[0])(request)
 
     return Gateway(Replicas(answer, nobody), MAX_BODY_BYTES)
@@ -47,23 +47,23 @@ def gateway_to(socket: Path) -> Gateway:
     return gateway(lambda request: exchange(socket, request))
 
 
-async def ended(request: Request) -> Parts:
+async def ended(request: HttpRequest) -> Parts:
     raise ReplicaLostError("killed")
     yield
 
 
-async def ended_after_the_head(request: Request) -> Parts:
+async def ended_after_the_head(request: HttpRequest) -> Parts:
     yield Head(200, ())
     raise ReplicaLostError("killed")
 
 
-async def ended_after_a_piece(request: Request) -> Parts:
+async def ended_after_a_piece(request: HttpRequest) -> Parts:
     yield Head(200, ())
     yield b"one"
     raise ReplicaLostError("killed")
 
 
-async def fine(request: Request) -> Parts:
+async def fine(request: HttpRequest) -> Parts:
     yield Head(200, ((b"x-a", b"b"),))
     yield b"fine"
 
@@ -174,7 +174,7 @@ def test_a_request_whose_client_leaves_within_its_body_is_not_passed_on():
 
 
 @pytest.mark.parametrize("failing", [ended, ended_after_the_head])
-def test_a_request_is_tried_again_while_nothing_was_sent(failing: Callable[[Request], Parts]):
+def test_a_request_is_tried_again_while_nothing_was_sent(failing: Callable[[HttpRequest], Parts]):
     client = asyncio.run(Exchange().run(gateway(failing, failing, fine)))
     assert (client.status, client.pieces, client.is_complete) == (200, [b"fine"], True)
 
@@ -205,7 +205,7 @@ def test_a_stream_that_is_cut_off_never_looks_complete():
 def test_a_long_body_is_passed_on_up_to_one_byte_beyond_the_limit():
     bodies: list[bytes] = []
 
-    async def keep(request: Request) -> Parts:
+    async def keep(request: HttpRequest) -> Parts:
         bodies.append(request.body)
         yield Head(413, ())
 
@@ -214,7 +214,7 @@ def test_a_long_body_is_passed_on_up_to_one_byte_beyond_the_limit():
 
 
 def test_ping_is_503_while_there_is_no_replica():
-    async def never(request: Request) -> Parts:
+    async def never(request: HttpRequest) -> Parts:
         await asyncio.sleep(60)
         yield b""
 
@@ -253,7 +253,7 @@ def test_metrics_are_those_of_all_replicas():
     page = b'# HELP queue Waiting.\n# TYPE queue gauge\nqueue{model_name="m"} %d.0\n'
     head = Head(200, ((b"content-type", b"text/plain"), (b"content-length", b"9")))
 
-    async def two(request: Request) -> Sequence[tuple[str, Head, bytes]]:
+    async def two(request: HttpRequest) -> Sequence[tuple[str, Head, bytes]]:
         return [("a", head, page % 1), ("b", head, page % 2), ("c", Head(503, ()), b"starting")]
 
     application = Gateway(Replicas(fine, two), MAX_BODY_BYTES)
@@ -267,7 +267,7 @@ def test_metrics_are_those_of_all_replicas():
 
 
 def test_metrics_without_a_key_are_refused_as_by_a_replica():
-    async def refused(request: Request) -> Sequence[tuple[str, Head, bytes]]:
+    async def refused(request: HttpRequest) -> Sequence[tuple[str, Head, bytes]]:
         return [("a", Head(401, ((b"www-authenticate", b"bearer"),)), b"key?")]
 
     application = Gateway(Replicas(fine, refused), MAX_BODY_BYTES)
@@ -278,7 +278,7 @@ def test_metrics_without_a_key_are_refused_as_by_a_replica():
 
 def test_a_container_that_ends_within_its_response_is_lost(short_dir: Path):
     async def run() -> None:
-        request = Request("GET", b"/ping", ((b"host", b"here"),), b"")
+        request = HttpRequest("GET", b"/ping", ((b"host", b"here"),), b"")
         with pytest.raises(ReplicaLostError):
             await fetch(short_dir / "none", request)
         async with fake_container(short_dir / "s", STREAM, CHUNKS[0]):

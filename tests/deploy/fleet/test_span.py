@@ -9,7 +9,7 @@ import pytest
 
 from core.configuration.options import Options
 from core.errors import ConfigurationError
-from deploy.fleet.span import Span, span_of
+from deploy.fleet.span import NodeSpan, span_of
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_a_container_needs_a_gpu_for_each_rank_of_each_copy(
     degree: str, copies: int, num_gpus: int, required: int
 ) -> None:
     options = Options(tensor_parallel_degree=degree, copies=copies)
-    assert span_of(options, [num_gpus]) == Span(1, required, is_strict=False)
+    assert span_of(options, [num_gpus]) == NodeSpan(1, required, is_strict=False)
     assert span_of(replace(options, device="cpu"), [num_gpus]).gpus == 0
 
 
@@ -34,25 +34,25 @@ def test_ranks_spread_over_nodes_if_none_has_enough_gpus(
     degree: str, gpus: list[int], bundles: int, each: int
 ) -> None:
     span = span_of(Options(tensor_parallel_degree=degree), gpus)
-    assert span == Span(bundles, each, is_strict=False)
+    assert span == NodeSpan(bundles, each, is_strict=False)
     assert span.placement(2.0) == ([{"CPU": 2.0, "GPU": each}] * bundles, "PACK")
 
 
 def test_option_nodes_asks_for_different_nodes() -> None:
     options = Options(tensor_parallel_degree="4", nodes=2)
-    assert span_of(options, [8, 8]) == Span(2, 2, is_strict=True)
-    assert span_of(options, [1, 1, 1, 1]) == Span(4, 1, is_strict=True)
-    assert span_of(options, [8, 1, 1, 1]) == Span(4, 1, is_strict=True)
+    assert span_of(options, [8, 8]) == NodeSpan(2, 2, is_strict=True)
+    assert span_of(options, [1, 1, 1, 1]) == NodeSpan(4, 1, is_strict=True)
+    assert span_of(options, [8, 1, 1, 1]) == NodeSpan(4, 1, is_strict=True)
     max_degree = replace(options, tensor_parallel_degree="max")
-    assert span_of(max_degree, [2, 8, 4]) == Span(2, 4, is_strict=True), "two nodes have 4 each"
+    assert span_of(max_degree, [2, 8, 4]) == NodeSpan(2, 4, is_strict=True), "two nodes have 4 each"
     on_cpus = span_of(options, [0, 0])
     assert on_cpus.placement(0.5) == ([{"CPU": 0.5}] * 2, "STRICT_SPREAD")
 
 
 def test_a_line_says_what_a_replica_takes() -> None:
-    assert str(Span(2, 4, is_strict=True)) == "2 nodes with 4 GPUs each"
-    assert str(Span(2, 0, is_strict=True)) == "2 nodes"
-    assert str(Span(3, 1, is_strict=False)) == (
+    assert str(NodeSpan(2, 4, is_strict=True)) == "2 nodes with 4 GPUs each"
+    assert str(NodeSpan(2, 0, is_strict=True)) == "2 nodes"
+    assert str(NodeSpan(3, 1, is_strict=False)) == (
         "3 parts with 1 GPU each, on as few nodes as have room"
     )
 

@@ -16,7 +16,7 @@ import pytest
 from container.launch.children import Child
 from deploy.fleet.container_process import COMMAND, ContainerProcess, child_arguments
 from deploy.fleet.exchange import exchange, fetch
-from deploy.fleet.http_message import Head, Request
+from deploy.fleet.http_message import Head, HttpRequest
 from engine import LLM, SamplingParams
 from tests.container.processes import HANG_S, ROOT, descendants, is_gone, wait_until
 
@@ -67,9 +67,9 @@ def machines() -> Iterator[Machines]:
             ip("netns", "del", name)
 
 
-def post(parameters: dict[str, object], *, stream: bool = False) -> Request:
+def post(parameters: dict[str, object], *, stream: bool = False) -> HttpRequest:
     body = json.dumps({"inputs": "ROMEO:", "parameters": parameters, "stream": stream}).encode()
-    return Request("POST", b"/invocations", ((b"host", b"here"),), body)
+    return HttpRequest("POST", b"/invocations", ((b"host", b"here"),), body)
 
 
 def command_line(pid: int) -> bytes:

@@ -18,7 +18,6 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from core.plan import Chunk
 from core.sampling import SamplingParams
 from core.sequence import Sequence
-from engine.inputs import ScoredRows
 from engine.memory.largest_step import NoAttention
 from engine.model.checkpoint import checkpoint_of
 from engine.model.decoder import Decoder
@@ -32,6 +31,7 @@ from engine.sampling.sampler import Sampler
 from engine.staging import Staging
 from engine.step.beam_candidates import BeamCandidates
 from engine.step.prompt_scores import PromptScores
+from engine.step_inputs import ScoredRows
 from kernels import dry_run
 from tests.engine.sampling import grammar_models
 from tests.engine.tiny_models import OWN, VOCABULARY

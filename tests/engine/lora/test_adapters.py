@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from container.capacity.decoder import decoder_from_directory
-from container.capacity.plan import adapter_bytes
+from container.capacity.estimate import adapter_bytes
 from core.configuration.options import Options
 from core.errors import ConfigurationError, ConflictError, NoRoomError, NotFoundError, RequestError
 from engine import LLM, LoRARequest, SamplingParams

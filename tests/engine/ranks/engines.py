@@ -17,7 +17,7 @@ from engine.build import build_rank_0
 from engine.engine import Engine
 from engine.parts import build_parts
 from engine.phases import Phases
-from engine.ranks.messages import AnyOrder
+from engine.ranks.order_types import AnyOrder
 from engine.step.follower import Follower
 from engine.step.leader import Leader
 from strategies.factory import StrategySettings, make_strategy

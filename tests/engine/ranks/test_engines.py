@@ -8,7 +8,7 @@ import pytest
 from core.configuration.step_size import StepSize
 from core.plan import BlockMoves
 from engine import LLM, SamplingParams
-from engine.ranks.messages import AnyOrder, Forward, Install, Move
+from engine.ranks.order_types import AnyOrder, Forward, Install, Move
 from tests.engine.greedy_answers import NUM_NEW, generate, prompts
 from tests.engine.lora.adapter_files import write_adapter
 from tests.engine.ranks.engines import answers, ranked_engine, with_strategy

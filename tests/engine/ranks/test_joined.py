@@ -23,7 +23,7 @@ from core.configuration.options import Options, make_options
 from core.errors import ConfigurationError, EngineUnavailableError
 from engine.build import build_engine
 from engine.ranks.followers import Followers
-from engine.ranks.messages import FailureReport, RankLaunch
+from engine.ranks.order_types import FailureReport, RankLaunch
 from engine.ranks.orders import FRAME_BYTES, RemoteOrders
 from engine.ranks.shard import Shard
 from engine.ranks.store import OPEN, interface_towards, network_of, open_store, serve_store
@@ -35,7 +35,7 @@ from tests.engine.ranks.test_engines import GREEDY
 CPU = torch.device("cpu")
 IDLE = """
 import sys
-from engine.ranks.messages import READY
+from engine.ranks.order_types import READY
 from engine.ranks.orders import RemoteOrders
 from engine.ranks.shard import Shard
 from engine.ranks.store import open_store

@@ -21,10 +21,10 @@ from engine import LLM, SamplingParams
 from engine.ranks import watch
 from engine.ranks.followers import HERE, Followers, rank_variables, threads_for_ranks
 from engine.ranks.group import ProcessGroup
-from engine.ranks.messages import FailureReport, Move
+from engine.ranks.order_types import FailureReport, Move
 from engine.ranks.shard import Shard
 from engine.ranks.store import serve_store
-from engine.ranks.watch import Watch
+from engine.ranks.watch import RankWatch
 from tests.container.processes import HANG_S, descendants, is_gone, wait_until
 from tests.engine.greedy_answers import generate, prompts, tokens
 
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 RANK = """
 import os, sys, time
 from multiprocessing.connection import Connection
-from engine.ranks.messages import READY
+from engine.ranks.order_types import READY
 from engine.ranks.store import open_store
 from engine.ranks.watch import Beats
 
@@ -127,7 +127,7 @@ def test_a_rank_that_ends_without_a_report_is_why_another_fails(culprit_ends, mo
     processes = {2: SimpleNamespace(poll=lambda: next(looks))}
     lost, store = queue.SimpleQueue(), serve_store(HERE)
     store.set("report/1", WORDS)
-    watching = Watch(store, 3, processes, lambda rank, words: lost.put((rank, words)))
+    watching = RankWatch(store, 3, processes, lambda rank, words: lost.put((rank, words)))
     assert lost.get(timeout=HANG_S) == ((2, b"") if culprit_ends else (1, WORDS.encode()))
     watching.stop()
 

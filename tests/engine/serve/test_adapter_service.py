@@ -19,7 +19,8 @@ from core.protocol.messages import (
 )
 from core.sampling import Finish, SamplingParams
 from engine.engine import Engine
-from engine.lora import adapters as registry
+from engine.lora import adapter_registry
+from engine.lora.adapter_registry import AdapterRegistry
 from engine.lora.files import AdapterWeights, LayerWeights
 from tests.engine.serve.serving import (
     FACTS,
@@ -61,7 +62,7 @@ class Files:
 @pytest.fixture
 def files(monkeypatch):
     files = Files()
-    monkeypatch.setattr(registry, "read_adapter", files.read)
+    monkeypatch.setattr(adapter_registry, "read_adapter", files.read)
     return files
 
 
@@ -72,7 +73,7 @@ def slots():
 
 @pytest.fixture
 def engine(slots):
-    return Engine(strategy_of("paged"), Gate(), FACTS, adapters=registry.Adapters(slots))
+    return Engine(strategy_of("paged"), Gate(), FACTS, adapters=AdapterRegistry(slots))
 
 
 def load(client, name, src="/src"):

@@ -17,8 +17,8 @@ from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine import LLM
 from engine.attention.paged_step import PagedStep
-from engine.inputs import InputBuilder
 from engine.staging import Staging
+from engine.step_inputs import InputBuilder
 from kernels.cpu import linear as cpu_linear
 from tests.engine.greedy_answers import NUM_NEW, prompts, tokens
 from tests.engine.step.graphs import (

@@ -11,7 +11,7 @@ from transformers.pipelines import any_to_any, document_question_answering
 
 from core.errors import ConfigurationError, RequestError
 from engine.tasks import loading
-from engine.tasks.pipelines import inputs
+from engine.tasks.pipelines import input_reader as inputs
 from tests.engine.tasks.bodies import as_transformers_wants_it, body, close, image
 from tests.engine.tasks.conftest import decoded, engine_of, perform
 

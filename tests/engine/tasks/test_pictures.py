@@ -14,7 +14,7 @@ from transformers.models.sam import image_processing_pil_sam as sam
 from core.configuration.pipeline_tasks import PIPELINE_TASKS
 from core.errors import ConfigurationError, RequestError
 from engine.tasks import loading
-from engine.tasks.pipelines import inputs
+from engine.tasks.pipelines import input_reader as inputs
 from engine.tasks.pipelines import model as pipeline_model
 from engine.tasks.pipelines.video import MAX_PIXELS, read_video
 from tests.engine.tasks.bodies import (

@@ -17,7 +17,6 @@ from engine.attention.call import AttentionCall, Rotation
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
 from engine.attention.triton_backend import TritonBackend
-from engine.inputs import InputBuilder
 from engine.model.elementwise import make_elementwise
 from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
 from engine.model.quantization.experts import TritonExperts
@@ -28,6 +27,7 @@ from engine.sampling.rows import Row
 from engine.sampling.sampler import Sampler
 from engine.staging import Staging
 from engine.step.block_mover import BlockMover
+from engine.step_inputs import InputBuilder
 from kernels import dry_run, precompile
 
 ARCH = 86

@@ -126,7 +126,7 @@ def test_a_killed_container_costs_its_own_requests_only(fleet: FleetProcess):
     old = replicas(fleet)
     with load.running():
         load.wait_for(4)
-        os.kill(fleet.processes(b"deploy.fleet.child")[0], signal.SIGKILL)
+        os.kill(fleet.processes(b"deploy.fleet.node_process")[0], signal.SIGKILL)
         wait_until(lambda: len(replicas(fleet) - old) == 1, START_S)
         load.wait_for(4)
     assert len(load.failures) <= 4

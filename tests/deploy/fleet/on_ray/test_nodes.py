@@ -63,7 +63,7 @@ def replicas(fleet: FleetProcess) -> list[str]:
 
 
 def is_follow(command: bytes) -> bool:
-    return b"deploy.fleet.child" in command and b"\0follow\0" in command
+    return b"deploy.fleet.node_process" in command and b"\0follow\0" in command
 
 
 def processes_of(node: Any) -> list[int]:

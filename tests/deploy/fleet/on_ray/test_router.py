@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deploy.fleet.http_message import Request
+from deploy.fleet.http_message import HttpRequest
 
 pytest.importorskip("ray.serve", reason="Ray is not installed; make fleet-test installs it")
 
@@ -58,7 +58,7 @@ def pending(session: str = "", text: str = "a") -> PendingRequest:
     headers = ((b"x-amzn-sagemaker-session-id", session.encode()),) if session else ()
     body = json.dumps({"inputs": text}).encode()
     metadata: Any = SimpleNamespace()
-    return PendingRequest([Request("POST", b"/invocations", headers, body)], {}, metadata)
+    return PendingRequest([HttpRequest("POST", b"/invocations", headers, body)], {}, metadata)
 
 
 async def choose(router: ReplicaRouter, request: PendingRequest | None = None) -> str:

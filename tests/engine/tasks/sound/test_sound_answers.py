@@ -14,7 +14,7 @@ from transformers import pipeline
 from core.errors import ConfigurationError, RequestError
 from core.protocol.task_bodies import PipelineBody
 from engine.tasks.performer import Answer
-from engine.tasks.pipelines.inputs import MAX_SPOKEN
+from engine.tasks.pipelines.input_reader import MAX_SPOKEN
 from engine.tasks.pipelines.sound import write_wav
 from tests.engine.tasks.bodies import as_transformers_wants_it, body, close, wav, with_files_read
 from tests.engine.tasks.conftest import decoded, engine_of, perform

@@ -8,7 +8,7 @@ import torch
 from transformers import pipeline
 
 from core.errors import RequestError
-from core.protocol.task_bodies import TRANSCRIPTION, Span, Transcript, Transcription
+from core.protocol.task_bodies import TRANSCRIPTION, Passage, Transcript, Transcription
 from tests.engine.tasks.bodies import as_transformers_wants_it, body, wav
 from tests.engine.tasks.conftest import decoded, engine_of, perform
 
@@ -158,4 +158,4 @@ def test_models_without_generation_give_words(task_model):
     assert answer.text
     assert answer.language is None
     assert answer.segments == ask(engine, wav(1), words=True).words
-    assert isinstance(answer.segments[0], Span)
+    assert isinstance(answer.segments[0], Passage)

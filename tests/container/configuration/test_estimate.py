@@ -15,8 +15,8 @@ import pytest
 
 from container.__main__ import main
 from container.capacity.decoder import decoder_from_directory
+from container.capacity.estimate import CONTEXT_BYTES, Estimate, TypicalRequest, make_estimate
 from container.capacity.instances import find_instance, instances
-from container.capacity.plan import CONTEXT_BYTES, Plan, Request, make_plan
 from core.configuration.options import Options
 from core.configuration.strategy_table import BATCHING_NAMES, Batching
 from core.errors import ConfigurationError
@@ -32,7 +32,7 @@ LLAMA_8B = {
     "max_position_embeddings": 8192,
     "dtype": "bfloat16",
 }
-REQUEST = Request(prompt=512, answer=200)
+REQUEST = TypicalRequest(prompt=512, answer=200)
 
 
 @pytest.fixture
@@ -43,9 +43,9 @@ def model(tmp_path: Path) -> Path:
 
 def planned(
     model: Path, batching: Batching, instance: str = "ml.g6e.xlarge", **options: Any
-) -> Plan:
+) -> Estimate:
     given = Options(**options)
-    return make_plan(
+    return make_estimate(
         decoder_from_directory(model, given), find_instance(instance), given, batching, REQUEST
     )
 

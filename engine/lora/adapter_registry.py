@@ -11,7 +11,7 @@ from engine.lora.files import AdapterWeights, read_adapter
 from engine.lora.memory import AdapterMemory
 
 
-class Adapters:
+class AdapterRegistry:
     """Loads and unloads adapters. Not thread-safe, except `read`.
 
     Loading takes three calls, so that files can be read while steps go on: `reserve`, `read` and

@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from loadtest.load.arrivals import BURST, bursts, poisson
-from loadtest.load.plan import MARGIN, Load, Plan, make_plan, warm_up_requests
 from loadtest.load.request import Words
+from loadtest.load.request_plan import MARGIN, Load, RequestPlan, make_plan, warm_up_requests
 from loadtest.load.traces import CONVERSATION
 from loadtest.load.workloads import AWS_OUTPUTS, AWS_PROMPTS, WORKLOADS
 
@@ -23,7 +23,7 @@ TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
 """
 
 
-def plan(name: str = "aws", fixed_output: int | None = None, **changes: object) -> Plan:
+def plan(name: str = "aws", fixed_output: int | None = None, **changes: object) -> RequestPlan:
     load = Load(**{"num_requests": 36, "users": 4, **changes})
     return make_plan(WORKLOADS[name], load, Words(), fixed_output=fixed_output)
 

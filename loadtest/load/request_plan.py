@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from loadtest.load.arrivals import bursts, poisson
-from loadtest.load.request import Request, Shape, Words
+from loadtest.load.request import PlannedRequest, Shape, Words
 from loadtest.load.traces import Arrival, read_trace
 from loadtest.load.workloads import Workload
 
@@ -47,10 +47,10 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RequestPlan:
     """Requests in sending order."""
 
-    requests: tuple[Request, ...]
+    requests: tuple[PlannedRequest, ...]
     loop: str
     """Description of the closed or open loop."""
     num_left_out: int
@@ -69,7 +69,7 @@ class Plan:
 
 def make_plan(
     workload: Workload, load: Load, words: Words, *, fixed_output: int | None = None
-) -> Plan:
+) -> RequestPlan:
     """Plan the requests of a run, deterministically.
 
     fixed_output: output length of every request, before scaling, overriding the workload's.
@@ -96,7 +96,7 @@ def make_plan(
     if load.seconds is not None:
         loop += f", for {load.seconds:g} s"
     requests = tuple(
-        Request(
+        PlannedRequest(
             index,
             arrival.shape,
             _prompt(arrival.shape, index, f"{load.seed}{load.words_of}", words),
@@ -107,7 +107,7 @@ def make_plan(
         if index == 0 or due_s is None or load.seconds is None or due_s <= load.seconds
     )
     stop_s = load.seconds if times[0] is None else None
-    return Plan(requests, loop, num_seen - len(fitting), stop_s)
+    return RequestPlan(requests, loop, num_seen - len(fitting), stop_s)
 
 
 def most_sequences(workload: Workload, load: Load) -> int | None:
@@ -120,12 +120,12 @@ def most_sequences(workload: Workload, load: Load) -> int | None:
 
 
 def warm_up_requests(
-    plan: Plan, words: Words, count: int, output_tokens: int = 4
-) -> tuple[Request, ...]:
+    plan: RequestPlan, words: Words, count: int, output_tokens: int = 4
+) -> tuple[PlannedRequest, ...]:
     """Return requests with prompts as long as the plan's, but different words and short outputs."""
     rng = random.Random("warm up")
     return tuple(
-        Request(
+        PlannedRequest(
             request.index,
             Shape(
                 request.shape.prompt_tokens,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from container.configuration.resolve import Configuration
-from container.models.handler_file import user_file
+from container.model_files.handler_file import user_file
 from core.errors import ConfigurationError
 
 HOOKS = (

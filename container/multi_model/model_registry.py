@@ -13,7 +13,7 @@ import gevent
 from gevent.event import Event
 from gevent.lock import Semaphore
 
-from container.apis.models import ModelStatus
+from container.apis.model_routes import ModelStatus
 from container.launch.stop_times import ENGINE_STOP_S, FRONT_END_STOP_S
 from container.multi_model.model import STATUS_WORDS, Model, RefusedError
 from container.multi_model.model_container import COMMAND, ModelContainer
@@ -30,7 +30,7 @@ _NOT_INHERITED = ("SAGEMAKER_MULTI_MODEL", "SAGEMAKER_BIND_TO_PORT")
 _ROUNDING_ERROR = 1e-6
 
 
-class Models:
+class ModelRegistry:
     """The loaded models. Call all methods from greenlets of one thread."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Models:
         *,
         gpus: Sequence[str] | None = None,
     ) -> None:
-        """`command` starts a model's container, with the arguments of `child.py` appended."""
+        """`command` starts a model's container, with the arguments of `serve_model.py` appended."""
         self._run_dir = run_dir
         self._variables = {
             name: text for name, text in variables.items() if name not in _NOT_INHERITED

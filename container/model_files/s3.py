@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from container.models.cache import cached_directory
+from container.model_files.cache import cached_directory
 from core.errors import ConfigurationError
 
 

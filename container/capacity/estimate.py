@@ -39,7 +39,7 @@ SAMPLER_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TypicalRequest:
     """A typical request; lengths in tokens."""
 
     prompt: int
@@ -47,8 +47,8 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The memory plan for one batching strategy."""
+class Estimate:
+    """The memory that one batching strategy has."""
 
     batching: Batching
     activation_bytes: int
@@ -60,10 +60,14 @@ class Plan:
     notes: tuple[str, ...]
 
 
-def make_plan(
-    decoder: Decoder, instance: Instance, options: Options, batching: Batching, request: Request
-) -> Plan:
-    """Plan the memory for one strategy. Raises ConfigurationError if the model does not fit."""
+def make_estimate(
+    decoder: Decoder,
+    instance: Instance,
+    options: Options,
+    batching: Batching,
+    request: TypicalRequest,
+) -> Estimate:
+    """Estimate the memory of one strategy. Raises ConfigurationError if the model does not fit."""
     decoder = rank_part(decoder, layout_on(instance, options).num_ranks)
     budget_tokens = step_token_budget(options, "cuda")
     max_sequences = min(sequence_limit(options, batching), budget_tokens)
@@ -86,18 +90,18 @@ def make_plan(
     max_len, notes = fit_length(options, max_len, num_blocks * options.block_size)
     reserved = _tokens_reserved(options, batching, request, max_len)
     max_concurrent = min(max_sequences, num_blocks // blocks_for(reserved, options.block_size))
-    return Plan(batching, activations, num_blocks, block_bytes, max_len, max_concurrent, notes)
+    return Estimate(batching, activations, num_blocks, block_bytes, max_len, max_concurrent, notes)
 
 
 def plan_lines(
-    decoder: Decoder, instance: Instance, options: Options, request: Request
+    decoder: Decoder, instance: Instance, options: Options, request: TypicalRequest
 ) -> Iterator[str]:
     """Yield the lines of the plan for all strategies.
 
     Raises ConfigurationError if the model does not fit.
     """
     plans = [
-        make_plan(decoder, instance, options, batching, request) for batching in BATCHING_NAMES
+        make_estimate(decoder, instance, options, batching, request) for batching in BATCHING_NAMES
     ]
     paged = next(plan for plan in plans if plan.batching == DEFAULT_FOR_PACKED)
     count = f"{instance.num_gpus} x " if instance.num_gpus > 1 else ""
@@ -185,7 +189,9 @@ def adapter_bytes(decoder: Decoder, options: Options) -> int:
     return decoder.num_layers * num_columns * widths * DTYPE_BYTES[decoder.dtype]
 
 
-def _tokens_reserved(options: Options, batching: Batching, request: Request, max_len: int) -> int:
+def _tokens_reserved(
+    options: Options, batching: Batching, request: TypicalRequest, max_len: int
+) -> int:
     """Return the token slots that a request reserves or, if paged, holds when it finishes."""
     policy = options.kv_reservation if STRATEGIES[batching].has_kv_reservation else "oracle"
     return min(reserved_tokens(policy, request.prompt, request.answer, max_len), max_len)

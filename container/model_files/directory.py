@@ -6,8 +6,8 @@ import logging
 from pathlib import Path
 
 from container.configuration.resolve import Configuration
-from container.models.archive import is_archive, unpack_archive
-from container.models.s3 import download_from_s3
+from container.model_files.archive import is_archive, unpack_archive
+from container.model_files.s3 import download_from_s3
 from core.configuration.hub import from_hub
 from core.errors import ConfigurationError
 

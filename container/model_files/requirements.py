@@ -10,7 +10,7 @@ import venv
 from functools import partial
 from pathlib import Path
 
-from container.models.cache import cached_directory
+from container.model_files.cache import cached_directory
 from core.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from flask import Flask, Response
 
+from container.apis.anthropic.response import MessagesResponse
+from container.apis.anthropic.schema import read_count_request, read_messages_request
 from container.apis.chat.turn import Assistant
 from container.apis.generation.service import GenerationService
-from container.apis.messages.response import MessagesResponse
-from container.apis.messages.schema import read_count_request, read_messages_request
 from container.http.request_context import request_context
 from container.http.service import json_response
 

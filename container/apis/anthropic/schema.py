@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
+from container.apis.anthropic.content import read_messages
 from container.apis.chat.tool_choice import ForcedCalls, Tools, read_tools
 from container.apis.chat.turn import Turn
 from container.apis.generation.conversation import (
@@ -24,7 +25,6 @@ from container.apis.generation.sampling import (
     bounded,
     read_decoding,
 )
-from container.apis.messages.content import read_messages
 from container.apis.openai import OPENAI_FIELDS, read_adapter, read_request_id
 from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
 from container.schema.kinds import (

@@ -1,8 +1,9 @@
 """Runs the processes of a replica on one node.
 
-`python -m deploy.fleet.child serve PARENT PROPERTIES CPUS NODES ADDRESS SOCKET`: its container.
-`python -m deploy.fleet.child follow PARENT PROPERTIES CPUS NODES ADDRESS NODE`: the ranks on
-another node, of which the container's is number 0.
+`python -m deploy.fleet.node_process serve PARENT PROPERTIES CPUS NODES ADDRESS SOCKET`:
+its container.
+`python -m deploy.fleet.node_process follow PARENT PROPERTIES CPUS NODES ADDRESS NODE`:
+the ranks on another node, of which the container's is number 0.
 
 PARENT is the id of the process that starts this one; this process ends when the parent ends. NODES
 is the number of nodes that the replica takes. If it is above 1, the other ranks find rank 0 at
@@ -23,7 +24,7 @@ from container.configuration.resolve import Configuration, load_configuration
 from container.launch.children import Child
 from container.launch.preparation import prepare
 from container.launch.supervisor import supervise
-from container.models.directory import default_model_dir, open_model_dir, resolve_model_dir
+from container.model_files.directory import default_model_dir, open_model_dir, resolve_model_dir
 from core.configuration.layout import layout_here
 from core.configuration.options import Options
 from core.errors import ConfigurationError
@@ -88,4 +89,4 @@ if __name__ == "__main__":
     description = "A replica's processes on one node. A fleet's actors on that node start it."
     both = "PARENT:int PROPERTIES CPUS:float NODES:int ADDRESS"
     forms = (f"serve {both} SOCKET", f"follow {both} NODE:int")
-    sys.exit(main(*internal_arguments("deploy.fleet.child", description, *forms)))
+    sys.exit(main(*internal_arguments("deploy.fleet.node_process", description, *forms)))

@@ -8,7 +8,7 @@ from core.configuration.options import Options
 from core.errors import ConfigurationError, LongshoreError
 from engine.attention.call import UnsupportedModelError
 from engine.loading.packed_model import PackedModel
-from engine.lora.adapters import Adapters
+from engine.lora.adapter_registry import AdapterRegistry
 from engine.step.library_executor import LibraryModel
 
 DEFAULT_DIRECTORY = "adapters"
@@ -17,7 +17,7 @@ MIB = 2**20
 
 def start_adapters(
     model_dir: Path, options: Options, model: PackedModel | LibraryModel, executor_reason: str
-) -> tuple[Adapters | None, tuple[str, ...]]:
+) -> tuple[AdapterRegistry | None, tuple[str, ...]]:
     """Return the adapters (None if LoRA is not enabled) and notes for the log.
 
     Raises ConfigurationError if the model does not support LoRA or an adapter cannot be loaded.
@@ -35,7 +35,7 @@ def start_adapters(
         memory = model.enable_adapters(options.max_loras, options.max_lora_rank)
     except UnsupportedModelError as error:
         raise ConfigurationError(f"option.enable_lora: {error}") from error
-    adapters = Adapters(memory)
+    adapters = AdapterRegistry(memory)
     for folder in _adapter_folders(model_dir, options):
         try:
             adapters.load(folder.name, str(folder))

@@ -1,6 +1,6 @@
 """Runs the container that answers a batch, on a Unix socket.
 
-`python -m container.batch.child PARENT MODEL_DIR PROPERTIES SOCKET NUM_WORKERS FLAGS`
+`python -m container.batch.serve_batch PARENT MODEL_DIR PROPERTIES SOCKET NUM_WORKERS FLAGS`
 
 PARENT is the id of the process that starts this one; this process ends when the parent ends. If
 MODEL_DIR or PROPERTIES is empty, its default is used. FLAGS are the flags of the command line, as
@@ -21,7 +21,7 @@ from container.configuration.report import report_error
 from container.configuration.resolve import Configuration, load_configuration
 from container.launch.preparation import prepare
 from container.launch.supervisor import supervise
-from container.models.directory import default_model_dir, find_properties, open_model_dir
+from container.model_files.directory import default_model_dir, find_properties, open_model_dir
 from core.errors import ConfigurationError
 from core.process.internal_arguments import internal_arguments
 from core.process.processes import die_with_parent
@@ -71,4 +71,4 @@ def for_batch(configuration: Configuration, num_workers: int) -> Configuration:
 if __name__ == "__main__":
     description = "The container that answers a batch. `longshore batch` starts it."
     form = "PARENT:int MODEL_DIR PROPERTIES SOCKET NUM_WORKERS:int FLAGS"
-    sys.exit(main(*internal_arguments("container.batch.child", description, form)))
+    sys.exit(main(*internal_arguments("container.batch.serve_batch", description, form)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from core.errors import RequestError
 from engine.engine import Engine
-from engine.lora.adapters import Adapters
+from engine.lora.adapter_registry import AdapterRegistry
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def load_requested(engine: Engine, requests: Iterable[LoRARequest | None]) -> No
             adapters.load(key, str(request.lora_path), engine.adapter_slots_in_use())
 
 
-def _make_room(adapters: Adapters, wanted: Iterable[str], in_use: set[int]) -> None:
+def _make_room(adapters: AdapterRegistry, wanted: Iterable[str], in_use: set[int]) -> None:
     """If every slot is taken, unload the oldest adapter that is neither wanted nor in use."""
     if len(adapters.loaded) < adapters.num_slots:
         return

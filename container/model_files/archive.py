@@ -6,7 +6,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from container.models.cache import cached_directory
+from container.model_files.cache import cached_directory
 from core.errors import ConfigurationError
 
 _SUFFIXES = (".tar.gz", ".tgz", ".tar", ".zip")

@@ -1,6 +1,6 @@
 """Runs the container of one of several models, which serves on a Unix socket.
 
-`python -m container.multi_model.child PARENT URL NAME SOCKET SHARE_OF_OTHERS OVERRIDES`
+`python -m container.multi_model.serve_model PARENT URL NAME SOCKET SHARE_OF_OTHERS OVERRIDES`
 
 PARENT is the id of the process that starts this one; this process ends when the parent ends.
 SHARE_OF_OTHERS is the fraction of the GPU's memory that other models use. OVERRIDES is what
@@ -18,7 +18,7 @@ from container.configuration.report import report_error
 from container.configuration.resolve import Configuration
 from container.launch.preparation import prepare
 from container.launch.supervisor import supervise
-from container.models.directory import open_model_dir
+from container.model_files.directory import open_model_dir
 from container.multi_model.overrides import overrides_from_json
 from core.errors import ConfigurationError
 from core.process.internal_arguments import internal_arguments
@@ -65,4 +65,4 @@ def with_gpu_share_of_others(configuration: Configuration, share: float) -> Conf
 if __name__ == "__main__":
     description = "The container of one of several models. The process that has the port starts it."
     form = "PARENT:int URL NAME SOCKET SHARE_OF_OTHERS:float OVERRIDES"
-    sys.exit(main(*internal_arguments("container.multi_model.child", description, form)))
+    sys.exit(main(*internal_arguments("container.multi_model.serve_model", description, form)))

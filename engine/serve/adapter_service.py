@@ -6,10 +6,9 @@ import threading
 
 from core.adapter import Adapter, lora_disabled
 from core.errors import LongshoreError
-from core.protocol.messages import Adapters as LoadedAdapters
-from core.protocol.messages import LoadAdapter, Performed, UnloadAdapter
+from core.protocol.messages import Adapters, LoadAdapter, Performed, UnloadAdapter
 from engine.engine import Engine
-from engine.lora.adapters import Adapters
+from engine.lora.adapter_registry import AdapterRegistry
 from engine.serve.connection import AdapterRead, Connection, failed
 from engine.tasks.engine import TaskEngine
 
@@ -55,10 +54,10 @@ class AdapterService:
             self._connection.send(client, failed(message.id, error))
             return
         # The broadcast first: every client knows the new list before this client hears "done".
-        self._connection.broadcast(LoadedAdapters(adapters.loaded))
+        self._connection.broadcast(Adapters(adapters.loaded))
         self._connection.send(client, Performed(message.id))
 
-    def _read(self, client: bytes, message: LoadAdapter, adapters: Adapters) -> None:
+    def _read(self, client: bytes, message: LoadAdapter, adapters: AdapterRegistry) -> None:
         """Read the adapter's files. Runs in a thread of its own."""
         try:
             outcome = adapters.read(message.src)
