@@ -12,6 +12,7 @@ from typing import BinaryIO
 import msgspec
 
 from core.errors import RequestError
+from core.foreign_code import contained
 from core.processes import die_with_parent
 
 OUT_OF_MEMORY = 3
@@ -69,7 +70,8 @@ def run_helper(parent: int, start: Callable[[bytes], Callable[[bytes], msgspec.S
             except EOFError:
                 return 0
             try:
-                reply = perform(job)
+                with contained:
+                    reply = perform(job)
             except RequestError as error:
                 reply = Refused(error.field, error.message)
             write_frame(connection.sendall, reply)

@@ -27,6 +27,7 @@ from pathlib import Path
 import msgspec
 
 from core.errors import ConfigurationError
+from core.foreign_code import contained
 from core.internal_arguments import internal_arguments
 from core.meeting_point import meeting_point
 from core.options import Options
@@ -106,7 +107,8 @@ def _follow(
         return 0
     watch = Watch({0: beats}, on_lost)
     try:
-        _run(orders, adapt(RankLaunch.decode(message)))
+        with contained:
+            _run(orders, adapt(RankLaunch.decode(message)))
     except EOFError:
         return 0
     except Exception as error:

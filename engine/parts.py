@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConf
 
 from core.batching import choose_batching
 from core.errors import ConfigurationError, InsufficientMemoryError
+from core.foreign_code import contained
 from core.options import Options
 from core.sizing import bytes_per_block
 from core.step_size import graph_sizes
@@ -184,7 +185,8 @@ def _load(
 def _load_library(source: ModelSource) -> LibraryModel:
     config = source.config
     try:
-        return load_library_model(source)
+        with contained:
+            return load_library_model(source)
     except Exception as error:  # loading weights may raise anything
         if type(config) in AutoModelForImageTextToText._model_mapping:
             raise ConfigurationError(

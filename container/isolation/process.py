@@ -20,7 +20,7 @@ from core.internal_arguments import internal_arguments
 from core.processes import cpu_limit, limit_memory
 from core.structured_outputs import StructuredOutputsParams
 from core.text.chat_template import ChatTemplate
-from core.text.grammar import grammar_text
+from core.text.grammar import converting_errors, grammar_text
 from core.text.grammar_matcher import (
     STACK_BYTES,
     GrammarTokenizer,
@@ -71,7 +71,8 @@ class Jobs:
         """Do all that the engine does with a grammar before the first token."""
         text = grammar_text(form)
         matcher = compile_grammar(self._tokenizer, text, stack_bytes=HELPER_STACK_BYTES)
-        matcher.deep_copy().compute_bitmask()
+        with converting_errors():
+            matcher.deep_copy().compute_bitmask()
         return text
 
 

@@ -19,6 +19,7 @@ import jinja2.sandbox
 import msgspec
 
 from core.errors import ConfigurationError, RequestError
+from core.foreign_code import contained
 
 Message = Mapping[str, object]
 
@@ -85,7 +86,8 @@ class ChatTemplate:
 
     def _render(self, template: jinja2.Template, variables: Mapping[str, object]) -> str:
         try:
-            return template.render(variables)
+            with contained:
+                return template.render(variables)
         except Exception as error:  # a template may raise anything on unexpected input
             reason = str(error) or type(error).__name__
             raise RequestError("messages", f"the chat template rejects them: {reason}") from None

@@ -14,6 +14,7 @@ from core.errors import (
     InsufficientMemoryError,
     LongshoreError,
 )
+from core.foreign_code import reason_of
 from core.options import Options
 from core.plan import BlockMoves
 from core.step_size import StepSize
@@ -120,7 +121,7 @@ class FailureReport(msgspec.Struct, frozen=True):
                 return cls("memory", str(error))
             case ConfigurationError():
                 return cls("configuration", str(error))
-        return cls("failed", f"{type(error).__name__}: {error}")
+        return cls("failed", reason_of(error))
 
     def error(self, rank: int) -> LongshoreError:
         """Return the error that rank 0 raises. rank: the number of the rank that ends."""

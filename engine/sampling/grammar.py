@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from core.errors import RequestError
 from core.sampling import Sampled, SequenceFailure
-from core.text.grammar import grammar_error
+from core.text.grammar import converting_errors, grammar_error
 from engine.sampling.grammars import MAX_OVERRUN_S, Constraint, Grammars
 from engine.sampling.rows import Row, integers
 from engine.staging import DeviceTensor, Upload
@@ -83,14 +84,27 @@ class GrammarMask:
         before its answer is complete.
         """
         for row, constraint in self._constraints.items():
-            sample, matcher = sampled[row], constraint.matcher
+            sample = sampled[row]
             assert isinstance(sample, Sampled)
-            if not matcher.consume_token(sample.token_ids[0]):
-                sampled[row] = SequenceFailure(str(grammar_error(matcher.get_error())))
-            elif matcher.is_stopped():
-                sampled[row] = replace(sample, completes_grammar=True)
-            elif constraint.overrun_s > MAX_OVERRUN_S:
-                sampled[row] = SequenceFailure(str(grammar_error(TOO_AMBIGUOUS)))
+            try:
+                with converting_errors():
+                    sampled[row] = _advance(constraint, sample)
+            except RequestError as error:
+                sampled[row] = SequenceFailure(str(error))
+
+
+def _advance(constraint: Constraint, sample: Sampled) -> Sampled | SequenceFailure:
+    """Let the matcher consume a token, and return what `settle` makes of the token."""
+    matcher = constraint.matcher
+    if constraint.failure is not None:
+        return SequenceFailure(constraint.failure)
+    if not matcher.consume_token(sample.token_ids[0]):
+        return SequenceFailure(str(grammar_error(matcher.get_error())))
+    if matcher.is_stopped():
+        return replace(sample, completes_grammar=True)
+    if constraint.overrun_s > MAX_OVERRUN_S:
+        return SequenceFailure(str(grammar_error(TOO_AMBIGUOUS)))
+    return sample
 
 
 def _is_constrained(row: Row) -> bool:

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from core.errors import RequestError
+from core.foreign_code import contained
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,8 @@ def run_isolated(
     failed.
     """
     try:
-        results = list(run(items))
+        with contained:
+            results = list(run(items))
         assert len(results) == len(items), "one result per item"
         return list(results)
     except torch.AcceleratorError:  # every later call would fail too

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from core.errors import ConfigurationError, RequestError
+from core.foreign_code import EscapedError, contained
 from core.frames import run_helper
 from core.images import EncodedPrompt, PromptImage, ReaderSetup, ReadImages
 from core.internal_arguments import internal_arguments
@@ -63,8 +64,9 @@ class ImageReader:
             read_image(file.data, file.field, IMAGE_PIXELS.maximum, FORMATS) for file in job.files
         ]
         try:
-            return self._processor(job.text, images, add_special_tokens=job.add_special_tokens)
-        except (ValueError, IndexError, RuntimeError) as error:
+            with contained:
+                return self._processor(job.text, images, add_special_tokens=job.add_special_tokens)
+        except (EscapedError, ValueError, IndexError, RuntimeError) as error:
             if "can't allocate memory" in str(error):  # torch has no MemoryError
                 raise MemoryError from error
             raise RequestError(

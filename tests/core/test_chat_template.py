@@ -12,6 +12,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from core.errors import ConfigurationError, RequestError
 from core.text.chat_template import ChatTemplate
 from core.text.template_files import load_chat_template
+from tests.escaping import ESCAPING
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 CHATML = """{%- for message in messages %}
@@ -104,6 +105,16 @@ def test_template_errors_are_request_errors(source: str, reason: str) -> None:
     with pytest.raises(RequestError, match=reason) as caught:
         ChatTemplate(source).render([{"role": "assistant", "content": "x"}])
     assert caught.value.field == "messages"
+
+
+@pytest.mark.parametrize("kind", ESCAPING)
+def test_a_template_cannot_end_the_process(kind: type[BaseException]) -> None:
+    def fail() -> None:
+        raise kind("why")
+
+    template = ChatTemplate("{% if fail %}{{ fail() }}{% endif %}")
+    with pytest.raises(RequestError, match=f"rejects them: {kind.__name__}: why"):
+        template.render(TALK, variables={"fail": fail})
 
 
 @pytest.mark.parametrize(

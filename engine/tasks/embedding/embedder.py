@@ -13,6 +13,7 @@ from torch.nn.functional import normalize
 from transformers import AutoModel
 
 from core.errors import ConfigurationError, RequestError
+from core.foreign_code import contained
 from core.options import Options
 from core.sizing import step_token_budget
 from core.task import EMBEDDING
@@ -62,7 +63,7 @@ class Embedder:
         texts = [
             _Text(job, position, token_ids)
             for job, tokens in enumerate(tokenized)
-            if not isinstance(tokens, RequestError)
+            if not isinstance(tokens, Exception)
             for position, token_ids in enumerate(tokens)
         ]
         vectors: dict[tuple[int, int], Tensor | Exception] = {}
@@ -73,21 +74,23 @@ class Embedder:
             between_runs()
         return [
             self._outcome(body, tokens, [vectors[job, index] for index in range(len(tokens))])
-            if not isinstance(tokens, RequestError)
+            if not isinstance(tokens, Exception)
             else tokens
             for job, (body, tokens) in enumerate(zip(bodies, tokenized, strict=True))
         ]
 
-    def _tokenize(self, body: EmbeddingBody) -> list[list[int]] | RequestError:
+    def _tokenize(self, body: EmbeddingBody) -> list[list[int]] | Exception:
         """Return the token ids of each input of a request, or the first error found in them."""
         try:
             self._check_dimensions(body.dimensions)
-            return [
-                self._encode(text, f"{body.field}[{index}]" if len(body.inputs) > 1 else body.field,
-                             body.max_tokens)
-                for index, text in enumerate(body.inputs)
-            ]  # fmt: skip
-        except RequestError as error:
+            with contained:
+                return [
+                    self._encode(text,
+                                 f"{body.field}[{index}]" if len(body.inputs) > 1 else body.field,
+                                 body.max_tokens)
+                    for index, text in enumerate(body.inputs)
+                ]  # fmt: skip
+        except Exception as error:  # the tokenizer may raise anything
             return error
 
     def _check_dimensions(self, dimensions: int | None) -> None:
@@ -173,7 +176,8 @@ class Embedder:
 def _load(source: ModelSource) -> Any:
     """Load the model onto its device; keep only the encoder of an encoder-decoder model."""
     try:
-        model: Any = source.load(AutoModel)
+        with contained:
+            model: Any = source.load(AutoModel)
     except Exception as error:  # loading may raise anything, depending on the weight format
         raise ConfigurationError(
             f"transformers cannot load {source.config.model_type} for {EMBEDDING}: {error}"

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from core.foreign_code import contained
 from djl_python import Output
 from engine.tasks.performer import Answer, Outcome
 
@@ -17,17 +18,18 @@ logger = logging.getLogger(__name__)
 def call_handler(call: Callable[[], Answer]) -> Outcome:
     """Return the answer or error of `call`. Raises torch.AcceleratorError if the device failed."""
     try:
-        return call()
+        with contained:
+            return call()
     except torch.AcceleratorError:
         raise
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         return log_failure(error)
 
 
-def log_failure(error: BaseException) -> Exception:
-    """Log an error with its traceback and return it. A `sys.exit` becomes a RuntimeError."""
+def log_failure(error: Exception) -> Exception:
+    """Log an error with its traceback and return it."""
     logger.warning("the handler failed", exc_info=error)
-    return error if isinstance(error, Exception) else RuntimeError(f"sys.exit({error})")
+    return error
 
 
 def to_answer(result: Any) -> Answer:

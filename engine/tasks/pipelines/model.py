@@ -20,6 +20,7 @@ from transformers import __version__ as transformers_version
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from core.errors import ConfigurationError, RequestError
+from core.foreign_code import contained
 from core.pipeline_tasks import (
     CHAT_TASKS,
     PIPELINE_TASKS,
@@ -93,9 +94,10 @@ class PipelineModel:
             parts["pipeline_class"] = FramesPipeline
         try:
             make: Any = pipeline  # untyped: its overloads take literal names only
-            self.pipeline = make(task, model=self.model, device=source.device, **parts)
-            if PIPELINE_TASKS[task].writes_sound:
-                self.pipeline.preprocess("a")  # fails for some tokenizers in transformers 5.17
+            with contained:
+                self.pipeline = make(task, model=self.model, device=source.device, **parts)
+                if PIPELINE_TASKS[task].writes_sound:
+                    self.pipeline.preprocess("a")  # fails for some tokenizers in transformers 5.17
         except Exception as error:  # several libraries raise here
             raise ConfigurationError(
                 f"transformers {transformers_version} cannot build a {task} pipeline: {error}"

@@ -10,6 +10,7 @@ import msgspec
 import torch
 
 from core.errors import RequestError
+from core.foreign_code import contained, reason_of
 from core.pipeline_tasks import QUESTION_ANSWERING
 from core.task_bodies import PipelineBody
 from engine.loading.model_source import ModelSource
@@ -73,7 +74,8 @@ class PipelinePerformer:
     def _preparer(self, body: PipelineBody) -> Callable[[object], Any]:
         def prepare(value: object) -> Any:
             try:
-                return self.model.prepare(value, body.parameters)
+                with contained:
+                    return self.model.prepare(value, body.parameters)
             except Exception as error:  # several libraries raise here
                 return error
 
@@ -109,13 +111,14 @@ def _describe_error(result: Any) -> Any:
         case RequestError():
             return {"error": str(result), "code": 400, "field": result.field}
         case Exception():
-            return {"error": f"{type(result).__name__}: {result}", "code": 424}
+            return {"error": reason_of(result), "code": 424}
         case _:
             return result
 
 
 def _answer(results: object) -> Outcome:
     try:
-        return Answer(encode_json(results))
-    except TypeError as error:
+        with contained:
+            return Answer(encode_json(results))
+    except Exception as error:  # Pillow and the result's own types may raise anything
         return error

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from core.errors import RequestError
+from core.errors import RequestError, StoppedError
 from core.messages import Abort, Failed, Heartbeat, Hello, Perform, Performed, Ready, Submit
 from core.options import Options
 from core.sampling import SamplingParams
@@ -51,7 +51,7 @@ class Echo:
             case "lost":
                 raise torch.AcceleratorError("gone")
             case "stop":
-                raise SystemExit
+                raise StoppedError
             case _:
                 return Answer(body.encode(), "text/plain", 201, {"x-of": "handler"})
 
@@ -138,7 +138,7 @@ def client(make, echo, tmp_path):
     with Connection(f"ipc://{tmp_path}/e") as connection:
 
         def serve():
-            with pytest.raises(SystemExit):
+            with pytest.raises(StoppedError):
                 Server(make(), connection, max_waiting=2).serve_forever()
 
         thread = threading.Thread(target=serve)

@@ -7,11 +7,13 @@ import math
 
 import pytest
 import torch
+import transformers
 from transformers import pipeline
 
 from core.errors import ConfigurationError, RequestError
 from tests.engine.tasks.bodies import as_transformers_wants_it, body, close, image, wav
 from tests.engine.tasks.conftest import decoded, engine_of, perform
+from tests.escaping import ESCAPING
 
 LONG = " ".join(["cat"] * 50)
 
@@ -171,6 +173,38 @@ def test_a_failing_input_fails_only_its_request(failing):
     assert bad == {"error": "RuntimeError: bad input", "code": 424}
 
 
+@pytest.mark.parametrize("kind", ESCAPING)
+@pytest.mark.parametrize("method", ["prepare", "run"])
+def test_a_panic_of_a_library_fails_only_its_request(failing, monkeypatch, method, kind):
+    engine, model = failing
+    usual = getattr(model.model, method)
+
+    def fail(first, *others):
+        if "who" in first:  # a text, or a list of texts
+            raise kind("why")
+        return usual(first, *others)
+
+    monkeypatch.setattr(model.model, method, fail)
+    outcomes = perform(engine, *map(body, ("a", "who", "it")))
+    assert [decoded(outcomes[at])[0]["label"] for at in (0, 2)]
+    assert str(outcomes[1]) == f"{kind.__name__}: why"
+
+
+@pytest.mark.parametrize("kind", [*ESCAPING, OSError])
+def test_an_answer_that_cannot_be_encoded_fails_only_its_request(failing, monkeypatch, kind):
+    engine, _ = failing
+
+    def encode(results):
+        if len(results) > 1:
+            raise kind("why")
+        return b"[]"
+
+    monkeypatch.setattr("engine.tasks.pipelines.pipelines.encode_json", encode)
+    good, bad = perform(engine, body("a"), body(["a", "b"]))
+    assert decoded(good) == []
+    assert "why" in str(bad)
+
+
 def test_a_batch_too_large_for_memory_runs_in_parts(failing):
     engine, model = failing
     model.fits = 2
@@ -205,6 +239,17 @@ def test_a_lost_device_ends_the_engine(failing):
 def test_unsupported_models_and_tasks_are_rejected(task_model, name, options, message):
     with pytest.raises(ConfigurationError, match=message):
         engine_of(task_model(name), **options)
+
+
+@pytest.mark.parametrize("kind", ESCAPING)
+@pytest.mark.parametrize("part", ["AutoTokenizer", "AutoModelForSequenceClassification"])
+def test_a_library_cannot_end_the_start_without_a_reason(task_model, monkeypatch, part, kind):
+    def fail(*arguments, **keywords):
+        raise kind("why")
+
+    monkeypatch.setattr(getattr(transformers, part), "from_pretrained", fail)
+    with pytest.raises(ConfigurationError, match=f"cannot load bert .*: {kind.__name__}: why"):
+        engine_of(task_model("classifier"))
 
 
 def test_random_weights_need_no_weight_file(task_model, tmp_path):
