@@ -59,7 +59,10 @@ class Embedder:
     @torch.inference_mode()
     def perform(self, jobs: Sequence[Job], between_runs: Callable[[], None]) -> list[Outcome]:
         bodies = [self._decode(job.body) for job in jobs]
-        tokenized = [self._tokenize(body) for body in bodies]
+        tokenized: list[list[list[int]] | Exception] = []
+        for body in bodies:
+            tokenized.append(self._tokenize(body))
+            between_runs()
         texts = [
             _Text(job, position, token_ids)
             for job, tokens in enumerate(tokenized)
@@ -110,6 +113,7 @@ class Embedder:
     def _encode(self, text: str | list[int], field: str, max_tokens: int | None) -> list[int]:
         limit = self._max_tokens if max_tokens is None else min(max_tokens, self._max_tokens)
         if isinstance(text, str):
+            self._check_room(limit)
             text = self._settings.prefix + text
             if self._settings.is_lower_case:
                 text = text.lower()
@@ -129,6 +133,16 @@ class Embedder:
         if not token_ids:
             raise RequestError(field, "has no tokens")
         return token_ids
+
+    def _check_room(self, limit: int) -> None:
+        """Raise RequestError if no token of a text is left once it is truncated to `limit`."""
+        num_special = self._tokenizer.num_special_tokens_to_add()
+        if limit <= num_special:
+            raise RequestError(
+                "truncate_prompt_tokens",
+                f"must be at least {num_special + 1}, because the model adds {num_special} special "
+                "tokens to a text",
+            )
 
     def _batches(self, texts: list[_Text]) -> Iterator[list[_Text]]:
         """Yield batches of texts of similar length, which stay within the token budget when padded.

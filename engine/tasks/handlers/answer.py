@@ -6,21 +6,19 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from core.foreign_code import contained
 from djl_python import Output
-from engine.tasks.performer import Answer, Outcome
+from engine.tasks.performer import FATAL, Answer, Outcome
 
 logger = logging.getLogger(__name__)
 
 
 def call_handler(call: Callable[[], Answer]) -> Outcome:
-    """Return the answer or error of `call`. Raises torch.AcceleratorError if the device failed."""
+    """Return the answer or error of `call`. Raises the errors in FATAL."""
     try:
         with contained:
             return call()
-    except torch.AcceleratorError:
+    except FATAL:
         raise
     except Exception as error:
         return log_failure(error)

@@ -9,13 +9,11 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from core.foreign_code import contained
 from djl_python import Input
 from engine.tasks.handlers.answer import call_handler, log_failure, to_answer, to_answers
 from engine.tasks.handlers.stream import Stream, as_stream
-from engine.tasks.performer import Answer, Description, Job, Outcome
+from engine.tasks.performer import FATAL, Answer, Description, Job, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +80,7 @@ class DjlHandler:
         try:
             with contained:
                 answers = to_answers(self._call(self._with_properties(Input(inputs))), len(inputs))
-        except torch.AcceleratorError:
+        except FATAL:
             raise
         except Exception as error:
             logger.warning(
@@ -105,7 +103,7 @@ class DjlHandler:
                     result = await result if inspect.isawaitable(result) else result
                     stream = as_stream(result)
                     return to_answer(result) if stream is None else await stream.send_async(job)
-            except torch.AcceleratorError:
+            except FATAL:
                 raise
             except Exception as error:
                 return log_failure(error)

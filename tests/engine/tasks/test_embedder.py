@@ -214,6 +214,16 @@ def test_a_text_that_is_too_long_is_rejected_or_truncated(task_model):
     np.testing.assert_allclose(vectors(less)[0][0], expected, atol=1e-5)
 
 
+def test_truncation_that_leaves_no_token_of_a_text_is_rejected(task_model):
+    """The model adds two special tokens to a text, and none to token ids."""
+    engine = engine_of(task_model("encoder"))
+    for number in (1, 2):
+        outcome = perform(engine, embed("the cat", max_tokens=number))[0]
+        assert (outcome.field, "at least 3" in str(outcome)) == ("truncate_prompt_tokens", True)
+    for request in (embed("the cat", max_tokens=3), embed([5, 6], max_tokens=1)):
+        assert isinstance(perform(engine, request)[0], Answer)
+
+
 def test_max_model_len_can_be_lowered_but_not_raised(task_model):
     path = task_model("encoder")
     assert engine_of(path, max_model_len=9).facts.max_model_len == 9

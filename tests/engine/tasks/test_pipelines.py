@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 
+import msgspec
 import pytest
 import torch
 import transformers
 from transformers import pipeline
 
 from core.errors import ConfigurationError, RequestError
+from engine.tasks.performer import Answer, Job
 from tests.engine.tasks.bodies import as_transformers_wants_it, body, close, image, wav
 from tests.engine.tasks.conftest import decoded, engine_of, perform
 from tests.escaping import ESCAPING
@@ -128,6 +131,83 @@ def test_an_invalid_request_fails_alone(task_model):
     assert isinstance(outcomes[5], RequestError), "no input has a result"
 
 
+@pytest.mark.parametrize(
+    ("model", "parameters", "is_truncated"),
+    [
+        ("classifier", {}, False),
+        ("classifier", {"truncation": False}, False),
+        ("classifier", {"truncation": "do_not_truncate"}, False),
+        ("classifier", {"max_length": 9}, False),
+        ("classifier", {"truncation": True}, True),
+        ("classifier", {"truncation": True, "max_length": 100_000}, True),
+        ("classifier", {"truncation": "longest_first", "max_length": 9}, True),
+        ("filler", {"tokenizer_kwargs": {}}, False),
+        ("filler", {"tokenizer_kwargs": {"truncation": False}}, False),
+        ("filler", {"tokenizer_kwargs": {"truncation": True, "max_length": 100_000}}, True),
+        ("encoder", {"tokenize_kwargs": {"max_length": 100_000}}, False),
+        ("encoder", {"tokenize_kwargs": {"truncation": True, "max_length": 100_000}}, True),
+        ("encoder", {"truncation": True}, True),
+    ],
+)
+def test_only_a_text_that_is_truncated_may_be_too_long(task_model, model, parameters, is_truncated):
+    options = {"task": "feature-extraction"} if model == "encoder" else {}
+    engine = engine_of(task_model(model), **options)
+    text = f"[MASK] {LONG}" if model == "filler" else LONG
+    (outcome,) = perform(engine, body(text, **parameters))
+    assert isinstance(outcome, Answer) == is_truncated
+    if not is_truncated:
+        assert (outcome.field, "the model takes 32" in str(outcome)) == ("inputs", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "parameters"),
+    [
+        ("classifier", {}, {"truncation": True}),
+        ("tagger", {}, {}),
+        ("entailer", {"task": "zero-shot-classification"}, {"candidate_labels": ["cat"]}),
+    ],
+)
+def test_texts_are_cut_to_the_models_limit_if_the_tokenizer_has_none(
+    task_model, tmp_path, name, options, parameters
+):
+    shutil.copytree(task_model(name), tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) | {"model_max_length": 10**30}
+    path.write_text(json.dumps(settings))
+    (outcome,) = perform(engine_of(tmp_path, **options), body(LONG, **parameters))
+    assert isinstance(outcome, Answer)
+
+
+def test_a_label_that_leaves_no_room_for_the_text_is_rejected(task_model):
+    """transformers would then not truncate the text at all."""
+    engine = engine_of(task_model("entailer"), task="zero-shot-classification")
+    for words, fits in ((28, True), (29, False)):
+        parameters = {"candidate_labels": ["cat", "dog " * words], "hypothesis_template": "{}"}
+        (outcome,) = perform(engine, body(LONG, **parameters))
+        assert isinstance(outcome, Answer) == fits
+        assert fits or outcome.field == "parameters.candidate_labels"
+
+
+def test_windows_of_a_long_text_overlap_by_at_most_half(task_model):
+    """The windows have 30 tokens without the special ones. With 30, tokenizers would panic."""
+    engine = engine_of(task_model("tagger"))
+    for stride, is_accepted in ((0, True), (15, True), (16, False), (30, False), (31, False)):
+        request = body(LONG, stride=stride, aggregation_strategy="simple")
+        (outcome,) = perform(engine, request)
+        assert isinstance(outcome, Answer) == is_accepted
+        assert is_accepted or outcome.field == "parameters.stride"
+
+
+def test_the_inputs_of_a_request_run_in_parts(failing):
+    engine, model = failing
+    num_runs = []
+    engine.add(Job(msgspec.msgpack.encode(body(["cat"] * 70))), 0.0)
+    [output] = engine.step(1.0, lambda: num_runs.append(len(model.sizes)))
+    assert len(decoded(output.outcome)) == 70
+    assert model.sizes == [32, 32, 6]
+    assert num_runs == [1, 2, 3]
+
+
 def test_zero_shot_tasks_need_candidate_labels(task_model):
     engine = engine_of(task_model("entailer"), task="zero-shot-classification")
     (outcome,) = perform(engine, body("the cat"))
@@ -143,13 +223,13 @@ class Failing:
     def __getattr__(self, name):
         return getattr(self.model, name)
 
-    def run(self, inputs, parameters):
+    def run(self, inputs, parameters, between_runs):
         self.sizes.append(len(inputs))
         if len(inputs) > self.fits:
             raise torch.OutOfMemoryError("too many")
         if self.bad in inputs:
             raise RuntimeError("bad input")
-        return self.model.run(inputs, parameters)
+        return self.model.run(inputs, parameters, between_runs)
 
 
 @pytest.fixture
@@ -215,7 +295,7 @@ def test_a_batch_too_large_for_memory_runs_in_parts(failing):
 
 def test_a_lost_device_ends_the_engine(failing):
     engine, model = failing
-    model.run = lambda inputs, parameters: (_ for _ in ()).throw(torch.AcceleratorError("gone"))
+    model.run = lambda *_: (_ for _ in ()).throw(torch.AcceleratorError("gone"))
     with pytest.raises(torch.AcceleratorError):
         perform(engine, body("a"))
 
