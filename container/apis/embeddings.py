@@ -17,7 +17,7 @@ from container.schema.fields import MODEL_IGNORED, Field, Fields, Values, ignore
 from container.schema.kinds import BOOLEAN, INTEGER, OBJECT, STRING, with_schema
 from container.schema.prompts import PROMPT, read_prompts
 from core.errors import RequestError
-from core.limits import EMBEDDINGS
+from core.limits import EMBEDDINGS, TASK_TEXT
 from core.task_bodies import EmbeddingAnswer, EmbeddingBody
 
 MAX_TOKENS = 2**31 - 1
@@ -70,7 +70,7 @@ def read_embedding_request(body: Mapping[str, object]) -> EmbeddingRequest:
     if values.get("truncate_prompt_tokens", 0) != -1:
         max_tokens = _positive(values, "truncate_prompt_tokens")
     task_body = EmbeddingBody(
-        inputs=read_prompts("input", values.get("input", ""), EMBEDDINGS),
+        inputs=_read_inputs("input", values),
         field="input",
         max_tokens=max_tokens,
         dimensions=_positive(values, "dimensions"),
@@ -84,9 +84,16 @@ def read_inputs_request(body: Mapping[str, object]) -> EmbeddingRequest:
     parameter_body: Mapping[str, object] = values.get("parameters", {})
     parameters = read_fields(parameter_body, _PARAMETERS, "parameters.")
     max_tokens = MAX_TOKENS if values.get("truncate", parameters.get("truncate", False)) else None
-    inputs = read_prompts("inputs", values.get("inputs", ""), EMBEDDINGS)
-    task_body = EmbeddingBody(inputs, "inputs", max_tokens)
+    task_body = EmbeddingBody(_read_inputs("inputs", values), "inputs", max_tokens)
     return EmbeddingRequest(task_body, False, values.warnings)
+
+
+def _read_inputs(field: str, values: Values) -> list[str | list[int]]:
+    inputs = read_prompts(field, values.get(field, ""), EMBEDDINGS)
+    for index, text in enumerate(inputs):
+        if isinstance(text, str):
+            TASK_TEXT.check(f"{field}[{index}]" if len(inputs) > 1 else field, len(text))
+    return inputs
 
 
 def _positive(values: Values, field: str) -> int | None:
