@@ -29,9 +29,13 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 def write_frame(write: Callable[[bytes], object], message: msgspec.Struct) -> None:
     """Write a message with its length. `write` must write all bytes that it is given."""
-    body = msgspec.msgpack.encode(message)
-    write(len(body).to_bytes(_LENGTH_BYTES))
-    write(body)
+    write_encoded(write, msgspec.msgpack.encode(message))
+
+
+def write_encoded(write: Callable[[bytes], object], message: bytes) -> None:
+    """Do the same as `write_frame` for a message that is encoded already."""
+    write(len(message).to_bytes(_LENGTH_BYTES))
+    write(message)
 
 
 def read_frame(stream: BinaryIO) -> bytes:

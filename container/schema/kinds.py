@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard, cast
 
+from core.errors import RequestError
+
 Schema = Mapping[str, object]
 
+TOO_LARGE = "an integer of more than 64 bits"
 _MAX_INTEGER = 2**63 - 1
 _TOKEN_ID = re.compile("(?:0|[1-9][0-9]{0,8})")
 
@@ -30,6 +33,21 @@ def is_list(value: object) -> TypeGuard[list[object]]:
 def is_integer(value: object) -> TypeGuard[int]:
     """Return whether the value is an integer that MessagePack can carry (64 bits)."""
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_INTEGER
+
+
+def check_integers(value: object, field: str) -> None:
+    """Raise RequestError, naming its place, for an integer that MessagePack cannot carry."""
+    match value:
+        case int() if not is_integer(value) and not isinstance(value, bool):
+            raise RequestError(field, f"is {TOO_LARGE}")
+        case dict():
+            for name, item in cast(Mapping[str, object], value).items():
+                check_integers(item, f"{field}.{name}")
+        case list() | tuple():
+            for index, item in enumerate(cast(Sequence[object], value)):
+                check_integers(item, f"{field}[{index}]")
+        case _:
+            pass
 
 
 def is_integers(value: object) -> TypeGuard[list[int]]:

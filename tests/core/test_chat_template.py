@@ -130,6 +130,19 @@ def test_messages_that_cannot_be_continued(message: dict[str, object], source: s
     assert caught.value.field == "continue_final_message"
 
 
+def test_only_variables_that_the_template_reads_are_passed_to_it() -> None:
+    """Others could replace the functions of the environment."""
+    template = ChatTemplate(
+        "{% if mood is not defined %}{% set mood = 'calm' %}{% endif %}{{ mood }}"
+        "{% for n in range(2) %}{{ n }}{% endfor %}{{ strftime_now('x') }}"
+    )
+    hostile = {"range": 1, "strftime_now": 2, "raise_exception": 3, "namespace": 4}
+    assert template.render(TALK, variables=hostile) == "calm01x"
+    assert template.render(TALK, variables={"mood": "bright", **hostile}) == "bright01x"
+    with_tools = ChatTemplate("plain", with_tools="{{ mood }}")
+    assert with_tools.render(TALK, tools=[TOOL], variables={"mood": "bright"}) == "bright"
+
+
 def test_template_variables_do_not_replace_the_messages() -> None:
     assert (
         ChatTemplate("{{ messages | length }}{{ mood }}").render(
