@@ -194,6 +194,11 @@ def _cell(value: object, field: str) -> str:
 def _word_boxes(value: object, field: str) -> object:
     words = _converted(_list(value, field, "words with their boxes"), list[_WordBox], field)
     PAGE_CHARACTERS.check(field, num_characters(words))
+    for index, (_, (left, top, right, bottom)) in enumerate(words):
+        if left > right or top > bottom:  # the width and the height index embedding tables too
+            raise RequestError(
+                f"{field}[{index}][1]", "expected the left, top, right and bottom edge, in order"
+            )
     return words
 
 

@@ -125,7 +125,9 @@ class PipelineModel:
     def prepare(self, given: Any, parameters: Parameters) -> Any:
         if self._task in _TRUNCATE_ON_REQUEST:
             texts = _check_text_fields(given)
-            if not _is_truncated(parameters):
+            if _is_truncated(parameters):
+                self._check_max_length(parameters, is_pair="text_pair" in texts)
+            else:
                 check_length(texts, self.pipeline.tokenizer, self.model, "inputs", _HINT)
         if self._task == "token-classification" and "stride" in parameters:
             self._check_stride(parameters["stride"])
@@ -160,8 +162,10 @@ class PipelineModel:
             return {"return_full_text": False, **parameters}  # as in /invocations with `inputs`
         if self._reads_words:
             return parameters | self._windows(inputs[0]["question"], parameters)
-        for arguments in (parameters, *map(parameters.get, _TOKENIZER_PARAMETERS)):
-            if arguments and "max_length" in arguments:
+        if self._task == "fill-mask" and "top_k" in parameters:
+            parameters["top_k"] = min(parameters["top_k"], self.model.config.vocab_size)
+        for _, arguments in _tokenizer_arguments(parameters):
+            if "max_length" in arguments:
                 limit = longest_text(self.pipeline.tokenizer, self.model)
                 arguments["max_length"] = min(arguments["max_length"], limit)
         return parameters
@@ -173,6 +177,13 @@ class PipelineModel:
         stride = parameters.get("doc_stride", _PAGE_STRIDE)
         windows = plan_windows(self.pipeline.tokenizer, question, length, stride)
         return {"max_seq_len": windows.length, "doc_stride": windows.stride}
+
+    def _check_max_length(self, parameters: Parameters, *, is_pair: bool) -> None:
+        """Raise RequestError if a truncated text has no token: it is not truncated at all then."""
+        lowest = self.pipeline.tokenizer.num_special_tokens_to_add(pair=is_pair) + 1
+        for field, arguments in _tokenizer_arguments(parameters):
+            if arguments.get("max_length", lowest) < lowest:
+                raise RequestError(f"{field}.max_length", f"must be at least {lowest}")
 
     def _check_stride(self, stride: int) -> None:
         """Raise RequestError if the windows of a long text overlap by more than half of them."""
@@ -235,9 +246,18 @@ def choose_model_class(task: str, source: ModelSource) -> Any:
 
 def _is_truncated(parameters: Parameters) -> bool:
     """Return whether the parameters make the tokenizer truncate a text."""
-    nested = (parameters.get(name) or {} for name in _TOKENIZER_PARAMETERS)
-    choices = (arguments.get("truncation") for arguments in (parameters, *nested))
+    choices = (arguments.get("truncation") for _, arguments in _tokenizer_arguments(parameters))
     return any(choice in (True, "longest_first") for choice in choices)
+
+
+def _tokenizer_arguments(parameters: Parameters) -> list[tuple[str, Any]]:
+    """Return the objects that hold arguments of the tokenizer, with their fields' names."""
+    nested = [
+        (f"parameters.{name}", parameters[name])
+        for name in _TOKENIZER_PARAMETERS
+        if name in parameters
+    ]
+    return [("parameters", parameters), *nested]
 
 
 def _check_text_fields(given: Any) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
+from transformers.pipelines.base import PipelineException
 
 from core.errors import RequestError
 from core.foreign_code import contained, reason_of
@@ -23,7 +24,7 @@ from engine.tasks.pipelines.question_answering import QuestionAnswering
 MAX_AT_ONCE = 32
 """Inputs that are prepared and read by the model together. A small image file may unpack to 200 MB.
 """
-_WRONG_INPUT = (TypeError, ValueError, KeyError)
+_WRONG_INPUT = (TypeError, ValueError, KeyError, PipelineException)
 """Exceptions that pipelines raise for inputs or parameters they do not accept."""
 
 

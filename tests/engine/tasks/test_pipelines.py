@@ -178,6 +178,34 @@ def test_texts_are_cut_to_the_models_limit_if_the_tokenizer_has_none(
     assert isinstance(outcome, Answer)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "nested"),
+    [
+        ("classifier", "the cat", False),
+        ("classifier", {"text": "the cat", "text_pair": "a dog"}, False),
+        ("filler", "[MASK] cat", True),
+    ],
+)
+def test_truncation_that_leaves_no_token_is_rejected(task_model, name, text, nested):
+    """transformers would then not truncate at all. The pair has one special token more."""
+    engine = engine_of(task_model(name))
+    lowest = 4 if isinstance(text, dict) else 3
+    for length in range(1, 5):
+        arguments = {"truncation": True, "max_length": length}
+        parameters = {"tokenizer_kwargs": arguments} if nested else arguments
+        (outcome,) = perform(engine, body(text, **parameters))
+        assert isinstance(outcome, Answer) == (length >= lowest)
+        field = "parameters.tokenizer_kwargs.max_length" if nested else "parameters.max_length"
+        assert length >= lowest or outcome.field == field
+
+
+def test_a_text_without_a_mask_and_more_words_than_the_vocabulary_has(task_model):
+    engine = engine_of(task_model("filler"))
+    without, many = perform(engine, body("the cat"), body("the [MASK]", top_k=1000))
+    assert (type(without), without.field) == (RequestError, "inputs")
+    assert len(decoded(many)) == engine.performer.model.model.config.vocab_size
+
+
 def test_a_label_that_leaves_no_room_for_the_text_is_rejected(task_model):
     """transformers would then not truncate the text at all."""
     engine = engine_of(task_model("entailer"), task="zero-shot-classification")
