@@ -41,7 +41,7 @@ class _Question(NamedTuple):
 class _Window(NamedTuple):
     """A question with a part of its context, as tokens."""
 
-    index: int
+    number: int
     """The index of the question in the run."""
     encoding: Any
     """The tokens with their places in the context."""
@@ -97,7 +97,7 @@ class QuestionAnswering:
         windows = self._windows(inputs)
         while batch := list(islice(windows, WINDOWS_PER_RUN)):
             for window, (starts, ends) in zip(batch, self._logits(batch), strict=True):
-                answers[window.index].add(window.encoding, starts, ends)
+                answers[window.number].add(window.encoding, starts, ends)
             between_runs()
         return [answer.result() for answer in answers]
 
