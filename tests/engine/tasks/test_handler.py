@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from core.errors import ConfigurationError, RequestError, StoppedError
+from core.errors import ConfigurationError, EngineUnavailableError, RequestError, StoppedError
 from engine.tasks.performer import Answer
 from tests.engine.tasks.conftest import decoded, job, perform
 
@@ -322,6 +322,18 @@ def test_a_handler_can_use_files_next_to_it(handler, tmp_path):
         "def handle(inputs):\n    return [helper.ANSWER, TABLE]\n"
     )
     assert decoded(perform(engine, job({}))[0]) == [42, "seven"]
+
+
+@pytest.mark.parametrize("start", ["def", "async def"])
+def test_a_lost_connection_ends_the_engine(handler, start):
+    """The server raises this error while a part is sent."""
+
+    def lose(part):
+        raise EngineUnavailableError("the socket failed")
+
+    engine = handler(f"{start} handle(inputs):\n    yield 'a'\n")
+    with pytest.raises(EngineUnavailableError):
+        perform(engine, job(1, send=lose))
 
 
 def test_a_lost_device_ends_the_engine(handler):
