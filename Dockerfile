@@ -17,7 +17,7 @@ RUN apt-get update \
 WORKDIR /src
 
 # Dependencies come first: they are most of the image, change rarely and stay cached.
-COPY image/requirements.py constraints.txt pyproject.toml ./
+COPY packaging/image/requirements.py constraints.txt pyproject.toml ./
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     python3 requirements.py "${DEVICE}" > requirements.txt \
  && /opt/longshore/bin/pip install --no-cache-dir --no-compile \
@@ -27,22 +27,20 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
         echo "torch includes CUDA: pass an index of CPU wheels, --build-arg TORCH_INDEX=..." >&2; \
         exit 1; \
     fi
-COPY image/cut.py ./
+COPY packaging/image/cut.py ./
 RUN /opt/longshore/bin/python cut.py "${DEVICE}"
 
 COPY README.md LICENSE ./
-COPY distribution distribution
+COPY packaging/wheel packaging/wheel
 COPY longshore longshore
 COPY core core
 COPY strategies strategies
 COPY kernels kernels
 COPY engine engine
 COPY container container
-COPY djl_python djl_python
 COPY loadtest loadtest
 COPY benchmarks benchmarks
 COPY deploy deploy
-COPY fleet fleet
 COPY models/demo models/demo
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     /opt/longshore/bin/pip install --no-cache-dir --no-compile --no-deps .

@@ -4,7 +4,7 @@ PORT ?= 8080
 PROPERTIES ?= serving.properties
 OUT ?= build/compare
 BIN := .venv/bin
-INSTALL = $(BIN)/python distribution/install.py --disable-pip-version-check --constraint constraints.txt
+INSTALL = $(BIN)/python packaging/wheel/install.py --disable-pip-version-check --constraint constraints.txt
 GPU_PYTHON ?= $(BIN)/python
 TRITON_FLOOR := 3.6.0
 PIP_AUDIT := 2.10.1
@@ -41,26 +41,26 @@ compare: setup  ## Load-test every strategy with the demo model on this machine;
 	$(BIN)/python -m loadtest report $(OUT)/aws $(OUT)/chat $(OUT)/shared-prefix --pictures --out $(OUT)
 
 harm: setup  ## Send hostile requests to the demo model and measure what they cost others (ARGS='--rows grammar')
-	OMP_NUM_THREADS=1 $(BIN)/python -m loadtest harm --json build/harm.json $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.harm harm --json build/harm.json $(ARGS)
 
 soak: setup  ## Ten minutes of good, bad and leaving clients and of kills (ARGS='--seconds 60')
-	OMP_NUM_THREADS=1 $(BIN)/python -m loadtest soak --seconds 600 --json build/soak.json $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.harm soak --seconds 600 --json build/soak.json $(ARGS)
 
 # One process more than cores: tests with a server wait for it half of the time.
 test: setup  ## Run all tests (ARGS='tests/core -k stop' for some)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $$(($$(nproc) + 1)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-conformance: setup .conformance/installed .suites/installed .vllm/installed  ## Call the demo model with other people's clients, and write docs/conformance.md
-	OMP_NUM_THREADS=1 .conformance/bin/python -m pytest -c conformance/pytest.ini --rootdir conformance conformance $(ARGS)
+conformance: setup .conformance/installed .suites/installed .vllm/installed  ## Call the demo model with other people's clients, and write docs/reference/conformance.md
+	OMP_NUM_THREADS=1 .conformance/bin/python -m pytest -c tests/conformance/pytest.ini --rootdir tests/conformance tests/conformance $(ARGS)
 
-.conformance/installed: conformance/requirements.txt conformance/node/package-lock.json
+.conformance/installed: tests/conformance/requirements.txt tests/conformance/node/package-lock.json
 	$(PYTHON) -m venv .conformance
 	.conformance/bin/python -m pip install --quiet -r $<
-	.conformance/bin/npm ci --prefix conformance/node --ignore-scripts --no-audit --no-fund --loglevel=error
+	.conformance/bin/npm ci --prefix tests/conformance/node --ignore-scripts --no-audit --no-fund --loglevel=error
 	touch $@
 
 # The suites use torch and transformers of .venv, which pip finds by the .pth file and does not install again.
-.suites/installed: conformance/suites.txt .venv/installed
+.suites/installed: tests/conformance/suites.txt .venv/installed
 	$(PYTHON) -m venv .suites
 	$(BIN)/python -c "import site; print(*site.getsitepackages())" > "$$(.suites/bin/python -c 'import site; print(*site.getsitepackages())')/venv.pth"
 	.suites/bin/python -m pip install --quiet -r $<
@@ -71,19 +71,19 @@ conformance: setup .conformance/installed .suites/installed .vllm/installed  ## 
 	$(BIN)/python -c "from pathlib import Path; from benchmarks.cpu.peer_python import make_peer; make_peer('vllm', Path('$(@D)'))"
 
 page-test: setup .browser/installed  ## Test the live page in a headless Chromium (CHROMIUM=/path/to/chromium)
-	OMP_NUM_THREADS=1 .browser/bin/python -m pytest -c browser/pytest.ini --rootdir browser browser $(ARGS)
+	OMP_NUM_THREADS=1 .browser/bin/python -m pytest -c tests/browser/pytest.ini --rootdir tests/browser tests/browser $(ARGS)
 
 pictures: setup .browser/installed  ## Make the pictures of README and docs (after compare; ARGS='--only ui.png')
-	OMP_NUM_THREADS=1 .browser/bin/python -m browser.pictures --compare $(OUT) $(ARGS)
+	OMP_NUM_THREADS=1 .browser/bin/python -m tests.browser.pictures --compare $(OUT) $(ARGS)
 
-.browser/installed: browser/requirements.txt
+.browser/installed: tests/browser/requirements.txt
 	$(PYTHON) -m venv .browser
 	.browser/bin/python -m pip install --quiet -r $<
 	touch $@
 
 # Ray lies beside .venv, not in it: 500 MB that no other test needs.
 fleet-test: setup .fleet/installed  ## Test fleets on Ray clusters of two nodes on this machine; ten minutes on two cores
-	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.fleet $(BIN)/python -m pytest tests/fleet/on_ray $(ARGS)
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.fleet $(BIN)/python -m pytest tests/deploy/fleet/on_ray $(ARGS)
 
 .fleet/installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --target $(@D) 'ray[data,serve]==2.60.0'
@@ -116,10 +116,10 @@ asan: setup  ## Run the tests of the CPU's C++ kernels under AddressSanitizer (n
 	$(BIN)/python -m pytest tests/kernels/cpu $(ARGS)
 
 image-check: setup  ## Build the image without Docker (as root, with buildah and debootstrap) and test it
-	image/check
+	packaging/image/check
 
 variants: setup  ## Compile every kernel variant for every GPU and check the code (ARGS='-k prefill-256')
-	$(EVERY_VARIANT) tests/kernels/test_*compile.py $(ARGS)
+	$(EVERY_VARIANT) tests/kernels/compiled $(ARGS)
 
 kernels: variants .triton-$(TRITON_FLOOR)/installed  ## Run variants, then variants and all kernel tests with the oldest supported Triton
 	PYTHONPATH=.triton-$(TRITON_FLOOR) $(EVERY_VARIANT) tests/kernels $(ARGS)
@@ -135,10 +135,10 @@ format: setup  ## Format the code and apply ruff's fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: setup  ## Write docs/configuration.md, limits.md and contract.md from the tables of the code
-	$(BIN)/python -c "from container.configuration.report import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/configuration.md
-	$(BIN)/python -c "from core.limits import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/limits.md
-	$(BIN)/python -c "from container.front_end.contract import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/contract.md
+docs: setup  ## Write docs/reference/ (configuration, limits, contract) from the tables of the code
+	$(BIN)/python -c "from container.configuration.report import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/reference/configuration.md
+	$(BIN)/python -c "from core.configuration.limits import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/reference/limits.md
+	$(BIN)/python -c "from container.front_end.contract import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/reference/contract.md
 
 clean:  ## Remove .venv and caches
-	rm -rf .venv .conformance conformance/node/node_modules .suites .vllm .browser .fleet .audit-* .triton-$(TRITON_FLOOR) .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .conformance tests/conformance/node/node_modules .suites .vllm .browser .fleet .audit-* .triton-$(TRITON_FLOOR) .pytest_cache .ruff_cache .hypothesis *.egg-info

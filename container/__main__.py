@@ -28,8 +28,8 @@ from container.models.directory import (
     resolve_model_dir,
 )
 from container.multi_model.store import store_entries
+from core.configuration.layout import visible_gpus
 from core.errors import ConfigurationError
-from core.layout import visible_gpus
 
 EXAMPLES = {
     "serve": (

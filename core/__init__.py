@@ -1,4 +1,4 @@
-"""The data types shared by all packages: options, sampling parameters, sequences, plans, messages.
+"""The nouns that all packages share: requests, sequences, plans of a step, sampling parameters.
 
 core imports no other package of this repository, no torch and no sockets.
 """

@@ -8,8 +8,8 @@ from typing import TypeVar, cast
 
 import msgspec
 
+from core.configuration.suggest import did_you_mean
 from core.errors import RequestError
-from core.suggest import did_you_mean
 
 T = TypeVar("T")
 

@@ -1,8 +1,8 @@
 """The exceptions that Longshore raises on purpose.
 
-Each class sets `kind`, which identifies the error in a `core.messages.Failed` from the engine to a
-worker, and `status`, the HTTP status that the client gets. Messages say how to fix the problem, if
-the user can.
+Each class sets `kind`, which identifies the error in a `core.protocol.messages.Failed` from the
+engine to a worker, and `status`, the HTTP status that the client gets. Messages say how to fix the
+problem, if the user can.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from core.frames import Refused
+from core.process.frames import Refused
 
 NO_IMAGES = (
     "this model takes no images here; Gemma 3, Idefics3, SmolVLM and Qwen2.5-VL do (docs/models.md)"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from core.protocol.stats import Timing
 from core.sampling import Finish, TopLogprobs
-from core.stats import Timing
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):

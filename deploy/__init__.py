@@ -1,4 +1,4 @@
-"""Deploy this container to SageMaker endpoints with boto3: `longshore deploy --help`.
+"""Deploy this container: to SageMaker endpoints, to Kubernetes, or as a fleet on Ray.
 
-Imports nothing from the server.
+Except for the fleet, nothing here imports the server.
 """

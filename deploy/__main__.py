@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from deploy.command_line import make_parser
+from deploy.sagemaker.command_line import make_parser
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m deploy") -> int:
@@ -14,7 +14,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m deploy")
     Raises ModuleNotFoundError if boto3 is not installed.
     """
     parsed = make_parser(prog).parse_args(arguments)
-    from deploy.commands import run  # lazy: the help needs no boto3
+    from deploy.sagemaker.commands import run  # lazy: the help needs no boto3
 
     return run(parsed)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from core.names import full_name
+from core.process.names import full_name
 
 if TYPE_CHECKING:
     from core.errors import GenerationError, RequestError

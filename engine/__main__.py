@@ -24,10 +24,10 @@ import msgspec
 
 from core.errors import ConfigurationError, LongshoreError, StoppedError
 from core.foreign_code import contained, reason_of
-from core.internal_arguments import internal_arguments
-from core.logs import configure_logs, log_event
-from core.messages import Dead, Launch
-from core.processes import die_with_parent
+from core.process.internal_arguments import internal_arguments
+from core.process.logs import configure_logs, log_event
+from core.process.processes import die_with_parent
+from core.protocol.messages import Dead, Launch
 from engine.phases import Phases
 
 if TYPE_CHECKING:

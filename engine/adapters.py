@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from core.configuration.options import Options
 from core.errors import ConfigurationError, LongshoreError
-from core.options import Options
 from engine.attention.call import UnsupportedModelError
 from engine.loading.packed_model import PackedModel
 from engine.lora.adapters import Adapters

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from core.configuration.step_size import MAX_PROMPTS
 from core.plan import Chunk
-from core.step_size import MAX_PROMPTS
 from engine.staging import Upload
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, PreTrainedConfig
 
+from core.configuration.options import Options
+from core.configuration.strategy_table import Batching
 from core.errors import ConfigurationError, LongshoreError
 from core.foreign_code import contained, reason_of
-from core.messages import Facts
-from core.options import Options
 from core.plan import BlockMoves, Chunk, StepPlan
+from core.protocol.messages import Facts
 from core.sampling import SamplingParams
 from core.sequence import Sequence
-from core.strategy_table import Batching
 from engine.device import choose_device, tensor_parallel_degree
 from engine.engine import Engine
 from engine.executor import Executor

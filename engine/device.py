@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig
 
+from core.configuration.layout import num_ranks, visible_gpus
+from core.configuration.options import Options
 from core.errors import ConfigurationError, InsufficientMemoryError
-from core.layout import num_ranks, visible_gpus
-from core.options import Options
 
 DTYPES = {
     "fp32": torch.float32,

@@ -20,13 +20,13 @@ from collections.abc import Sequence as Tokens
 import msgspec
 
 from core.adapter import Adapter, lora_disabled
+from core.configuration.limits import IMAGES_IN_USE
 from core.errors import EngineUnavailableError, OverloadedError, RequestError
 from core.foreign_code import contained, reason_of
 from core.images import NO_IMAGES, PromptImage
-from core.limits import IMAGES_IN_USE
-from core.messages import Facts
 from core.output import Output
 from core.plan import StepPlan
+from core.protocol.messages import Facts
 from core.request import Request
 from core.sampling import MAX_SEED, NO_LIMIT, SamplingParams
 from engine.device import is_out_of_memory

@@ -26,12 +26,12 @@ from pathlib import Path
 
 import msgspec
 
+from core.configuration.meeting_point import meeting_point
+from core.configuration.options import Options
 from core.errors import ConfigurationError
 from core.foreign_code import contained
-from core.internal_arguments import internal_arguments
-from core.meeting_point import meeting_point
-from core.options import Options
-from core.processes import die_with_parent
+from core.process.internal_arguments import internal_arguments
+from core.process.processes import die_with_parent
 from engine.ranks.digest import digest_model
 from engine.ranks.messages import AnyOrder, FailureReport, RankLaunch
 from engine.ranks.tcp import join, local_interface

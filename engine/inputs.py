@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from core.configuration.step_size import StepSize
 from core.images import PromptImage
 from core.plan import Chunk, StepPlan
-from core.step_size import StepSize
 from engine.block_tables import BlockTables
 from engine.staging import DeviceTensor, Staging, Upload
-from kernels.batch import ImageSpan, PagedBatch, QuerySpan
+from kernels.attention.batch import ImageSpan, PagedBatch, QuerySpan
 
 PADDING_SLOT = -1
 NO_ADAPTER = -1

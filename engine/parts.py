@@ -10,18 +10,18 @@ import torch
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConfig
 
-from core.batching import choose_batching
-from core.errors import ConfigurationError, InsufficientMemoryError
-from core.foreign_code import contained
-from core.options import Options
-from core.sizing import bytes_per_block
-from core.step_size import graph_sizes
-from core.strategy_table import (
+from core.configuration.batching import choose_batching
+from core.configuration.options import Options
+from core.configuration.sizing import bytes_per_block
+from core.configuration.step_size import graph_sizes
+from core.configuration.strategy_table import (
     DEFAULT_FOR_OTHERS,
     DEFAULT_FOR_PACKED,
     LIBRARY_NAMES,
     Batching,
 )
+from core.errors import ConfigurationError, InsufficientMemoryError
+from core.foreign_code import contained
 from engine.adapters import start_adapters
 from engine.attention.backends import AttentionBackend, TorchBackend, make_backend
 from engine.attention.call import UnsupportedModelError

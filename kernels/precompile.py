@@ -25,22 +25,22 @@ from triton import knobs
 from triton.backends.nvidia import driver
 
 from kernels import dry_run
-from kernels.best_tokens import best_tokens
-from kernels.block_copy import copy_blocks
-from kernels.cache_table import cache_table
-from kernels.candidates import collect_candidates
-from kernels.draw_tokens import draw_tokens
-from kernels.filter_limits import filter_limits
-from kernels.gated_activation import gated_activation
-from kernels.grouped_quantized_linear import grouped_quantized_linear
-from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill, prefill_work
-from kernels.quantized_linear import PER_BYTE, quantized_linear
-from kernels.rms_norm import add_rms_norm, rms_norm
-from kernels.rotary_cache_write import rotary_write_kv
-from kernels.swap import gather_blocks, scatter_blocks
-from kernels.token_weights import DrawnRows
-from kernels.work_list import make_work_list
+from kernels.attention.paged_decode import paged_decode
+from kernels.attention.paged_prefill import paged_prefill, prefill_work
+from kernels.attention.work_list import make_work_list
+from kernels.cache.block_copy import copy_blocks
+from kernels.cache.cache_table import cache_table
+from kernels.cache.rotary_cache_write import rotary_write_kv
+from kernels.cache.swap import gather_blocks, scatter_blocks
+from kernels.elementwise.gated_activation import gated_activation
+from kernels.elementwise.rms_norm import add_rms_norm, rms_norm
+from kernels.linear.grouped_quantized_linear import grouped_quantized_linear
+from kernels.linear.quantized_linear import PER_BYTE, quantized_linear
+from kernels.sampling.best_tokens import best_tokens
+from kernels.sampling.candidates import collect_candidates
+from kernels.sampling.draw_tokens import draw_tokens
+from kernels.sampling.filter_limits import filter_limits
+from kernels.sampling.token_weights import DrawnRows
 
 BLOCK_SIZE = 16
 """The default of `option.block_size`."""

@@ -1,8 +1,4 @@
-"""Command line: `compare` and `sweep` measure servers, `report` draws existing results.
-
-`harm` measures what hostile requests cost other clients. `soak` checks what hostile clients and
-kills leave behind. `kills` kills a container's processes under load.
-"""
+"""Command line: `compare` and `sweep` measure servers, `report` draws existing results."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from loadtest.load.workloads import WORKLOADS, Workload
 from loadtest.report.style import OURS
-from loadtest.running import Running, parse_running
-from loadtest.workloads import WORKLOADS, Workload
+from loadtest.servers.running import Running, parse_running
 
 EXAMPLES = {
     "compare": (
@@ -39,18 +39,18 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     _add_subjects(compare)
     _add_load(compare)
     compare.add_argument(
-        "--requests", type=_count, default=500, help="requests per run (default: 500)"
+        "--requests", type=count, default=500, help="requests per run (default: 500)"
     )
     compare.add_argument(
         "--seconds",
-        type=_positive,
+        type=positive,
         help="stop sending after this many seconds, even if fewer requests than "
         "--requests have been "
         "sent; a slow server then gets fewer requests (default: send all)",
     )
     compare.add_argument(
         "--rounds",
-        type=_count,
+        type=count,
         default=3,
         help="how often each workload runs on each server; the servers take turns, and fewer than "
         "3 rounds prove nothing (default: 3)",
@@ -91,7 +91,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     )
     sweep.add_argument(
         "--seconds",
-        type=_positive,
+        type=positive,
         default=30.0,
         help="how long each rate is measured, in seconds; this should be much longer than a "
         "response takes and than the bounds of --slo (default: 30)",
@@ -105,7 +105,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     )
     sweep.add_argument(
         "--first-rate",
-        type=_positive,
+        type=positive,
         default=1.0,
         help="requests/s at which the search starts (default: 1)",
     )
@@ -115,21 +115,6 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         default=3,
         help="bisection steps after the first rate that fails (default: 3)",
     )
-    kills = _command(
-        commands, "kills", "kill a container's processes under load, and count how the requests end"
-    )
-    kills.add_argument("--times", type=_count, default=12, help="kills in total (default: 12)")
-    _add_properties(kills, "serving.properties of the container (default: none)")
-    kills.add_argument(
-        "--model-dir", type=Path, metavar="DIR", help="passed to the container as --model-dir"
-    )
-    kills.add_argument(
-        "--seed", type=int, default=0, help="seed for the times of the kills (default: 0)"
-    )
-    kills.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="folder for the containers' logs"
-    )
-    _add_harm(commands)
     report = _command(commands, "report", "write report.html from existing results")
     report.add_argument("results", type=Path, nargs="+", help="results.json files or their folders")
     report.add_argument(
@@ -139,74 +124,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_harm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    harm = commands.add_parser(
-        "harm",
-        help="send hostile requests and measure what they cost everyone else",
-        description="Send every hostile request of loadtest/harm/rows.py, one after another, while "
-        "ordinary streams run and /ping is requested every 25 ms. The exit code is 1 if a hostile "
-        "request broke a limit.",
-        epilog="examples:\n"
-        "  %(prog)s                        # starts a server with the demo model\n"
-        "  %(prog)s --url http://host:8080 --json harm.json\n"
-        "  %(prog)s --rows grammar,schema  # rows whose name has one of these words",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    harm.add_argument("--url", help="a running server (default: start one)")
-    _add_own_server(harm)
-    harm.add_argument(
-        "--rows",
-        type=_names,
-        default=[""],
-        metavar="WORD,...",
-        help="only rows whose name contains one of these words (default: all)",
-    )
-    harm.add_argument(
-        "--max-ping", type=_positive, default=250.0, metavar="MS",
-        help="longest time that /ping may take, in ms (default: 250)",
-    )  # fmt: skip
-    harm.add_argument(
-        "--max-row", type=_positive, default=120.0, metavar="S",
-        help="longest time that the server may take to end a row, in s (default: 120)",
-    )  # fmt: skip
-    harm.add_argument(
-        "--streams", type=_count, default=4, help="number of ordinary streams (default: 4)"
-    )
-    harm.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes as JSON")
-    soak = commands.add_parser(
-        "soak",
-        help="mix ordinary, impatient and hostile clients at random, and kill processes",
-        description="Start a server. For --seconds, mix well-behaved clients with some that leave, "
-        "stall or send garbage, and kill the server's processes at random. Then check that every "
-        "request ended exactly once, and that KV memory, processes, memory, threads and open files "
-        "are as they were before. The exit code is 1 if one of these checks fails.",
-        epilog="examples:\n"
-        "  %(prog)s --seconds 600\n"
-        "  %(prog)s --seconds 60 --seed 7 --json soak.json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _add_own_server(soak)
-    soak.add_argument(
-        "--seconds", type=_positive, default=600.0, help="duration in seconds (default: 600)"
-    )
-    soak.add_argument("--seed", type=int, default=0, help="seed for everything random (default: 0)")
-    soak.add_argument("--json", type=Path, metavar="FILE", help="write the findings as JSON")
-
-
-def _add_own_server(parser: argparse.ArgumentParser) -> None:
-    _add_properties(
-        parser, f"serving.properties of the server that is started {_DEFAULT_PROPERTIES}"
-    )
-    parser.add_argument(
-        "--log",
-        type=Path,
-        default=Path("build/loadtest-server.log"),
-        metavar="FILE",
-        help="log of that server (default: %(default)s)",
-    )
-
-
-def _add_properties(parser: argparse._ActionsContainer, text: str) -> None:
+def add_properties(parser: argparse._ActionsContainer, text: str) -> None:
     parser.add_argument("--properties", type=Path, metavar="FILE", help=text)
 
 
@@ -229,13 +147,13 @@ def _add_subjects(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("servers under test")
     group.add_argument(
         "--strategies",
-        type=_names,
+        type=names,
         default=list(OURS),
         metavar="NAME,...",
         help="strategies of our container, each in a process of its own; '' to run no container "
         "(default: all)",
     )
-    _add_properties(
+    add_properties(
         group,
         "serving.properties of each container that is started; the strategy replaces its "
         f"option.batching {_DEFAULT_PROPERTIES}",
@@ -272,7 +190,7 @@ def _add_subjects(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--path", help="request path (default: /invocations or /v1/completions)")
     group.add_argument(
         "--timeout",
-        type=_positive,
+        type=positive,
         default=600.0,
         help="seconds without data before a request fails (default: 600)",
     )
@@ -281,11 +199,11 @@ def _add_subjects(parser: argparse.ArgumentParser) -> None:
 def _add_load(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("load")
     group.add_argument(
-        "--users", type=_count, default=50, help="concurrent users of a closed loop (default: 50)"
+        "--users", type=count, default=50, help="concurrent users of a closed loop (default: 50)"
     )
     group.add_argument(
         "--rate",
-        type=_positive,
+        type=positive,
         help="requests/s; turns any workload into an open loop, and replaces the "
         "workload's own rate",
     )
@@ -298,19 +216,19 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--time-scale",
-        type=_positive,
+        type=positive,
         default=1.0,
         help="factor by which the requests of a trace or workload arrive faster (default: 1)",
     )
     group.add_argument(
         "--length-scale",
-        type=_positive,
+        type=positive,
         default=1.0,
         help="factor for the lengths of all prompts and outputs (default: 1)",
     )
     group.add_argument(
         "--max-length",
-        type=_count,
+        type=count,
         help="skip requests with more tokens, prompt and output together (default: the limit that "
         "the server reports)",
     )
@@ -344,10 +262,10 @@ def _workload(name: str) -> Workload:
 
 
 def _workloads(text: str) -> list[Workload]:
-    return [_workload(name) for name in _names(text)]
+    return [_workload(name) for name in names(text)]
 
 
-def _names(text: str) -> list[str]:
+def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
@@ -359,17 +277,17 @@ def _running(text: str) -> Running:
 
 
 def _rates(text: str) -> list[float]:
-    return [_positive(rate) for rate in text.split(",")]
+    return [positive(rate) for rate in text.split(",")]
 
 
-def _positive(text: str) -> float:
+def positive(text: str) -> float:
     value = float(text)
     if not value > 0:  # also refuses nan
         raise argparse.ArgumentTypeError(f"{text} is not greater than 0")
     return value
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")

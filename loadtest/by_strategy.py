@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flask import Flask, Response, jsonify
 
-from loadtest.record import Record
+from loadtest.load.record import Record
 from loadtest.report.style import OTHER, STRATEGIES
 
 PATH = "/strategies"

@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
-from loadtest.combination import combined
-from loadtest.results import Results, Run, read_results
+from loadtest.study.combination import combined
+from loadtest.study.results import Results, Run, read_results
 
 if TYPE_CHECKING:  # these import locust, which monkey-patches the process
-    from loadtest.endpoint import Endpoint
-    from loadtest.subjects import Strategies, Subjects
-    from loadtest.tuning import Trial
+    from loadtest.servers.endpoint import Endpoint
+    from loadtest.study.subjects import Strategies, Subjects
+    from loadtest.study.tuning import Trial
 
 FIXED_MEMORY = {"option.num_kv_blocks", "option.kv_cache_memory_bytes"}
 """Without one of these, an engine's KV memory depends on what other servers have left."""
@@ -34,12 +34,6 @@ def run(parser: argparse.ArgumentParser, parsed: argparse.Namespace, command: st
     """
     if parsed.command == "report":
         return _report(parsed)
-    if parsed.command == "kills":
-        return _kills(parsed)
-    if parsed.command in ("harm", "soak"):
-        from loadtest.harm import command as harm
-
-        return harm.run(parser, parsed)
     return _measure(parser, parsed, command)
 
 
@@ -47,11 +41,11 @@ def _measure(parser: argparse.ArgumentParser, parsed: argparse.Namespace, comman
     import locust  # noqa: F401 - monkey-patches sockets, so it must precede modules that use them
 
     from loadtest.machine import describe_machine
-    from loadtest.measure import WarmUpError
     from loadtest.report import page  # noqa: F401 - fails now if a package for the report is missing
-    from loadtest.server import ServerError
-    from loadtest.slo import parse_slo, per_request
-    from loadtest.subjects import SubjectError
+    from loadtest.servers.server import ServerError
+    from loadtest.study.measure import WarmUpError
+    from loadtest.study.slo import parse_slo, per_request
+    from loadtest.study.subjects import SubjectError
 
     try:
         slo = parse_slo(parsed.slo)
@@ -100,10 +94,10 @@ def _run(
     save_trial: Callable[[Trial], None],
 ) -> bool:
     """Run `compare` or `sweep`. Returns False if it was interrupted."""
-    from loadtest.compare import Comparison
-    from loadtest.measure import measure
-    from loadtest.plan import Load
-    from loadtest.sweep import sweep
+    from loadtest.load.plan import Load
+    from loadtest.study.compare import Comparison
+    from loadtest.study.measure import measure
+    from loadtest.study.sweep import sweep
 
     subjects = _subjects(parser, parsed)
     subjects.require_up()
@@ -157,7 +151,7 @@ def _stopped(workload: str, num_rounds: int) -> str:
 
 
 def _subjects(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> Subjects:
-    from loadtest.subjects import Subjects
+    from loadtest.study.subjects import Subjects
 
     running = _running(parser, parsed)
     if parsed.target or parsed.sagemaker:
@@ -170,8 +164,8 @@ def _subjects(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> Su
 
 def _running(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> dict[str, Endpoint]:
     """Return the endpoints of `--target`, `--sagemaker` and `--subject`, by name."""
-    from loadtest.endpoint import Endpoint
     from loadtest.report.style import STRATEGIES
+    from loadtest.servers.endpoint import Endpoint
 
     found: dict[str, Endpoint] = {}
     if parsed.target or parsed.sagemaker:
@@ -198,8 +192,8 @@ def _running(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> dic
 
 def _strategies(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> Strategies:
     from loadtest.machine import has_gpu
-    from loadtest.server import given_properties
-    from loadtest.subjects import Strategies
+    from loadtest.servers.server import given_properties
+    from loadtest.study.subjects import Strategies
 
     try:
         properties = given_properties(parsed.properties)
@@ -233,27 +227,6 @@ def _report(parsed: argparse.Namespace) -> int:
         for path in write_pictures(results, parsed.out):
             print(f"wrote {path}")
     return code
-
-
-def _kills(parsed: argparse.Namespace) -> int:
-    from loadtest.kills import report_lines, run_kills
-    from loadtest.server import ServerError, read_properties
-
-    parsed.out.mkdir(parents=True, exist_ok=True)
-    properties = read_properties(parsed.properties) if parsed.properties else {}
-    try:
-        kills = run_kills(
-            parsed.times,
-            properties,
-            model_dir=parsed.model_dir,
-            seed=parsed.seed,
-            folder=parsed.out,
-        )
-    except (ServerError, TimeoutError) as error:
-        print(f"loadtest: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    print(*report_lines(kills), sep="\n")
-    return 0
 
 
 def _write(results: Results, out: Path) -> int:

@@ -20,13 +20,13 @@ from locust import events
 from locust.runners import LocalRunner
 
 from loadtest.by_strategy import ByStrategy
-from loadtest.endpoint import Endpoint
-from loadtest.plan import Load, make_plan
-from loadtest.record import Record
-from loadtest.request import Request
-from loadtest.session import Session
-from loadtest.user import LoadUser
-from loadtest.workloads import WORKLOADS
+from loadtest.load.plan import Load, make_plan
+from loadtest.load.record import Record
+from loadtest.load.request import Request
+from loadtest.load.session import Session
+from loadtest.load.user import LoadUser
+from loadtest.load.workloads import WORKLOADS
+from loadtest.servers.endpoint import Endpoint
 
 NUM_DISTINCT = 1000
 """Requests before the workload repeats."""

@@ -103,7 +103,7 @@ def _deploy(arguments: list[str]) -> int:
 
 
 def _fleet(arguments: list[str]) -> int:
-    from fleet.__main__ import main as run
+    from deploy.fleet.__main__ import main as run
 
     return run(arguments[1:], f"{NAME} fleet")
 
@@ -117,9 +117,7 @@ COMMANDS = {
     "batch": Command("answer all requests of a file", _container),
     "plan": Command("estimate how many requests fit into an instance's GPU memory", _container),
     "compare": Command("load-test all strategies, and write a report", _compare, "loadtest"),
-    "load": Command(
-        "test any server with load, killed processes and hostile requests", _load, "loadtest"
-    ),
+    "load": Command("load-test any server, or draw the report again", _load, "loadtest"),
     "simulate": Command("simulate the strategies on GPUs that you do not have", _simulate),
     "fleet": Command("serve a model on many machines, with Ray", _fleet, "ray"),
     "deploy": Command("deploy to SageMaker, and remove everything again", _deploy, "aws"),

@@ -2,7 +2,8 @@
 
 The iteration-level scheduling of Orca (OSDI 2022), with its memory: one contiguous run of blocks
 per sequence, reserved at admission. `option.kv_reservation` says how many tokens to reserve
-(`core.sizing.reserved_tokens`). The names are from the PagedAttention paper, section 6.1:
+(`core.configuration.sizing.reserved_tokens`). The names are from the PagedAttention paper, section
+6.1:
 
 max      max_model_len for every request, as in a server that cannot know the length
 pow2     the prompt, plus max_tokens rounded up to a power of two
@@ -13,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from core.options import KVReservation
+from core.configuration.options import KVReservation
+from core.configuration.sizing import reserved_tokens
 from core.sequence import Sequence
-from core.sizing import reserved_tokens
 from strategies.base import Limits, ReservingStrategy
 from strategies.factory import StrategySettings
 from strategies.group import SequenceGroup

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import import_module
 
-from core.options import KVReservation, PreemptionMode
-from core.strategy_table import Batching
+from core.configuration.options import KVReservation, PreemptionMode
+from core.configuration.strategy_table import Batching
 from strategies.base import Limits, Strategy
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+collect_ignore = ["browser", "conformance"]
+"""Suites with environments of their own: `make page-test` and `make conformance`."""
+
 settings.register_profile("tests", derandomize=True, deadline=None)
 settings.load_profile("tests")
 

@@ -8,15 +8,29 @@ from pathlib import Path
 
 import pytest
 
-from browser.captions import marked_texts
 from engine import LLM, SamplingParams
+from tests.browser.captions import marked_texts
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
-    path.relative_to(ROOT).as_posix()
-    for folder in (ROOT, ROOT / "docs", ROOT / "examples")
-    for path in folder.glob("*.md")
+    {
+        path.relative_to(ROOT).as_posix()
+        for pages in ("*.md", "docs/**/*.md", "[!.]*/README.md", "deploy/*/README.md")
+        for path in ROOT.glob(pages)
+    }
 )
+PAGES_ABOUT_CODE = [
+    "CONTRIBUTING.md",
+    "docs/design.md",
+    "docs/structures.md",
+    *(
+        name
+        for name in PAGES
+        if name.endswith("/README.md") and not name.startswith(("docs/", "examples/"))
+    ),
+]
+FILES_OF_OTHERS = {"config.json", "model.py", "strategies/x.py"}
+"""Files of a user's model, and the strategy that a page tells how to add."""
 
 
 def links(page: Path) -> Iterator[tuple[Path, str]]:
@@ -59,10 +73,41 @@ def test_tests_that_pages_name_exist(name: str) -> None:
         assert f"\ndef {test}(" in (ROOT / path).read_text(), f"{name}: {path}::{test}"
 
 
+@pytest.fixture(scope="module")
+def files() -> list[str]:
+    """The paths of all files of the repository, each after a slash."""
+    folders = [path for path in ROOT.glob("[!.]*") if path.is_dir() and path.name != "build"]
+    return [
+        f"/{path.relative_to(ROOT).as_posix()}" for folder in folders for path in folder.rglob("*")
+    ]
+
+
+@pytest.mark.parametrize("name", PAGES_ABOUT_CODE)
+def test_files_that_pages_name_exist(name: str, files: list[str]) -> None:
+    """Pages may leave out the beginning of a path."""
+    text = (ROOT / name).read_text()
+    named = set(re.findall(r"`([\w/]+\.(?:py|h|cpp|js|json))`", text)) - FILES_OF_OTHERS
+    lost = {path for path in named if not any(file.endswith(f"/{path}") for file in files)}
+    assert not lost, f"{name}: {lost}"
+
+
+def test_pages_that_code_names_exist() -> None:
+    """Docstrings, errors, comments and help texts name pages by their path."""
+    folders = [path for path in ROOT.iterdir() if (path / "__init__.py").exists()]
+    files = [path for folder in folders for path in folder.rglob("*")]
+    code = [path for path in files if path.suffix in {".py", ".yaml", ".properties"}]
+    named = {
+        (path, page) for path in code for page in re.findall(r"docs/[a-z/-]+\.md", path.read_text())
+    }
+    assert named
+    missing = {(path, page) for path, page in named if not (ROOT / page).exists()}
+    assert not missing
+
+
 def test_every_page_is_in_the_index() -> None:
     index = ROOT / "docs" / "README.md"
     linked = {path.resolve() for path, _ in links(index)}
-    assert linked >= set((ROOT / "docs").glob("*.md")) - {index}
+    assert linked >= set((ROOT / "docs").rglob("*.md")) - {index}
 
 
 def test_the_sample_of_the_readme_is_true() -> None:

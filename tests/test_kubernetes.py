@@ -14,8 +14,8 @@ from container.configuration.resolve import load_configuration
 from container.http.health import HEALTH_PATHS
 from container.http.metrics import metrics_text
 from container.launch.stop_times import ENGINE_STOP_S, FRONT_END_STOP_S
-from core.options import Options
-from core.stats import Stats
+from core.configuration.options import Options
+from core.protocol.stats import Stats
 from tests.container.fake_engine import FACTS
 
 FOLDER = Path(__file__).resolve().parents[1] / "deploy" / "kubernetes"

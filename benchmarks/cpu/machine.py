@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from core.processes import num_cores
+from core.process.processes import num_cores
 
 INTERVAL_S = 1.0
 

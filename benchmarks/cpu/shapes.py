@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.shapes import Config
+from benchmarks.gpu.shapes import Config
 
 MAX_LENGTH = 2048
 """max_position_embeddings of every shape."""

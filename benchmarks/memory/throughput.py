@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.closed_loop import ClosedLoop
-from benchmarks.lengths import Lengths
-from benchmarks.workload import Request
-from core.options import Options
+from benchmarks.load.closed_loop import ClosedLoop
+from benchmarks.load.lengths import Lengths
+from benchmarks.load.workload import Request
+from core.configuration.options import Options
 from engine.build import build_engine
 from engine.engine import Engine
 

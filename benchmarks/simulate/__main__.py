@@ -20,10 +20,8 @@ import json
 
 from tqdm import tqdm
 
-from benchmarks.lengths import read_timed_trace
+from benchmarks.load.lengths import read_timed_trace
 from benchmarks.simulate.arguments import MEANS, make_parser
-from benchmarks.simulate.beside import beside
-from benchmarks.simulate.calibration import CalibrationError, calibrated
 from benchmarks.simulate.comparison import (
     WHY_DIFFERENT,
     Progress,
@@ -34,6 +32,8 @@ from benchmarks.simulate.comparison import (
     replay,
 )
 from benchmarks.simulate.cost import GPUS, MODELS, Efficiency, Hardware
+from benchmarks.simulate.measured.beside import beside
+from benchmarks.simulate.measured.calibration import CalibrationError, calibrated
 from benchmarks.simulate.system import Setup
 from benchmarks.simulate.table import table
 from benchmarks.simulate.traffic import Prefixes, Synthetic, Trace, Traffic

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.lengths import ALPACA, SHAREGPT
+from benchmarks.load.lengths import ALPACA, SHAREGPT
 from benchmarks.simulate.cost import GPUS, MODELS, Efficiency
 from benchmarks.simulate.system import SYSTEMS
 from core.routing import ROUTERS

@@ -144,7 +144,7 @@ def _opt(name: str, num_layers: int, width: int) -> ModelShape:
 MODELS = {
     model.name: model
     for model in (
-        ModelShape(  # the Llamas are from their config.json, as in benchmarks/shapes.py
+        ModelShape(  # the Llamas are from their config.json, as in benchmarks/gpu/shapes.py
             name="llama-2-7b",
             num_parameters=6.738e9,
             num_layers=32,

@@ -9,8 +9,8 @@ from benchmarks.simulate.cost import Hardware
 from benchmarks.simulate.executor import Executor, PackedExecutor, PaddedExecutor
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.tally import Tally
-from core.options import KVReservation
-from core.strategy_table import Batching
+from core.configuration.options import KVReservation
+from core.configuration.strategy_table import Batching
 from strategies.base import Limits
 
 

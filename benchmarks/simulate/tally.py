@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from benchmarks.journal import percentile
+from benchmarks.load.journal import percentile
 from benchmarks.simulate.traffic import Arrival
 from core.output import Output
 

@@ -12,7 +12,7 @@ from operator import itemgetter
 
 import msgspec
 
-from benchmarks.lengths import Lengths, synthetic_lengths
+from benchmarks.load.lengths import Lengths, synthetic_lengths
 from core.request import Request
 from core.routing import RoutedRequest
 from core.sampling import SamplingParams

@@ -16,9 +16,9 @@ from container.http.service import Service, json_response
 from container.schema.fields import MODEL_IGNORED, Field, Fields, Values, ignored, read_fields
 from container.schema.kinds import BOOLEAN, INTEGER, OBJECT, STRING, with_schema
 from container.schema.prompts import PROMPT, read_prompts
+from core.configuration.limits import EMBEDDINGS, TASK_TEXT
 from core.errors import RequestError
-from core.limits import EMBEDDINGS, TASK_TEXT
-from core.task_bodies import EmbeddingAnswer, EmbeddingBody
+from core.protocol.task_bodies import EmbeddingAnswer, EmbeddingBody
 
 MAX_TOKENS = 2**31 - 1
 """The value of `max_tokens` that truncates inputs to the model's limit."""

@@ -18,8 +18,8 @@ from container.http.request_context import request_context
 from container.http.service import json_response
 from container.schema.fields import MODEL_IGNORED, Field, Fields, read_fields
 from container.schema.kinds import BOOLEAN, INTEGERS, STRING
+from core.configuration.limits import TOKEN_IDS
 from core.errors import RequestError
-from core.limits import TOKEN_IDS
 
 _MODEL: Fields = {"model": MODEL_IGNORED}
 

@@ -33,7 +33,7 @@ from container.batch.lines import (
 from container.configuration.properties import Setting
 from container.multi_model.model_container import ModelContainer, UnixConnection
 from core.errors import ConfigurationError
-from core.names import python_command
+from core.process.names import python_command
 
 COMMAND = python_command("container.batch.child")
 STOP_S = 30.0

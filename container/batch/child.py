@@ -23,8 +23,8 @@ from container.launch.preparation import prepare
 from container.launch.supervisor import supervise
 from container.models.directory import default_model_dir, find_properties, open_model_dir
 from core.errors import ConfigurationError
-from core.internal_arguments import internal_arguments
-from core.processes import die_with_parent
+from core.process.internal_arguments import internal_arguments
+from core.process.processes import die_with_parent
 
 NO_TIMEOUT_S = 10**8
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from core.configuration.hub import require_network
+from core.configuration.options import Options
+from core.configuration.sizing import LENGTH_NAMES, LayerShape
 from core.errors import ConfigurationError
-from core.hub import require_network
-from core.options import Options
-from core.sizing import LENGTH_NAMES, LayerShape
 
 DTYPE_BYTES = {"fp32": 4, "float32": 4, "fp16": 2, "float16": 2, "bf16": 2, "bfloat16": 2}
 BYTES_PER_WEIGHT = {"fp8": 1.0, "int8": 1.0, "int4": 0.5 + 5 / 128}

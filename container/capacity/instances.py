@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from core.configuration.suggest import did_you_mean
 from core.errors import ConfigurationError
-from core.suggest import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

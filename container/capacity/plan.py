@@ -1,6 +1,7 @@
 """Estimates how many requests fit into an instance's GPU memory: `longshore plan`.
 
-Uses the engine's own arithmetic (`core.sizing`). Estimates what the engine measures at start-up.
+Uses the engine's own arithmetic (`core.configuration.sizing`). Estimates what the engine measures
+at start-up.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from dataclasses import dataclass, replace
 
 from container.capacity.decoder import DTYPE_BYTES, Decoder
 from container.capacity.instances import Instance
-from core.errors import ConfigurationError
-from core.layout import Layout, lay_out
-from core.options import Options
-from core.sizing import (
+from core.configuration.layout import Layout, lay_out
+from core.configuration.options import Options
+from core.configuration.sizing import (
     blocks_for,
     bytes_per_block,
     fit_length,
@@ -23,13 +23,14 @@ from core.sizing import (
     sequence_limit,
     step_token_budget,
 )
-from core.step_size import StepSize, graph_sizes
-from core.strategy_table import (
+from core.configuration.step_size import StepSize, graph_sizes
+from core.configuration.strategy_table import (
     BATCHING_NAMES,
     DEFAULT_FOR_PACKED,
     STRATEGIES,
     Batching,
 )
+from core.errors import ConfigurationError
 
 CONTEXT_BYTES = 600 * 2**20
 """CUDA's context and its libraries' workspaces: an assumption, not yet measured."""

@@ -20,8 +20,8 @@ from container.configuration.lmi import (
     VARIABLE_ADVICE,
 )
 from container.configuration.properties import Setting
-from core.options import option_table
-from core.suggest import did_you_mean
+from core.configuration.options import option_table
+from core.configuration.suggest import did_you_mean
 
 _PAYLOAD = "SAGEMAKER_MAX_PAYLOAD_IN_MB"
 _SAGEMAKER = {

@@ -1,15 +1,12 @@
 """Options of DJL Serving's LMI container that this one lacks, and what to use instead.
 
-A key of `ADVICE` causes a warning at start-up: it is valid for LMI, or was an option of an earlier
-version, but has no effect here. A value in `REMOVED_VALUES` is an error, because ignoring it would
-change the model's behavior.
+A key of `ADVICE` causes a warning at start-up: it is valid for LMI, but has no effect here. A
+value in `REMOVED_VALUES` is an error, because ignoring it would change the model's behavior.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-from core.options import REMOVED_OPTIONS
 
 ALIASES: Mapping[str, str] = {
     "max_dynamic_batch_size": "batch_size",
@@ -39,7 +36,6 @@ _FIXED_CODES = (
 )
 
 ADVICE: Mapping[str, str] = {
-    **{f"option.{name}": advice for name, advice in REMOVED_OPTIONS.items()},
     "minWorkers": _FIXED_COPIES,
     "gpu.minWorkers": _FIXED_COPIES,
     "gpu.maxWorkers": _FIXED_COPIES,

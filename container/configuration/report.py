@@ -8,13 +8,13 @@ from pathlib import Path
 
 from container.configuration.lmi import ADVICE
 from container.configuration.resolve import Configuration
-from core.batching import Choice
+from core.configuration.batching import Choice
+from core.configuration.layout import layout_here, quantity
+from core.configuration.options import Option, Options, Value, option_table
+from core.configuration.strategy_table import STRATEGIES
+from core.configuration.task import Task, choose_batching_of
 from core.errors import ConfigurationError
-from core.layout import layout_here, quantity
-from core.messages import Facts, Launch
-from core.options import Option, Options, Value, option_table
-from core.strategy_table import STRATEGIES
-from core.task import Task, choose_batching_of
+from core.protocol.messages import Facts, Launch
 
 ERROR_PREFIX = "longshore: "
 """Starts every line of a configuration error on stderr."""
@@ -115,11 +115,11 @@ def report_error(error: ConfigurationError) -> int:
 
 
 def markdown_lines() -> Iterator[str]:
-    """Yield the lines of docs/configuration.md."""
+    """Yield the lines of docs/reference/configuration.md."""
     yield "# Configuration"
     yield ""
-    yield "This table lists every key of `serving.properties`. It is generated from"
-    yield "`core/options.py` by `make docs`. Some meanings begin with a name and a colon. Such an"
+    yield "This table lists every key of `serving.properties`. `make docs` generates it from"
+    yield "`core/configuration/options.py`. Some meanings begin with a name and a colon. Such an"
     yield "option has an effect only with that strategy, executor, task or device, or together"
     yield "with that other option. Elsewhere in a meaning, a value and a colon say what this value"
     yield "selects."

@@ -36,8 +36,8 @@ from container.isolation.helper import Helper
 from container.security.authentication import Gate
 from container.ui.routes import EVENTS_ENDPOINT, KEYLESS_ENDPOINTS, PageRoutes
 from container.wire.engine_client import EngineClient
-from core.options import Options
-from core.task import Kind, Task
+from core.configuration.options import Options
+from core.configuration.task import Kind, Task
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 

@@ -23,8 +23,9 @@ from gunicorn.http.unreader import Unreader
 from container.front_end.body_memory import BodyMemory
 from container.front_end.connections import silent_timeout
 from container.http.deadline import ArrivalTimeoutError, ClientGoneError
+from core.configuration.limits import CHUNKS, UNREAD_BYTES
+from core.configuration.options import Options
 from core.errors import RequestError
-from core.limits import CHUNKS, UNREAD_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -57,29 +58,18 @@ class SlowReaderError(BrokenPipeError):
         super().__init__(errno.EPIPE, "the client does not read its response")
 
 
-class Timeouts(Protocol):
-    """The fields of `core.options.Options` that are used here, in seconds."""
-
-    @property
-    def header_timeout(self) -> float: ...
-    @property
-    def body_timeout(self) -> float: ...
-    @property
-    def write_timeout(self) -> float: ...
-
-
 class Arrival:
     """A socket whose reads and writes have deadlines. Other methods are the socket's own."""
 
     def __init__(
         self,
         client: Socket,
-        timeouts: Timeouts,
+        options: Options,
         memory: BodyMemory,
         clock: Clock = time.monotonic,
     ) -> None:
         self._client = client
-        self._timeouts = timeouts
+        self._options = options
         self._memory = memory
         self._clock = clock
         self._deadline: float | None = None
@@ -100,7 +90,7 @@ class Arrival:
 
     def expect_body(self) -> None:
         """Start the time limit of a body. Its bytes count as held until `release_body`."""
-        self._begin("body", self._timeouts.body_timeout)
+        self._begin("body", self._options.body_timeout)
 
     def release_body(self) -> None:
         """Stop counting the body's bytes as held: its request has ended."""
@@ -166,7 +156,7 @@ class Arrival:
             self._client.settimeout(None)
         if self._is_first_read and data and self._part == "head":
             _refuse_other_protocols(data)
-            self._begin("head", self._timeouts.header_timeout)
+            self._begin("head", self._options.header_timeout)
         self._is_first_read = False
         if self._part == "body":
             self.hold(len(data), held=self._num_held)
@@ -193,13 +183,13 @@ class Arrival:
 
         The kernel buffers up to `UNREAD_BYTES` that the client has not read.
         """
-        limit_s = self._timeouts.write_timeout + len(data) / MIN_READ_RATE
+        limit_s = self._options.write_timeout + len(data) / MIN_READ_RATE
         deadline = self._clock() + limit_s
         view = memoryview(data)
         try:
             while view:
                 remaining_s = deadline - self._clock()
-                self._client.settimeout(min(max(remaining_s, 0.001), self._timeouts.write_timeout))
+                self._client.settimeout(min(max(remaining_s, 0.001), self._options.write_timeout))
                 view = view[self._client.send(view) :]
         except TimeoutError:
             logger.warning("event=cut_off reason='the client does not read its response'")

@@ -25,8 +25,8 @@ from container.apis.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from container.http.health import HEALTH_PATHS
 from container.schema.fields import Field, Fields
 from container.schema.form import MIMETYPE
-from core.pipeline_tasks import FILES
-from core.task import Kind
+from core.configuration.pipeline_tasks import FILES
+from core.configuration.task import Kind
 
 Json = Mapping[str, object]
 

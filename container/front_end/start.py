@@ -27,14 +27,14 @@ from container.launch.ports import require_free_port
 from container.launch.stop_times import FAILED_REQUESTS_S, RUNNING_REQUESTS_S
 from container.security.authentication import open_gate
 from container.security.tls import tls_context
+from core.configuration.limits import HEADER_BYTES, HEADERS, REQUEST_LINE
+from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.internal_arguments import internal_arguments
-from core.limits import HEADER_BYTES, HEADERS, REQUEST_LINE
-from core.logs import configure_logs
-from core.messages import Launch
-from core.names import full_name
-from core.options import Options
-from core.processes import die_with_parent, num_cores
+from core.process.internal_arguments import internal_arguments
+from core.process.logs import configure_logs
+from core.process.names import full_name
+from core.process.processes import die_with_parent, num_cores
+from core.protocol.messages import Launch
 from core.routing import LeastLoaded, PrefixAware
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from flask import Flask, Response, abort, request
 from wsproto.utilities import generate_accept_token
 
 from container.http.failures import Failure, failure_response
+from core.configuration.options import Options
 from core.errors import RequestError
-from core.options import Options
 
 PATH = "/invocations-bidirectional-stream"
 _VERSION = "13"

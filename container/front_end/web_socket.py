@@ -27,12 +27,12 @@ from wsproto.utilities import LocalProtocolError
 from container.front_end.connections import Connections
 from container.http.deadline import ArrivalTimeoutError
 from container.http.off_loop import Turns
+from core.configuration.limits import SOCKET_IDLE, SOCKET_MESSAGES
+from core.configuration.options import Options
 from core.errors import OverloadedError, RequestError
-from core.limits import SOCKET_IDLE, SOCKET_MESSAGES
 
 if TYPE_CHECKING:
     from container.front_end.arrival import Arrival
-    from container.front_end.worker import DrainableApplication
 
 logger = logging.getLogger(__name__)
 
@@ -69,19 +69,23 @@ class WebSocket:
         self,
         connection: Arrival,
         app: Any,
-        application: DrainableApplication,
         connections: Connections,
+        options: Options,
+        count_refusal: Callable[[int], None],
         is_alive: Callable[[], bool],
         early: bytes = b"",
     ) -> None:
-        """is_alive: whether the server accepts further requests. early: bytes that were read
-        together with the upgrade request."""
+        """count_refusal: counts, by its status, an error that `app` does not see.
+
+        is_alive: whether the server accepts further requests. early: bytes that were read together
+        with the upgrade request.
+        """
         assert connection.upgraded is not None
         self._connection = connection
         self._app = app
-        self._application = application
-        self._options = application.options
         self._connections = connections
+        self._options = options
+        self._count_refusal = count_refusal
         self._is_alive = is_alive
         self._protocol = Connection(ConnectionType.SERVER, trailing_data=early)
         self._send_lock = Semaphore()
@@ -183,7 +187,7 @@ class WebSocket:
                 if not self._has_left:
                     self._receive()
         except TimeoutError:
-            self._application.count_refusal(ArrivalTimeoutError.status)
+            self._count_refusal(ArrivalTimeoutError.status)
             reason = "the message did not arrive in time (option.body_timeout)"
             self._arrived.put(CloseConnection(CloseReason.POLICY_VIOLATION, reason))
         except (OSError, LocalProtocolError):
@@ -217,7 +221,7 @@ class WebSocket:
                 self._reply = event.response()
                 self._leave()
             case CloseConnection():  # the frame is malformed
-                self._application.count_refusal(RequestError.status)
+                self._count_refusal(RequestError.status)
                 return event
             case TextMessage():
                 return self._add(event.data.encode(), event)
@@ -235,7 +239,7 @@ class WebSocket:
         message = self._message
         message.length += len(data)
         if message.length > self._options.max_request_size:
-            self._application.count_refusal(413)
+            self._count_refusal(413)
             limit = self._options.max_request_size
             reason = f"the message exceeds the limit of {limit} bytes; max_request_size sets it"
             return CloseConnection(CloseReason.MESSAGE_TOO_BIG, reason)

@@ -18,7 +18,7 @@ import sys
 from contextlib import AbstractContextManager
 from functools import partial
 from types import FrameType
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import gevent
 import gevent.event
@@ -36,35 +36,12 @@ from container.front_end.web_socket import WebSocket
 from container.http.off_loop import SWITCH_INTERVAL_S
 from container.launch.stop_times import FAILED_REQUESTS_S
 from core.errors import LongshoreError, RequestError
-from core.options import Options
-from core.processes import die_with_parent
+from core.process.processes import die_with_parent
+
+if TYPE_CHECKING:
+    from container.front_end.start import FrontEnd
 
 _POLL_INTERVAL_S = 0.05
-
-
-class DrainableApplication(Protocol):
-    """A gunicorn application that can end its streams and fail its running requests."""
-
-    def end_watching(self) -> None:
-        """End the responses that never end by themselves."""
-        ...
-
-    @property
-    def options(self) -> Options:
-        """The options of the server, such as the limits of connections."""
-        ...
-
-    def count_refusal(self, status: int) -> None:
-        """Count a request that is refused before it reaches the application."""
-        ...
-
-    def end_requests(self, reason: str) -> None:
-        """Fail every running request with an error that gives the reason."""
-        ...
-
-    def end_tracing(self) -> None:
-        """Send the spans of the last requests."""
-        ...
 
 
 class DrainingWorker(GeventWorker):
@@ -72,7 +49,7 @@ class DrainingWorker(GeventWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._application = cast(DrainableApplication, self.app)
+        self._application = cast("FrontEnd", self.app)
         self._connections = Connections(self.worker_connections)
         self._bodies = BodyMemory(self._application.options.max_body_memory)
         self._tls: SSLContext | None = None
@@ -111,8 +88,15 @@ class DrainingWorker(GeventWorker):
         finally:
             sock.release_body()
         if sock.upgraded is not None:
-            early, app = req.unreader.take_buffered(), self._application
-            WebSocket(sock, self.wsgi, app, self._connections, self._is_alive, early).serve()
+            WebSocket(
+                sock,
+                self.wsgi,
+                self._connections,
+                self._application.options,
+                self._application.count_refusal,
+                self._is_alive,
+                early=req.unreader.take_buffered(),
+            ).serve()
         if not sock.drain(body):
             sock.linger()
             closes = True

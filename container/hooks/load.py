@@ -11,8 +11,8 @@ from types import ModuleType
 
 from core.errors import ConfigurationError
 from core.foreign_code import contained
-from core.internal_arguments import internal_arguments
-from core.user_code import exit_code_of_check, run_file, start_error
+from core.process.internal_arguments import internal_arguments
+from core.process.user_code import exit_code_of_check, run_file, start_error
 
 Function = Callable[..., object]
 

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any
 
 import gevent.monkey
-
-
-class HasFileno(Protocol):
-    """An object with a file descriptor, such as a socket."""
-
-    def fileno(self) -> int: ...
 
 
 def disconnect_check(environ: Mapping[str, object]) -> Callable[[], bool]:
@@ -23,10 +17,10 @@ def disconnect_check(environ: Mapping[str, object]) -> Callable[[], bool]:
     connection = environ.get("gunicorn.socket")
     if connection is None:
         return lambda: False
-    return lambda: has_hung_up(connection)  # pyright: ignore[reportArgumentType]
+    return lambda: _has_hung_up(connection)
 
 
-def has_hung_up(connection: HasFileno) -> bool:
+def _has_hung_up(connection: Any) -> bool:
     """Return whether the peer closed its end of the connection. Consumes no data.
 
     Peeking would not do: before a TLS client closes, it sends an encrypted notice, which is data.

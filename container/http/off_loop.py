@@ -2,7 +2,7 @@
 
 Threads share the interpreter lock. A thread that runs Python code releases it every
 `SWITCH_INTERVAL_S`, but a single call into C may hold the lock until it returns. So each such call
-has to be short, which the limits on a request's size ensure (`core/limits.py`).
+has to be short, which the limits on a request's size ensure (`core/configuration/limits.py`).
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from container.schema.body import is_json_type, is_supported_type, read_body
 from container.schema.fields import Fields
 from container.schema.form import MIMETYPE as FORM_TYPE
 from container.schema.form import read_form
+from core.configuration.limits import CSV_BYTES
 from core.errors import LongshoreError
-from core.limits import CSV_BYTES
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from flask import Flask, Response, g, request
 
 from container.http.health import HEALTH_PATHS
 from container.http.request_record import RequestRecord
-from core.logs import log_event
+from core.process.logs import log_event
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from container.http.failures import Failure
 from core.output import Output
+from core.protocol.stats import Timing
 from core.sampling import Finish, Operation, SamplingParams
-from core.stats import Timing
 
 
 @dataclass(slots=True)

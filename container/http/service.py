@@ -11,9 +11,9 @@ from container.http.deadline import Deadline
 from container.http.request_context import RequestContext
 from container.wire.engine_client import EngineClient
 from container.wire.task_reply import TaskReply
+from core.configuration.options import Options
 from core.errors import GenerationError, NotFoundError
-from core.messages import Performed
-from core.options import Options
+from core.protocol.messages import Performed
 
 
 class Service:

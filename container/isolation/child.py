@@ -17,8 +17,8 @@ import msgspec
 from gevent.lock import BoundedSemaphore
 
 from core.errors import LongshoreError, OverloadedError, RequestError
-from core.frames import OUT_OF_MEMORY, Refused, read_frame, write_encoded, write_frame
-from core.names import python_command
+from core.process.frames import OUT_OF_MEMORY, Refused, read_frame, write_encoded, write_frame
+from core.process.names import python_command
 
 logger = logging.getLogger(__name__)
 

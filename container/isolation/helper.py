@@ -10,9 +10,9 @@ import msgspec
 from container.isolation.child import Child
 from container.isolation.jobs import Compile, Done, Render, Reply, Setup
 from container.schema.kinds import check_integers
+from core.configuration.limits import GRAMMAR
 from core.errors import RequestError
 from core.images import EncodedPrompt, ReaderReply, ReaderSetup, ReadImages
-from core.limits import GRAMMAR
 from core.structured_outputs import StructuredOutputsParams
 from core.text.chat_template import ChatTemplateSource
 from core.text.grammar import FIELD

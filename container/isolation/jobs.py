@@ -1,4 +1,4 @@
-"""The jobs of the helper process, as msgpack structs in frames (`core.frames`)."""
+"""The jobs of the helper process, as msgpack structs in frames (`core.process.frames`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from core.frames import Refused
+from core.process.frames import Refused
 from core.structured_outputs import StructuredOutputsParams
 from core.text.chat_template import ChatTemplateSource
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 
 from container.isolation.jobs import Compile, Done, Job, Render, Setup
-from core.frames import run_helper
-from core.internal_arguments import internal_arguments
-from core.processes import cpu_limit, limit_memory
+from core.process.frames import run_helper
+from core.process.internal_arguments import internal_arguments
+from core.process.processes import cpu_limit, limit_memory
 from core.structured_outputs import StructuredOutputsParams
 from core.text.chat_template import ChatTemplate
 from core.text.grammar import converting_errors, grammar_text

@@ -20,8 +20,9 @@ sleeping threads for each matmul costs up to a third of the engine's speed on a 
 class Child:
     """A child process in its own session, so that a terminal's Ctrl-C does not reach it.
 
-    Create it in the main thread. The child itself must call `core.processes.die_with_parent` with
-    this process's id, which the caller puts into `command`.
+    Create it in the main thread. The child itself must call
+    `core.process.processes.die_with_parent` with this process's id, which the caller puts into
+    `command`.
     """
 
     def __init__(

@@ -11,9 +11,9 @@ import zmq
 
 from container.launch.children import Child
 from container.launch.readiness import ReadinessWatch
+from core.configuration.options import Options
 from core.errors import ConfigurationError, InsufficientMemoryError
-from core.messages import Facts
-from core.options import Options
+from core.protocol.messages import Facts
 
 logger = logging.getLogger(__name__)
 

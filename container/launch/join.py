@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from container.launch.children import Child
+from core.configuration.layout import layout_here, quantity
+from core.configuration.meeting_point import meeting_point
+from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.layout import layout_here, quantity
-from core.logs import configure_logs
-from core.meeting_point import meeting_point
-from core.names import python_command
-from core.options import Options
-from core.processes import note_stop_signals
+from core.process.logs import configure_logs
+from core.process.names import python_command
+from core.process.processes import note_stop_signals
 
 logger = logging.getLogger(__name__)
 

@@ -17,16 +17,16 @@ from container.models.s3 import download_from_s3
 from container.security.authentication import open_gate
 from container.security.tls import tls_context
 from container.tracing.endpoint import check_traces_endpoint
+from core.configuration.task import Task, check_options, choose_task
 from core.errors import ConfigurationError
-from core.names import python_command
-from core.task import Task, check_options, choose_task
+from core.process.names import python_command
 from core.text.template_files import load_chat_template
 from core.text.tokenizer import tokenizer_file
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """The model's part of `core.messages.Launch`."""
+    """The model's part of `core.protocol.messages.Launch`."""
 
     model_dir: Path
     """The directory of the model's files; for a handler, the directory of its file."""

@@ -7,7 +7,7 @@ import time
 import msgspec
 import zmq
 
-from core.messages import Facts, FromEngine, Hello, Ready
+from core.protocol.messages import Facts, FromEngine, Hello, Ready
 
 _HELLO_INTERVAL_S = 1.0
 

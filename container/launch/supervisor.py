@@ -24,14 +24,14 @@ from container.launch.engine_process import EngineProcess
 from container.launch.ports import require_free_port
 from container.launch.preparation import PreparedModel
 from container.launch.stop_times import ENGINE_STOP_S, FRONT_END_STOP_S, RUNNING_REQUESTS_S
+from core.configuration.layout import Layout, layout_here
+from core.configuration.meeting_point import meeting_point
+from core.configuration.options import Options
+from core.configuration.task import Task
 from core.errors import ConfigurationError
-from core.layout import Layout, layout_here
-from core.logs import configure_logs
-from core.meeting_point import meeting_point
-from core.messages import Facts, Launch
-from core.names import python_command
-from core.options import Options
-from core.task import Task
+from core.process.logs import configure_logs
+from core.process.names import python_command
+from core.protocol.messages import Facts, Launch
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from container.configuration.resolve import Configuration
 from container.models.archive import is_archive, unpack_archive
 from container.models.s3 import download_from_s3
+from core.configuration.hub import from_hub
 from core.errors import ConfigurationError
-from core.hub import from_hub
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from container.launch.supervisor import supervise
 from container.models.directory import open_model_dir
 from container.multi_model.overrides import overrides_from_json
 from core.errors import ConfigurationError
-from core.internal_arguments import internal_arguments
-from core.processes import die_with_parent
+from core.process.internal_arguments import internal_arguments
+from core.process.processes import die_with_parent
 
 
 def main(

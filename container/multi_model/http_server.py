@@ -11,8 +11,8 @@ from container.front_end.arrival import Arrival
 from container.front_end.body_memory import BodyMemory
 from container.front_end.connections import KEEPALIVE_S, Connections
 from container.front_end.refusal import refuse
+from core.configuration.options import Options
 from core.errors import LongshoreError
-from core.options import Options
 
 _BACKLOG = 2048
 

@@ -16,8 +16,8 @@ from gevent.fileobject import FileObjectPosix
 
 from container.configuration.report import ERROR_PREFIX
 from container.launch.children import Child
-from core.logs import JSON_START
-from core.names import python_command
+from core.process.logs import JSON_START
+from core.process.names import python_command
 
 COMMAND = python_command("container.multi_model.child")
 _POLL_INTERVAL_S = 0.05

@@ -11,9 +11,9 @@ from container.capacity.decoder import Decoder, decoder_from_directory
 from container.capacity.plan import adapter_bytes, kv_itemsize
 from container.models.directory import configured_model_path, open_model_dir
 from container.multi_model.overrides import Overrides
+from core.configuration.options import Options
+from core.configuration.sizing import bytes_per_block
 from core.errors import ConfigurationError
-from core.options import Options
-from core.sizing import bytes_per_block
 
 
 @dataclass(frozen=True, slots=True)

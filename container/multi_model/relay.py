@@ -17,7 +17,7 @@ from container.http.deadline import CLIENT_CHECK_INTERVAL_S, ClientGoneError
 from container.http.disconnect import disconnect_check
 from container.multi_model.model_container import UnixConnection
 from core.errors import EngineUnavailableError
-from core.http_headers import HOP_BY_HOP
+from core.process.http_headers import HOP_BY_HOP
 
 _PIECE_BYTES = 2**16
 

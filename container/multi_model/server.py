@@ -29,7 +29,7 @@ from container.security.source_roots import source_roots
 from container.security.tls import tls_context
 from container.ui.routes import Page
 from core.errors import ConfigurationError, InsufficientMemoryError
-from core.logs import configure_logs
+from core.process.logs import configure_logs
 
 _LAST_RESPONSE_S = 1.0
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from container.configuration.properties import Setting
 from container.configuration.resolve import Configuration
 from container.multi_model.overrides import Overrides
+from core.configuration.options import Options
+from core.configuration.strategy_table import BATCHING_NAMES
+from core.configuration.suggest import did_you_mean
 from core.errors import ConfigurationError
-from core.options import Options
-from core.strategy_table import BATCHING_NAMES
-from core.suggest import did_you_mean
 
 FLAG = "--strategies"
 _SHARE_STEPS = 10_000

@@ -8,8 +8,8 @@ from itertools import islice
 from typing import cast
 
 from container.schema.json_body import decode_json
+from core.configuration.limits import INPUTS
 from core.errors import RequestError
-from core.limits import INPUTS
 
 _JSON_TYPES = ("", "application/json", "application/x-www-form-urlencoded")
 """A body without a Content-Type is read as JSON; `curl -d` sends the third type by default."""

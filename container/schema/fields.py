@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar, cast
 
 from container.schema.kinds import ANYTHING, Kind
+from core.configuration.limits import Limit
+from core.configuration.suggest import did_you_mean
 from core.errors import RequestError
-from core.limits import Limit
-from core.suggest import did_you_mean
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from werkzeug.formparser import FormDataParser
 from werkzeug.http import parse_options_header
 
 from container.schema.fields import Field, Fields
+from core.configuration.limits import FORM_PARTS, FORM_TEXT
 from core.errors import RequestError
-from core.limits import FORM_PARTS, FORM_TEXT
 
 MIMETYPE = "multipart/form-data"
 _BOOLEANS = {"true": True, "false": False}

@@ -10,8 +10,8 @@ from typing import cast
 
 import msgspec
 
+from core.configuration.limits import JSON_DEPTH, JSON_OBJECTS, JSON_VALUES
 from core.errors import RequestError
-from core.limits import JSON_DEPTH, JSON_OBJECTS, JSON_VALUES
 
 _SMALL_BYTES = 2 * JSON_OBJECTS.maximum
 """A list takes at least two bytes, so JSON of this size cannot exceed JSON_OBJECTS."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 from container.schema.kinds import Kind, Schema, is_integers, is_list
+from core.configuration.limits import Limit
 from core.errors import RequestError
-from core.limits import Limit
 
 
 def _list_of(items: Schema) -> Schema:

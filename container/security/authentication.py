@@ -13,7 +13,7 @@ from werkzeug.exceptions import Unauthorized
 from container.http.health import HEALTH_PATHS
 from container.security.api_keys import ApiKey, find_api_key, read_api_keys
 from container.security.rate_limits import RateLimits
-from core.options import Options
+from core.configuration.options import Options
 
 _HEADERS = "send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
 

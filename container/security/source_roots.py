@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from core.configuration.options import Options
 from core.errors import RequestError
-from core.options import Options
 
 SAGEMAKER_ROOT = Path("/opt/ml")
 """SageMaker puts models and adapters below this directory."""

@@ -7,8 +7,8 @@ from typing import Any
 import gevent
 from gevent import ssl
 
+from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.options import Options
 
 HANDSHAKE_S = 10.0
 """Time for a client to complete the handshake."""

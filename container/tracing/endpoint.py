@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, distribution
 from urllib.parse import urlsplit
 
+from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.options import Options
 
 _PACKAGE = "opentelemetry-exporter-otlp-proto-http"
 

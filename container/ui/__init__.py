@@ -1,1 +1,1 @@
-"""The live page at `/`: static files and a stream of events (docs/ui.md)."""
+"""The live page at `/`: static files and a stream of events (docs/operate.md)."""

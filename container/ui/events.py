@@ -3,7 +3,7 @@
 ```
 engine     the strategy and its limits; at the start, and again for each new engine
 down       why there is no engine now
-snapshot   core.snapshot.Snapshot, and counters since the engine's start
+snapshot   core.protocol.snapshot.Snapshot, and counters since the engine's start
 ```
 """
 
@@ -15,12 +15,12 @@ import msgspec
 
 from container.http.service import Service
 from container.wire.engine_connection import EngineConnection
+from core.configuration.options import Options
+from core.configuration.strategy_table import STRATEGIES
 from core.errors import EngineUnavailableError
-from core.messages import Facts
-from core.options import Options
-from core.snapshot import Snapshot
-from core.stats import Stats
-from core.strategy_table import STRATEGIES
+from core.protocol.messages import Facts
+from core.protocol.snapshot import Snapshot
+from core.protocol.stats import Stats
 
 SILENCE_S = 1.0
 """A comment is sent after this time without an event, so that a closed page is noticed."""

@@ -13,7 +13,7 @@ from werkzeug.datastructures import Headers
 
 from container.http.service import Service
 from container.ui.events import event_stream
-from core.options import Options
+from core.configuration.options import Options
 
 PAGE_PATH = "/"
 FILE_PATH = "/ui/<name>"

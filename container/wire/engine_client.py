@@ -11,7 +11,7 @@ import gevent
 from container.wire.engine_connection import Clock, EngineConnection, Health
 from container.wire.task_reply import TaskReply
 from core.adapter import Adapter
-from core.messages import Facts
+from core.protocol.messages import Facts
 from core.routing import PrefixAware, RoutedRequest, Router, prefix_keys
 
 

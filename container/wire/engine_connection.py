@@ -26,7 +26,8 @@ from container.wire.token_stream import TokenStream
 from core.adapter import Adapter
 from core.errors import EngineUnavailableError
 from core.images import PromptImage
-from core.messages import (
+from core.output import Output
+from core.protocol.messages import (
     Abort,
     AbortReason,
     Adapters,
@@ -48,9 +49,8 @@ from core.messages import (
     Watch,
     Watched,
 )
-from core.output import Output
+from core.protocol.stats import Stats
 from core.sampling import SamplingParams
-from core.stats import Stats
 
 logger = logging.getLogger(__name__)
 

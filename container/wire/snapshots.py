@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import gevent.event
 
-from core.snapshot import Snapshot
+from core.protocol.snapshot import Snapshot
 
 WATCH_S = 5.0
 """How long the engine sends snapshots after the last request for them."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import gevent.queue
 
 from container.wire.token_stream import failure_of
-from core.messages import AbortReason, Failed, Performed
+from core.protocol.messages import AbortReason, Failed, Performed
 
 
 class TaskReply:

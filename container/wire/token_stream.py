@@ -16,8 +16,8 @@ from core.errors import (
     OverloadedError,
     RequestError,
 )
-from core.messages import AbortReason, Failed
 from core.output import Output
+from core.protocol.messages import AbortReason, Failed
 
 _ERROR_OF_KIND = {
     error.kind: error

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
+from core.configuration.limits import GRAMMAR
 from core.errors import LongshoreError, RequestError
 from core.foreign_code import contained
-from core.limits import GRAMMAR
 from core.structured_outputs import StructuredOutputsParams
 
 FIELD = "structured_outputs"

@@ -6,36 +6,24 @@ Triton's modules are imported only where they are used, so that CPUs do not need
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from core.sizing import LayerShape
+from core.configuration.sizing import LayerShape
+from engine.attention.block_kernels import BlockKernels
 from engine.attention.call import AttentionCall
-from kernels import torch_cache, torch_elementwise
-from kernels.batch import PagedBatch
-from kernels.cache_table import CacheTable
+from kernels.arguments import BLOCK_SIZES, HEAD_DIMS
+from kernels.attention.batch import PagedBatch
+from kernels.attention.sdpa import Scratch, paged_attention
+from kernels.cache import torch_cache
 from kernels.cpu import attention as cpu_attention
 from kernels.cpu import cache as cpu_cache
 from kernels.cpu import elementwise as cpu_elementwise
 from kernels.cpu.attention import MAX_DIM
 from kernels.cpu.shared_library import SUFFIXES, WIDTH, unavailable_reason
-from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS
-from kernels.sdpa import Scratch, paged_attention
-
-
-@dataclass(frozen=True, slots=True)
-class BlockKernels:
-    """Functions that move whole KV blocks of all layers."""
-
-    copy: Callable[[CacheTable, Tensor], None]
-    """copy(table, pairs): copy block pairs[p, 0] to block pairs[p, 1]."""
-    gather: Callable[[CacheTable, Tensor, Tensor], None]
-    """gather(table, block_ids, staging): copy block block_ids[b] into row b of `staging`."""
-    scatter: Callable[[CacheTable, Tensor, Tensor], None]
-    """scatter(table, block_ids, staging): copy row b of `staging` into block block_ids[b]."""
+from kernels.elementwise import torch_elementwise
 
 
 class AttentionBackend(Protocol):
@@ -99,7 +87,7 @@ def sdpa_backend(device: torch.device) -> TorchBackend:
     if device.type != "cuda":
         return TorchBackend(cpu_elementwise.rotary)
     # Imported only here, so that CPUs do not need Triton.
-    from kernels.rotary import rotary
+    from kernels.elementwise.rotary import rotary
 
     return TorchBackend(rotary)
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from engine.attention.backends import AttentionBackend
 from engine.attention.call import AttentionCall
 from engine.attention.kv_cache import KVCache
-from kernels.batch import PagedBatch
-from kernels.sdpa import Scratch, attend_in_images
+from kernels.attention.batch import PagedBatch
+from kernels.attention.sdpa import Scratch, attend_in_images
 
 
 class PagedStep:

@@ -8,22 +8,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine.attention.backends import BlockKernels
+from engine.attention.block_kernels import BlockKernels
 from engine.attention.call import AttentionCall
-from kernels import (
-    block_copy,
-    cache_write,
-    paged_decode,
-    paged_prefill,
-    rotary_cache_write,
-    swap,
-)
-from kernels.batch import PagedBatch
-from kernels.paged_arguments import is_aligned
-from kernels.plan import planned
-from kernels.prefill_work import PrefillWork
-from kernels.split_results import scratch_numel
-from kernels.work_list import WorkList, make_work_list
+from kernels.arguments import is_aligned
+from kernels.attention import paged_decode, paged_prefill
+from kernels.attention.batch import PagedBatch
+from kernels.attention.prefill_work import PrefillWork
+from kernels.attention.split_results import scratch_numel
+from kernels.attention.work_list import WorkList, make_work_list
+from kernels.cache import block_copy, cache_write, rotary_cache_write, swap
+from kernels.launch_plan import planned
 
 
 class TritonBackend:

@@ -7,21 +7,21 @@ transformers' layers and eager attention.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from core.configuration.sizing import LayerShape
 from core.errors import ConfigurationError
 from core.foreign_code import contained
 from core.plan import Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
-from core.sizing import LayerShape
 from engine.attention.backends import AttentionBackend, make_backend
 from engine.attention.call import PagedAttention, UnsupportedModelError
 from engine.attention.kv_cache import KVCache
@@ -41,14 +41,9 @@ MAX_KERNEL_ERROR = 0.5
 precision, or quantized. Rounding and a router's near ties stay below it."""
 
 
-class PagedDecoder(Protocol):
-    """Our decoder or transformers' model."""
-
-    def __call__(
-        self, token_ids: Tensor, positions: Tensor, rows: Tensor, paged: PagedAttention
-    ) -> Tensor:
-        """Return logits [R, vocab_size] of the tokens at `rows` [R]; ids and positions are [T]."""
-        ...
+PagedDecoder = Callable[[Tensor, Tensor, Tensor, PagedAttention], Tensor]
+"""Our decoder or transformers' model: returns logits [R, vocab_size] for token ids [T], positions
+[T], rows [R] and the attention."""
 
 
 @torch.inference_mode()

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
+from core.configuration.hub import PICKLE_CURE
 from core.errors import ConfigurationError
-from core.hub import PICKLE_CURE
 from engine.model.checkpoint import head_prefix
 
 SEED = 0

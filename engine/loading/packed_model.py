@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from core.configuration.options import DecoderChoice
 from core.errors import ConfigurationError
-from core.options import DecoderChoice
 from engine.attention.call import PagedAttention, UnsupportedModelError
 from engine.inputs import StepInputs
 from engine.loading.model_source import ModelSource

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from core.sizing import LayerShape
+from core.configuration.sizing import LayerShape
 from engine.attention.call import AttentionCall, PagedAttention, UnsupportedModelError
 from engine.loading.gate import (
     MAX_RELATIVE_ERROR,

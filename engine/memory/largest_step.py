@@ -15,7 +15,7 @@ from engine.loading.packed_model import PackedModel
 from engine.sampling.rows import Row
 from engine.sampling.sampler import Sampler
 from engine.staging import Staging
-from kernels.batch import PagedBatch
+from kernels.attention.batch import PagedBatch
 
 
 def peak_bytes(work: Callable[[], object], device: torch.device) -> int:

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from core.errors import InsufficientMemoryError
-from core.host_memory import available_host_memory
-from core.limits import IMAGE_PIXELS
-from core.options import Options
-from core.sizing import (
+from core.configuration.limits import IMAGE_PIXELS
+from core.configuration.options import Options
+from core.configuration.sizing import (
     LENGTH_NAMES,
     blocks_for,
     bytes_per_block,
@@ -25,8 +23,10 @@ from core.sizing import (
     sequence_limit,
     step_token_budget,
 )
-from core.step_size import graph_sizes
-from core.strategy_table import STRATEGIES, Batching
+from core.configuration.step_size import graph_sizes
+from core.configuration.strategy_table import STRATEGIES, Batching
+from core.errors import InsufficientMemoryError
+from core.process.host_memory import available_host_memory
 from engine.attention.backends import make_backend
 from engine.block_tables import table_bytes
 from engine.device import choose_kv_dtype
@@ -49,7 +49,8 @@ MIN_DEFAULT_ON_CPU = 128 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """The limits that `core.messages.Facts` documents, and notes on limits that were lowered."""
+    """The limits that `core.protocol.messages.Facts` documents, and notes on limits that were
+    lowered."""
 
     max_model_len: int
     max_sequences: int

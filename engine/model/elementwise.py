@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import torch_elementwise
 from kernels.cpu import elementwise as cpu_elementwise
 from kernels.cpu.shared_library import unavailable_reason
+from kernels.elementwise import torch_elementwise
 
 
 @dataclass(frozen=True, slots=True)
 class Elementwise:
-    """The elementwise kernels of a device, with the signatures of `kernels.torch_elementwise`."""
+    """The elementwise kernels of a device, with the signatures of
+    `kernels.elementwise.torch_elementwise`."""
 
     rms_norm: Callable[..., Tensor]
     add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
@@ -29,7 +30,7 @@ class Elementwise:
 def make_elementwise(device: torch.device) -> Elementwise:
     if device.type == "cuda":
         # Imported only here, so that CPUs do not need Triton.
-        from kernels import gated_activation, rms_norm, rotary
+        from kernels.elementwise import gated_activation, rms_norm, rotary
 
         return Elementwise(
             rms_norm.rms_norm,

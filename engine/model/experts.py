@@ -220,7 +220,7 @@ def choose_grouped(device: torch.device, dtype: torch.dtype) -> Grouped:
         major, _ = torch.cuda.get_device_capability(device)
         if dtype != torch.bfloat16 or major not in (9, 10):
             # Imported only here, so that CPUs do not need Triton.
-            from kernels.grouped_linear import grouped_linear
+            from kernels.linear.grouped_linear import grouped_linear
 
             return grouped_linear
     return _torch_grouped

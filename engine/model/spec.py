@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from core.sizing import LayerShape
+from core.configuration.sizing import LayerShape
 from engine.attention.call import UnsupportedModelError
 from engine.model.families import FAMILIES, Family
 

@@ -20,11 +20,11 @@ from typing import cast
 import torch
 from tqdm import tqdm
 
+from core.configuration.hub import from_hub
+from core.configuration.options import Options, Value, make_options
+from core.configuration.task import choose_task
 from core.errors import ConfigurationError, EngineUnavailableError, RequestError
-from core.hub import from_hub
-from core.options import Options, Value, make_options
 from core.sampling import SamplingParams
-from core.task import choose_task
 from core.text.bad_words import with_bad_word_ids
 from core.text.chat_template import ChatTemplate
 from core.text.template_files import load_chat_template

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from core.errors import GenerationError, RequestError
 from core.foreign_code import reason_of
-from core.task_bodies import EmbeddingAnswer, EmbeddingBody
+from core.protocol.task_bodies import EmbeddingAnswer, EmbeddingBody
 from engine.offline.prompts import Prompt
 from engine.tasks.engine import TaskEngine
 from engine.tasks.performer import Answer, Job, Outcome

@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 import torch
 
+from core.configuration.meeting_point import meeting_point
+from core.configuration.options import Options
 from core.errors import EngineUnavailableError, LongshoreError
-from core.meeting_point import meeting_point
-from core.names import import_root, python_command
-from core.options import Options
+from core.process.names import import_root, python_command
 from engine.ranks.digest import digest_model
 from engine.ranks.group import StoreServer
 from engine.ranks.joining import wait_for_ranks

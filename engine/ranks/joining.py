@@ -8,9 +8,9 @@ import socket
 import time
 from multiprocessing.connection import Connection, wait
 
+from core.configuration.layout import quantity
+from core.configuration.meeting_point import KEY_VARIABLE, MeetingPoint
 from core.errors import ConfigurationError
-from core.layout import quantity
-from core.meeting_point import KEY_VARIABLE, MeetingPoint
 from engine.ranks.peers import JoinedRank
 from engine.ranks.tcp import Candidate, Channel, WrongKeyError, accept, listen
 

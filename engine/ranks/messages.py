@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from core.configuration.options import Options
+from core.configuration.step_size import StepSize
 from core.errors import (
     ConfigurationError,
     EngineUnavailableError,
@@ -15,9 +17,7 @@ from core.errors import (
     LongshoreError,
 )
 from core.foreign_code import reason_of
-from core.options import Options
 from core.plan import BlockMoves
-from core.step_size import StepSize
 
 
 class GroupAddress(msgspec.Struct, frozen=True):

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import cast
 
+from core.configuration.meeting_point import KEY_VARIABLE, MeetingPoint
 from core.errors import ConfigurationError
-from core.meeting_point import KEY_VARIABLE, MeetingPoint
 
 HANDSHAKE_S = 5.0
 """Time for the other end to prove that it knows the key, counted from the connection."""

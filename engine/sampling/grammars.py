@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from core.configuration.limits import GRAMMAR, GRAMMARS_IN_USE
 from core.errors import OverloadedError, RequestError
-from core.limits import GRAMMAR, GRAMMARS_IN_USE
 from core.sequence import Sequence as TokenSequence
 from core.structured_outputs import StructuredOutputsParams
 from core.text.grammar import converting_errors, grammar_text

@@ -15,9 +15,9 @@ from engine.sampling import draw
 from engine.sampling.draw import Draw
 from engine.sampling.rows import Row
 from engine.staging import Upload
-from kernels import torch_logits
 from kernels.cpu import logits as cpu_logits
 from kernels.cpu.shared_library import unavailable_reason
+from kernels.sampling import torch_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class SamplingKernels:
     """The sampler's kernels. Every choice of kernels gives the same tokens."""
 
     best_tokens: Callable[[Tensor], tuple[Tensor, Tensor]]
-    """Has the contract of `kernels.torch_logits.best_tokens`."""
+    """Has the contract of `kernels.sampling.torch_logits.best_tokens`."""
     plan_draws: Callable[[Sequence[Row], int, Upload], list[Draw]]
     """Has the contract of `engine.sampling.draw.plan_draws`."""
 
@@ -34,7 +34,7 @@ def make_sampling_kernels(device: torch.device) -> SamplingKernels:
     if device.type == "cuda":
         # Imported only here, so that CPUs do not need Triton.
         from engine.sampling import triton_draw
-        from kernels import best_tokens
+        from kernels.sampling import best_tokens
 
         return SamplingKernels(best_tokens.best_tokens, triton_draw.plan_draws)
     if device.type == "cpu" and unavailable_reason() is None:

@@ -13,10 +13,10 @@ from torch import Tensor
 from engine.sampling.draw import Draw, uniforms
 from engine.sampling.rows import Row, integers
 from engine.staging import Upload
-from kernels.candidates import collect_candidates
-from kernels.draw_tokens import draw_tokens
-from kernels.filter_limits import filter_limits
-from kernels.token_weights import DrawnRows
+from kernels.sampling.candidates import collect_candidates
+from kernels.sampling.draw_tokens import draw_tokens
+from kernels.sampling.filter_limits import filter_limits
+from kernels.sampling.token_weights import DrawnRows
 
 
 def plan_draws(rows: Sequence[Row], vocab_size: int, upload: Upload) -> list[Draw]:

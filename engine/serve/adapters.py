@@ -7,8 +7,8 @@ import threading
 from core.adapter import Adapter, lora_disabled
 from core.errors import LongshoreError
 from core.foreign_code import contained
-from core.messages import Adapters as LoadedAdapters
-from core.messages import LoadAdapter, Performed, UnloadAdapter
+from core.protocol.messages import Adapters as LoadedAdapters
+from core.protocol.messages import LoadAdapter, Performed, UnloadAdapter
 from engine.engine import Engine
 from engine.lora.adapters import Adapters
 from engine.serve.connection import AdapterRead, Connection, failed

@@ -14,8 +14,8 @@ import zmq
 
 from core.errors import EngineUnavailableError, LongshoreError, RequestError
 from core.foreign_code import reason_of
-from core.messages import Failed, FromEngine, Heartbeat, Message, Submit, ToEngine
-from core.stats import Stats
+from core.protocol.messages import Failed, FromEngine, Heartbeat, Message, Submit, ToEngine
+from core.protocol.stats import Stats
 from engine.lora.files import AdapterWeights
 from engine.serve.stall_timer import StallTimer
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from core.messages import Facts
-from core.stats import Histogram, Stats
+from core.protocol.messages import Facts
+from core.protocol.stats import Histogram, Stats
 
 NAMESPACE = "Longshore"
 _TIMES = {

@@ -6,7 +6,7 @@ import queue
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from core.messages import Perform, Submit
+from core.protocol.messages import Perform, Submit
 from engine.sampling.grammars import Grammars
 from engine.serve.connection import Compiled, Inbound
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from core.messages import AbortReason, Submit
 from core.output import Output
+from core.protocol.messages import AbortReason, Submit
+from core.protocol.stats import Stats, Timing
 from core.sampling import Finish
-from core.stats import Stats, Timing
 from engine.engine import Engine
 from engine.tasks.engine import TaskEngine, TaskOutput
 from engine.tasks.performer import Answer

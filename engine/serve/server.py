@@ -13,7 +13,8 @@ from functools import partial
 import msgspec
 
 from core.errors import LongshoreError, OverloadedError, RequestError
-from core.messages import (
+from core.output import Output
+from core.protocol.messages import (
     Abort,
     Failed,
     FromEngine,
@@ -29,7 +30,6 @@ from core.messages import (
     UnloadAdapter,
     Watch,
 )
-from core.output import Output
 from core.sampling import Finish
 from engine.engine import Engine
 from engine.serve.adapters import AdapterService

@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 
-from core.messages import FromEngine, Watched
+from core.protocol.messages import FromEngine, Watched
+from core.protocol.snapshot import BlockRuns, EndedSnapshot, Phase, SequenceSnapshot, Snapshot
+from core.protocol.stats import Timing
 from core.sequence import Sequence
-from core.snapshot import BlockRuns, EndedSnapshot, Phase, SequenceSnapshot, Snapshot
-from core.stats import Timing
 from strategies.base import Strategy
 from strategies.group import SequenceGroup
 

@@ -15,7 +15,7 @@ from core.plan import BlockMoves, BlockPairs
 from engine.attention.backends import AttentionBackend
 from engine.attention.kv_cache import KVCache
 from engine.staging import Staging
-from kernels.cache_table import cache_table
+from kernels.cache.cache_table import cache_table
 
 MAX_SWAP_ROWS = 16
 """Blocks in the device's swap buffer at once; a block of all layers takes megabytes."""

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor
 
+from core.configuration.step_size import StepSize
 from core.plan import BlockMoves
-from core.step_size import StepSize
 from engine.inputs import StepInputs
 from engine.lora.files import AdapterWeights
 from engine.ranks.group import Group

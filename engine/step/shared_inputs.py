@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from core.step_size import StepSize
+from core.configuration.step_size import StepSize
 from engine.inputs import StepInputs
 from engine.ranks.messages import Forward
 from engine.staging import aligned
-from kernels.batch import PagedBatch
+from kernels.attention.batch import PagedBatch
 
 
 def forward_message(inputs: StepInputs, size: StepSize | None) -> Forward:

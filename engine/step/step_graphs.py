@@ -17,8 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from core.configuration.step_size import StepSize
 from core.plan import StepPlan
-from core.step_size import StepSize
 from engine.attention.backends import AttentionBackend
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
@@ -26,7 +26,7 @@ from engine.inputs import NO_ADAPTER, PADDING_SLOT, StepInputs
 from engine.loading.packed_model import PackedModel
 from engine.ranks.group import Group, SingleRank
 from engine.step.cuda_recorder import Work
-from kernels.batch import PagedBatch
+from kernels.attention.batch import PagedBatch
 
 MAX_CAPTURE_SECONDS = 60.0
 """After this time, no further mixed steps, that is, steps with prompts, are captured. Each capture
@@ -78,9 +78,9 @@ class StepGraphs:
     ) -> None:
         """Capture the graphs.
 
-        sizes: the result of `core.step_size.graph_sizes`. Those of mixed steps are left out after
-        MAX_CAPTURE_SECONDS and, with `skips_device_bound`, if the device would be busy even without
-        a graph.
+        sizes: the result of `core.configuration.step_size.graph_sizes`. Those of mixed steps are
+        left out after MAX_CAPTURE_SECONDS and, with `skips_device_bound`, if the device would be
+        busy even without a graph.
 
         progress: wraps the list of sizes, to show a progress bar. group: the ranks that share the
         model; rank 0 decides what to leave out. None: one rank.

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from core.messages import Facts
-from core.options import Options
-from core.sizing import sequence_limit
-from core.task import Task, check_options, choose_batching_of
+from core.configuration.options import Options
+from core.configuration.sizing import sequence_limit
+from core.configuration.task import Task, check_options, choose_batching_of
+from core.protocol.messages import Facts
 from engine.device import choose_device, notes_on_one_rank, use_expandable_segments
 from engine.tasks.engine import TaskEngine
 from engine.tasks.handlers.handler import load_handler

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from core.messages import Facts
+from core.protocol.messages import Facts
 from core.request import Request
 from core.sampling import Sampled, SamplingParams
 from engine.stopwatch import Stopwatch

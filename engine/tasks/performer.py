@@ -25,7 +25,7 @@ raises the second."""
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The response to a client, sent as `core.messages.Performed`."""
+    """The response to a client, sent as `core.protocol.messages.Performed`."""
 
     body: bytes
     content_type: str = "application/json"
@@ -35,7 +35,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request, received as `core.messages.Perform`."""
+    """A request, received as `core.protocol.messages.Perform`."""
 
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import msgspec
 
+from core.configuration.limits import IMAGE_PIXELS
 from core.errors import ConfigurationError, RequestError
 from core.foreign_code import EscapedError, contained
-from core.frames import run_helper
 from core.images import EncodedPrompt, PromptImage, ReaderSetup, ReadImages
-from core.internal_arguments import internal_arguments
-from core.limits import IMAGE_PIXELS
-from core.processes import cpu_limit, limit_memory
+from core.process.frames import run_helper
+from core.process.internal_arguments import internal_arguments
+from core.process.processes import cpu_limit, limit_memory
 from engine.vision.families import VISION_FAMILIES
 from engine.vision.image_file import read_image
 

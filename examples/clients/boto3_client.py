@@ -14,7 +14,7 @@ from typing import Any
 
 import boto3
 
-from deploy.runtime import whole_lines
+from deploy.sagemaker.runtime import whole_lines
 
 PARAMETERS = {"max_new_tokens": 20}
 LOCAL = {"region_name": "us-east-1", "aws_access_key_id": "none", "aws_secret_access_key": "none"}

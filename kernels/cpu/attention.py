@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.batch import PagedBatch
+from kernels.attention.batch import PagedBatch
 from kernels.cpu.calls import Kernel, run
 from kernels.cpu.shared_library import SUFFIXES, WIDTH, function
 
@@ -44,7 +44,7 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Same as `kernels.sdpa.paged_attention`, with all sums in fp32.
+    """Same as `kernels.attention.sdpa.paged_attention`, with all sums in fp32.
 
     Queries and caches are all fp32 or all bf16, contiguous in their last dim. Head dims are
     multiples of WIDTH up to MAX_DIM; the index tensors of `batch` are int32. Raises ValueError for

@@ -27,7 +27,8 @@ class Write(ctypes.Structure):
 def write_kv(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
 ) -> None:
-    """Same as `kernels.torch_cache.write_kv`, for rows and caches that are all fp32 or all bf16.
+    """Same as `kernels.cache.torch_cache.write_kv`, for rows and caches that are all fp32 or all
+    bf16.
 
     slot_mapping: int64.
     """

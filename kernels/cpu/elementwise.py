@@ -11,9 +11,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from kernels import torch_elementwise
 from kernels.cpu.calls import Kernel, run
 from kernels.cpu.shared_library import SUFFIXES, WIDTH, function
+from kernels.elementwise import torch_elementwise
 
 
 class Norm(ctypes.Structure):
@@ -51,7 +51,8 @@ class Rotary(ctypes.Structure):
 def rms_norm(
     rows: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0, rounds_first: bool = True
 ) -> Tensor:
-    """Same as `kernels.torch_elementwise.rms_norm`, for rows [T, width] or [T, heads, width]."""
+    """Same as `kernels.elementwise.torch_elementwise.rms_norm`, for rows [T, width] or [T, heads,
+    width]."""
     width = rows.shape[-1]
     if not _is_supported(width, rows, weight) or weight.shape != (width,) or rows.ndim > 3:
         return torch_elementwise.rms_norm(
@@ -76,7 +77,7 @@ def rms_norm(
 
 
 def gated_activation(gate_up: Tensor, activation: Literal["silu", "gelu_tanh"]) -> Tensor:
-    """Same as `kernels.torch_elementwise.gated_activation`."""
+    """Same as `kernels.elementwise.torch_elementwise.gated_activation`."""
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     if not _is_supported(width, gate_up) or gate_up.shape[1] % 2:
         return torch_elementwise.gated_activation(gate_up, activation)
@@ -95,7 +96,7 @@ def gated_activation(gate_up: Tensor, activation: Literal["silu", "gelu_tanh"]) 
 
 
 def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int) -> None:
-    """Same as `kernels.torch_elementwise.rotary`."""
+    """Same as `kernels.elementwise.torch_elementwise.rotary`."""
     half = rotary_dim // 2
     angles = [(query.shape[0], rotary_dim), (query.shape[0], half)]
     fits = cos.shape in angles and cos.shape == sin.shape and query.shape[0] == key.shape[0]

@@ -31,7 +31,7 @@ class IntegerLinear(Linear):
 
 @dataclass(frozen=True, slots=True)
 class IntegerPanels:
-    """A weight [num_columns, depth]. Each column of a panel is an output, as in `to_panels`."""
+    """A weight [num_columns, depth]. Each column of a panel is an output, as in `fill_panels`."""
 
     codes: Tensor
     """uint8 [panels, words, panel_columns(), 4]: the codes of four or eight inputs per column."""

@@ -41,22 +41,11 @@ def panel_columns() -> int:
     return load_library().panel_columns()
 
 
-def to_panels(weight: Tensor) -> Tensor:
-    """Pack a weight [out, in] as [panels, in, panel_columns()], with the last panel padded.
-
-    Each column of a panel is an output.
-    """
-    return fill_panels([weight], weight.dtype)
-
-
-def to_pairs(weight: Tensor) -> Tensor:
-    """Pack a bf16 weight [out, in] as [panels, in / 2, panel_columns(), 2], in pairs of inputs."""
-    return fill_panels([weight], weight.dtype, in_pairs=True)
-
-
 def fill_panels(parts: Sequence[Tensor], dtype: torch.dtype, *, in_pairs: bool = False) -> Tensor:
     """Concatenate the parts [out_i, in] of a weight and pack them into panels, or panels of pairs.
 
+    Panels are [panels, in, panel_columns()], and panels of pairs, which are for bf16, are
+    [panels, in / 2, panel_columns(), 2]. Each column is an output, and the last panel is padded.
     If all parts begin at panel boundaries, they are copied only once, into the panels.
     """
     columns, at_once = panel_columns(), 2 if in_pairs else 1

@@ -7,9 +7,9 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels import torch_logits
 from kernels.cpu.calls import Kernel, run
 from kernels.cpu.shared_library import SUFFIXES, function
+from kernels.sampling import torch_logits
 
 
 class Logits(ctypes.Structure):
@@ -22,7 +22,8 @@ class Logits(ctypes.Structure):
 
 
 def best_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Same as `kernels.torch_logits.best_tokens`, which gets inputs that the C++ cannot read."""
+    """Same as `kernels.sampling.torch_logits.best_tokens`, which gets inputs that the C++ cannot
+    read."""
     if logits.dtype not in SUFFIXES or logits.stride(1) != 1 or logits.shape[1] == 0:
         return torch_logits.best_tokens(logits)
     best = logits.new_empty(len(logits), dtype=torch.int64)

@@ -52,7 +52,7 @@ class PreparedLinear:
 
     @classmethod
     def of(cls, panels: Tensor, num_columns: int, bias: Tensor | None) -> PreparedLinear:
-        """Make a layer from the panels of `to_panels` or `to_pairs`.
+        """Make a layer from the panels of `fill_panels`.
 
         bias: fp32 [num_columns], dense.
         """
@@ -98,7 +98,7 @@ class PreparedLinear:
 
 
 class PreparedNorm:
-    """`kernels.torch_elementwise.rms_norm` for rows of one width."""
+    """`kernels.elementwise.torch_elementwise.rms_norm` for rows of one width."""
 
     def __init__(
         self, weight: Tensor, eps: float, *, offset: float = 0.0, rounds_first: bool = True

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.batch import PagedBatch
+from kernels.attention.batch import PagedBatch
 from kernels.cpu.attention import MAX_DIM, Attention, check_ids
 from kernels.cpu.cache import Write
 from kernels.cpu.calls import Calls, Kernel
@@ -210,7 +210,7 @@ class PreparedLayer:
         """Kernels that compute `Memory.attended` from the layer's input. They need all tokens."""
         self.output_kernels = [
             attention.out.kernel, *after, *before_mlp, *mlp.kernels, *after_mlp
-        ]  # fmt: skip
+        ]
         """Kernels that compute the layer's output from `Memory.attended`, each token by itself."""
 
     def bind_attention(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from loadtest.report.gantt import padding_share
 from loadtest.report.regime import memory_wait_share
 from loadtest.report.style import duration, number, percent
-from loadtest.results import Run
+from loadtest.study.results import Run
 
 MIN_SHARE = 0.05
 """Shares that differ by less do not explain a difference."""

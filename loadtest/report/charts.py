@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from loadtest.measures import filled, quantiles
 from loadtest.report.leading import LATENCY, THROUGHPUT, TOKENS, Measure
 from loadtest.report.regime import conditions
 from loadtest.report.rounds import Rounds, in_rounds, labels_of
 from loadtest.report.style import GRID, INK, MUTED, colours, dashes
-from loadtest.results import Run
-from loadtest.tuning import TUNED, describe
+from loadtest.study.measures import filled, quantiles
+from loadtest.study.results import Run
+from loadtest.study.tuning import TUNED, describe
 
 Spec = dict[str, Any]
 WIDTH = 1000

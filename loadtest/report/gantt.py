@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from loadtest.record import Record
+from loadtest.load.record import Record
 from loadtest.report.charts import WIDTH, Spec
 from loadtest.report.style import STAGES, number, percent
 from loadtest.report.time_axis import TimeAxis, time_axes
-from loadtest.results import Run
-from loadtest.tuning import describe
+from loadtest.study.results import Run
+from loadtest.study.tuning import describe
 
 NUM_SHOWN = 24
 ROW_PIXELS = 6

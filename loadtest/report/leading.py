@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from loadtest.report.style import duration, number
-from loadtest.results import Run
-from loadtest.slo import MIN_PACE
+from loadtest.study.results import Run
+from loadtest.study.slo import MIN_PACE
 
 
 class Measure(NamedTuple):

@@ -12,6 +12,7 @@ import msgspec
 import vl_convert
 from markupsafe import Markup
 
+from loadtest.load.workloads import WORKLOADS
 from loadtest.report import charts, tables, verdict
 from loadtest.report.charts import Spec
 from loadtest.report.gantt import NUM_SHOWN, gantt
@@ -19,10 +20,9 @@ from loadtest.report.regime import conditions, memory, regime
 from loadtest.report.rounds import in_rounds
 from loadtest.report.style import CONFIG, duration, number
 from loadtest.report.tables import Table
-from loadtest.results import Results, Run
-from loadtest.slo import value_of
-from loadtest.tuning import TUNED, Trial
-from loadtest.workloads import WORKLOADS
+from loadtest.study.results import Results, Run
+from loadtest.study.slo import value_of
+from loadtest.study.tuning import TUNED, Trial
 
 PICTURE_SCALE = 2
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"

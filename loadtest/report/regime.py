@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadtest.plan import EACH_SENDS
+from loadtest.load.plan import EACH_SENDS
 from loadtest.report.leading import keep_up
 from loadtest.report.rounds import in_rounds
 from loadtest.report.style import number, percent
-from loadtest.results import Run
-from loadtest.slo import MIN_PACE
-from loadtest.watch import Sample
+from loadtest.servers.watch import Sample
+from loadtest.study.results import Run
+from loadtest.study.slo import MIN_PACE
 
 SCARCE = 0.8
 """If this share of the KV memory or more is allocated, waiting requests wait for memory."""

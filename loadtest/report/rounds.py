@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadtest.measures import MAX_OTHER_CORES
 from loadtest.report.leading import LATENCY, Measure, leading
 from loadtest.report.style import in_order
-from loadtest.results import Run
+from loadtest.study.measures import MAX_OTHER_CORES
+from loadtest.study.results import Run
 
 MIN_ROUNDS = 3
 """Fewer rounds prove no difference."""

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from loadtest.tuning import TUNED
+from loadtest.study.tuning import TUNED
 
 STRATEGIES = {
     "none": "#8a94a1",

@@ -10,9 +10,9 @@ from loadtest.report.leading import LATENCY, THROUGHPUT, Measure
 from loadtest.report.rounds import Rounds, in_rounds, labels_of
 from loadtest.report.style import UNKNOWN, duration, in_order, number, percent, ratio_text
 from loadtest.report.verdict import winner
-from loadtest.results import Results, Run
-from loadtest.slo import goodput, sustained, value_of
-from loadtest.tuning import TUNED, Trial, describe
+from loadtest.study.results import Results, Run
+from loadtest.study.slo import goodput, sustained, value_of
+from loadtest.study.tuning import TUNED, Trial, describe
 
 
 class Table(NamedTuple):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from loadtest.measures import MAX_CLIENT_CORES, MAX_OTHER_CORES
 from loadtest.report.causes import explanation
 from loadtest.report.leading import LATENCY, THROUGHPUT
 from loadtest.report.rounds import Rounds, doubt, in_rounds
 from loadtest.report.style import STRATEGIES, duration, number, percent, ratio_text
-from loadtest.results import Run
+from loadtest.study.measures import MAX_CLIENT_CORES, MAX_OTHER_CORES
+from loadtest.study.results import Run
 
 
 def headline(runs: Sequence[Run]) -> str:

@@ -50,10 +50,6 @@ class PagedMemory(KVMemory):
     def kept_blocks(self) -> Collection[int]:
         return self._pool.kept
 
-    @property
-    def num_free_host_blocks(self) -> int:
-        return self._host.num_free
-
     def reserve(self, spans: Collection[Span]) -> bool:
         if len(spans) == 1 and self._is_writable(*spans):
             return True
@@ -173,10 +169,6 @@ class PagedMemory(KVMemory):
 
     def is_swapped(self, sequence_id: int) -> bool:
         return sequence_id in self._swapped
-
-    def host_table(self, sequence_id: int) -> tuple[int, ...]:
-        """Return the host blocks of a swapped-out sequence in logical order."""
-        return self._swapped[sequence_id]
 
     def release(self, sequence_id: int) -> None:
         self._release(self._tables.pop(sequence_id, ()))

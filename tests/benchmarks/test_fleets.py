@@ -11,7 +11,7 @@ import pytest
 from benchmarks.fleets.__main__ import main
 from benchmarks.fleets.capacity import ROUTINGS, BySession, Service, sustained_rate
 from benchmarks.fleets.study import Row, table
-from benchmarks.lengths import Lengths
+from benchmarks.load.lengths import Lengths
 from benchmarks.simulate.cost import GPUS, MODELS, Hardware
 from benchmarks.simulate.fleet import Fleet
 from benchmarks.simulate.system import SYSTEMS, Setup

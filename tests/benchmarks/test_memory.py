@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lengths import Lengths, read_trace, synthetic_lengths
+from benchmarks.load.lengths import Lengths, read_trace, synthetic_lengths
 from benchmarks.memory import throughput
 from benchmarks.memory.usage import make, measure
 from core.request import Request

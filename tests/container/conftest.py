@@ -21,9 +21,9 @@ from container.configuration.resolve import Configuration, load_configuration
 from container.front_end.app import create_app, create_task_app
 from container.isolation.helper import Helper
 from container.wire.engine_client import EngineClient
-from core.options import Options
+from core.configuration.options import Options
+from core.configuration.task import Task
 from core.structured_outputs import StructuredOutputsParams
-from core.task import Task
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 from tests.container.configurations import Load

@@ -1,4 +1,5 @@
-"""A fake engine without a model: speaks core.messages over a ROUTER socket and follows a script.
+"""A fake engine without a model: speaks core.protocol.messages over a ROUTER socket and follows a
+script.
 
 It runs as a thread in a test (`FakeEngine`), or as a process in place of `python -m engine`:
 `python -m tests.container.fake_engine MODE PARENT LAUNCH_JSON COPY`.
@@ -22,7 +23,9 @@ import zmq
 
 from container.front_end.start import read_launch
 from core.adapter import Adapter
-from core.messages import (
+from core.output import Output
+from core.process.processes import die_with_parent
+from core.protocol.messages import (
     Adapters,
     Dead,
     Facts,
@@ -39,10 +42,8 @@ from core.messages import (
     ToEngine,
     UnloadAdapter,
 )
-from core.output import Output
-from core.processes import die_with_parent
+from core.protocol.stats import Stats
 from core.sampling import Finish, TopLogprobs
-from core.stats import Stats
 
 FACTS = Facts(
     model="fake",

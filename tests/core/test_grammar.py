@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
+from core.configuration.limits import GRAMMAR
+from core.configuration.options import ToolCallParser
 from core.errors import RequestError
-from core.limits import GRAMMAR
-from core.options import ToolCallParser
 from core.structured_outputs import StructuredOutputsParams
 from core.text.grammar import grammar_text
 from core.text.grammar_matcher import compile_grammar

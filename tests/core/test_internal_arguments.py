@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from core.internal_arguments import internal_arguments
+from core.process.internal_arguments import internal_arguments
 from tests.container.processes import ROOT
 
 MODULES = {
@@ -20,7 +20,7 @@ MODULES = {
     "engine": "`longshore serve` starts it.",
     "engine.follow": "Rank 0 or `longshore join` starts it.",
     "engine.vision.reader": "An HTTP worker starts it.",
-    "fleet.child": "A fleet's actors on that node start it.",
+    "deploy.fleet.child": "A fleet's actors on that node start it.",
 }
 """Each module, with its sentence about who starts it."""
 FORMS = ("join PARENT:int SHARE:float", "--from ADDRESS", "add SIZE:int PATH...")

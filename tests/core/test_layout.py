@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from core.configuration.layout import lay_out, layout_here, visible_gpus
+from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.layout import lay_out, layout_here, visible_gpus
-from core.options import Options
 
 FOUR = ("0", "1", "2", "3")
 

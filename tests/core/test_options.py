@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from core.batching import choose_batching
+from core.configuration.batching import choose_batching
+from core.configuration.options import Options, make_options, option_table
+from core.configuration.step_size import DEFAULT_PROMPT_SIZES
 from core.errors import ConfigurationError
-from core.options import Options, make_options, option_table
-from core.step_size import DEFAULT_PROMPT_SIZES
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +25,7 @@ def test_every_option_is_documented_and_its_default_is_valid():
 
 
 def test_every_option_is_read():
-    packages = ("core", "engine", "container", "fleet")
+    packages = ("core", "engine", "container", "deploy/fleet")
     files = {path for name in packages for path in (ROOT / name).rglob("*.py")}
     code = "".join(path.read_text() for path in files - {ROOT / "core" / "options.py"})
     unread = [name for name in option_table() if not re.search(rf"\.{name}\b", code)]

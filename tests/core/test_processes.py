@@ -13,7 +13,10 @@ from tests.container.processes import ROOT
 
 NOBODY = str(2**22 + 1)
 """A number above all process ids."""
-CHILD = "import sys; from core.processes import die_with_parent; die_with_parent(int(sys.argv[1]))"
+CHILD = (
+    "import sys; from core.process.processes import die_with_parent; "
+    "die_with_parent(int(sys.argv[1]))"
+)
 WORKER = """
 import sys
 from types import SimpleNamespace
@@ -44,7 +47,7 @@ def test_a_child_lives_only_if_its_parent_does() -> None:
         ("-m", "engine", NOBODY, "launch", "0"),
         ("-m", "engine.follow", "--join", "localhost:1", "model", NOBODY),
         ("-m", "engine.vision.reader", NOBODY),
-        ("-m", "fleet.child", "join", NOBODY, "properties", "1", "2", "localhost:1"),
+        ("-m", "deploy.fleet.child", "join", NOBODY, "properties", "1", "2", "localhost:1"),
     ],
     ids=lambda command: command[1] if command[0] == "-m" else "worker",
 )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.options import ReasoningParserName
+from core.configuration.options import ReasoningParserName
 from core.text.answer import TokenText
 from core.text.answer_parser import AnswerParser
 from core.text.reasoning.base import Reasoning

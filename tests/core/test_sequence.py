@@ -7,8 +7,8 @@ import pytest
 
 from core.errors import RequestError
 from core.images import PromptImage
-from core.messages import Step, Submit
 from core.output import Output
+from core.protocol.messages import Step, Submit
 from core.sampling import Finish, Sampled, SamplingParams, TopLogprobs
 from core.sequence import Sequence
 from core.structured_outputs import StructuredOutputsParams

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from core.configuration.options import Options
+from core.configuration.task import choose_task
 from core.errors import ConfigurationError
-from core.options import Options
-from core.task import choose_task
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.options import ToolCallParser
+from core.configuration.options import ToolCallParser
 from core.text.tools.base import Piece, ToolCall
 from core.text.tools.factory import make_tool_parser
 

@@ -18,7 +18,7 @@ from botocore.loaders import JSONFileLoader
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from deploy.aws import Aws
+from deploy.sagemaker.resources.aws import Aws
 
 REGION = "eu-west-1"
 ROLE = "arn:aws:iam::123456789012:role/SageMaker"

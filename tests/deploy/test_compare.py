@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.aws import Aws
-from deploy.compare import LoadTest, compare
-from deploy.errors import DeployError
+from deploy.sagemaker.compare import LoadTest, compare
+from deploy.sagemaker.errors import DeployError
+from deploy.sagemaker.resources.aws import Aws
 
 RATES = {"none": 2.0, "paged": 9.0}
 

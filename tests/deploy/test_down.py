@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
-from deploy.aws import Aws
-from deploy.down import list_remaining, take_down
-from deploy.errors import DeployError
-from deploy.tags import TAG
+from deploy.sagemaker.down import list_remaining, take_down
+from deploy.sagemaker.errors import DeployError
+from deploy.sagemaker.resources.aws import Aws
+from deploy.sagemaker.resources.tags import TAG
 from tests.deploy.conftest import CREATING, ROLE, Clock, Failure, Faulty
 from tests.deploy.test_up import BUCKET
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from deploy import endpoint
 from deploy.__main__ import main
-from deploy.aws import Aws
-from deploy.deployment import Deployment
-from deploy.errors import DeployError
-from deploy.package import make_package
-from deploy.up import bring_up
+from deploy.sagemaker.errors import DeployError
+from deploy.sagemaker.package import make_package
+from deploy.sagemaker.resources import endpoint
+from deploy.sagemaker.resources.aws import Aws
+from deploy.sagemaker.resources.deployment import Deployment
+from deploy.sagemaker.up import bring_up
 from tests.deploy.conftest import CREATING, FAILED, IMAGE, ROLE, Clock, Failure, Faulty
 
 Capture = pytest.CaptureFixture[str]

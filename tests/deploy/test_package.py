@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from container.configuration.properties import read_properties
-from deploy.errors import DeployError
-from deploy.package import Package, make_package
+from deploy.sagemaker.errors import DeployError
+from deploy.sagemaker.package import Package, make_package
 
 
 def package(

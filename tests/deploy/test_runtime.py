@@ -16,7 +16,7 @@ from werkzeug.serving import make_server
 
 from container.http.event_stream import payload_part
 from deploy.__main__ import main
-from deploy.runtime import whole_lines
+from deploy.sagemaker.runtime import whole_lines
 from tests.deploy.conftest import Quiet
 
 

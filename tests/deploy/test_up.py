@@ -12,12 +12,12 @@ import boto3
 import pytest
 
 from deploy.__main__ import main
-from deploy.aws import Aws
-from deploy.deployment import Deployment
-from deploy.errors import DeployError
-from deploy.package import make_package
-from deploy.tags import TAG
-from deploy.up import bring_up
+from deploy.sagemaker.errors import DeployError
+from deploy.sagemaker.package import make_package
+from deploy.sagemaker.resources.aws import Aws
+from deploy.sagemaker.resources.deployment import Deployment
+from deploy.sagemaker.resources.tags import TAG
+from deploy.sagemaker.up import bring_up
 from tests.deploy.conftest import CREATING, IMAGE, REGION, ROLE, Failure, Faulty
 
 BUCKET = f"longshore-123456789012-{REGION}"

@@ -1,8 +1,8 @@
 """Running containers for end-to-end tests: real processes on a free port, and HTTP helpers.
 
 The processes run from the checkout. If LONGSHORE_IMAGE names a buildah container, as in
-image/check, they run inside it, as on SageMaker: with the model read-only in /opt/ml/model, and
-with only the argument `serve`.
+packaging/image/check, they run inside it, as on SageMaker: with the model read-only in
+/opt/ml/model, and with only the argument `serve`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 
 from engine import LLM, LoRARequest, SamplingParams
 from tests.e2e.serving import DEMO, IMAGE, MODEL_NAME, serve
-from tests.engine.adapters import write_adapter
+from tests.engine.lora.adapter_files import write_adapter
 
 PROMPT = "ROMEO:"
 NUM_NEW = 16

@@ -12,7 +12,7 @@ import pytest
 from websockets.sync.client import connect
 
 from container.front_end.upgrade import PATH
-from core.strategy_table import BATCHING_NAMES
+from core.configuration.strategy_table import BATCHING_NAMES
 from engine import LLM, SamplingParams, StructuredOutputsParams
 from tests.container.processes import HANG_S, wait_until
 from tests.e2e.serving import DEMO, LONG_ANSWER, long_winded, serve

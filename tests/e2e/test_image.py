@@ -1,4 +1,4 @@
-"""The image's configuration and start (image/check)."""
+"""The image's configuration and start (packaging/image/check)."""
 
 from __future__ import annotations
 

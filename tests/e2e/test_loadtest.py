@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.results import Results, Run, read_results
+from loadtest.study.results import Results, Run, read_results
 from tests.e2e.serving import DEMO, IMAGE, ROOT, serve
 
 CREDENTIALS = {

@@ -19,8 +19,8 @@ import torch
 from openai import BadRequestError, OpenAI
 from transformers import pipeline
 
+from tests.container.launch.test_preparation import wheel
 from tests.container.processes import free_port
-from tests.container.test_preparation import wheel
 from tests.e2e.serving import DEMO, IMAGE, MODEL_NAME, ROOT, serve
 from tests.engine.tasks.bodies import wav
 from tests.engine.tasks.models import save_task_model

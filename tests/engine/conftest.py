@@ -7,8 +7,9 @@ from functools import partial
 import pytest
 import torch
 
-from tests.engine import grammar_models, graphs
 from tests.engine.greedy_answers import generate
+from tests.engine.sampling import grammar_models
+from tests.engine.step import graphs
 from tests.engine.tiny_models import save_tiny_model
 
 

@@ -7,7 +7,7 @@ import random
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from core.strategy_table import BATCHING_NAMES
+from core.configuration.strategy_table import BATCHING_NAMES
 from engine import SamplingParams
 from tests.engine.tiny_models import VOCABULARY
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from core.errors import ConfigurationError, RequestError
-from core.messages import Abort, Hello, LoadAdapter, Submit
+from core.protocol.messages import Abort, Hello, LoadAdapter, Submit
 from core.sampling import SamplingParams
 from engine.lora.files import LayerSize, read_adapter
 from engine.model.checkpoint import open_checkpoint

@@ -18,10 +18,10 @@ from transformers import (
     LlavaConfig,
 )
 
+from core.configuration.limits import IMAGES_IN_USE
+from core.configuration.options import Options
 from core.errors import ConfigurationError, OverloadedError, RequestError
 from core.images import EncodedPrompt, ImageFile, ReadImages
-from core.limits import IMAGES_IN_USE
-from core.options import Options
 from core.sampling import Finish
 from engine import LLM, SamplingParams
 from engine.attention.backends import CpuBackend

@@ -2,12 +2,13 @@
 
 They are kept apart because the import of a kernel decides whether Triton interprets it.
 
-- interpreted/test_*.py run the kernels on CPU tensors through Triton's interpreter. They are
+- The tests in interpreted/ run the kernels on CPU tensors through Triton's interpreter. They are
   collected only where TRITON_INTERPRET=1, with the interpreter repaired before their import;
   test_interpreted.py runs them in a process of their own. To run a file by hand:
-  `TRITON_INTERPRET=1 pytest tests/kernels/interpreted/test_cache_write.py`.
+  `TRITON_INTERPRET=1 pytest tests/kernels/interpreted/cache/test_cache_write.py`.
 - kernels/dry_run.py compiles what the wrappers would launch, for any GPU, and launches nothing:
-  `with dry_run.target(90) as launches: wrapper(cpu tensors)`; static_check.py reads the result.
+  `with dry_run.target(90) as launches: wrapper(cpu tensors)`; compiled/static_check.py reads the
+  result.
 - All other tests run on the CPU: those in cpu/ run the C++ kernels, the rest plain torch.
 """
 
@@ -17,6 +18,6 @@ import os
 
 # NOTE: with the variable set, @triton.jit makes interpreted functions, which compile to nothing.
 if os.environ.get("TRITON_INTERPRET") == "1":
-    collect_ignore_glob = ["test_*.py"]
+    collect_ignore_glob = ["test_*.py", "compiled/test_*.py", "host/test_*.py"]
 else:
-    collect_ignore_glob = ["interpreted/test_*.py"]
+    collect_ignore_glob = ["interpreted/*test_*.py"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.quantized_linear import PER_BYTE, pack_pairs
+from kernels.linear.quantized_linear import PER_BYTE, pack_pairs
 from tests.engine.quantized_checkpoints import FP4
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.batch import ImageSpan, PagedBatch
-from kernels.reference import paged_attention_reference
-from kernels.sdpa import Scratch, attend_in_images, paged_attention
-from kernels.torch_cache import write_kv
+from kernels.attention.batch import ImageSpan, PagedBatch
+from kernels.attention.sdpa import Scratch, attend_in_images, paged_attention
+from kernels.cache.torch_cache import write_kv
+from tests.kernels.reference import paged_attention_reference
 
 BLOCK_SIZE = 4
 

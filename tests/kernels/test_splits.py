@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels import dry_run, paged_decode, paged_prefill, work_list
-from kernels.work_list import MIN_SPLIT_KEYS, WAVES
+from kernels import dry_run
+from kernels.attention import paged_decode, paged_prefill, work_list
+from kernels.attention.work_list import MIN_SPLIT_KEYS, WAVES
 
 counts = st.integers(1, 512)
 lengths = st.integers(1, 2**17)
@@ -112,7 +113,7 @@ def test_prefills_never_need_more_scratch_than_promised(batch, heads):
 
 def make_work(query, cache, num_sequences, num_splits):
     starts = torch.zeros(num_sequences + 1, dtype=torch.int32)
-    with patch("kernels.prefill_work.prefill_work_kernel"):
+    with patch("kernels.attention.prefill_work.prefill_work_kernel"):
         return paged_prefill.prefill_work(query, cache, starts, starts[1:], num_splits)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.cache_table import cache_table
-from kernels.torch_cache import copy_blocks, gather_blocks, scatter_blocks, write_kv
+from kernels.cache.cache_table import cache_table
+from kernels.cache.torch_cache import copy_blocks, gather_blocks, scatter_blocks, write_kv
 from tests.kernels.caches import bits, make_cache
 
 FP8 = [torch.uint8, torch.float8_e4m3fn]

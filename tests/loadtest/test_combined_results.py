@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from loadtest.__main__ import main
-from loadtest.combination import combined
-from loadtest.results import Results, Run, read_results
-from tests.loadtest.known_runs import compared, results, rounds, run, swept
+from loadtest.study.combination import combined
+from loadtest.study.results import Results, Run, read_results
+from tests.loadtest.report.known_runs import compared, results, rounds, run, swept
 
 
 def test_report_redraws_existing_results(

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from loadtest.__main__ import main
-from loadtest.results import Results, read_results
+from loadtest.study.results import Results, read_results
 from tests.container.processes import free_port, running, wait_until
 from tests.loadtest.stub import Stub, lmi, openai, serving
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from core.options import Options
-from core.sizing import DEFAULT_BATCH_SIZE
-from loadtest.compare import Comparison, announced, for_trial, turns
-from loadtest.plan import Load, make_plan, most_sequences
-from loadtest.request import Words
-from loadtest.results import Run
-from loadtest.tuning import DEFAULT, TUNED, Setting, Trial, best_setting, given_setting
-from loadtest.workloads import WORKLOADS
-from tests.loadtest.known_runs import run
+from core.configuration.options import Options
+from core.configuration.sizing import DEFAULT_BATCH_SIZE
+from loadtest.load.plan import Load, make_plan, most_sequences
+from loadtest.load.request import Words
+from loadtest.load.workloads import WORKLOADS
+from loadtest.study.compare import Comparison, announced, for_trial, turns
+from loadtest.study.results import Run
+from loadtest.study.tuning import DEFAULT, TUNED, Setting, Trial, best_setting, given_setting
+from tests.loadtest.report.known_runs import run
 
 ARTICLE = Setting(64, 1000)
 """The setting in the properties of these tests. It is the one of AWS's article."""

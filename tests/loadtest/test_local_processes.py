@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest import local_processes
-from loadtest.local_processes import server_processes
+from loadtest.servers import local_processes
+from loadtest.servers.local_processes import server_processes
 
 SERVER = """
 import socket, subprocess, sys, time

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.measures import Spread, measures_of, quantile, quantiles
-from loadtest.rate_search import MAX_RATES, RateSearch
-from loadtest.results import read_results
-from loadtest.slo import goodput, holds, parse_slo, per_request, sustained, value_of
-from loadtest.watch import parse
-from tests.loadtest.known_runs import record, results, run, sample
+from loadtest.servers.watch import parse
+from loadtest.study.measures import Spread, measures_of, quantile, quantiles
+from loadtest.study.rate_search import MAX_RATES, RateSearch
+from loadtest.study.results import read_results
+from loadtest.study.slo import goodput, holds, parse_slo, per_request, sustained, value_of
+from tests.loadtest.report.known_runs import record, results, run, sample
 
 
 def test_rates_are_over_the_wall_clock() -> None:

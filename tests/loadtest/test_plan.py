@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
-from loadtest.arrivals import BURST, bursts, poisson
-from loadtest.plan import MARGIN, Load, Plan, make_plan, warm_up_requests
-from loadtest.request import Words
-from loadtest.traces import CONVERSATION
-from loadtest.workloads import AWS_OUTPUTS, AWS_PROMPTS, WORKLOADS
+from loadtest.load.arrivals import BURST, bursts, poisson
+from loadtest.load.plan import MARGIN, Load, Plan, make_plan, warm_up_requests
+from loadtest.load.request import Words
+from loadtest.load.traces import CONVERSATION
+from loadtest.load.workloads import AWS_OUTPUTS, AWS_PROMPTS, WORKLOADS
 
 TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:00:00.0000000,100,10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.running import Running, parse_running
+from loadtest.servers.running import Running, parse_running
 
 
 @pytest.mark.parametrize(

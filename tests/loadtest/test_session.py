@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from loadtest.clients.schema import LmiSchema, OpenAISchema
-from loadtest.clients.transport import split_lines
-from loadtest.endpoint import Endpoint
-from loadtest.record import Record, Timings
-from loadtest.request import COMMON, Request, Shape
-from loadtest.session import Session
+from loadtest.load.record import Record, Timings
+from loadtest.load.request import COMMON, Request, Shape
+from loadtest.load.session import Session
+from loadtest.servers.clients.schema import LmiSchema, OpenAISchema
+from loadtest.servers.clients.transport import split_lines
+from loadtest.servers.endpoint import Endpoint
 from tests.loadtest.stub import Stub, lmi, openai, serving
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.strategy_table import BATCHING_NAMES
+from core.configuration.strategy_table import BATCHING_NAMES
 from tests.strategies.fakes import Arrival, drive, strategy_of
 
 ARRIVALS = st.lists(

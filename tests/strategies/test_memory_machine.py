@@ -29,6 +29,7 @@ class PagedMemoryMachine(RuleBasedStateMachine):
         self.device = [[None] * BLOCK_SIZE for _ in range(NUM_BLOCKS)]
         self.host = [[None] * BLOCK_SIZE for _ in range(NUM_HOST_BLOCKS)]
         self.sequences = {}
+        self.host_tables = {}
         self.next_id = 0
         self.salt = Sequence(0, [], SamplingParams()).prefix_salt
 
@@ -105,6 +106,7 @@ class PagedMemoryMachine(RuleBasedStateMachine):
             self.device[target] = list(self.host[source])
         for source, target in moves.copies:
             self.device[target] = list(self.device[source])
+        return moves
 
     @rule(data=st.data())
     def free(self, data):
@@ -115,31 +117,39 @@ class PagedMemoryMachine(RuleBasedStateMachine):
     def _forget(self, sequence):
         self.memory.release(sequence.id)
         del self.sequences[sequence.id]
+        self.host_tables.pop(sequence.id, None)
 
     @rule(data=st.data())
     def swap_out(self, data):
         ids = [sequence for sequence in self.sequences if not self.memory.is_swapped(sequence)]
         some = data.draw(st.sets(st.sampled_from(ids))) if ids else set()
-        blocks = {block for sequence_id in some for block in self.memory.table(sequence_id)}
-        fits = 0 < len(blocks) <= self.memory.num_free_host_blocks
+        tables = {sequence_id: self.memory.table(sequence_id) for sequence_id in some}
+        blocks = {block for table in tables.values() for block in table}
+        held = {block for table in self.host_tables.values() for block in table}
+        fits = 0 < len(blocks) <= NUM_HOST_BLOCKS - len(held)
         assert self.memory.swap_out(sorted(some)) == fits
-        self._move()
+        homes = dict(self._move().swap_outs)
+        if fits:
+            for sequence_id, table in tables.items():
+                if table:
+                    self.host_tables[sequence_id] = tuple(homes[block] for block in table)
 
     @rule(data=st.data())
     def swap_in(self, data):
         ids = [sequence for sequence in self.sequences if self.memory.is_swapped(sequence)]
         some = data.draw(st.sets(st.sampled_from(ids))) if ids else set()
-        blocks = {block for sequence_id in some for block in self.memory.host_table(sequence_id)}
+        blocks = {block for sequence_id in some for block in self.host_tables[sequence_id]}
         if len(blocks) <= self.memory.num_free_blocks:
             self.memory.swap_in(sorted(some))
             self._move()
+            for sequence_id in some:
+                del self.host_tables[sequence_id]
 
     @invariant()
     def every_sequence_reads_its_own_tokens(self):
         for sequence in self.sequences.values():
             is_swapped = self.memory.is_swapped(sequence.id)
-            table_of = self.memory.host_table if is_swapped else self.memory.table
-            table = table_of(sequence.id)
+            table = self.host_tables[sequence.id] if is_swapped else self.memory.table(sequence.id)
             blocks = self.host if is_swapped else self.device
             for position in range(sequence.num_computed_tokens):
                 content = blocks[table[position // BLOCK_SIZE]][position % BLOCK_SIZE]

@@ -131,9 +131,12 @@ def test_aborting_swapped_sequences_frees_host_blocks():
     for id in range(3):
         strategy.add(request_of(ARRIVALS[0], id))
     until_swapped(strategy, executor)
+    swapped = [id for id in range(3) if strategy.memory.is_swapped(id)]
+    assert swapped
     for id in range(3):
         strategy.abort(id)
-    assert strategy.memory.num_free_host_blocks == 40
+    assert not any(map(strategy.memory.is_swapped, swapped))
+    strategy.memory.check_integrity()
     assert strategy.schedule(0.0) is None
 
 

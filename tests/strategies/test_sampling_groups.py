@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from core.configuration.strategy_table import BATCHING_NAMES, STRATEGIES
 from core.request import Request
 from core.sampling import Finish, SamplingParams
-from core.strategy_table import BATCHING_NAMES, STRATEGIES
 from tests.strategies.fakes import (
     Arrival,
     FakeExecutor,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from core.configuration.strategy_table import BATCHING_NAMES
 from core.sampling import Finish, Sampled, SequenceFailure
-from core.strategy_table import BATCHING_NAMES
 from tests.strategies.fakes import (
     Arrival,
     FakeExecutor,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.simulate.system import SYSTEMS
-from core.options import Options
-from core.sizing import sequence_limit
-from core.strategy_table import BATCHING_NAMES, LIBRARY_NAMES, STRATEGIES
-from deploy.command_line import STRATEGIES as DEPLOYED
+from core.configuration.options import Options
+from core.configuration.sizing import sequence_limit
+from core.configuration.strategy_table import BATCHING_NAMES, LIBRARY_NAMES, STRATEGIES
+from deploy.sagemaker.command_line import STRATEGIES as DEPLOYED
 from loadtest.report.style import OURS as COLOURED
 from tests.strategies.fakes import strategy_of
 
@@ -35,6 +35,6 @@ def test_rows_limit_concurrent_sequences(name, default, limited):
 
 def test_load_test_deployment_and_simulator_list_every_strategy():
     assert COLOURED == BATCHING_NAMES, "add a colour to loadtest/report/style.py"
-    assert DEPLOYED == BATCHING_NAMES, "add the name to deploy/command_line.py"
+    assert DEPLOYED == BATCHING_NAMES, "add the name to deploy/sagemaker/command_line.py"
     simulated = {system.batching for system in SYSTEMS.values()}
     assert simulated == set(BATCHING_NAMES), "add a row to benchmarks/simulate/system.py"

@@ -15,8 +15,8 @@ from container.apis.generation.generation import Generation
 from container.apis.generation.sampling import Decoding
 from container.apis.generation.service import GenerationService
 from container.http.request_context import RequestContext
+from core.configuration.options import ReasoningParserName, ToolCallParser
 from core.errors import RequestError
-from core.options import ReasoningParserName, ToolCallParser
 from core.text.answer_parser import AnswerParser
 from core.text.reasoning.base import ReasoningParser
 from core.text.reasoning.factory import find_reasoning_parser, make_reasoning_parser

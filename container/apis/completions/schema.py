@@ -18,8 +18,8 @@ from container.apis.openai import (
 from container.schema.fields import Field, Fields, Values, read_fields, unsupported
 from container.schema.kinds import ANYTHING, BOOLEAN, INTEGER
 from container.schema.prompts import PROMPT, read_prompts
+from core.configuration.limits import INPUTS
 from core.errors import RequestError
-from core.limits import INPUTS
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -20,9 +20,9 @@ from container.schema.kinds import (
     is_list,
     with_schema,
 )
+from core.configuration.limits import MESSAGES, TOOLS
 from core.errors import RequestError
 from core.images import ImageFile
-from core.limits import MESSAGES, TOOLS
 
 _TEXT_PART: Schema = {
     "type": "object",

@@ -19,10 +19,10 @@ import msgspec
 
 from core.errors import ConfigurationError, GenerationError, LongshoreError, RequestError
 from core.foreign_code import contained, reason_of
-from core.internal_arguments import internal_arguments
+from core.process.internal_arguments import internal_arguments
+from core.process.user_code import exit_code_of_check, run_file, start_error
 from core.text.chat_template import ChatTemplate, Message
 from core.text.tokenizer import Tokenizer
-from core.user_code import exit_code_of_check, run_file, start_error
 
 logger = logging.getLogger(__name__)
 

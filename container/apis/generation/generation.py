@@ -9,10 +9,10 @@ from container.http.deadline import Deadline
 from container.http.request_record import RequestRecord
 from container.wire.token_stream import TokenStream
 from core.errors import GenerationError, RequestError
-from core.messages import AbortReason
 from core.output import Output
+from core.protocol.messages import AbortReason
+from core.protocol.stats import Timing
 from core.sampling import TopLogprobs
-from core.stats import Timing
 from core.text.answer import Answer
 from core.text.answers import Answers, Delta
 

@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 
 from container.schema.kinds import Schema
+from core.configuration.limits import IMAGE_BYTES, IMAGES
 from core.errors import RequestError
 from core.images import ImageFile
-from core.limits import IMAGE_BYTES, IMAGES
 
 Part = dict[str, str]
 """A part of a message's content, for the template: a text, or the place of an image."""

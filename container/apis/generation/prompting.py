@@ -8,9 +8,9 @@ from container.apis.generation.conversation import Conversation
 from container.http.off_loop import in_thread_if_long
 from container.isolation.helper import Helper
 from container.isolation.jobs import Render
+from core.configuration.limits import TEXT_CHARACTERS
 from core.errors import RequestError
 from core.images import EncodedPrompt, ReadImages
-from core.limits import TEXT_CHARACTERS
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 

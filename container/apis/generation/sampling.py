@@ -25,7 +25,7 @@ from container.schema.kinds import (
     STRINGS,
     Kind,
 )
-from core import limits
+from core.configuration import limits
 from core.errors import RequestError
 from core.sampling import NO_LIMIT, Operation, SamplingParams
 from core.structured_outputs import StructuredOutputsParams

@@ -22,10 +22,10 @@ from container.http.service import Service, json_response
 from container.isolation.helper import Helper
 from container.wire.engine_client import EngineClient
 from core.adapter import lora_disabled
+from core.configuration.limits import BAD_WORDS_CHARACTERS, PROMPT_LOGPROBS
+from core.configuration.options import Options
 from core.errors import RequestError
 from core.images import NO_IMAGES, EncodedPrompt, PromptImage
-from core.limits import BAD_WORDS_CHARACTERS, PROMPT_LOGPROBS
-from core.options import Options
 from core.sampling import SamplingParams
 from core.text.answers import Answers
 from core.text.bad_words import with_bad_word_ids

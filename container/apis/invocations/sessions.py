@@ -19,8 +19,8 @@ from flask import Response
 
 from container.http.request_context import SESSION_HEADER, RequestContext
 from container.http.service import json_response
+from core.configuration.options import Options
 from core.errors import OverloadedError, RequestError
-from core.options import Options
 
 MAX_SESSIONS = 10_000
 

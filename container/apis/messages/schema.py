@@ -36,8 +36,8 @@ from container.schema.kinds import (
     Kind,
     with_schema,
 )
+from core.configuration.limits import MESSAGES, TOOLS
 from core.errors import RequestError
-from core.limits import MESSAGES, TOOLS
 from core.structured_outputs import StructuredOutputsParams
 
 _DIALECT = Dialect(prompt="messages", names={"stop": "stop_sequences"}, operation="chat")

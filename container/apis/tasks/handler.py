@@ -12,7 +12,7 @@ from flask import Response
 from container.http.deadline import ClientGoneError
 from container.http.request_context import RequestContext
 from container.http.service import Service
-from core.messages import Performed
+from core.protocol.messages import Performed
 
 _TRANSPORT_HEADERS = ("connection", "content-length", "date", "server", "transfer-encoding")
 """Headers about the connection. The server sets them, so the handler's own are dropped."""

@@ -20,11 +20,11 @@ from container.http.request_context import RequestContext
 from container.http.service import Service
 from container.schema.fields import MODEL_IGNORED, Field, Fields, ignored, read_fields
 from container.schema.kinds import OBJECT, Kind, is_list
+from core.configuration.limits import INPUTS, TASK_TEXTS
+from core.configuration.pipeline_tasks import FILES, PIPELINE_TASKS, PipelineTask
+from core.configuration.task import Task
 from core.errors import RequestError
-from core.limits import INPUTS, TASK_TEXTS
-from core.pipeline_tasks import FILES, PIPELINE_TASKS, PipelineTask
-from core.task import Task
-from core.task_bodies import PipelineBody
+from core.protocol.task_bodies import PipelineBody
 
 AUDIO_TYPE = "audio/wav"
 MAX_BATCH = INPUTS.maximum

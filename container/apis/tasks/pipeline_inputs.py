@@ -17,10 +17,10 @@ from typing import Annotated, Literal, TypeVar, cast
 import msgspec
 
 from container.schema.kinds import is_list
+from core.configuration.limits import IMAGES, PAGE_CHARACTERS, TASK_TEXT
+from core.configuration.pipeline_tasks import FILES, Content, PipelineTask
+from core.configuration.suggest import did_you_mean
 from core.errors import RequestError
-from core.limits import IMAGES, PAGE_CHARACTERS, TASK_TEXT
-from core.pipeline_tasks import FILES, Content, PipelineTask
-from core.suggest import did_you_mean
 
 _DATA_URI = re.compile("data:(image|audio|video)/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 

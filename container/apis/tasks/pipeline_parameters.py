@@ -20,9 +20,15 @@ from container.schema.kinds import (
     is_integer,
     is_list,
 )
+from core.configuration.limits import (
+    LABELED_INPUTS,
+    LABELS,
+    STOP_CHARACTERS,
+    STOP_STRINGS,
+    TASK_TEXTS,
+)
+from core.configuration.suggest import did_you_mean
 from core.errors import RequestError
-from core.limits import LABELED_INPUTS, LABELS, STOP_CHARACTERS, STOP_STRINGS, TASK_TEXTS
-from core.suggest import did_you_mean
 
 MAX_WINDOW = 2**17
 """The longest context of any model, in tokens."""

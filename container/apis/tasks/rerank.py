@@ -28,10 +28,10 @@ from container.schema.kinds import (
     Kind,
     is_list,
 )
+from core.configuration.limits import TASK_TEXT, TASK_TEXTS
+from core.configuration.task import Task
 from core.errors import GenerationError, RequestError
-from core.limits import TASK_TEXT, TASK_TEXTS
-from core.task import Task
-from core.task_bodies import PipelineBody
+from core.protocol.task_bodies import PipelineBody
 
 TASK = "text-classification"
 MAX_TEXTS = 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.task_bodies import Span
+from core.protocol.task_bodies import Span
 
 
 def as_srt(spans: Sequence[Span]) -> str:

@@ -20,10 +20,10 @@ from container.schema.fields import (
     unsupported,
 )
 from container.schema.kinds import ANYTHING, BOOLEAN, NUMBER, STRING, STRINGS, Kind, with_schema
+from core.configuration.pipeline_tasks import SPEECH_RECOGNITION
+from core.configuration.task import Task
 from core.errors import RequestError
-from core.pipeline_tasks import SPEECH_RECOGNITION
-from core.task import Task
-from core.task_bodies import TRANSCRIPTION, PipelineBody, Span, Transcript, Transcription
+from core.protocol.task_bodies import TRANSCRIPTION, PipelineBody, Span, Transcript, Transcription
 
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 GRANULARITIES = ("segment", "word")

@@ -13,7 +13,7 @@ from container.apis.generation.logprobs import prompt_logprobs
 from container.apis.generation.response import Record
 from container.apis.text.schema import TextRequest
 from container.http.failures import Failure
-from core.options import Options
+from core.configuration.options import Options
 from core.sampling import Finish
 from core.text.answer import Answer, TokenText
 from core.text.tokenizer import Tokenizer

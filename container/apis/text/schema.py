@@ -25,8 +25,8 @@ from container.schema.kinds import (
     STRING_OR_STRINGS,
     is_list,
 )
+from core.configuration.limits import INPUTS
 from core.errors import RequestError
-from core.limits import INPUTS
 
 DEFAULT_MAX_NEW_TOKENS = 30
 MAX_BATCH = INPUTS.maximum

@@ -10,7 +10,7 @@ from container.apis.generation.service import GenerationService
 from container.apis.text.api import TextApi
 from container.http.request_context import request_context
 from container.http.service import json_response
-from core.limits import STOP_STRINGS
+from core.configuration.limits import STOP_STRINGS
 from core.sampling import MAX_SAMPLES
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from core.options import ReasoningParserName
+from core.configuration.options import ReasoningParserName
 from core.text.reasoning.base import ReasoningParser
 from core.text.reasoning.harmony import Harmony
 from core.text.reasoning.think_tags import ThinkTags

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from core.options import ToolCallParser
+from core.configuration.options import ToolCallParser
 from core.text.tools.base import ToolParser
 from core.text.tools.deepseek_v3 import DeepSeekV3Parser, DeepSeekV31Parser
 from core.text.tools.hermes import HermesParser

@@ -42,12 +42,12 @@ class DequantizingExperts:
 
 
 class TritonExperts:
-    """Codes for `kernels.grouped_quantized_linear`, for rows in fp16 or bf16 on CUDA."""
+    """Codes for `kernels.linear.grouped_quantized_linear`, for rows in fp16 or bf16 on CUDA."""
 
     def __init__(self, weight: KernelWeight, num_experts: int) -> None:
         """weight: [experts * out, in], expert by expert; `has_kernel` must be true of it."""
         # Imported only here, so that CPUs do not need Triton.
-        from kernels.grouped_quantized_linear import grouped_quantized_linear
+        from kernels.linear.grouped_quantized_linear import grouped_quantized_linear
 
         def by_group(tensor: Tensor) -> Tensor:
             """Return [experts, groups, out] for [experts * out, groups]."""

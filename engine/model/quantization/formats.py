@@ -43,12 +43,12 @@ class Dequantizing:
 
 
 class TritonCodes:
-    """Codes for `kernels.quantized_linear`, for rows in fp16 or bf16 on CUDA."""
+    """Codes for `kernels.linear.quantized_linear`, for rows in fp16 or bf16 on CUDA."""
 
     def __init__(self, weight: KernelWeight) -> None:
         """weight: `has_kernel` must be true for it."""
         # Imported only here, so that CPUs do not need Triton.
-        from kernels.quantized_linear import quantized_linear
+        from kernels.linear.quantized_linear import quantized_linear
 
         laid_out = KernelCodes.of(weight)
         self._multiply = quantized_linear

@@ -24,7 +24,7 @@ ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True)
 class KernelCodes:
-    """The tensors and constants of a weight, named as in `kernels.quantized_linear`.
+    """The tensors and constants of a weight, named as in `kernels.linear.quantized_linear`.
 
     There, the outputs are the last dimension of scales and zeros; here, they are the first.
     """
@@ -60,7 +60,7 @@ class KernelCodes:
 def has_kernel(weight: Quantized) -> TypeGuard[KernelWeight]:
     """Whether the kernels support the weight's type and have a block size that fits its groups."""
     # Imported only here, so that CPUs do not need Triton.
-    from kernels.quantized_linear import block_size
+    from kernels.linear.quantized_linear import block_size
 
     if not isinstance(weight, KernelWeight):
         return False
@@ -84,7 +84,7 @@ def _group_size(weight: KernelWeight) -> int:
 
 def _packed(weight: IntegerWeight | Float4Weight) -> Tensor:
     """Return the codes [out, in / 2], with two codes that are a block apart in each byte."""
-    from kernels.quantized_linear import pack_pairs
+    from kernels.linear.quantized_linear import pack_pairs
 
     num_outputs, num_inputs = weight.shape
     packed = weight.codes.new_empty(num_outputs, num_inputs // 2)

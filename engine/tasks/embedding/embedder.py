@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import AutoModel
 
+from core.configuration.options import Options
+from core.configuration.sizing import step_token_budget
+from core.configuration.task import EMBEDDING
 from core.errors import ConfigurationError, RequestError
 from core.foreign_code import contained
-from core.options import Options
-from core.sizing import step_token_budget
-from core.task import EMBEDDING
-from core.task_bodies import EmbeddingAnswer, EmbeddingBody
+from core.protocol.task_bodies import EmbeddingAnswer, EmbeddingBody
 from engine.loading.model_source import ModelSource
 from engine.tasks.embedding.pooling import pool
 from engine.tasks.embedding.settings import read_embedding_settings

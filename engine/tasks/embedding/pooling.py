@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from core.options import Pooling
+from core.configuration.options import Pooling
 
 Pool = Callable[[Tensor, Tensor], Tensor]
 """Maps hidden [texts, tokens, size] in fp32 and a 0/1 mask [texts, tokens] to [texts, size]."""

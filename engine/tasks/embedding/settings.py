@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import msgspec
 
+from core.configuration.options import Options, Pooling
 from core.errors import ConfigurationError
-from core.options import Options, Pooling
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from core.foreign_code import contained
-from djl_python import Output
+from engine.tasks.handlers.djl_python import Output
 from engine.tasks.performer import FATAL, Answer, Outcome
 
 logger = logging.getLogger(__name__)

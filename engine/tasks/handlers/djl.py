@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from core.foreign_code import contained
-from djl_python import Input
 from engine.tasks.handlers.answer import call_handler, log_failure, to_answer, to_answers
+from engine.tasks.handlers.djl_python import Input
 from engine.tasks.handlers.stream import Stream, as_stream
 from engine.tasks.performer import FATAL, Answer, Description, Job, Outcome
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from core.errors import ConfigurationError
 from core.foreign_code import contained
-from core.user_code import run_file, start_error
+from core.process.user_code import run_file, start_error
 from engine.tasks.handlers.djl import DjlHandler
 from engine.tasks.handlers.sagemaker import SageMakerHandler
 from engine.tasks.performer import Performer

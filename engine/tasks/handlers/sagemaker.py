@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from core.errors import RequestError
-from djl_python import Output
 from engine.tasks.handlers.answer import call_handler, to_answer
+from engine.tasks.handlers.djl_python import Output
 from engine.tasks.performer import Answer, Description, Job, Outcome
 
 _JSON = "application/json"

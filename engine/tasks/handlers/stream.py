@@ -6,8 +6,8 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from djl_python import Output
 from engine.tasks.handlers.answer import to_answer
+from engine.tasks.handlers.djl_python import Output
 from engine.tasks.performer import Answer, Job
 
 _JSON_LINES = "application/jsonlines"

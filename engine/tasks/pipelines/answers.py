@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import torch
 
-from core.pipeline_tasks import CHAT_TASKS, PIPELINE_TASKS
+from core.configuration.pipeline_tasks import CHAT_TASKS, PIPELINE_TASKS
 from engine.tasks.pipelines.sound import write_wav
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
+from core.configuration.pipeline_tasks import CHAT_TASKS, Content, PipelineTask
 from core.errors import RequestError
-from core.pipeline_tasks import CHAT_TASKS, Content, PipelineTask
 from engine.tasks.lengths import check_length
 from engine.tasks.pipelines.sound import read_wav
 from engine.tasks.pipelines.video import read_video
@@ -33,7 +33,8 @@ MAX_SPOKEN = 4096
 
 
 class InputReader:
-    """Converts the inputs of a `core.task_bodies.PipelineBody` into the inputs of one pipeline."""
+    """Converts the inputs of a `core.protocol.task_bodies.PipelineBody` into the inputs of one
+    pipeline."""
 
     def __init__(self, name: str, task: PipelineTask, pipeline: Any) -> None:
         self._task = task

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import (
@@ -19,16 +19,16 @@ from transformers import (
 from transformers import __version__ as transformers_version
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from core.errors import ConfigurationError, RequestError
-from core.foreign_code import contained
-from core.pipeline_tasks import (
+from core.configuration.pipeline_tasks import (
     CHAT_TASKS,
     PIPELINE_TASKS,
     QUESTION_ANSWERING,
     VIDEO_CLASSIFICATION,
 )
-from core.suggest import did_you_mean
-from core.task_bodies import TRANSCRIPTION
+from core.configuration.suggest import did_you_mean
+from core.errors import ConfigurationError, RequestError
+from core.foreign_code import contained
+from core.protocol.task_bodies import TRANSCRIPTION
 from engine.loading.model_source import ModelSource
 from engine.tasks.lengths import check_length, longest_text, plan_windows
 from engine.tasks.loading import load_with_head
@@ -52,41 +52,11 @@ _WITHOUT_BF16 = ("depth-estimation", "table-question-answering")
 """Pipelines that convert the model's output to numpy, which has no bf16."""
 
 
-class TaskModel(Protocol):
-    """A model for one task. Its methods may raise whatever transformers raises."""
-
-    @property
-    def model(self) -> Any:
-        """The transformers model."""
-        ...
-
-    @property
-    def can_batch(self) -> bool:
-        """Whether `run` takes more than one input."""
-        ...
-
-    def prepare(self, given: Any, parameters: Parameters) -> Any:
-        """Convert one input for `run`. Raises RequestError if it is wrong."""
-        ...
-
-    def run(
-        self, inputs: list[Any], parameters: Parameters, between_runs: Callable[[], None]
-    ) -> list[Any]:
-        """Return one result per prepared input; all share the parameters.
-
-        If it runs the model more than once, it calls `between_runs` between the runs.
-        """
-        ...
-
-    def unbatched(self, result: Any, given: Any, parameters: Parameters) -> Any:
-        """Convert a result into the answer for an input that was not sent in a list."""
-        ...
-
-
 class PipelineModel:
     """A transformers pipeline for one task.
 
-    Raises ConfigurationError if the task or the model cannot be served.
+    The constructor raises ConfigurationError if the task or the model cannot be served. The other
+    methods may raise whatever transformers raises.
     """
 
     def __init__(self, task: str, source: ModelSource) -> None:
@@ -94,6 +64,7 @@ class PipelineModel:
         check_packages(task)
         self._task = task
         self.can_batch = PIPELINE_TASKS[task].can_batch
+        """Whether `run` takes more than one input."""
         if task in _WITHOUT_BF16 and source.dtype == torch.bfloat16:
             logger.warning("%s runs in fp32: its pipeline cannot convert bf16 to numpy", task)
             source = replace(source, dtype=torch.float32)
@@ -123,6 +94,7 @@ class PipelineModel:
         self._postprocess = postprocessor(task)
 
     def prepare(self, given: Any, parameters: Parameters) -> Any:
+        """Convert one input for `run`. Raises RequestError if it is wrong."""
         if self._task in _TRUNCATE_ON_REQUEST:
             texts = _check_text_fields(given)
             if _is_truncated(parameters):
@@ -136,6 +108,10 @@ class PipelineModel:
     def run(
         self, inputs: list[Any], parameters: Parameters, between_runs: Callable[[], None]
     ) -> list[Any]:
+        """Return one result per prepared input; all share the parameters.
+
+        If it runs the model more than once, it calls `between_runs` between the runs.
+        """
         if TRANSCRIPTION in parameters:
             wanted = parameters[TRANSCRIPTION]
             return [transcribe(self.pipeline, samples, wanted) for samples in inputs]
@@ -147,6 +123,7 @@ class PipelineModel:
         return list(map(self._postprocess, results))
 
     def unbatched(self, result: Any, given: Any, parameters: Parameters) -> Any:
+        """Convert a result into the answer for an input that was not sent in a list."""
         # transformers answers a single text with a list of one result.
         is_text_classification = self._task == "text-classification"
         is_listed = is_text_classification and isinstance(given, str) and "top_k" not in parameters

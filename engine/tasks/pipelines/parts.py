@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.errors import ConfigurationError
-from core.pipeline_tasks import (
+from core.configuration.pipeline_tasks import (
     CHAT_TASKS,
     PIPELINE_TASKS,
     SPEECH_RECOGNITION,
     Content,
 )
+from core.errors import ConfigurationError
 from engine.loading.model_source import ModelSource
 from engine.tasks.loading import (
     load_feature_extractor,

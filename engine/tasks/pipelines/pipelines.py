@@ -10,15 +10,15 @@ import msgspec
 import torch
 from transformers.pipelines.base import PipelineException
 
+from core.configuration.pipeline_tasks import QUESTION_ANSWERING
 from core.errors import RequestError
 from core.foreign_code import contained, reason_of
-from core.pipeline_tasks import QUESTION_ANSWERING
-from core.task_bodies import PipelineBody
+from core.protocol.task_bodies import PipelineBody
 from engine.loading.model_source import ModelSource
 from engine.tasks.loading import describe
 from engine.tasks.performer import Answer, Description, Job, Outcome, run_isolated
 from engine.tasks.pipelines.answers import encode_json
-from engine.tasks.pipelines.model import PipelineModel, TaskModel
+from engine.tasks.pipelines.model import PipelineModel
 from engine.tasks.pipelines.question_answering import QuestionAnswering
 
 MAX_AT_ONCE = 32
@@ -41,7 +41,7 @@ class PipelinePerformer:
     """Batches inputs with equal parameters across requests, if the model can batch."""
 
     def __init__(self, task: str, source: ModelSource) -> None:
-        self.model: TaskModel = (
+        self.model = (
             QuestionAnswering(source) if task == QUESTION_ANSWERING else PipelineModel(task, source)
         )
         self._decode = msgspec.msgpack.Decoder(PipelineBody).decode

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForQuestionAnswering
 
+from core.configuration.limits import WINDOWS
+from core.configuration.pipeline_tasks import QUESTION_ANSWERING
 from core.errors import ConfigurationError, RequestError
-from core.limits import WINDOWS
-from core.pipeline_tasks import QUESTION_ANSWERING
 from engine.loading.model_source import ModelSource
 from engine.tasks.lengths import Windows, longest_text, plan_windows
 from engine.tasks.loading import load_tokenizer, load_with_head
@@ -59,7 +59,7 @@ class _Span(NamedTuple):
 
 
 class QuestionAnswering:
-    """A model with a span head.
+    """A model with a span head, with the methods of `PipelineModel`.
 
     Raises ConfigurationError if the model has no such head or no fast tokenizer.
     """

@@ -13,7 +13,7 @@ import torch
 from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
 from core.errors import RequestError
-from core.task_bodies import Span, Transcript, Transcription
+from core.protocol.task_bodies import Span, Transcript, Transcription
 from engine.tasks.pipelines.sound import Samples
 
 _INITIAL_TOKENS = 4

@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingMixIn, UnixStreamServer
 
-from core.processes import die_with_parent
+from core.process.processes import die_with_parent
 
 METRICS = """# HELP vllm:num_requests_running Sequences in the batch.
 # TYPE vllm:num_requests_running gauge

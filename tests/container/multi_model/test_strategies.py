@@ -18,9 +18,9 @@ from container.multi_model.strategies import Comparison, compare_strategies, rea
 from container.security.api_keys import read_api_keys
 from container.security.authentication import Gate
 from container.ui.routes import Page
+from core.configuration.options import Options
+from core.configuration.strategy_table import BATCHING_NAMES
 from core.errors import ConfigurationError
-from core.options import Options
-from core.strategy_table import BATCHING_NAMES
 from tests.container.multi_model.fronts import FAKE, MakeModel
 
 MAX_LEN = Setting("option.max_model_len", "64", "--max-model-len")

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from core.configuration.options import Options
+from core.configuration.sizing import fit_length
+from core.configuration.step_size import StepSize
 from core.errors import ConfigurationError, InsufficientMemoryError
-from core.host_memory import available_host_memory
-from core.options import Options
-from core.sizing import fit_length
-from core.step_size import StepSize
+from core.process.host_memory import available_host_memory
 from engine import LLM
 from engine.block_tables import table_bytes
 from engine.memory.largest_step import run_step

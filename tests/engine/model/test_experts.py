@@ -57,13 +57,13 @@ def test_no_shape_depends_on_the_routing(tiny_model, load):
 @pytest.mark.parametrize(
     ("capability", "dtype", "module"),
     [
-        ((8, 0), torch.bfloat16, "kernels.grouped_linear"),
-        ((8, 9), torch.bfloat16, "kernels.grouped_linear"),
-        ((9, 0), torch.float16, "kernels.grouped_linear"),
-        ((9, 0), torch.float32, "kernels.grouped_linear"),
+        ((8, 0), torch.bfloat16, "kernels.linear.grouped_linear"),
+        ((8, 9), torch.bfloat16, "kernels.linear.grouped_linear"),
+        ((9, 0), torch.float16, "kernels.linear.grouped_linear"),
+        ((9, 0), torch.float32, "kernels.linear.grouped_linear"),
         ((9, 0), torch.bfloat16, "engine.model.experts"),
         ((10, 3), torch.bfloat16, "engine.model.experts"),
-        ((12, 0), torch.bfloat16, "kernels.grouped_linear"),
+        ((12, 0), torch.bfloat16, "kernels.linear.grouped_linear"),
     ],
 )
 def test_our_kernel_is_used_where_torch_would_synchronize(capability, dtype, module, monkeypatch):

@@ -10,7 +10,7 @@ import torch
 from engine.model import loader
 from engine.model.elementwise import Elementwise
 from engine.model.families import FAMILIES
-from kernels import torch_elementwise
+from kernels.elementwise import torch_elementwise
 from tests.engine.model.conftest import expected_logits, logits
 from tests.engine.tiny_models import OWN
 

@@ -13,8 +13,8 @@ from core.errors import ConfigurationError
 from engine import LLM, LoRARequest, SamplingParams
 from engine.model.checkpoint import open_published
 from engine.model.quantization.gptq import Gptq
-from tests.engine.adapters import adapted_llm, merged, write_adapter
 from tests.engine.greedy_answers import NUM_NEW, STRATEGIES, generate, prompts, tokens
+from tests.engine.lora.adapter_files import adapted_llm, merged, write_adapter
 from tests.engine.model.conftest import expected_logits, logits
 from tests.engine.quantized_checkpoints import FILE, FORMATS, MXFP4, gptq, write_quantized
 

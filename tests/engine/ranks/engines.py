@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from core.options import make_options
+from core.configuration.options import make_options
 from core.sampling import Finish
 from engine.build import build_rank_0
 from engine.engine import Engine

@@ -5,16 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from core.configuration.step_size import StepSize
 from core.plan import BlockMoves
-from core.step_size import StepSize
 from engine import LLM, SamplingParams
 from engine.ranks.messages import AnyOrder, Forward, Install, Move
-from tests.engine.adapters import write_adapter
-from tests.engine.grammar_models import PROMPTS as GRAMMAR_PROMPTS
-from tests.engine.grammar_models import SMALL as GRAMMAR_OPTIONS
-from tests.engine.grammar_models import form
 from tests.engine.greedy_answers import NUM_NEW, generate, prompts
+from tests.engine.lora.adapter_files import write_adapter
 from tests.engine.ranks.engines import answers, ranked_engine, with_strategy
+from tests.engine.sampling.grammar_models import PROMPTS as GRAMMAR_PROMPTS
+from tests.engine.sampling.grammar_models import SMALL as GRAMMAR_OPTIONS
+from tests.engine.sampling.grammar_models import form
 
 FAMILIES = ("llama", "qwen3", "gemma2", "phi3", "gpt2", "gpt_neox", "olmo2", "cohere2", "glm4",
             "qwen2_moe", "gpt_oss")  # fmt: skip

@@ -20,9 +20,9 @@ import msgspec
 import pytest
 import torch
 
+from core.configuration.meeting_point import KEY_VARIABLE, MeetingPoint, meeting_point
+from core.configuration.options import Options
 from core.errors import ConfigurationError, EngineUnavailableError
-from core.meeting_point import KEY_VARIABLE, MeetingPoint, meeting_point
-from core.options import Options
 from engine import LLM, SamplingParams
 from engine.ranks import group as group_module
 from engine.ranks import joining, tcp
@@ -38,8 +38,8 @@ KEY = "a-key-of-the-tests"
 PROOF_BYTES = 16 + 32 + 32 + 32 + 1
 IDLE = """
 import os, sys, time
-from core.options import Options
-from core.meeting_point import meeting_point
+from core.configuration.options import Options
+from core.configuration.meeting_point import meeting_point
 from engine.ranks.tcp import join
 from engine.ranks.watch import Watch
 

@@ -16,8 +16,8 @@ import msgspec
 import pytest
 import torch
 
+from core.configuration.options import Options
 from core.errors import ConfigurationError, EngineUnavailableError, InsufficientMemoryError
-from core.options import Options
 from core.plan import BlockMoves
 from engine import LLM, SamplingParams
 from engine.ranks import watch

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from core.messages import Dead, Submit
+from core.protocol.messages import Dead, Submit
 from core.sampling import SamplingParams
 from engine.engine import Engine
 from engine.serve.connection import Connection

@@ -9,7 +9,7 @@ import msgspec
 import zmq
 
 from core.errors import StoppedError
-from core.messages import (
+from core.protocol.messages import (
     Facts,
     FromEngine,
     Step,

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from core.messages import (
+from core.protocol.messages import (
     Adapters,
     Failed,
     Hello,

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from core.errors import RequestError
-from core.messages import Abort, Failed, Heartbeat, Hello, Step, Submit
+from core.protocol.messages import Abort, Failed, Heartbeat, Hello, Step, Submit
 from core.sampling import Finish, SamplingParams
 from core.structured_outputs import StructuredOutputsParams
 from engine.engine import Engine

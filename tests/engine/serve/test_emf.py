@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from core.messages import Submit
+from core.protocol.messages import Submit
+from core.protocol.stats import Durations, Stats
 from core.sampling import SamplingParams
-from core.stats import Durations, Stats
 from engine.engine import Engine
 from engine.serve.connection import Connection
 from engine.serve.emf import EmfReporter

@@ -6,9 +6,9 @@ import pytest
 
 from core.adapter import Adapter
 from core.output import Output
+from core.protocol.stats import BOUNDS_S, BOUNDS_TOKENS, Durations, Timing
 from core.request import Request
 from core.sampling import Finish, SamplingParams
-from core.stats import BOUNDS_S, BOUNDS_TOKENS, Durations, Timing
 from engine.engine import Engine
 from engine.serve.meter import Meter, RequestProgress
 from engine.tasks.engine import TaskOutput

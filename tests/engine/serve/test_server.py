@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from core.errors import EngineUnavailableError, InsufficientMemoryError
-from core.messages import (
+from core.protocol.messages import (
     Abort,
     Dead,
     Failed,

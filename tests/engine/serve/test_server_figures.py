@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from core.messages import (
+from core.protocol.messages import (
     Abort,
     FromEngine,
     Heartbeat,

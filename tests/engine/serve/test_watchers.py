@@ -7,9 +7,9 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from core.snapshot import Snapshot
-from core.stats import Timing
-from core.strategy_table import BATCHING_NAMES
+from core.configuration.strategy_table import BATCHING_NAMES
+from core.protocol.snapshot import Snapshot
+from core.protocol.stats import Timing
 from engine.serve.watchers import (
     MAX_INTERVAL_S,
     MAX_SHARE,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from core.task_bodies import PipelineBody
+from core.protocol.task_bodies import PipelineBody
 from tests.engine.tasks.models import RATE
 
 

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 import torch
 
-from core.options import Options
-from core.task import Task, choose_task
-from core.task_bodies import EmbeddingBody, PipelineBody
+from core.configuration.options import Options
+from core.configuration.task import Task, choose_task
+from core.protocol.task_bodies import EmbeddingBody, PipelineBody
 from engine.tasks.build import build_task_engine
 from engine.tasks.engine import TaskEngine
 from engine.tasks.performer import Answer, Job, Outcome

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModel
 
 from core.errors import ConfigurationError, GenerationError, RequestError
-from core.task_bodies import EmbeddingAnswer, EmbeddingBody
+from core.protocol.task_bodies import EmbeddingAnswer, EmbeddingBody
 from engine import LLM
 from engine.tasks.performer import Answer
 from tests.engine.tasks.conftest import engine_of, perform

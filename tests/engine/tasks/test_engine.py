@@ -8,11 +8,20 @@ import time
 import pytest
 import torch
 
+from core.configuration.options import Options
+from core.configuration.task import Task
 from core.errors import RequestError, StoppedError
-from core.messages import Abort, Failed, Heartbeat, Hello, Perform, Performed, Ready, Submit
-from core.options import Options
+from core.protocol.messages import (
+    Abort,
+    Failed,
+    Heartbeat,
+    Hello,
+    Perform,
+    Performed,
+    Ready,
+    Submit,
+)
 from core.sampling import SamplingParams
-from core.task import Task
 from engine.serve.connection import Connection
 from engine.serve.server import Server
 from engine.tasks.build import build_task_engine

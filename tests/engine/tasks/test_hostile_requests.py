@@ -13,8 +13,8 @@ import pytest
 
 from container.apis.tasks.pipeline import read_pipeline_request
 from container.apis.tasks.pipeline_parameters import NESTED, PARAMETERS
+from core.configuration.pipeline_tasks import PIPELINE_TASKS
 from core.errors import RequestError
-from core.pipeline_tasks import PIPELINE_TASKS
 from engine.tasks.performer import Answer
 from tests.engine.tasks.bodies import image, wav
 from tests.engine.tasks.conftest import decoded, engine_of, perform

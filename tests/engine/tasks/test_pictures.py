@@ -11,8 +11,8 @@ from PIL import Image
 from transformers import AutoModelForUniversalSegmentation, Mask2FormerConfig, pipeline
 from transformers.models.sam import image_processing_pil_sam as sam
 
+from core.configuration.pipeline_tasks import PIPELINE_TASKS
 from core.errors import ConfigurationError, RequestError
-from core.pipeline_tasks import PIPELINE_TASKS
 from engine.tasks import loading
 from engine.tasks.pipelines import inputs
 from engine.tasks.pipelines import model as pipeline_model

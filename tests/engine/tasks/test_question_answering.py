@@ -9,9 +9,9 @@ import msgspec
 import pytest
 import torch
 
+from core.configuration.limits import WINDOWS
 from core.errors import EngineUnavailableError, RequestError
-from core.limits import WINDOWS
-from core.task_bodies import PipelineBody
+from core.protocol.task_bodies import PipelineBody
 from engine.tasks.performer import Answer, Job
 from engine.tasks.pipelines.question_answering import WINDOWS_PER_RUN
 from tests.engine.tasks.conftest import decoded, engine_of, perform

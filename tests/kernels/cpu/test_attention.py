@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.batch import PagedBatch
+from kernels.attention.batch import PagedBatch
 from kernels.cpu.attention import paged_attention
-from kernels.reference import paged_attention_reference
 from tests.kernels.paged_inputs import check_close, make_paged
+from tests.kernels.reference import paged_attention_reference
 
 EDGES = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 63), (1, 64), (1, 65), (1, 0)]
 CHUNKS = [(1, 1), (5, 5), (2, 34), (40, 40), (33, 70), (16, 16), (3, 129)]

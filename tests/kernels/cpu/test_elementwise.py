@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernels import torch_elementwise
+from kernels.cache.torch_cache import write_kv as twin_write_kv
 from kernels.cpu import elementwise
 from kernels.cpu.cache import write_kv
-from kernels.torch_cache import write_kv as twin_write_kv
+from kernels.elementwise import torch_elementwise
 from tests.kernels.caches import bits, make_cache
 from tests.kernels.elementwise_inputs import check_close, strided
 

@@ -7,13 +7,8 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.cpu.linear import (
-    has_pairs,
-    linear,
-    panel_columns,
-    to_pairs,
-    to_panels,
-)
+from kernels.cpu.linear import has_pairs, linear, panel_columns
+from tests.kernels.cpu.panels import to_pairs, to_panels
 
 BLOCK_ROWS, BLOCK_DEPTH, TILE_ROWS = 96, 768, 12
 """As in linear.h, linear.cpp and tiles.h, where TILE_ROWS is smaller for CPUs without AVX-512."""

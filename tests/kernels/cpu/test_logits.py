@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import torch_logits
 from kernels.cpu.logits import best_tokens
+from kernels.sampling import torch_logits
 
 DTYPES = [torch.float32, torch.bfloat16]
 

@@ -7,13 +7,13 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.batch import PagedBatch
+from kernels.attention.batch import PagedBatch
 from kernels.cpu.attention import paged_attention
 from kernels.cpu.cache import write_kv
 from kernels.cpu.calls import Calls
 from kernels.cpu.elementwise import gated_activation, rms_norm, rotary
 from kernels.cpu.integers import integer_linear, rounds_rows, to_integer_panels
-from kernels.cpu.linear import has_pairs, linear, to_pairs, to_panels
+from kernels.cpu.linear import has_pairs, linear
 from kernels.cpu.prepared import NoKernelError, PreparedLinear, PreparedMLP, PreparedNorm
 from kernels.cpu.prepared_layers import (
     AttentionInputs,
@@ -22,6 +22,7 @@ from kernels.cpu.prepared_layers import (
     PreparedLayer,
     PreparedLayers,
 )
+from tests.kernels.cpu.panels import to_pairs, to_panels
 
 HIDDEN = 48
 SIZES = (1, 7, 50)

@@ -13,9 +13,9 @@ from engine import LLM, SamplingParams
 from engine.attention.triton_backend import TritonBackend
 from engine.model.elementwise import make_elementwise
 from engine.sampling.kernels import make_sampling_kernels
-from kernels.paged_prefill import prefill_work
-from kernels.work_list import UNIT, make_work_list
-from tests.engine.graphs import add_graphs
+from kernels.attention.paged_prefill import prefill_work
+from kernels.attention.work_list import UNIT, make_work_list
+from tests.engine.step.graphs import add_graphs
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # overflow of e^-gate, as on a GPU
 SMALL = {"vocab_size": 61, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -76,15 +76,15 @@ def test_same_tokens_as_with_torch_if_contexts_are_split(tmp_path, monkeypatch):
     limits = {"num_kv_blocks": 30, "max_rolling_batch_prefill_tokens": 95}
     expected = answers(tmp_path, prompts=prompts, **limits)
     backends = use_triton(monkeypatch)
-    monkeypatch.setattr("kernels.work_list.MIN_SPLIT_KEYS", UNIT)
+    monkeypatch.setattr("kernels.attention.work_list.MIN_SPLIT_KEYS", UNIT)
     for module in ("paged_prefill", "prefill_work"):
-        monkeypatch.setattr(f"kernels.{module}.MIN_SPLIT_KEYS", 32)
+        monkeypatch.setattr(f"kernels.attention.{module}.MIN_SPLIT_KEYS", 32)
     monkeypatch.setattr(
         "engine.attention.triton_backend.make_work_list",
         partial(make_work_list, min_split_keys=UNIT),
     )
     monkeypatch.setattr(
-        "kernels.paged_prefill.prefill_work", partial(prefill_work, min_split_keys=32)
+        "kernels.attention.paged_prefill.prefill_work", partial(prefill_work, min_split_keys=32)
     )
     windows = {None, LONG["sliding_window"]}
     for graph_tokens in (0, 32):

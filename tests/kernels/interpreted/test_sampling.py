@@ -17,8 +17,8 @@ from engine.sampling.kernels import make_sampling_kernels
 from engine.sampling.rows import Row, integers
 from engine.sampling.sampler import Sampler
 from engine.staging import Staging, Upload
-from kernels import best_tokens, candidates, draw_tokens, filter_limits, torch_logits
-from kernels.token_weights import DrawnRows
+from kernels.sampling import best_tokens, candidates, draw_tokens, filter_limits, torch_logits
+from kernels.sampling.token_weights import DrawnRows
 
 # numpy warns of what a GPU computes silently: -inf * 0, 0 / 0, log(0), exp of a large number.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

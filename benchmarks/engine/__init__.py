@@ -1,0 +1,1 @@
+"""What one engine does: its host time, start, accuracy and ranks, mostly without a GPU."""

@@ -1,0 +1,269 @@
+"""Measures the host time of one eager step without a GPU: Python's time to launch the kernels.
+
+A tiny random Llama runs on CPU tensors through the Triton wrappers for sm_90. The wrappers check,
+allocate and compile as on a GPU, but their launches do nothing. The matmuls, which the CPU
+computes here, are timed separately.
+
+Example: OMP_NUM_THREADS=1 python -m benchmarks.engine.host_step --decodes 8 --prompt-tokens 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from core import sampling
+from core.plan import Chunk, StepPlan
+from core.sequence import Sequence as TokenSequence
+from engine.attention.kv_cache import KVCache
+from engine.attention.paged_step import PagedStep
+from engine.attention.triton_backend import TritonBackend
+from engine.inputs import InputBuilder, StepInputs
+from engine.model.checkpoint import checkpoint_of
+from engine.model.decoder import Decoder
+from engine.model.elementwise import make_elementwise
+from engine.model.linear import Dense
+from engine.model.loader import Loader
+from engine.model.quantization.weights import Stored
+from engine.model.spec import DecoderSpec, read_spec
+from engine.staging import Staging
+from kernels import dry_run
+
+ARCH = 90
+CPU, CUDA, DTYPE = torch.device("cpu"), torch.device("cuda"), torch.bfloat16
+BLOCK_SIZE, MAX_MODEL_LEN = 16, 4096
+DECODE_CONTEXT = 60
+"""Context length of each decoding sequence."""
+WARM_UP = 3
+"""Untimed steps; the first one compiles."""
+WRAPPERS = (
+    "elementwise.rms_norm.rms_norm",
+    "elementwise.rms_norm.add_rms_norm",
+    "elementwise.gated_activation.gated_activation",
+    "cache.rotary_cache_write.rotary_write_kv",
+    "attention.paged_decode.paged_decode",
+    "attention.paged_prefill.paged_prefill",
+)
+"""Functions of kernels/ that one layer calls."""
+Spent = dict[str, float]
+"""Seconds, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Times of one step in seconds."""
+
+    step: float
+    products: float
+    """Time in torch's matmuls, included in `step`."""
+
+    @property
+    def without_products(self) -> float:
+        return self.step - self.products
+
+
+@dataclass(frozen=True, slots=True)
+class HostStep:
+    """Results of a measurement."""
+
+    num_layers: int
+    times: Sequence[Times]
+    launches: Mapping[str, int]
+    """Launches per step, by kernel."""
+    wrappers: Spent
+    """Seconds per step by wrapper, including the timers' own time."""
+
+
+class _TimedDense(Dense):
+    """Adds the time of its matmul to `spent`."""
+
+    def __init__(self, weight: Tensor, spent: Spent) -> None:
+        super().__init__(weight)
+        self._spent = spent
+
+    def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        begin = time.perf_counter()
+        outputs = super().multiply(rows, bias)
+        self._spent["products"] += time.perf_counter() - begin
+        return outputs
+
+
+class _Loader(Loader):
+    """Builds modules on the CPU that use Triton wrappers and torch's matmuls, as on a GPU."""
+
+    def __init__(self, spec: DecoderSpec, state: Mapping[str, Tensor], spent: Spent) -> None:
+        readers = {name: partial(state.__getitem__, name) for name in state}
+        super().__init__(checkpoint_of(readers, spec.family, "random weights"), CPU, DTYPE)
+        self.elementwise = make_elementwise(CUDA)
+        self._spent = spent
+
+    def format(self, parts: Sequence[Stored]) -> Dense:
+        dense = [part for part in parts if isinstance(part, Tensor)]
+        return _TimedDense(Dense.of(dense, CPU, DTYPE).weight, self._spent)
+
+
+class _Model:
+    """A decoder, its KV cache, and the inputs of one step."""
+
+    def __init__(self, num_layers: int, num_decodes: int, num_prompt_tokens: int) -> None:
+        config = _config(num_layers)
+        state = AutoModelForCausalLM.from_config(config, dtype=DTYPE).state_dict()
+        spec = read_spec(config, MAX_MODEL_LEN)
+        self._spent: Spent = defaultdict(float)
+        self._decoder = Decoder(_Loader(spec, state, self._spent), spec, num_layers)
+        self._inputs = _inputs(num_decodes, num_prompt_tokens)
+        num_blocks = 1 + int(self._inputs.batch.block_tables.max())
+        cache = KVCache(spec.shapes, num_blocks, BLOCK_SIZE, DTYPE, CPU)
+        backend = TritonBackend(dry_run.NUM_PROCESSORS[ARCH], MAX_MODEL_LEN)
+        # A new batch each step, so that the time includes work whose result the backend caches.
+        self._paged = lambda: PagedStep(replace(self._inputs.batch), cache, backend)
+
+    def step(self) -> Times:
+        self._spent.clear()
+        tokens, rows = self._inputs.tokens, self._inputs.logit_rows
+        begin = time.perf_counter()
+        self._decoder(tokens[0], tokens[1], rows, self._paged())
+        return Times(time.perf_counter() - begin, self._spent["products"])
+
+
+def measure(num_layers: int, num_decodes: int, num_prompt_tokens: int, repeats: int) -> HostStep:
+    sizes = (num_layers, num_decodes, num_prompt_tokens)
+    with dry_run.idle_gpu(ARCH), torch.inference_mode():
+        model = _Model(*sizes)
+        for _ in range(WARM_UP):
+            model.step()
+        with dry_run.target(ARCH) as recorded:
+            model.step()
+        launches = Counter(launch.name for launch in recorded)
+        times = [model.step() for _ in range(repeats)]
+        return HostStep(num_layers, times, launches, _time_wrappers(sizes, repeats))
+
+
+def _time_wrappers(sizes: tuple[int, int, int], repeats: int) -> Spent:
+    """Time the wrappers in a separate model, because the timers take time themselves.
+
+    The model keeps the timed wrappers that it was built with.
+    """
+    with _timed_wrappers() as spent:
+        model = _Model(*sizes)
+    for _ in range(WARM_UP):
+        model.step()
+    spent.clear()
+    for _ in range(repeats):
+        model.step()
+    return {name: seconds / repeats for name, seconds in spent.items()}
+
+
+@contextmanager
+def _timed_wrappers() -> Iterator[Spent]:
+    """Patch the wrappers in their modules with timed versions, and yield the seconds by name."""
+    spent: Spent = defaultdict(float)
+    with ExitStack() as stack:
+        for path in WRAPPERS:
+            module, _, name = path.rpartition(".")
+            kernels = importlib.import_module(f"kernels.{module}")
+            stack.enter_context(patch.object(kernels, name, _timed(getattr(kernels, name), spent)))
+        yield spent
+
+
+def _timed(wrapper: Callable[..., Any], spent: Spent) -> Callable[..., Any]:
+    @wraps(wrapper)
+    def call(*args: Any, **keywords: Any) -> Any:
+        begin = time.perf_counter()
+        result = wrapper(*args, **keywords)
+        spent[wrapper.__name__] += time.perf_counter() - begin
+        return result
+
+    return call
+
+
+def _config(num_layers: int) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=97,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=num_layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=64,
+        tie_word_embeddings=False,
+    )
+
+
+def _inputs(num_decodes: int, num_prompt_tokens: int) -> StepInputs:
+    """Build the inputs of decoding sequences, and of one prompt if it has tokens."""
+    chunks: list[Chunk] = []
+    lengths = [DECODE_CONTEXT] * num_decodes + [num_prompt_tokens] * (num_prompt_tokens > 0)
+    num_blocks = 0
+    for id, length in enumerate(lengths):
+        sequence = TokenSequence(id, [1] * length, sampling.SamplingParams())
+        start = length - 1 if id < num_decodes else 0
+        end_block = num_blocks + -(-length // BLOCK_SIZE)
+        blocks = tuple(range(num_blocks, end_block))
+        chunks.append(Chunk(sequence, start, length - start, blocks, samples_token=True))
+        num_blocks = end_block
+    return InputBuilder(BLOCK_SIZE, Staging(CPU)).build(StepPlan(tuple(chunks)))
+
+
+def report(result: HostStep) -> str:
+    layers = result.num_layers
+    without_products = [times.without_products for times in result.times]
+    lines = [f"{'milliseconds':30}{'median':>9}{'minimum':>9}"]
+    for label, seconds in (
+        ("step", [times.step for times in result.times]),
+        ("  matrix products", [times.products for times in result.times]),
+        ("  without products", without_products),
+        ("  without products, per layer", [seconds / layers for seconds in without_products]),
+    ):
+        lines.append(f"{label:30}{median(seconds) * 1e3:9.3f}{min(seconds) * 1e3:9.3f}")
+    total = sum(result.launches.values())
+    lines.append(f"\nkernel launches: {total / layers:.2f} per layer")
+    lines += [f"  {name:28}{count / layers:8.2f}" for name, count in result.launches.items()]
+    lines.append("\nslowest wrappers, ms per step")
+    slowest = sorted(result.wrappers.items(), key=lambda wrapper: -wrapper[1])[:5]
+    lines += [f"  {name:28}{seconds * 1e3:8.3f}" for name, seconds in slowest]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    print(report(measure(options.layers, options.decodes, options.prompt_tokens, options.repeats)))
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.engine.host_step",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--layers", type=int, default=32, help="number of layers (default: 32)")
+    parser.add_argument("--decodes", type=int, default=8, help="number of decodes (default: 8)")
+    parser.add_argument(
+        "--prompt-tokens",
+        type=int,
+        default=8,
+        help="tokens of one prompt in the step; 0 for no prompt (default: 8)",
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=50, help="number of timed steps (default: 50)"
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

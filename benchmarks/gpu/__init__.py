@@ -1,0 +1,1 @@
+"""`make gpu`: checks and times the kernels and the engine on a GPU."""

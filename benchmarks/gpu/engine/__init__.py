@@ -1,0 +1,1 @@
+"""Sections of `make gpu` that time whole engines."""

@@ -1,0 +1,1 @@
+"""Sections of `make gpu` that check and time kernels."""

@@ -1,0 +1,1 @@
+"""The load of the serving benchmarks, and what its clients see."""

@@ -1,0 +1,1 @@
+"""The simulator beside measurements: fitted step times, and runs that are replayed."""

@@ -1,0 +1,1 @@
+"""Options, limits, and the decisions that follow from them without a model."""

@@ -1,0 +1,125 @@
+"""How much KV memory there is and how much fits into it.
+
+The engine and `longshore plan` share this arithmetic. It needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from core.configuration.options import KVReservation, Options
+from core.configuration.strategy_table import STRATEGIES, Batching
+from core.errors import ConfigurationError, InsufficientMemoryError
+
+DEFAULT_STEP_TOKENS = {"cuda": 8192, "cpu": 512}
+DEFAULT_BATCH_SIZE = 32
+DEFAULT_MODEL_LEN = 2048
+LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+"""The fields of config.json that may hold the longest sequence the model was trained for."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """The K and V of one token in one layer.
+
+    K and V may differ in size (multi-head latent attention).
+    """
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def numel(self) -> int:
+        return self.num_kv_heads * (self.key_dim + self.value_dim)
+
+
+def bytes_per_block(shapes: Sequence[LayerShape], block_size: int, itemsize: int) -> int:
+    """Return the bytes of one KV block over all layers.
+
+    itemsize: bytes of one element of the KV cache.
+    """
+    return sum(shape.numel for shape in shapes) * block_size * itemsize
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """Return the number of blocks that hold `num_tokens` tokens of one sequence."""
+    return -(-num_tokens // block_size)
+
+
+def reserved_tokens(
+    policy: KVReservation, num_prompt_tokens: int, max_tokens: int, max_model_len: int
+) -> int:
+    """Return the KV slots that a sequence reserves at admission (see strategies/continuous.py)."""
+    match policy:
+        case "max":
+            return max_model_len
+        case "pow2":
+            power_of_two = 1 << (max_tokens - 1).bit_length()
+            return min(num_prompt_tokens + power_of_two, max_model_len)
+        case "oracle":
+            return num_prompt_tokens + max_tokens
+
+
+def sequence_limit(options: Options, batching: Batching) -> int:
+    """Return the maximum number of sequences that a strategy runs at once, given enough memory."""
+    match STRATEGIES[batching].limit_option:
+        case None:
+            return 1
+        case "batch_size":
+            return options.batch_size or DEFAULT_BATCH_SIZE
+        case "max_rolling_batch_size":
+            return options.max_rolling_batch_size
+
+
+def step_token_budget(options: Options, device: str) -> int:
+    """Return the maximum tokens in one step of the packed executor. device: cuda or cpu."""
+    return options.max_rolling_batch_prefill_tokens or DEFAULT_STEP_TOKENS[device]
+
+
+def length_limit(options: Options, trained_len: int | None) -> int:
+    """Return the maximum number of tokens of a sequence, before memory may lower it.
+
+    trained_len: the longest sequence the model was trained for, or None if that is not known.
+
+    Raises ConfigurationError if `option.max_model_len` is greater than `trained_len`.
+    """
+    if options.max_model_len is None:
+        return trained_len or DEFAULT_MODEL_LEN
+    if trained_len is not None and options.max_model_len > trained_len:
+        raise ConfigurationError(
+            f"option.max_model_len={options.max_model_len}: the model was trained for {trained_len}"
+        )
+    return options.max_model_len
+
+
+def fit_length(options: Options, max_len: int, num_slots: int) -> tuple[int, tuple[str, ...]]:
+    """Return the longest sequence that fits into the KV memory, and a note if it is below max_len.
+
+    Raises ConfigurationError if `option.max_model_len` is set and does not fit, or if fewer than
+    two tokens fit. The error is an InsufficientMemoryError unless an option sets the size of the KV
+    memory.
+    """
+    if num_slots >= max_len:
+        return max_len, ()
+    shortage = f"the KV memory holds {num_slots} tokens"
+    cure = "raise option.kv_cache_memory_bytes or option.num_kv_blocks"
+    if num_slots < 2 or options.max_model_len is not None:
+        is_set = options.num_kv_blocks is not None or options.kv_cache_memory_bytes is not None
+        raise (ConfigurationError if is_set else InsufficientMemoryError)(
+            f"{shortage}, less than one sequence of max_model_len {max_len}; "
+            f"{cure}, or lower option.max_model_len"
+        )
+    return num_slots, (f"max_model_len lowered from {max_len} to {num_slots}: {shortage}; {cure}",)
+
+
+def gpu_kv_budget(options: Options, total: int, used: int, activation_bytes: int) -> int:
+    """Return the bytes for KV blocks on a GPU of `total` bytes, `used` of them already taken.
+
+    activation_bytes: bytes to keep free for the activations of a step.
+    """
+    if options.kv_cache_memory_bytes is not None:
+        return options.kv_cache_memory_bytes
+    usable = int(total * options.gpu_memory_utilization)
+    return max(0, usable - used - activation_bytes)

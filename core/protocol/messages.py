@@ -1,0 +1,273 @@
+"""The messages between front end and engine: tagged msgpack structs over ZeroMQ.
+
+Each front-end worker owns a DEALER socket for every engine. Each engine owns a ROUTER socket at its
+address in `Launch.endpoints`.
+
+```
+front end                                engine
+  Hello                        ->
+                               <-  Ready, once the model has run; Heartbeat 4 times a second
+  Submit(id, ...)              ->
+                               <-  Step([(id, Output), ...]) after every step
+  Perform(id, ...)             ->  for tasks other than text generation
+                               <-  Performed(id, ...), several if the answer comes in parts
+  LoadAdapter(id, ...)         ->
+  UnloadAdapter(id, ...)       ->
+                               <-  Adapters([...]) to every client, then Performed(id)
+  Watch(seconds), repeated     ->
+                               <-  Watched(snapshot), at most 10 a second, until the time is up
+  Abort(id), at any time       ->  (no more messages about that id)
+  Refused({reason: count})     ->  (for the statistics)
+                               <-  Dead(reason), if the engine ends by itself
+```
+
+Every answer to a Submit ends with exactly one Output that has `finish`. The id ends when its last
+answer ends. If the request fails, the id ends with one `Failed` instead. The client may abort the
+whole id, or one of its answers, before that.
+
+Any other id ends with one `Performed` that has `is_last`, or one `Failed`, unless it is aborted.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Literal
+
+import msgspec
+
+from core.adapter import Adapter
+from core.configuration.options import Options
+from core.configuration.strategy_table import Batching
+from core.configuration.task import GENERATION, Task
+from core.errors import FailureKind
+from core.images import PromptImage
+from core.output import Output
+from core.protocol.snapshot import Snapshot
+from core.protocol.stats import Stats
+from core.sampling import SamplingParams
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Base class of all messages."""
+
+
+class Hello(Message, frozen=True):
+    """Register a client, which repeats this until Ready arrives. The engine answers every Hello."""
+
+
+class Submit(Message, frozen=True):
+    """Generate text. `id` is unique among all clients."""
+
+    id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    adapter: str = ""
+    """Name of a loaded adapter; '' for the model itself."""
+    images: tuple[PromptImage, ...] = ()
+    """The images of the prompt, in the order of their positions."""
+
+
+class Perform(Message, frozen=True):
+    """Run the container's task on a body. `id` is unique among all clients."""
+
+    id: str
+    body: bytes
+    """A struct of `core.protocol.task_bodies`, or for a handler the body of the HTTP request."""
+    headers: dict[str, str] = {}
+    """For a handler: the headers of the HTTP request."""
+
+
+class LoadAdapter(Message, frozen=True):
+    """Load a LoRA adapter from the directory `src`, under `name`."""
+
+    id: str
+    name: str
+    src: str
+
+
+class UnloadAdapter(Message, frozen=True):
+    """Unload an adapter. New requests cannot use it; running ones finish normally."""
+
+    id: str
+    name: str
+
+
+AbortReason = Literal["stop_string", "disconnect", "timeout", "refused"]
+"""Why a worker aborts a request: an answer has reached a stop string, the client has disconnected,
+option.predict_timeout has passed, or another part of the same HTTP request is invalid."""
+
+
+class Abort(Message, frozen=True):
+    """Stop a request and send nothing more about it. Unknown ids are ignored."""
+
+    id: str
+    index: int | None = None
+    """Stop only this answer, for example at a stop string. None: stop the whole request."""
+    reason: AbortReason = "disconnect"
+
+
+class Refused(Message, frozen=True):
+    """HTTP requests that a worker has refused since its last message of this kind, by reason."""
+
+    counts: dict[str, int]
+
+
+class Watch(Message, frozen=True):
+    """Send snapshots for so many seconds from now on. A later Watch replaces an earlier one."""
+
+    seconds: float
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts that the engine determines at start-up. Sent with Ready, and printed once.
+
+    For tasks other than text generation, fields about tokens are 0 or empty.
+    """
+
+    model: str
+    task: str = GENERATION[0]
+    architecture: str
+    batching: Batching
+    batching_reason: str
+    executor: Literal["packed", "library", "task"]
+    executor_reason: str
+    decoder: str = ""
+    """For the packed executor: whose code computes the layers; if not Longshore's, also why."""
+    device: str
+    num_ranks: int = 1
+    """Devices that share the model."""
+    dtype: str
+    kv_dtype: str = ""
+    max_model_len: int = 0
+    max_sequences: int
+    """Maximum sequences that run at once; for tasks other than text generation, requests."""
+    max_step_tokens: int = 0
+    block_size: int = 0
+    num_kv_blocks: int = 0
+    num_swap_blocks: int = 0
+    weights_bytes: int
+    num_weights: int = 0
+    """Elements of the weights; 0 if transformers' code computes the layers."""
+    quantization: str = ""
+    """How the weights are quantized: option.quantize, or the checkpoint's quant_method."""
+    kv_bytes: int = 0
+    activation_bytes: int = 0
+    """Bytes of device memory kept free for the largest step, its block tables and the CUDA graphs.
+    0 if they were not measured."""
+    vocab_size: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    load_seconds: float
+    phases: dict[str, float] = {}
+    """Seconds of each phase of start-up, in order."""
+    takes_images: bool = False
+    """Whether conversations may have images."""
+    scores_prompts: bool = True
+    """Whether requests may ask for `prompt_logprobs`."""
+    notes: tuple[str, ...] = ()
+    """Lines to print at start-up, such as a lowered limit."""
+
+
+class Ready(Message, frozen=True):
+    """The model has run a forward pass. The engine accepts requests."""
+
+    facts: Facts
+    adapters: tuple[Adapter, ...] = ()
+
+
+class Adapters(Message, frozen=True):
+    """All loaded adapters, sent whenever they change."""
+
+    loaded: tuple[Adapter, ...]
+
+
+class Step(Message, frozen=True):
+    """The outputs of one step for this client, each with the id of its request."""
+
+    outputs: list[tuple[str, Output]]
+
+
+class Performed(Message, frozen=True):
+    """Answers a Perform, whole or in part, or confirms a LoadAdapter or UnloadAdapter.
+
+    If there are several parts, the first one carries the content type, the status and the headers.
+    """
+
+    id: str
+    body: bytes = b""
+    content_type: str = ""
+    code: int = 200
+    """HTTP status."""
+    headers: dict[str, str] = {}
+    is_last: bool = True
+    """Ends the id. The last one of several parts has an empty body."""
+
+
+class Failed(Message, frozen=True):
+    """Ends the id: the request was refused, or (kind `failed`) failed while it ran."""
+
+    id: str
+    kind: FailureKind
+    message: str
+    field: str = ""
+    """For `rejected`, the invalid field: `prompt`, or a field of SamplingParams or of the body."""
+
+
+class Heartbeat(Message, frozen=True):
+    """Sent four times a second, even if the step loop is stuck."""
+
+    step_age_s: float
+    """Seconds since the loop last finished a step or was idle."""
+    stats: Stats
+    stalled_s: float = 0.0
+    """Seconds for which every thread of the engine has slept during the current step. 0 for
+    handlers, which may sleep."""
+
+
+class Watched(Message, frozen=True):
+    """The state of the engine, for a client that watches."""
+
+    snapshot: Snapshot
+
+
+class Dead(Message, frozen=True):
+    """The engine is about to end. All its requests have failed."""
+
+    reason: str
+
+
+ToEngine = Hello | Submit | Perform | LoadAdapter | UnloadAdapter | Abort | Refused | Watch
+FromEngine = Ready | Adapters | Step | Performed | Failed | Heartbeat | Watched | Dead
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings that the supervisor passes to its child processes, as a JSON file."""
+
+    model_dir: str
+    """Local directory with the model's files."""
+    endpoint: str
+    """ZeroMQ address of the first engine's socket. Further copies append `.` and their number."""
+    port: int
+    socket: str = ""
+    """Path of a Unix socket to serve on instead of the port."""
+    name: str = ""
+    """The model's name, if the operator has set one."""
+    options: Options
+    task: Task = Task()
+    library_dir: str = ""
+    """Directory of the packages installed from the requirements.txt of the user's code."""
+    formatters: str = ""
+    """The file with the user's input and output formatters, for the front end."""
+    hooks: dict[str, str] = {}
+    """The user's hooks by the names of their options, each as FILE:FUNCTION, for the front end."""
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The addresses of the engines, one for each copy of the model."""
+        others = range(1, self.options.copies)
+        return (self.endpoint, *(f"{self.endpoint}.{copy}" for copy in others))
+
+    @property
+    def model_name(self) -> str:
+        """The model's name for clients and in metrics."""
+        path = PurePath(self.options.model_id or self.model_dir)
+        return self.name or self.options.served_model_name or path.name

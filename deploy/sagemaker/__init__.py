@@ -1,0 +1,1 @@
+"""SageMaker endpoints with boto3: `longshore deploy --help`. Imports nothing from the server."""

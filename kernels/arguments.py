@@ -1,0 +1,131 @@
+"""Checks of the arguments of wrappers, and the factors of attention scores."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from kernels.launch_plan import planned
+
+HEAD_DIMS = (64, 80, 96, 128, 192, 256)
+BLOCK_SIZES = (16, 32, 64)
+QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+FP8_DTYPES = (torch.float8_e4m3fn, torch.uint8)
+
+
+@planned
+def check_paged_arguments(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    sinks: Tensor | None,
+    out: Tensor | None,
+) -> None:
+    """Raise ValueError for unsupported arguments, with a message that says what is supported.
+
+    Does not read the contents of tensors.
+    """
+    _check_shapes(query, key_cache, value_cache)
+    _check_dtypes(query, key_cache, value_cache)
+    for name, tensor in (("query", query), ("key_cache", key_cache), ("value_cache", value_cache)):
+        check_strides(name, tensor)
+    if key_cache.stride() != value_cache.stride():
+        raise ValueError(
+            f"key_cache has strides {key_cache.stride()} and value_cache {value_cache.stride()}; "
+            "allocate them alike"
+        )
+    for name, tensor in (("block_tables", block_tables), ("context_lens", context_lens)):
+        check_integers(name, tensor)
+    if out is not None:
+        check_strides("out", out)
+        if out.shape != query.shape or out.dtype != query.dtype:
+            raise ValueError(f"out is {list(out.shape)} {out.dtype}; it must be like the query")
+    if sinks is not None and (sinks.shape != (query.shape[1],) or not sinks.is_contiguous()):
+        raise ValueError(
+            f"sinks are {list(sinks.shape)} with strides {sinks.stride()}; they must be "
+            f"[{query.shape[1]}], one number per head, and contiguous"
+        )
+
+
+def check_strides(name: str, tensor: Tensor) -> None:
+    if not is_aligned(tensor):
+        raise ValueError(
+            f"{name} has strides {tensor.stride()}; the last must be 1 and the others multiples "
+            "of 16 elements: make it contiguous"
+        )
+
+
+@planned
+def is_aligned(tensor: Tensor) -> bool:
+    """Return whether rows begin at multiples of 16 elements.
+
+    Kernels that do not know that their rows are aligned read them 2 bytes at a time.
+    """
+    starts = (stride(tensor, dim) for dim in range(tensor.ndim - 1))
+    return tensor.stride(-1) == 1 and all(start % 16 == 0 for start in starts)
+
+
+def check_integers(name: str, tensor: Tensor) -> None:
+    if tensor.dtype not in (torch.int32, torch.int64) or tensor.stride(-1) != 1:
+        raise ValueError(
+            f"{name} is {tensor.dtype} with strides {tensor.stride()}; it must be contiguous "
+            "int32 or int64"
+        )
+
+
+@planned
+def score_factors(scale: float, softcap: float | None) -> tuple[float, float | None]:
+    """Return `score_scale` and `cap` of `kernels.attention.attention_tile.softmax_step`.
+
+    Both include the factor log2(e), as the kernels compute powers of 2.
+    """
+    if not scale > 0:
+        raise ValueError(f"scale is {scale}; it must be positive")
+    log2_e = math.log2(math.e)
+    if softcap is None:
+        return scale * log2_e, None
+    return 2 * scale / softcap * log2_e, softcap * log2_e
+
+
+def stride(tensor: Tensor, dim: int) -> int:
+    """Return a stride in elements; 0 for a dimension of size 1, whose stride torch leaves open."""
+    return tensor.stride(dim) if tensor.shape[dim] > 1 else 0
+
+
+def _check_shapes(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
+    if query.ndim != 3 or key_cache.ndim != 4 or key_cache.shape != value_cache.shape:
+        raise ValueError(
+            f"query {list(query.shape)}, caches {list(key_cache.shape)} and "
+            f"{list(value_cache.shape)}; the query must be [tokens, heads, dim] and both caches "
+            "[blocks, block_size, kv_heads, dim]; kernels.attention.sdpa takes others"
+        )
+    _, block_size, num_kv_heads, head_dim = key_cache.shape
+    if head_dim not in HEAD_DIMS or query.shape[2] != head_dim:
+        raise ValueError(
+            f"head dims of the query and the caches are {query.shape[2]} and {head_dim}; they must "
+            f"be equal and one of {HEAD_DIMS}; kernels.attention.sdpa takes any head dim"
+        )
+    if block_size not in BLOCK_SIZES:
+        raise ValueError(f"block size {block_size}; it must be one of {BLOCK_SIZES}")
+    if query.shape[1] % num_kv_heads:
+        raise ValueError(
+            f"{query.shape[1]} query heads cannot be divided evenly among {num_kv_heads} KV heads"
+        )
+
+
+def _check_dtypes(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
+    fp8_dtypes = () if query.dtype == torch.float32 else FP8_DTYPES
+    if (
+        query.dtype not in QUERY_DTYPES
+        or key_cache.dtype != value_cache.dtype
+        or key_cache.dtype not in (query.dtype, *fp8_dtypes)
+    ):
+        raise ValueError(
+            f"query {query.dtype}, caches {key_cache.dtype} and {value_cache.dtype}; the query "
+            "must be fp16, bf16 or fp32; both caches must have its dtype or, unless it is fp32, "
+            "be fp8 e4m3"
+        )

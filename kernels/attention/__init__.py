@@ -1,0 +1,1 @@
+"""Paged attention: the kernels for decodes and prefills, and their work lists."""

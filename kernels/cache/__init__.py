@@ -1,0 +1,1 @@
+"""Kernels that write, copy and move the blocks of the KV cache."""

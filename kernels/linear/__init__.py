@@ -1,0 +1,1 @@
+"""Linear layers with quantized weights, for one expert or many."""

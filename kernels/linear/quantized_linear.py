@@ -1,0 +1,274 @@
+"""A linear layer with int4, int8, fp8 or MXFP4 weights and 16-bit rows.
+
+Codes become numbers of the rows' type in registers. That is exact: an integer minus its zero has at
+most 8 significant bits, e4m3 has 4 and e2m1 has 2. The scale of a group multiplies the group's sum
+of products in fp32. So weights are read in their stored size, and only the result is rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.arguments import stride
+from kernels.fp8 import e4m3_decode
+from kernels.launch_plan import LaunchPlan, planned
+from kernels.linear.fp4 import e2m1_decode, e8m0_decode
+
+DTYPES = (torch.bfloat16, torch.float16)
+PER_BYTE: Mapping[str, int] = {"int4": 2, "int8": 1, "fp8": 1, "fp4": 2}
+"""Codes in a byte, by kind of weight. fp8 is e4m3; fp4 is MXFP4."""
+GROUP = 8
+"""Row tiles that use the same tile of weights in turn, so that rows and weights stay in L2."""
+
+TILES: Mapping[tuple[int, int], tuple[int, int, int]] = {
+    (16, 32): (32, 2, 4),
+    (16, 64): (32, 4, 4),
+    (32, 32): (64, 4, 3),
+    (32, 64): (32, 4, 3),
+    (64, 32): (64, 4, 3),
+    (64, 64): (64, 4, 2),
+}
+"""Maps the rows and inputs of a tile to its outputs, and to the kernel's warps and stages.
+
+With these sizes, kernels need no stack and read 16 bytes at a time on sm_80 to sm_90, as
+tests/kernels/compiled/test_quantized_compile.py checks. For neighbouring sizes, this is not true.
+The sizes have not been timed on a GPU.
+"""
+
+
+@triton.jit
+def partial_sums(
+    sums, rows, codes, scale_ptr, zero_ptr, group, output, is_output, num_outputs,
+    KIND: tl.constexpr,
+):
+    """Add to sums [M, N] the products of rows [M, K] and codes [N, K], all of one group."""
+    place = group * num_outputs + output
+    scale = tl.load(scale_ptr + place, mask=is_output, other=0)
+    if KIND == "fp8":
+        weights = e4m3_decode(codes, rows.dtype)
+    elif KIND == "fp4":
+        weights = e2m1_decode(codes, rows.dtype)
+        scale = e8m0_decode(scale)
+    else:
+        zero = tl.load(zero_ptr + place, mask=is_output, other=0)
+        weights = (codes.to(tl.int16) - zero.to(tl.int16)[:, None]).to(rows.dtype)
+    return sums + tl.dot(rows, weights.T) * scale[None, :]
+
+
+@triton.jit
+def quantized_tile(
+    rows_ptr, codes_ptr, scale_ptr, zero_ptr, row, is_row, output, is_output,
+    num_outputs, num_inputs, group_size, row_stride, code_stride,
+    KIND: tl.constexpr, PER_BYTE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):
+    """Return the products [BLOCK_M, BLOCK_N] in fp32 of these rows and outputs of one weight.
+
+    BLOCK_K divides group_size, and PER_BYTE times BLOCK_K divides num_inputs.
+    """
+    inputs = tl.arange(0, BLOCK_K)[None, :]
+    row_ptrs = rows_ptr + row.to(tl.int64)[:, None] * row_stride + inputs
+    code_ptrs = codes_ptr + output.to(tl.int64)[:, None] * code_stride + inputs
+    is_row, is_code = is_row[:, None], is_output[:, None]
+    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(0, num_inputs, BLOCK_K * PER_BYTE):
+        rows = tl.load(row_ptrs + first, mask=is_row, other=0.0)
+        codes = tl.load(code_ptrs + first // PER_BYTE, mask=is_code, other=0)
+        if PER_BYTE == 2:  # the second half of the inputs is in the upper halves of the bytes
+            sums = partial_sums(
+                sums, rows, codes & 15, scale_ptr, zero_ptr, first // group_size, output,
+                is_output, num_outputs, KIND,
+            )
+            rows = tl.load(row_ptrs + first + BLOCK_K, mask=is_row, other=0.0)
+            sums = partial_sums(
+                sums, rows, codes >> 4, scale_ptr, zero_ptr, (first + BLOCK_K) // group_size,
+                output, is_output, num_outputs, KIND,
+            )
+        else:
+            sums = partial_sums(
+                sums, rows, codes, scale_ptr, zero_ptr, first // group_size, output,
+                is_output, num_outputs, KIND,
+            )
+    return sums
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def quantized_linear_kernel(
+    out_ptr, rows_ptr, codes_ptr, scale_ptr, zero_ptr, bias_ptr,
+    num_rows, num_outputs, num_inputs, group_size, row_stride, code_stride,
+    HAS_BIAS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, PER_BYTE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):
+    """Compute one output tile; grid (row tiles * output tiles,)."""
+    num_output_tiles = tl.cdiv(num_outputs, BLOCK_N)
+    row_tile, output_tile = tl.swizzle2d(
+        tl.program_id(0) // num_output_tiles, tl.program_id(0) % num_output_tiles,
+        tl.cdiv(num_rows, BLOCK_M), num_output_tiles, GROUP,
+    )
+    row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_row = row < num_rows
+    output = output_tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_output = output < num_outputs
+    sums = quantized_tile(
+        rows_ptr, codes_ptr, scale_ptr, zero_ptr, row, is_row, output, is_output,
+        num_outputs, num_inputs, group_size, row_stride, code_stride,
+        KIND, PER_BYTE, BLOCK_M, BLOCK_N, BLOCK_K,
+    )
+    if HAS_BIAS:
+        sums += tl.load(bias_ptr + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
+    tl.store(
+        out_ptr + row.to(tl.int64)[:, None] * num_outputs + output[None, :],
+        sums.to(out_ptr.dtype.element_ty),
+        mask=is_row[:, None] & is_output[None, :],
+    )
+
+
+def pack_pairs(codes: Tensor, group_size: int) -> Tensor:
+    """Pack codes [N, K] uint8, each 0 to 15, into bytes [N, K / 2] as the kernels read them.
+
+    A byte holds two inputs that are `block_size` apart, the earlier input in its lower half. Raises
+    ValueError if `block_size` returns None.
+    """
+    block = block_size("int4", codes.shape[1], group_size)
+    if block is None:
+        raise ValueError(f"no kernel for 4-bit codes {list(codes.shape)}, groups of {group_size}")
+    low, high = codes.unflatten(1, (-1, 2, block)).unbind(2)
+    return (low | high << 4).flatten(1)
+
+
+def block_size(kind: str, num_inputs: int, group_size: int) -> int | None:
+    """Return how many inputs a block has: 64, 32, or None if neither fits.
+
+    kind: a key of PER_BYTE. A block lies in one group. The kernels take one block at a time, or two
+    blocks if a byte has two codes.
+    """
+    if num_inputs % group_size:
+        return None
+    for size in (64, 32):
+        if group_size % size == num_inputs % (PER_BYTE[kind] * size) == 0:
+            return size
+    return None
+
+
+def quantized_linear(
+    rows: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    bias: Tensor | None,
+    kind: str,
+    group_size: int,
+) -> Tensor:
+    """Return `rows @ weight.T + bias`, [M, N] of the rows' type, summed in fp32.
+
+    rows: [M, K] in fp16 or bf16, K contiguous. kind: a key of PER_BYTE. codes: uint8, [N, K]; if a
+    byte has two codes, [N, K / 2] from `pack_pairs`. scales: fp32 [groups, N]; for fp4, uint8
+    exponents with a bias of 127. zeros: uint8 [groups, N] for integers, otherwise None. bias: [N],
+    fp32 or of the rows' type. All tensors but the rows are contiguous. Raises ValueError for other
+    shapes, strides and types, and for groups for which `block_size` returns None.
+    """
+    plan = _plan(rows, codes, scales, zeros, bias, kind, group_size)
+    out = rows.new_empty((rows.shape[0], codes.shape[0]))
+    if plan.grid[0]:
+        quantized_linear_kernel[plan.grid](
+            out, rows, codes, scales, zeros, bias, *plan.scalars, **plan.options
+        )
+    return out
+
+
+@planned
+def _plan(
+    rows: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    bias: Tensor | None,
+    kind: str,
+    group_size: int,
+) -> LaunchPlan:
+    if (rows.ndim, codes.ndim) != (2, 2):
+        raise ValueError(
+            f"rows {list(rows.shape)} and codes {list(codes.shape)}; they must be [M, K] and "
+            "[N, columns]"
+        )
+    (num_rows, num_inputs), num_outputs = rows.shape, codes.shape[0]
+    options = tile_options(num_rows, num_inputs, kind, group_size)
+    check_codes(rows, codes, scales, zeros, kind, group_size)
+    if bias is not None:
+        _check_bias(bias, num_outputs, rows.dtype)
+    num_row_tiles = triton.cdiv(num_rows, options["BLOCK_M"])
+    return LaunchPlan(
+        (num_row_tiles * triton.cdiv(num_outputs, options["BLOCK_N"]),),
+        (num_rows, num_outputs, num_inputs, group_size, stride(rows, 0), stride(codes, 0)),
+        {"HAS_BIAS": bias is not None, **options},
+    )
+
+
+def tile_options(num_rows: int, num_inputs: int, kind: str, group_size: int) -> dict[str, Any]:
+    """Return the constants and options of a kernel for `num_rows` rows of a weight.
+
+    Raises ValueError if `block_size` returns None.
+    """
+    block_k = block_size(kind, num_inputs, group_size)
+    if block_k is None:
+        raise ValueError(f"no kernel for {kind} with {num_inputs} inputs in groups of {group_size}")
+    block_m = min(max(16, triton.next_power_of_2(num_rows)), 64)
+    block_n, num_warps, num_stages = TILES[block_m, block_k]
+    return {
+        "GROUP": GROUP,
+        "KIND": kind,
+        "PER_BYTE": PER_BYTE[kind],
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "BLOCK_K": block_k,
+        "num_warps": num_warps,
+        "num_stages": num_stages,
+    }
+
+
+def check_codes(
+    rows: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor | None, kind: str, group_size: int
+) -> None:
+    """Raise ValueError unless the rows and a quantized weight fit together, as `quantized_linear`
+    says. Codes, scales and zeros may have leading dimensions, such as the experts."""
+    *leading, num_outputs, _ = codes.shape
+    num_inputs = rows.shape[1]
+    columns = num_inputs // PER_BYTE[kind]
+    groups = (*leading, num_inputs // group_size, num_outputs)
+    if codes.shape[-1] != columns or scales.shape != groups:
+        raise ValueError(
+            f"codes {list(codes.shape)} and scales {list(scales.shape)} do not fit rows "
+            f"{list(rows.shape)} and groups of {group_size}"
+        )
+    got = None if zeros is None else (tuple(zeros.shape), zeros.dtype)
+    if got != ((groups, torch.uint8) if kind.startswith("int") else None):
+        raise ValueError(
+            f"zeros must have the shape of scales, {list(groups)}, and be uint8 for int4 and int8; "
+            f"they must be None for fp8 and fp4; got {got}"
+        )
+    scale_dtype = torch.uint8 if kind == "fp4" else torch.float32
+    if rows.dtype not in DTYPES or codes.dtype != torch.uint8 or scales.dtype != scale_dtype:
+        raise ValueError(
+            f"rows are {rows.dtype}, codes {codes.dtype} and scales {scales.dtype}; they must be "
+            f"fp16 or bf16, uint8 and {scale_dtype}"
+        )
+    others = [tensor for tensor in (codes, scales, zeros) if tensor is not None]
+    if rows.stride(-1) != 1 or not all(tensor.is_contiguous() for tensor in others):
+        raise ValueError(
+            "codes, scales and zeros must be contiguous, and rows in their last dimension"
+        )
+
+
+def _check_bias(bias: Tensor, num_outputs: int, dtype: torch.dtype) -> None:
+    if bias.shape != (num_outputs,) or bias.dtype not in (dtype, torch.float32):
+        raise ValueError(
+            f"bias is {list(bias.shape)} {bias.dtype}; it must be [{num_outputs}], fp32 or {dtype}"
+        )
+    if not bias.is_contiguous():
+        raise ValueError("bias must be contiguous")

@@ -1,0 +1,1 @@
+"""What is sent: workloads, plans, arrivals and the requests of a user."""

@@ -1,0 +1,1 @@
+"""Servers under test: started, found or named, and watched while they answer."""

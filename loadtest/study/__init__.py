@@ -1,0 +1,1 @@
+"""Runs: compared in rounds, swept over rates, summarized and stored."""

@@ -1,0 +1,144 @@
+"""The cases of a real run, with meta tensors and without compiling kernels."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
+
+import pytest
+import torch
+from triton.runtime.jit import JITFunction
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.inputs import Lengths, Shape, make_inputs, ragged
+from benchmarks.gpu.kernels import peers
+from benchmarks.gpu.sections import SECTIONS
+from kernels import dry_run
+from kernels.cache import torch_cache
+
+H200_BYTES = 130 * 2**30
+
+
+class PretendBench(Bench):
+    """Pretends to run on a GPU with 130 GiB where everything takes a microsecond."""
+
+    num_processors = 132
+
+    def __init__(self, events):
+        super().__init__(is_dry=False, use_flashinfer=False, seconds=1e6, emit=events.append)
+        self.device = torch.device("meta")
+
+    def num_sets(self, num_bytes, max_sets=64):
+        return min(max_sets, max(1, 2**28 // num_bytes))
+
+    def fits(self, num_bytes, what):
+        assert num_bytes < H200_BYTES, what
+        return True
+
+    def time_us(self, calls):
+        calls[0]()
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("section", "num_rows"),
+    [
+        ("fp8", 6),
+        ("decode", 98),
+        ("prefill", 30),
+        ("sweep", 6),
+    ],
+)
+def test_every_case_launches_its_kernel(section, num_rows, monkeypatch):
+    monkeypatch.setattr("benchmarks.gpu.occupancy.programs_per_processor", lambda kernel: 5)
+    events = []
+    with patch.object(JITFunction, "run", lambda *_, **__: None), dry_run.target(90) as launches:
+        importlib.import_module(f"benchmarks.gpu.{SECTIONS[section].module}").run(
+            PretendBench(events)
+        )
+    rows = [event["row"] for event in events if event["event"] == "row"]
+    notes = [event["text"] for event in events if event["event"] == "note"]
+    assert len(rows) == num_rows
+    assert len(launches) >= num_rows
+    assert all("new tokens" in note for note in notes), notes
+    for row in rows:
+        assert set(row["us"].values()) == {1.0}
+        assert section != "sweep" or "programs_per_processor=5" in row["best"]
+
+
+@contextmanager
+def numbers_of_meta_tensors():
+    """Let the host read zeros from tensors without memory, and find all tensors equal."""
+    with ExitStack() as patches:
+        for name, value in {"item": 0.0, "__float__": 0.0, "__bool__": True}.items():
+            patches.enter_context(patch.object(torch.Tensor, name, lambda _, value=value: value))
+        patches.enter_context(patch.object(torch.Tensor, "copy_", lambda to, *_, **__: to))
+        for name in ("equal", "allclose"):
+            patches.enter_context(patch.object(torch, name, lambda *_, **__: True))
+        for name in ("copy_blocks", "gather_blocks", "scatter_blocks"):
+            patches.enter_context(patch.object(torch_cache, name, lambda *_: None))
+        yield
+
+
+@pytest.mark.parametrize(
+    ("section", "num_rows"),
+    [
+        ("ceilings", 4),
+        ("correctness", 32),
+        ("moves", 27),
+        ("elementwise", 24),
+        ("sampling", 14),
+        ("quantized", 24),
+    ],
+)
+def test_every_check_runs_at_its_real_size(section, num_rows):
+    """No kernel is launched here. The dry run checks at small sizes what the kernels compute."""
+    events = []
+    with (
+        patch.object(JITFunction, "run", lambda *_, **__: None),
+        dry_run.target(90),
+        numbers_of_meta_tensors(),
+    ):
+        importlib.import_module(f"benchmarks.gpu.{SECTIONS[section].module}").run(
+            PretendBench(events)
+        )
+    assert [event["text"] for event in events if event["event"] == "note"] == []
+    rows = [event["row"] for event in events if event["event"] == "row"]
+    assert len(rows) == num_rows
+    assert all(row.get("verdict", "ok") == "ok" for row in rows)
+
+
+def test_bytes_and_operations_are_counted():
+    """The 4 queries see 3, 4, 5 and 6 keys.
+
+    For each key, each of 2 heads computes two products of 64 numbers, 2 operations per number.
+    """
+    lengths, shape = Lengths((4,), (6,)), Shape(2, 1, 64)
+    assert lengths.flop(shape) == (3 + 4 + 5 + 6) * 2 * 2 * 64 * 2
+    assert lengths.kv_bytes(shape, 2) == 6 * 2 * 64 * 2
+    assert lengths.query_bytes(shape, 2) == 4 * 2 * 2 * 64 * 2
+
+
+def test_ragged_lengths_are_distinct_and_include_the_longest():
+    lengths = ragged(16, 4096)
+    assert len(set(lengths)) == 16
+    assert (min(lengths), max(lengths)) == (256, 4096)
+
+
+def test_block_tables_share_no_block():
+    lengths = Lengths((1, 1), (33, 5))
+    cpu = torch.device("cpu")
+    inputs = make_inputs(Shape(1, 1, 64), lengths, device=cpu, dtype=torch.float16, num_sets=3)
+    used = [block for table in inputs.tables for block in [*table[0, :3], table[1, 0]]]
+    assert sorted(int(block) for block in used) == list(range(12))
+
+
+def test_flashinfer_gets_the_same_blocks():
+    lengths = Lengths((1, 1), (33, 16))
+    cpu = torch.device("cpu")
+    inputs = make_inputs(Shape(1, 1, 64), lengths, device=cpu, dtype=torch.float16)
+    starts, blocks, last = peers.page_lists(inputs, inputs.tables[0], 16)
+    assert starts.tolist() == [0, 3, 4]
+    assert blocks.tolist() == [*inputs.tables[0][0].tolist(), int(inputs.tables[0][1, 0])]
+    assert last.tolist() == [1, 16]

@@ -1,0 +1,71 @@
+"""A browser, servers of the demo model, and a page at each width and in each colour scheme."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.browser.chromium import NoBrowserError, chromium
+from tests.browser.demo_server import demo_server
+
+SMALL = ("--max-model-len", "512", "--num-kv-blocks", "96")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A width in pixels and a colour scheme."""
+
+    width: int
+    scheme: str
+
+    def __str__(self) -> str:
+        return f"{self.width}-{self.scheme}"
+
+
+LOOKS = [Look(width, scheme) for width in (1400, 500) for scheme in ("light", "dark")]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Chromium. Without one the test is skipped, and the reason says what to do."""
+    try:
+        with chromium() as found:
+            yield found
+    except NoBrowserError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def one_strategy(browser: Browser) -> Iterator[str]:
+    with demo_server(*SMALL) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def all_strategies(browser: Browser) -> Iterator[str]:
+    with demo_server("--strategies", "all", *SMALL) as url:
+        yield url
+
+
+@pytest.fixture(params=LOOKS, ids=str)
+def look(request: pytest.FixtureRequest) -> Look:
+    return request.param
+
+
+@pytest.fixture
+def page(browser: Browser, look: Look) -> Iterator[Page]:
+    """An empty tab. At the end, the console must hold no errors, and nothing may be cut off."""
+    context = browser.new_context(
+        viewport={"width": look.width, "height": 900}, color_scheme=look.scheme
+    )
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: message.type == "error" and errors.append(message.text))
+    yield page
+    assert page.evaluate("document.documentElement.scrollWidth") <= look.width
+    context.close()
+    assert errors == []

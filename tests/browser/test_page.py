@@ -1,0 +1,85 @@
+"""The live page as a user sees it: answers stream, the pictures move, all strategies answer."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+from playwright.sync_api import Page
+
+from tests.browser.conftest import Look
+from tests.browser.live_page import open_page, set_slider, wait_for_answers
+
+WATCH_TEXT = """() => {
+  window.seen = [];
+  const messages = document.getElementById("messages");
+  new MutationObserver(() => seen.push(messages.lastElementChild.textContent)).observe(
+    messages, { childList: true, characterData: true, subtree: true });
+}"""
+"""Collects the last message as it grows."""
+WATCH_PICTURES = """() => {
+  window.seen = { batch: new Set(), blocks: new Set(), labels: new Set() };
+  window.timer = setInterval(() => {
+    for (const name of ["batch", "blocks"]) {
+      seen[name].add(document.getElementById(name).toDataURL());
+    }
+    seen.labels.add(document.getElementById("batch").ariaLabel);
+  }, 50);
+}"""
+"""Collects the distinct pictures, and what is said about them to screen readers."""
+BRIGHTNESS = """() => {
+  const [red, green, blue] = getComputedStyle(document.body).backgroundColor.match(/\\d+/g);
+  return (Number(red) + Number(green) + Number(blue)) / 3;
+}"""
+
+
+def test_a_chat_streams(page: Page, one_strategy: str, look: Look) -> None:
+    open_page(page, one_strategy)
+    assert (page.evaluate(BRIGHTNESS) < 80) == (look.scheme == "dark")
+    page.evaluate(WATCH_TEXT)
+    page.fill("#text", "Speak.")
+    page.click("#send")
+    wait_for_answers(page, "send")
+    question, answer = page.locator(".message").all_inner_texts()
+    assert question == "Speak."
+    assert answer
+    growing = [text for text in page.evaluate("seen") if text != "Speak."]
+    assert all(after.startswith(before) for before, after in pairwise(growing))
+    assert len(set(growing)) > 3, "the answer does not arrive in pieces"
+
+
+def test_the_batch_and_the_kv_memory_move(page: Page, one_strategy: str) -> None:
+    open_page(page, one_strategy)
+    page.wait_for_selector("#batch[aria-label^='0 requests']")
+    page.evaluate(WATCH_PICTURES)
+    page.click("#burst")
+    wait_for_answers(page, "burst")
+    page.wait_for_selector("#batch[aria-label$='0 running, 0 waiting']")
+    seen = page.evaluate(
+        "clearInterval(timer), "
+        "({ batch: seen.batch.size, blocks: seen.blocks.size, labels: [...seen.labels] })"
+    )
+    assert seen["batch"] > 3
+    assert seen["blocks"] > 3
+    running = [int(re.search(r"(\d+) running", label)[1]) for label in seen["labels"] if label]
+    assert max(running) == 8
+    answers = page.locator(".answer p").all_inner_texts()
+    assert len(answers) == 8
+    assert all(answers)
+
+
+def test_all_strategies_answer_the_same_requests(page: Page, all_strategies: str) -> None:
+    open_page(page, all_strategies)
+    set_slider(page, "max-tokens", 32)
+    page.click("#send")
+    wait_for_answers(page, "send")
+    panels = page.locator(".panel")
+    assert panels.locator(".name").all_inner_texts() == ["none", "dynamic", "continuous", "paged"]
+    assert panels.locator(".state").all_inner_texts() == ["done"] * 4
+    for panel in panels.all():
+        assert panel.locator(".batch").get_attribute("aria-label").startswith("8 requests")
+        assert re.match(r"[\d.]+", panel.locator(".rate").inner_text())
+        panel.locator("summary").click()
+        answers = panel.locator(".answer p").all_inner_texts()
+        assert len(answers) == 8
+        assert all(answers)

@@ -1,0 +1,81 @@
+"""Products with one quantized weight and with those of experts, compiled for every GPU.
+
+Requirements: tensor cores, wide loads of rows and codes, and no spills.
+
+LONGSHORE_ALL_VARIANTS=1 checks the whole matrix and not a sample of it (`make variants`).
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import product
+
+import pytest
+import torch
+
+from kernels import dry_run
+from kernels.linear.grouped_quantized_linear import grouped_quantized_linear
+from kernels.linear.quantized_linear import PER_BYTE, block_size, quantized_linear
+from tests.kernels.compiled.static_check import facts, faults
+from tests.kernels.quantized_inputs import empty_codes
+
+ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"
+BF16 = torch.bfloat16
+NUM_EXPERTS = [None, 8]
+"""A number selects `grouped_quantized_linear`, None selects `quantized_linear`."""
+
+
+def variants():
+    """Return (kind, rows multiplied by each weight, inputs, group size, dtype)."""
+    if not ALL:
+        return [("int4", 1, 4096, 128, BF16), ("int4", 300, 4096, 32, BF16),
+                ("int8", 1, 4096, 4096, BF16), ("fp8", 300, 4096, 128, torch.float16),
+                ("fp4", 1, 2880, 32, BF16), ("fp4", 300, 2880, 32, BF16)]  # fmt: skip
+    return product(PER_BYTE, (1, 17, 300), (4096,), (32, 128, 4096), (BF16, torch.float16))
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("num_experts", NUM_EXPERTS)
+@pytest.mark.parametrize("arch", dry_run.ARCHS)
+def test_compiled_kernels_meet_the_requirements(arch, num_experts):
+    for variant in variants():
+        kernel = compiled(arch, num_experts, *variant)
+        found = facts(kernel)
+        assert not faults(kernel, arch), (variant, found)
+        assert found.wide_loads > 0, (variant, found)
+        assert found.tensor_core_ops > 0, (variant, found)
+
+
+@pytest.mark.parametrize("num_experts", NUM_EXPERTS)
+def test_sizes_compile_no_variants(num_experts):
+    """The layers of a model share their kernels. Weights with one scale per output use the same
+    kernels as weights with groups."""
+    first = compiled(90, num_experts, "int8", 1, 4096, 128, BF16)
+    assert first.hash == compiled(90, num_experts, "int8", 2, 11008, 11008, BF16).hash
+
+
+@pytest.mark.parametrize("num_experts", [1, 60, 128])
+def test_numbers_of_experts_compile_no_variants(num_experts):
+    """Models of up to MIN_EXPERTS experts share kernels: a program reads that many ends anyway."""
+    first = compiled(90, 8, "int4", 1, 4096, 128, BF16)
+    assert first.hash == compiled(90, num_experts, "int4", 1, 4096, 128, BF16).hash
+
+
+def test_the_sample_has_all_kinds_and_blocks():
+    sample = [(kind, block_size(kind, inputs, group)) for kind, _, inputs, group, _ in variants()]
+    assert {kind for kind, _ in sample} == set(PER_BYTE)
+    assert {block for _, block in sample} == {32, 64}
+
+
+def compiled(arch, num_experts, kind, num_rows, num_inputs, group_size, dtype):
+    size = (512, num_inputs) if num_experts is None else (num_experts, 512, num_inputs)
+    codes, scales, zeros = empty_codes(kind, size, group_size)
+    rows = torch.empty(num_rows * (num_experts or 1), num_inputs, dtype=dtype)
+    with dry_run.target(arch) as launches:
+        if num_experts is None:
+            quantized_linear(rows, codes, scales, zeros, None, kind, group_size)
+        else:
+            ends = torch.zeros(num_experts, dtype=torch.int32)
+            grouped_quantized_linear(rows, codes, scales, zeros, ends, kind, group_size)
+    (launch,) = launches
+    return launch.kernel

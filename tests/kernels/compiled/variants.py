@@ -1,0 +1,218 @@
+"""Calls of the attention wrappers that together cover all specializations."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, cycle, islice, product
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from kernels.arguments import BLOCK_SIZES, HEAD_DIMS
+from kernels.attention.paged_decode import paged_decode
+from kernels.attention.paged_prefill import paged_prefill, prefill_work
+from kernels.attention.prefill_work import PrefillWork
+from kernels.attention.split_results import combine_splits, split_results
+from kernels.attention.work_list import WorkList
+
+FORMATS = (
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float16, torch.float16),
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.uint8),
+    (torch.float16, torch.uint8),
+    (torch.bfloat16, torch.float8_e4m3fn),
+    (torch.float16, torch.float8_e4m3fn),
+)
+"""Dtypes of query and cache."""
+
+
+def parameter(name: str, *kinds: Sequence[Any]) -> Parameter:
+    """Return the parameter for the field `name`."""
+    return [[{name: value} for value in kind] for kind in kinds]
+
+
+Parameter = list[list[dict[str, Any]]]
+"""The values of one field: a list for each kind of value. Values of the same kind compile to nearly
+the same code."""
+SINKS = parameter("sinks", [False], [True])
+COMMON = (
+    parameter("block_size", *([size] for size in BLOCK_SIZES)),
+    parameter("softcap", [None], [30.0]),
+    parameter("ids", [torch.int64], [torch.int32]),
+)
+LENS = parameter("lens", [torch.int32], [torch.int64])
+PARAMETERS = {
+    "prefill": (
+        *COMMON,
+        LENS,
+        # Triton specializes on multiples of 16.
+        parameter("window", [None], [1000], [1024]),
+        SINKS,
+        # Groups fill a tile, leave part of it idle, or take several tiles.
+        parameter("group", [1, 2, 4, 8, 16], [3, 7, 12, 17, 24, 48], [71, 96]),
+    ),
+    "decode": (
+        *COMMON,
+        # A tile has 16, 32 or 64 rows.
+        parameter("group", [1, 2, 3, 4, 7, 8, 12, 16], [17, 24, 32], [48, 71]),
+        SINKS,
+    ),
+    "combine": (SINKS,),
+}
+"""The parameters of each kernel. Layout and number of KV heads need no variants of their own,
+which test_compile.py checks."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    kernel: str
+    """"decode", "prefill", or "combine", the kernel that follows them where keys are split."""
+    head_dim: int
+    formats: tuple[torch.dtype, torch.dtype] = FORMATS[0]
+    group: int = 4
+    kv_heads: int = 2
+    block_size: int = 16
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    layout: str = "NHD"
+    ids: torch.dtype = torch.int64
+    lens: torch.dtype = torch.int32
+
+    def runs_on(self, arch: int) -> bool:
+        return arch >= 89 or self.formats[1] != torch.float8_e4m3fn
+
+    def __str__(self) -> str:
+        names = [
+            str(dtype).removeprefix("torch.") for dtype in (*self.formats, self.ids, self.lens)
+        ]
+        query, cache, ids, lens = names
+        extras = {
+            "softcap": self.softcap,
+            "sinks": self.sinks,
+            f"window {self.window}": self.window,
+        }
+        return "-".join(
+            [
+                f"{self.kernel}-{self.head_dim}-{query}/{cache}-{self.group}x{self.kv_heads}",
+                f"{self.block_size}{self.layout}",
+                *(name for name, value in extras.items() if value),
+                f"{ids}/{lens}",
+            ]
+        )
+
+    def call(self) -> None:
+        """Call the wrapper on CPU tensors with arbitrary contents, for the dry run."""
+        dtype, cache_dtype = self.formats
+        shape = (9, self.block_size, self.kv_heads, self.head_dim)
+        if self.layout == "HND":
+            shape = (shape[0], shape[2], shape[1], shape[3])
+        caches = [torch.empty(shape, dtype=cache_dtype) for _ in range(2)]
+        if self.layout == "HND":
+            caches = [cache.transpose(1, 2) for cache in caches]
+        num_heads = self.group * self.kv_heads
+        query = torch.empty(5, num_heads, self.head_dim, dtype=dtype)
+        tables, lens = torch.zeros(5, 7, dtype=self.ids), torch.ones(5, dtype=self.lens)
+        options = {
+            "scale": 0.1,
+            "window": self.window,
+            "softcap": self.softcap,
+            "sinks": torch.empty(num_heads, dtype=dtype) if self.sinks else None,
+        }
+        if self.kernel == "prefill":
+            starts = torch.arange(6, dtype=self.lens)
+            arguments = (query, *caches, tables, starts, lens)
+            paged_prefill(*arguments, work=self._work(query, caches[0], starts), **options)
+        elif self.kernel == "decode":
+            # As many items as sequences: the combining kernel is not launched.
+            work = WorkList(torch.empty(5, 4).int(), torch.empty(5, 3).int())
+            paged_decode(query, *caches, tables, lens, work=work, **options)
+        else:
+            self._combine(query, options["sinks"])
+
+    def _work(self, query: Tensor, cache: Tensor, starts: Tensor) -> PrefillWork:
+        """Return a list without room for splits: the combining kernel is not launched."""
+        with patch("kernels.attention.prefill_work.prefill_work_kernel"):
+            return prefill_work(query, cache, starts, starts[1:], 0)
+
+    def _combine(self, query: Tensor, sinks: Tensor | None) -> None:
+        rows = torch.empty(5, 3, dtype=torch.int32)
+        combine_splits(split_results(None, query, 15), rows, 1, sinks, torch.empty_like(query))
+
+
+def representative(arch: int) -> list[Variant]:
+    """Return a small sample. On sm_86 and sm_90 it has each kind of each parameter.
+
+    For sm_80 and sm_89, the compiler does mostly the same as for sm_86 and sm_90. So their samples
+    have only a few variants, mostly with combinations of dtype and row of configurations.json that
+    the samples of sm_86 and sm_90 do not have.
+    """
+    decode, prefill = Variant("decode", 128), Variant("prefill", 128)
+    everything = {"window": 1000, "softcap": 30.0, "sinks": True}
+    half = {"formats": FORMATS[1], "group": 1, "window": 1024, "block_size": 32, "layout": "HND"}
+    coded = {"formats": FORMATS[3], "sinks": True, "ids": torch.int32, "lens": torch.int64}
+    if arch == 80:
+        return [
+            replace(decode, formats=FORMATS[3], **everything),
+            replace(prefill, **everything),
+            replace(prefill, head_dim=256),
+        ]
+    if arch == 89:
+        return [replace(decode, formats=FORMATS[6]), replace(prefill, formats=FORMATS[6])]
+    combine = Variant("combine", 128)
+    everywhere = [
+        decode,
+        replace(decode, group=7, formats=FORMATS[4], block_size=64, **everything),
+        replace(decode, head_dim=80, **half),
+        replace(decode, head_dim=96, group=48),
+        replace(decode, head_dim=256, group=71, kv_heads=1, softcap=30.0),
+        replace(decode, head_dim=64, group=24, **coded),
+        replace(decode, head_dim=192, formats=FORMATS[2]),
+        prefill,
+        replace(prefill, window=1000),
+        replace(prefill, group=3, formats=FORMATS[4], block_size=64, **everything),
+        replace(prefill, head_dim=96, **half),
+        replace(prefill, head_dim=80, group=17, softcap=30.0, block_size=64),
+        replace(prefill, head_dim=256, group=71, kv_heads=1, softcap=30.0),
+        replace(prefill, head_dim=64, **coded),
+        replace(prefill, head_dim=192, formats=FORMATS[2]),
+        replace(combine, sinks=True),
+        replace(combine, head_dim=80, formats=FORMATS[1]),
+    ]
+    native = [replace(kernel, formats=FORMATS[5], group=8) for kernel in (decode, prefill)]
+    return everywhere + [variant for variant in native if variant.runs_on(arch)]
+
+
+def matrix(arch: int) -> list[Variant]:
+    """Return each kernel with each head dim and format, and with each kind of its parameters.
+
+    The combining kernel reads no cache, so its formats are only those of the query.
+    """
+    variants = []
+    for kernel, head_dim, formats in product(PARAMETERS, HEAD_DIMS, FORMATS):
+        if kernel == "combine" and formats[0] != formats[1]:
+            continue
+        rng = random.Random(f"{arch} {kernel} {head_dim} {formats}")
+        rows = covering(PARAMETERS[kernel], rng)
+        variants += [Variant(kernel, head_dim, formats, **row) for row in rows]
+    return [variant for variant in variants if variant.runs_on(arch)]
+
+
+def covering(parameters: Sequence[Parameter], rng: random.Random) -> list[dict[str, Any]]:
+    """Return as few rows as needed to cover each kind of each parameter, randomly combined."""
+    count = max(len(kinds) for kinds in parameters)
+    columns = [_turns(kinds, count, rng) for kinds in parameters]
+    return [dict(chain.from_iterable(map(dict.items, row))) for row in zip(*columns, strict=True)]
+
+
+def _turns(kinds: Parameter, count: int, rng: random.Random) -> list[dict[str, Any]]:
+    """Return `count` values in random order, taken from the kinds in turn."""
+    order = islice(cycle(rng.sample(kinds, len(kinds))), count)
+    values = [rng.choice(kind) for kind in order]
+    rng.shuffle(values)
+    return values
