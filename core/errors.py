@@ -12,6 +12,13 @@ from typing import ClassVar, Literal
 FailureKind = Literal["rejected", "overloaded", "not_found", "conflict", "no_room", "failed"]
 
 
+class StoppedError(BaseException):
+    """Raised by the handler of a signal to end the process.
+
+    Not SystemExit, because the user's code and libraries may raise that themselves.
+    """
+
+
 class LongshoreError(Exception):
     """Base class of all exceptions here."""
 

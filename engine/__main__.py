@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from core.errors import ConfigurationError, LongshoreError
+from core.errors import ConfigurationError, LongshoreError, StoppedError
+from core.foreign_code import contained, reason_of
 from core.process.internal_arguments import internal_arguments
 from core.process.logs import configure_logs, log_event
 from core.process.processes import die_with_parent
@@ -41,10 +42,6 @@ LOST_EXIT_S = 1.0
 """How long the process may take to end by itself after a rank is lost."""
 
 
-class _Stopped(BaseException):
-    """Raised on SIGTERM. Not SystemExit, because a user's handler may raise that itself."""
-
-
 def main() -> int:
     """Serve until SIGTERM. Return the exit code."""
     signal.signal(signal.SIGTERM, _stop)
@@ -55,12 +52,12 @@ def main() -> int:
             "PARENT:int LAUNCH_JSON COPY:int",
         )
         return _serve(int(parent), Path(launch_path), int(copy))
-    except _Stopped:
+    except StoppedError:
         return 0
 
 
 def _stop(*_: object) -> None:
-    raise _Stopped
+    raise StoppedError
 
 
 def _serve(parent: int, launch_path: Path, copy: int) -> int:
@@ -85,7 +82,8 @@ def _serve(parent: int, launch_path: Path, copy: int) -> int:
     may_sleep = launch.task.kind == "handler"
     with Connection(launch.endpoints[copy], may_sleep=may_sleep) as connection:
         try:
-            engine = _build(launch, phases, partial(_on_lost, connection))
+            with contained:
+                engine = _build(launch, phases, partial(_on_lost, connection))
             gc.collect()
             gc.freeze()  # the model stays: keep the collector from scanning it between steps
             options = launch.options
@@ -102,7 +100,7 @@ def _serve(parent: int, launch_path: Path, copy: int) -> int:
             print(f"longshore: {error}", file=sys.stderr)
             return error.exit_code
         except Exception as error:
-            connection.broadcast(Dead(f"{type(error).__name__}: {error}"))
+            connection.broadcast(Dead(reason_of(error)))
             logger.exception("the engine failed")
             return 1
     return 0

@@ -13,6 +13,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from core.configuration.options import Options
 from core.configuration.strategy_table import Batching
 from core.errors import ConfigurationError, LongshoreError
+from core.foreign_code import contained, reason_of
 from core.plan import BlockMoves, Chunk, StepPlan
 from core.protocol.messages import Facts
 from core.sampling import SamplingParams
@@ -197,12 +198,13 @@ def _check_forward(executor: Executor, block_size: int, sizes: Sizes) -> None:
         plans.append(StepPlan((Chunk(sequence, 1, 1, blocks, samples_token=True),), moves))
     try:
         for plan in plans:
-            executor.submit(plan, lambda: None).wait()
+            with contained:
+                executor.submit(plan, lambda: None).wait()
     except LongshoreError:  # another rank is lost; the error says why
         raise
     except Exception as error:
         raise ConfigurationError(
-            f"the model was loaded but cannot answer: {type(error).__name__}: {error}"
+            f"the model was loaded but cannot answer: {reason_of(error)}"
         ) from error
 
 

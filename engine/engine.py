@@ -22,6 +22,7 @@ import msgspec
 from core.adapter import Adapter, lora_disabled
 from core.configuration.limits import IMAGES_IN_USE
 from core.errors import EngineUnavailableError, OverloadedError, RequestError
+from core.foreign_code import contained, reason_of
 from core.images import NO_IMAGES, PromptImage
 from core.output import Output
 from core.plan import StepPlan
@@ -175,7 +176,8 @@ class Engine:
             self.num_step_sequences += len(plan.chunks)
             self.num_step_tokens += plan.num_tokens
             try:
-                submitted = plan, self.executor.submit(plan, between_tokens)
+                with contained:
+                    submitted = plan, self.executor.submit(plan, between_tokens)
             except Exception as error:
                 self._fail_submit(plan, error)
         if self.overlaps:
@@ -185,7 +187,8 @@ class Engine:
 
     def _commit(self, plan: StepPlan, step: SubmittedStep) -> list[Output]:
         try:
-            result = step.wait()
+            with contained:
+                result = step.wait()
         except Exception as error:
             self._fail(plan, error)
             return []
@@ -213,7 +216,7 @@ class Engine:
         self._num_failed_steps += 1
         if self._num_failed_steps >= MAX_FAILED_STEPS:
             raise error
-        self._guard.fail(plan, f"{type(error).__name__}: {error}")
+        self._guard.fail(plan, reason_of(error))
 
     def _find_adapter(self, name: str) -> Adapter:
         if self.adapters is None:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from core.errors import ConfigurationError
+from core.foreign_code import contained
 from core.process.internal_arguments import internal_arguments
 from core.process.processes import die_with_parent
 from engine.ranks.digest import digest_model
@@ -63,7 +64,8 @@ def main() -> int:
         return 0
     beats = Beats(store, int(rank))
     try:
-        _run(store, address, int(rank), Path(model_dir), pipe)
+        with contained:
+            _run(store, address, int(rank), Path(model_dir), pipe)
     except EOFError:
         beats.stop()
         return 0

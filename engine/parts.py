@@ -21,6 +21,7 @@ from core.configuration.strategy_table import (
     Batching,
 )
 from core.errors import ConfigurationError, InsufficientMemoryError
+from core.foreign_code import contained
 from engine.attention.backends import AttentionBackend, TorchBackend, make_backend
 from engine.attention.call import UnsupportedModelError
 from engine.attention.kv_cache import KVCache
@@ -184,7 +185,8 @@ def _load(
 def _load_library(source: ModelSource) -> LibraryModel:
     config = source.config
     try:
-        return load_library_model(source)
+        with contained:
+            return load_library_model(source)
     except Exception as error:  # loading weights may raise anything
         if type(config) in AutoModelForImageTextToText._model_mapping:
             raise ConfigurationError(

@@ -13,10 +13,10 @@ from flask import Flask, Response
 from container.http.off_loop import LONG_BODY_BYTES, in_thread_if_long
 from container.http.request_context import RequestContext, request_context
 from container.http.service import Service, json_response
-from container.schema.fields import MODEL_IGNORED, Field, Fields, ignored, read_fields
+from container.schema.fields import MODEL_IGNORED, Field, Fields, Values, ignored, read_fields
 from container.schema.kinds import BOOLEAN, MAX_COUNT, OBJECT, STRING, integer, with_schema
 from container.schema.prompts import PROMPT, read_prompts
-from core.configuration.limits import EMBEDDINGS
+from core.configuration.limits import EMBEDDINGS, TASK_TEXT
 from core.errors import RequestError
 from core.protocol.task_bodies import EmbeddingAnswer, EmbeddingBody
 
@@ -74,7 +74,7 @@ def read_embedding_request(body: Mapping[str, object]) -> EmbeddingRequest:
     if values.get("truncate_prompt_tokens", 0) != -1:
         max_tokens = values.get("truncate_prompt_tokens", None)
     task_body = EmbeddingBody(
-        inputs=read_prompts("input", values.get("input", ""), EMBEDDINGS),
+        inputs=_read_inputs("input", values),
         field="input",
         max_tokens=max_tokens,
         dimensions=values.get("dimensions", None),
@@ -88,9 +88,16 @@ def read_inputs_request(body: Mapping[str, object]) -> EmbeddingRequest:
     parameter_body: Mapping[str, object] = values.get("parameters", {})
     parameters = read_fields(parameter_body, _PARAMETERS, "parameters.")
     max_tokens = MAX_TOKENS if values.get("truncate", parameters.get("truncate", False)) else None
-    inputs = read_prompts("inputs", values.get("inputs", ""), EMBEDDINGS)
-    task_body = EmbeddingBody(inputs, "inputs", max_tokens)
+    task_body = EmbeddingBody(_read_inputs("inputs", values), "inputs", max_tokens)
     return EmbeddingRequest(task_body, False, values.warnings)
+
+
+def _read_inputs(field: str, values: Values) -> list[str | list[int]]:
+    inputs = read_prompts(field, values.get(field, ""), EMBEDDINGS)
+    for index, text in enumerate(inputs):
+        if isinstance(text, str):
+            TASK_TEXT.check(f"{field}[{index}]" if len(inputs) > 1 else field, len(text))
+    return inputs
 
 
 class EmbeddingApi:

@@ -14,6 +14,7 @@ from container.hooks.load import Function, Hooks
 from container.hooks.starlette_api import HookRequest, HookResponse, as_response
 from container.http.request_context import client_body
 from core.errors import GenerationError
+from core.foreign_code import contained
 
 Respond = Callable[[HookRequest], object]
 """A function that returns the response to a request. It is the routes, or a hook around them."""
@@ -104,6 +105,7 @@ def _call(option: str, function: Function, *arguments: object) -> HookResponse:
     """Call a hook that returns a response. Raises GenerationError if it returns none."""
     returned = call(option, function, *arguments)
     try:
-        return HookResponse(as_response(returned))
+        with contained:
+            return HookResponse(as_response(returned))
     except TypeError as error:
         raise GenerationError(f"option.{option}: {error}") from error

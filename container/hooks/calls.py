@@ -16,6 +16,7 @@ from werkzeug.exceptions import HTTPException
 
 from container.hooks.load import Function
 from core.errors import GenerationError, LongshoreError
+from core.foreign_code import contained, reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -28,16 +29,17 @@ def call(option: str, function: Function, *arguments: object) -> object:
     unchanged. Any other exception becomes a GenerationError that names the option.
     """
     try:
-        result = function(*arguments)
-        return _finished(result) if inspect.iscoroutine(result) else result
+        with contained:
+            result = function(*arguments)
+            return _finished(result) if inspect.iscoroutine(result) else result
     except (LongshoreError, HTTPException):
         raise
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         status = getattr(error, "status_code", None)
         if isinstance(status, int) and 400 <= status <= 599:
             raise _refusal(status, getattr(error, "detail", None)) from error
         logger.warning("option.%s failed", option, exc_info=error)
-        raise GenerationError(f"option.{option}: {type(error).__name__}: {error}") from error
+        raise GenerationError(f"option.{option}: {reason_of(error)}") from error
 
 
 def takes_request(function: Function) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from core.errors import ConfigurationError
+from core.foreign_code import contained
 from core.process.internal_arguments import internal_arguments
 from core.process.user_code import exit_code_of_check, run_file, start_error
 
@@ -54,8 +55,9 @@ def load_hooks(places: Mapping[str, str], library_dir: str) -> Hooks:
 
 def _run(path: Path) -> ModuleType:
     try:
-        return run_file(path)
-    except (Exception, SystemExit) as error:
+        with contained:
+            return run_file(path)
+    except Exception as error:
         raise start_error(error, path) from error
 
 

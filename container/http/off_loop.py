@@ -13,6 +13,8 @@ from typing import Generic, TypeVar
 
 import gevent
 
+from core.foreign_code import contained
+
 T = TypeVar("T")
 
 SWITCH_INTERVAL_S = 0.001
@@ -27,7 +29,8 @@ _TURN_S = 0.01
 def in_thread_if_long(work: Callable[[], T], *, size: int, long: int = LONG_TEXT_CHARACTERS) -> T:
     """Call `work`, in gevent's thread pool if `size` exceeds `long`. Raises what it raises."""
     if size <= long:
-        return work()
+        with contained:
+            return work()
     outcome = _Outcome[T]()
     gevent.get_hub().threadpool.apply(outcome.fill, (work,))
     if outcome.error is not None:
@@ -44,7 +47,8 @@ class _Outcome(Generic[T]):
 
     def fill(self, work: Callable[[], T]) -> None:
         try:
-            self.values.append(work())
+            with contained:
+                self.values.append(work())
         except Exception as error:
             self.error = error
 

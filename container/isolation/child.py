@@ -17,7 +17,7 @@ import msgspec
 from gevent.lock import BoundedSemaphore
 
 from core.errors import LongshoreError, OverloadedError, RequestError
-from core.process.frames import OUT_OF_MEMORY, Refused, read_frame, write_frame
+from core.process.frames import OUT_OF_MEMORY, Refused, read_frame, write_encoded, write_frame
 from core.process.names import python_command
 
 logger = logging.getLogger(__name__)
@@ -55,16 +55,18 @@ class Child(Generic[Answer]):
 
         Raises RequestError if the process refuses the job or, naming `field`, if the job kills the
         process. Raises OverloadedError when the time is up, and LongshoreError if the process ends
-        by itself.
+        by itself. Raises OverflowError for a job with an integer of more than 64 bits.
         """
+        try:
+            message = msgspec.msgpack.encode(job)
+        except RecursionError:
+            raise RequestError(field, "is nested too deeply") from None
         late = OverloadedError("the server has no time to prepare the request")
         if not self._turn.acquire(timeout=self._max_wait_s):
             raise late
         try:
             with gevent.Timeout(self._max_wait_s, late):
-                reply = self._decoder.decode(self._ask(job, field))
-        except RecursionError:
-            raise RequestError(field, "is nested too deeply") from None
+                reply = self._decoder.decode(self._ask(message, type(job).__name__, field))
         finally:
             self._turn.release()
         if isinstance(reply, Refused):
@@ -77,16 +79,16 @@ class Child(Generic[Answer]):
             self._process.end()
             self._process = None
 
-    def _ask(self, job: msgspec.Struct, field: str) -> bytes:
+    def _ask(self, message: bytes, kind: str, field: str) -> bytes:
         if self._process is None:
             self._process = _Process(self._module, self._setup)
         process = self._process
         try:
-            return process.ask(job)
+            return process.ask(message)
         except (EOFError, OSError):
             code = process.end()
             self._process = None
-            logger.warning("helper=died code=%d job=%s", code, type(job).__name__)
+            logger.warning("helper=died code=%d job=%s", code, kind)
             raise _error_of(code, field) from None
         except BaseException:  # else the next job would get this job's reply
             self.close()
@@ -112,9 +114,9 @@ class _Process:
         self._stream = self._socket.makefile("rb")
         write_frame(self._socket.sendall, setup)
 
-    def ask(self, job: msgspec.Struct) -> bytes:
+    def ask(self, message: bytes) -> bytes:
         """Send a job and wait for the reply. Raises EOFError or OSError if the process dies."""
-        write_frame(self._socket.sendall, job)
+        write_encoded(self._socket.sendall, message)
         return read_frame(self._stream)
 
     def end(self) -> int:

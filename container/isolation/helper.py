@@ -9,6 +9,7 @@ import msgspec
 
 from container.isolation.child import Child
 from container.isolation.jobs import Compile, Done, Render, Reply, Setup
+from container.schema.kinds import check_integers
 from core.configuration.limits import GRAMMAR
 from core.errors import RequestError
 from core.images import EncodedPrompt, ReaderReply, ReaderSetup, ReadImages
@@ -58,7 +59,13 @@ class Helper:
 
     def render(self, job: Render) -> str:
         """Return the prompt of a conversation. Raises RequestError if the template rejects it."""
-        return self._child.perform(job, "messages").text
+        try:
+            return self._child.perform(job, "messages").text
+        except OverflowError:
+            check_integers(job.messages, "messages")
+            check_integers(job.tools, "tools")
+            check_integers(job.variables, "chat_template_kwargs")
+            raise
 
     def read_images(self, job: ReadImages) -> EncodedPrompt:
         """Return the prompt of a conversation with images.

@@ -20,7 +20,7 @@ from core.process.internal_arguments import internal_arguments
 from core.process.processes import cpu_limit, limit_memory
 from core.structured_outputs import StructuredOutputsParams
 from core.text.chat_template import ChatTemplate
-from core.text.grammar import grammar_error, grammar_text
+from core.text.grammar import converting_errors, grammar_error, grammar_text
 from core.text.grammar_matcher import (
     STACK_BYTES,
     GrammarTokenizer,
@@ -72,9 +72,10 @@ class Jobs:
         text = grammar_text(form)
         matcher = compile_grammar(self._tokenizer, text, stack_bytes=HELPER_STACK_BYTES)
         first = matcher.deep_copy()
-        first.compute_bitmask()
-        if first.is_error():
-            raise grammar_error(first.get_error())
+        with converting_errors():
+            first.compute_bitmask()
+            if first.is_error():
+                raise grammar_error(first.get_error())
         return text
 
 

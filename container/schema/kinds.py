@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard, cast
 
+from core.errors import RequestError
 from core.sampling import MAX_BIAS, MAX_INT64
 
 Schema = Mapping[str, object]
 
+TOO_LARGE = "an integer of more than 64 bits"
 MAX_COUNT = 2**31 - 1
 """Bound of numbers that count tokens, texts or numbers of a vector. No model has more, and every
 library can hold it."""
@@ -36,6 +38,21 @@ def is_list(value: object) -> TypeGuard[list[object]]:
 def is_integer(value: object) -> TypeGuard[int]:
     """Return whether the value is an integer that MessagePack can carry (64 bits)."""
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_INT64
+
+
+def check_integers(value: object, field: str) -> None:
+    """Raise RequestError, naming its place, for an integer that MessagePack cannot carry."""
+    match value:
+        case int() if not is_integer(value) and not isinstance(value, bool):
+            raise RequestError(field, f"is {TOO_LARGE}")
+        case dict():
+            for name, item in cast(Mapping[str, object], value).items():
+                check_integers(item, f"{field}.{name}")
+        case list() | tuple():
+            for index, item in enumerate(cast(Sequence[object], value)):
+                check_integers(item, f"{field}[{index}]")
+        case _:
+            pass
 
 
 def is_integers(value: object) -> TypeGuard[list[int]]:

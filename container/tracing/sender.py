@@ -10,6 +10,8 @@ from gevent.event import Event
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from core.foreign_code import contained
+
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
@@ -90,7 +92,8 @@ class SpanSender(SpanProcessor):
     def _send(self, batch: list[ReadableSpan]) -> None:
         result = SpanExportResult.FAILURE
         try:
-            result = self._exporter.export(batch)
+            with contained:
+                result = self._exporter.export(batch)
         except Exception:
             logger.exception("event=export_failed")
         finally:  # also if this greenlet is killed

@@ -97,6 +97,42 @@ INPUTS = Limit(
 EMBEDDINGS = Limit(
     "Inputs of an embedding request", 2048, "inputs", "OpenAI's API has the same limit."
 )
+TASK_TEXT = Limit(
+    "Length of a text for a task other than text generation",
+    2**18,
+    "characters",
+    "The thread that runs the model tokenizes the text, which takes 1 µs for each character.",
+)
+TASK_TEXTS = Limit(
+    "Total length of the texts of such a request. Rankings and scores count each pair of texts",
+    2**22,
+    "characters",
+    "The thread that runs the model tokenizes the texts, which takes 1 µs for each character.",
+)
+LABELS = Limit(
+    "Candidate labels, target words or labels to ignore in a request to a pipeline",
+    1024,
+    "labels",
+    "The model reads each candidate label.",
+)
+LABELED_INPUTS = Limit(
+    "Inputs of a request to a pipeline, multiplied by its candidate labels",
+    2**13,
+    "pairs of an input and a label",
+    "The model reads each pair.",
+)
+WINDOWS = Limit(
+    "Windows of the context of a question",
+    1024,
+    "windows",
+    "The model reads each window. The windows of a context overlap.",
+)
+PAGE_CHARACTERS = Limit(
+    "Total length of the words of a page",
+    2**16,
+    "characters",
+    "The model reads the words of a page in windows, one after the other.",
+)
 IMAGES = Limit(
     "Images of an input or a conversation", 32, "images", "Each image is decoded in memory."
 )
@@ -253,6 +289,12 @@ LIMITS: tuple[Limit | OptionLimit, ...] = (
     TEXT_CHARACTERS,
     INPUTS,
     EMBEDDINGS,
+    TASK_TEXT,
+    TASK_TEXTS,
+    LABELS,
+    LABELED_INPUTS,
+    WINDOWS,
+    PAGE_CHARACTERS,
     IMAGES,
     IMAGE_BYTES,
     IMAGE_PIXELS,

@@ -60,9 +60,7 @@ PIPELINE_TASKS: Mapping[str, PipelineTask] = {
         parameters=(*_TOP, "truncation", "max_length"), can_batch=True
     ),
     "token-classification": PipelineTask(
-        parameters=("aggregation_strategy", "ignore_labels", "stride", "is_split_into_words",
-                    "delimiter"),
-        can_batch=True,
+        parameters=("aggregation_strategy", "ignore_labels", "stride"), can_batch=True
     ),
     "fill-mask": PipelineTask(parameters=("top_k", "targets", "tokenizer_kwargs"), can_batch=True),
     "feature-extraction": PipelineTask(parameters=("truncation", "tokenize_kwargs")),
@@ -73,12 +71,11 @@ PIPELINE_TASKS: Mapping[str, PipelineTask] = {
         can_batch=True,
     ),
     "table-question-answering": PipelineTask(
-        {"table": "table", "query": "text"}, ("sequential", "padding", "truncation")
+        {"table": "table", "query": "text"}, ("sequential",)
     ),
     "document-question-answering": PipelineTask(
         {"image": "image", "question": "text", "word_boxes": "word boxes"},
-        ("top_k", "doc_stride", "max_answer_len", "max_seq_len", "max_question_len",
-         "handle_impossible_answer"),
+        ("top_k", "doc_stride", "max_answer_len", "max_seq_len", "handle_impossible_answer"),
         optional=("word_boxes",),
     ),
     "image-classification": PipelineTask("image", _TOP, can_batch=True),

@@ -12,6 +12,7 @@ from typing import BinaryIO
 import msgspec
 
 from core.errors import RequestError
+from core.foreign_code import contained
 from core.process.processes import die_with_parent
 
 OUT_OF_MEMORY = 3
@@ -28,9 +29,13 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 def write_frame(write: Callable[[bytes], object], message: msgspec.Struct) -> None:
     """Write a message with its length. `write` must write all bytes that it is given."""
-    body = msgspec.msgpack.encode(message)
-    write(len(body).to_bytes(_LENGTH_BYTES))
-    write(body)
+    write_encoded(write, msgspec.msgpack.encode(message))
+
+
+def write_encoded(write: Callable[[bytes], object], message: bytes) -> None:
+    """Do the same as `write_frame` for a message that is encoded already."""
+    write(len(message).to_bytes(_LENGTH_BYTES))
+    write(message)
 
 
 def read_frame(stream: BinaryIO) -> bytes:
@@ -69,7 +74,8 @@ def run_helper(parent: int, start: Callable[[bytes], Callable[[bytes], msgspec.S
             except EOFError:
                 return 0
             try:
-                reply = perform(job)
+                with contained:
+                    reply = perform(job)
             except RequestError as error:
                 reply = Refused(error.field, error.message)
             write_frame(connection.sendall, reply)

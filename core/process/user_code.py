@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from core.errors import ConfigurationError
+from core.foreign_code import EscapedError
 from core.process.names import full_name
 
 _MODULE = "model"
@@ -51,8 +52,9 @@ def _provide_djl_python() -> None:
     sys.modules.setdefault(_DJL_PYTHON, ours)
 
 
-def start_error(error: BaseException, path: Path) -> ConfigurationError:
+def start_error(raised: Exception, path: Path) -> ConfigurationError:
     """Return the error to report for an exception that a file raised, with file and line."""
+    error = raised.error if isinstance(raised, EscapedError) else raised
     hint = "; name it in requirements.txt" if isinstance(error, ModuleNotFoundError) else ""
     return ConfigurationError(
         f"{_place(error, path)}: {type(error).__name__}: {_message(error)}{hint}"

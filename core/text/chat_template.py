@@ -13,12 +13,14 @@ from typing import NoReturn, cast
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 import msgspec
 
 from core.errors import ConfigurationError, RequestError
+from core.foreign_code import contained
 
 ChatMessage = Mapping[str, object]
 
@@ -51,6 +53,9 @@ class ChatTemplate:
             self._with_tools = environment.from_string(with_tools or source)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigurationError(f"chat template, line {error.lineno}: {error}") from None
+        asts = [environment.parse(text) for text in (source, with_tools)]
+        self._variables = set[str]().union(*map(jinja2.meta.find_undeclared_variables, asts))
+        """The variables that the templates read. They exclude the environment's functions."""
         self._takes_text = self._renders_text()
 
     def render(
@@ -74,7 +79,11 @@ class ChatTemplate:
             template,
             {
                 **self._special_tokens,
-                **(variables or {}),
+                **{
+                    name: value
+                    for name, value in (variables or {}).items()
+                    if name in self._variables
+                },
                 "messages": converted,
                 "tools": list(tools) or None,
                 "documents": None,
@@ -85,7 +94,8 @@ class ChatTemplate:
 
     def _render(self, template: jinja2.Template, variables: Mapping[str, object]) -> str:
         try:
-            return template.render(variables)
+            with contained:
+                return template.render(variables)
         except Exception as error:  # a template may raise anything on unexpected input
             reason = str(error) or type(error).__name__
             raise RequestError("messages", f"the chat template rejects them: {reason}") from None

@@ -9,13 +9,16 @@ first request that needs it.
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import msgspec
 
 from core.configuration.limits import GRAMMAR
-from core.errors import RequestError
+from core.errors import LongshoreError, RequestError
+from core.foreign_code import contained
 from core.structured_outputs import StructuredOutputsParams
 
 FIELD = "structured_outputs"
@@ -43,6 +46,11 @@ def grammar_text(form: StructuredOutputsParams) -> str:
 
     Raises RequestError if the constraint cannot be converted.
     """
+    with converting_errors():
+        return _grammar_text(form)
+
+
+def _grammar_text(form: StructuredOutputsParams) -> str:
     llguidance = load_llguidance()
     if form.json_object or form.json is not None:
         schema = {"type": "object"} if form.json is None else _schema(form.json)
@@ -56,6 +64,18 @@ def grammar_text(form: StructuredOutputsParams) -> str:
 def grammar_error(message: str) -> RequestError:
     """Return an error with the message of llguidance on one line."""
     return RequestError(FIELD, " ".join(message.replace("<non-verbose/>", "").split()))
+
+
+@contextmanager
+def converting_errors() -> Generator[None]:
+    """Turn whatever llguidance raises into a RequestError. A MemoryError stays as it is."""
+    try:
+        with contained:
+            yield
+    except (LongshoreError, MemoryError):
+        raise
+    except Exception as error:
+        raise grammar_error(str(error)) from error
 
 
 def json_in_lark(schema: dict[str, Any]) -> str:
@@ -98,10 +118,7 @@ def _lark(grammar: str) -> str:
     load_llguidance()
     from llguidance.gbnf_to_lark import any_to_lark
 
-    try:
-        return any_to_lark(grammar)
-    except Exception as error:  # the parser may raise anything
-        raise grammar_error(str(error)) from None
+    return any_to_lark(grammar)
 
 
 def _of_size(text: str) -> str:

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from core.errors import ConfigurationError, RequestError
-from core.text.grammar import FIELD, grammar_error, load_llguidance
+from core.errors import RequestError
+from core.foreign_code import contained
+from core.text.grammar import FIELD, converting_errors, grammar_error, load_llguidance
 from core.text.tokenizer import tokenizer_file
 
 T = TypeVar("T")
@@ -35,8 +36,11 @@ def read_grammar_tokenizer(model_dir: Path, eos_token_ids: Collection[int]) -> G
     """
     try:
         text = _without_truncation(tokenizer_file(model_dir).read_bytes())
-        return load_llguidance().LLTokenizer(text, eos_token=list(eos_token_ids) or None)
-    except (ConfigurationError, ValueError) as error:
+        with contained:
+            return load_llguidance().LLTokenizer(text, eos_token=list(eos_token_ids) or None)
+    except (MemoryError, RequestError):
+        raise
+    except Exception as error:  # the tokenizer's file, or llguidance
         raise RequestError(FIELD, f"cannot be used with this model: {error}") from None
 
 
@@ -51,7 +55,8 @@ def compile_grammar(
     limits = llguidance.LLParserLimits(verbose_errors=False)
 
     def compile() -> Matcher:
-        return llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
+        with converting_errors():
+            return llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
 
     matcher = call_on_stack(stack_bytes, compile)
     if matcher.is_error():

@@ -9,6 +9,7 @@ from pathlib import Path
 import tokenizers
 
 from core.errors import ConfigurationError
+from core.foreign_code import contained
 
 _MAX_DECODED_WITH_GIL = 4096
 """Longer runs of tokens are decoded without the GIL."""
@@ -44,6 +45,10 @@ class Tokenizer:
 
         max_tokens: keep only this many tokens from the end, including special tokens.
         """
+        with contained:
+            return self._encode(text, add_special_tokens, max_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool, max_tokens: int | None) -> list[int]:
         # NOTE: `encode` holds the GIL throughout, which blocks all threads during a long text.
         if max_tokens is None:
             batch = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -70,10 +75,14 @@ class Tokenizer:
                 id for id in token_ids if id in kept_special_ids or not self.is_special(id)
             ]
             skip_special_tokens = False
-        if len(token_ids) <= _MAX_DECODED_WITH_GIL:
-            return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
-        # `decode` is quicker but holds the GIL throughout.
-        return self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
+        with contained:
+            if len(token_ids) <= _MAX_DECODED_WITH_GIL:
+                return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            # `decode` is quicker but holds the GIL throughout.
+            texts = self._tokenizer.decode_batch(
+                [token_ids], skip_special_tokens=skip_special_tokens
+            )
+            return texts[0]
 
     def piece(self, token_id: int) -> str:
         """Return the text of one token inside a longer text, where leading spaces are kept."""

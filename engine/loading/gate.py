@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from core.configuration.sizing import LayerShape
 from core.errors import ConfigurationError
+from core.foreign_code import contained
 from core.plan import Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
@@ -106,7 +107,7 @@ def load_reference(
     ConfigurationError if its files cannot be read.
     """
     try:
-        with quietly():
+        with contained, quietly():
             model, missing = source.load_with_missing(AutoModelForCausalLM, attention, state)
     except KeyError as error:  # the model's own table of attention classes lacks `attention`
         raise UnsupportedModelError("it has custom attention classes") from error

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import AutoModelForImageTextToText
 
 from core.errors import ConfigurationError
+from core.foreign_code import contained
 from engine.loading.gate import quietly
 from engine.loading.model_source import ModelSource
 from engine.vision.encoder import BLANK_PIXELS, ImageEncoder
@@ -28,13 +29,14 @@ def load_image_encoder(source: ModelSource, family: VisionFamily) -> ImageEncode
     if getattr(text, "layer_types", None):
         text.layer_types = []
     try:
-        with quietly():
-            model, missing = source.with_config(config).load_with_missing(
-                AutoModelForImageTextToText, "sdpa"
-            )
-        setattr(model.model, family.module, None)  # drop what is left of the language model
-        encoder = ImageEncoder(model.model.to(source.device).eval(), reader.blank)
-        encoder.run_blank(BLANK_PIXELS)
+        with contained:
+            with quietly():
+                model, missing = source.with_config(config).load_with_missing(
+                    AutoModelForImageTextToText, "sdpa"
+                )
+            setattr(model.model, family.module, None)  # drop what is left of the language model
+            encoder = ImageEncoder(model.model.to(source.device).eval(), reader.blank)
+            encoder.run_blank(BLANK_PIXELS)
     except Exception as error:  # transformers' code and the weight files may raise anything
         raise ConfigurationError(
             f"transformers cannot run the image encoder of {source.model_dir}: {error}"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from core.errors import ConfigurationError
+from core.foreign_code import contained
 from engine.attention.backends import AttentionBackend, sdpa_backend
 from engine.attention.call import UnsupportedModelError
 from engine.loading.dequantized import load_dequantized, round_weights
@@ -106,7 +107,8 @@ def _trial(
 
 def _error(reference: Any, logits: Tensor, spec: DecoderSpec) -> float:
     try:
-        return relative_error(logits, eager_logits(reference, spec.vocab_size))
+        with contained:
+            return relative_error(logits, eager_logits(reference, spec.vocab_size))
     except Exception as error:  # model code may raise anything on an unexpected config
         raise UnsupportedModelError(f"transformers' own layers fail: {error}") from error
 

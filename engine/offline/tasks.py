@@ -11,6 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 from core.errors import GenerationError, RequestError
+from core.foreign_code import reason_of
 from core.protocol.task_bodies import EmbeddingAnswer, EmbeddingBody
 from engine.offline.prompts import Prompt
 from engine.tasks.engine import TaskEngine
@@ -86,7 +87,7 @@ def _output(prompt: Prompt, outcome: Outcome) -> EmbeddingRequestOutput:
         case RequestError():
             raise outcome
         case error:
-            raise GenerationError(f"{type(error).__name__}: {error}")
+            raise GenerationError(reason_of(error))
     vector = np.frombuffer(answer.vectors[0], "<f4").tolist()
     text_or_token_ids = _text_or_token_ids(prompt)
     text = text_or_token_ids if isinstance(text_or_token_ids, str) else None

@@ -16,6 +16,7 @@ from core.errors import (
     InsufficientMemoryError,
     LongshoreError,
 )
+from core.foreign_code import reason_of
 from core.plan import BlockMoves
 
 LAUNCH = "launch"
@@ -112,7 +113,7 @@ class FailureReport(msgspec.Struct, frozen=True):
                 return cls("memory", str(error))
             case ConfigurationError():
                 return cls("configuration", str(error))
-        return cls("failed", f"{type(error).__name__}: {error}")
+        return cls("failed", reason_of(error))
 
     def encode(self) -> str:
         return msgspec.json.encode(self).decode()

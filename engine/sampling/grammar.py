@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from core.errors import RequestError
 from core.sampling import Sampled, SequenceFailure
-from core.text.grammar import grammar_error
+from core.text.grammar import converting_errors, grammar_error
 from engine.sampling.grammars import MAX_OVERRUN_S, Constraint, Grammars
 from engine.sampling.rows import Row, integers
 from engine.staging import DeviceTensor, Upload
@@ -83,18 +84,32 @@ class GrammarMask:
         before its answer is complete.
         """
         for row, constraint in self._constraints.items():
-            sample, matcher = sampled[row], constraint.matcher
+            sample = sampled[row]
             assert isinstance(sample, Sampled)
-            # A matcher that failed while it computed the mask allows, and accepts, only the end.
-            if matcher.is_error() or not matcher.consume_token(sample.token_ids[0]):
-                sampled[row] = _failure(matcher.get_error())
-            elif matcher.is_stopped():
-                sampled[row] = replace(sample, completes_grammar=True)
-            elif constraint.overrun_s > MAX_OVERRUN_S:
-                sampled[row] = _failure(TOO_AMBIGUOUS)
+            try:
+                with converting_errors():
+                    sampled[row] = _advance(constraint, sample)
+            except RequestError as error:  # the library's fault, not the request's
+                sampled[row] = SequenceFailure(str(error))
+
+
+def _advance(constraint: Constraint, sample: Sampled) -> Sampled | SequenceFailure:
+    """Let the matcher consume a token, and return what `settle` makes of the token."""
+    matcher = constraint.matcher
+    if constraint.failure is not None:
+        return SequenceFailure(constraint.failure)
+    # A matcher that failed while it computed the mask allows, and accepts, only the end.
+    if matcher.is_error() or not matcher.consume_token(sample.token_ids[0]):
+        return _failure(matcher.get_error())
+    if matcher.is_stopped():
+        return replace(sample, completes_grammar=True)
+    if constraint.overrun_s > MAX_OVERRUN_S:
+        return _failure(TOO_AMBIGUOUS)
+    return sample
 
 
 def _failure(message: str) -> SequenceFailure:
+    """Return the failure of a grammar that the request has to change."""
     error = grammar_error(message)
     return SequenceFailure(error.message, error.field)
 

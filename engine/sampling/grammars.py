@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.configuration.limits import GRAMMAR, GRAMMARS_IN_USE
-from core.errors import OverloadedError
+from core.errors import OverloadedError, RequestError
 from core.sequence import Sequence as TokenSequence
 from core.structured_outputs import StructuredOutputsParams
-from core.text.grammar import grammar_text
+from core.text.grammar import converting_errors, grammar_text
 from core.text.grammar_matcher import (
     GrammarTokenizer,
     Matcher,
@@ -49,6 +49,8 @@ class Constraint:
     matcher: Matcher
     overrun_s: float = 0.0
     """CPU time of its masks beyond SECONDS_PER_MASK each; quick masks make up for slow ones."""
+    failure: str | None = None
+    """Why the newest mask could not be computed; None if it was."""
 
     @contextmanager
     def timed(self) -> Generator[None]:
@@ -145,8 +147,12 @@ class Grammars:
         """
         masks = np.empty((len(constraints), -(-self._tokenizer.vocab_size // 32)), np.uint32)
         for constraint, mask in zip(constraints, masks, strict=True):
-            with constraint.timed():
-                constraint.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            try:
+                with constraint.timed(), converting_errors():
+                    constraint.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            except RequestError as error:
+                constraint.failure = str(error)
+                mask.fill(np.iinfo(np.uint32).max)
         num_bytes = -(-vocab_size // 8)
         masks = masks.view(np.uint8)[:, :num_bytes]
         return np.pad(masks, ((0, 0), (0, num_bytes - masks.shape[1])))

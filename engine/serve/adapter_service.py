@@ -6,6 +6,7 @@ import threading
 
 from core.adapter import Adapter, lora_disabled
 from core.errors import LongshoreError
+from core.foreign_code import contained
 from core.protocol.messages import Adapters, LoadAdapter, Performed, UnloadAdapter
 from engine.engine import Engine
 from engine.lora.adapter_registry import AdapterRegistry
@@ -60,7 +61,8 @@ class AdapterService:
     def _read(self, client: bytes, message: LoadAdapter, adapters: AdapterRegistry) -> None:
         """Read the adapter's files. Runs in a thread of its own."""
         try:
-            outcome = adapters.read(message.src)
+            with contained:
+                outcome = adapters.read(message.src)
         except Exception as error:  # reading files may raise anything
             outcome = error
         read = AdapterRead(message.id, message.name, message.src, outcome)

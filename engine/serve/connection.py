@@ -13,6 +13,7 @@ import msgspec
 import zmq
 
 from core.errors import EngineUnavailableError, LongshoreError, RequestError
+from core.foreign_code import reason_of
 from core.protocol.messages import Failed, FromEngine, Heartbeat, Message, Submit, ToEngine
 from core.protocol.stats import Stats
 from engine.lora.files import AdapterWeights
@@ -74,7 +75,7 @@ def failed(id: str, error: BaseException) -> Failed:
     """
     kind = error.kind if isinstance(error, LongshoreError) else "failed"
     if kind == "failed":
-        return Failed(id, kind, f"{type(error).__name__}: {error}")
+        return Failed(id, kind, reason_of(error))
     if isinstance(error, RequestError):
         return Failed(id, kind, error.message, error.field)
     return Failed(id, kind, str(error))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from core.beams import Candidates, Hypotheses
+from core.foreign_code import contained
 from core.plan import Chunk, StepPlan, StepResult
 from core.sampling import Sampled, SequenceFailure, TopLogprobs
 from engine.attention.backends import AttentionBackend
@@ -105,8 +106,9 @@ class PackedExecutor:
             return embeddings, failures
         for chunk in plan.chunks:
             try:
-                for image in chunk.images:
-                    embeddings[image.digest] = encoder(image, chunk.sequence.prefix_salt)
+                with contained:
+                    for image in chunk.images:
+                        embeddings[image.digest] = encoder(image, chunk.sequence.prefix_salt)
             except Exception as error:  # transformers' code may raise anything
                 logger.exception("image encoder failed request=%d", chunk.sequence.id)
                 failures[chunk.sequence.id] = SequenceFailure(f"the image encoder failed: {error}")

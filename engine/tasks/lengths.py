@@ -6,6 +6,7 @@ On a GPU a text that is too long indexes beyond the position table and kills the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from core.errors import RequestError
@@ -33,3 +34,38 @@ def check_length(
     limit = longest_text(tokenizer, model)
     if num_tokens > limit:
         raise RequestError(field, f"has {num_tokens} tokens; the model takes {limit}{hint}")
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """How to split a context that is longer than a model's limit. All numbers are tokens."""
+
+    length: int
+    """The length of a window, which begins with the question."""
+    room: int
+    """The part of a window that is left for the context."""
+    stride: int
+    """The number of tokens that a window shares with the one before it."""
+
+    def count(self, num_tokens: int) -> int:
+        """Return the number of windows of a context."""
+        return 1 + max(0, -(-(num_tokens - self.room) // (self.room - self.stride)))
+
+
+def plan_windows(tokenizer: Any, question: str, length: int, stride: int) -> Windows:
+    """Return windows of `length` tokens that overlap by `stride` tokens, or by less.
+
+    Each window begins at least an eighth of its length after the one before it, so that the windows
+    of a context have at most eight times its tokens.
+
+    Raises RequestError if the question leaves the context less than a quarter of a window.
+    """
+    num_tokens = len(tokenizer.tokenize(question))
+    room = length - num_tokens - tokenizer.num_special_tokens_to_add(pair=True)
+    if room < max(2, length // 4):
+        raise RequestError(
+            "inputs.question",
+            f"has {num_tokens} tokens, which leaves less than a quarter of a window of {length} "
+            "tokens for the context; shorten it, or raise parameters.max_seq_len if it is set",
+        )
+    return Windows(length, room, min(stride, length // 2, room - max(1, length // 8)))

@@ -12,6 +12,7 @@ from transformers import AutoFeatureExtractor, AutoProcessor, AutoTokenizer, Pro
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from core.errors import ConfigurationError
+from core.foreign_code import contained
 from engine.loading.model_source import ModelSource
 from engine.tasks.performer import Description
 
@@ -25,9 +26,10 @@ def load_with_head(source: ModelSource, kind: Any, task: str) -> Any:
     task's head: transformers would initialize the head at random and only log it.
     """
     try:
-        if source.is_dummy:
-            return source.load(kind).to(source.device).eval()
-        model, info = source.load(kind, output_loading_info=True)
+        with contained:
+            if source.is_dummy:
+                return source.load(kind).to(source.device).eval()
+            model, info = source.load(kind, output_loading_info=True)
     except Exception as error:  # loading may raise anything, depending on the weight format
         raise _cannot_load(source, task, error) from error
     body = f"{model.base_model_prefix}."
@@ -91,7 +93,10 @@ def describe(model: Any, *, max_model_len: int = 0, notes: tuple[str, ...] = ())
 
 def _load_part(kind: Any, source: ModelSource, task: str) -> Any:
     try:
-        return kind.from_pretrained(source.model_dir, trust_remote_code=source.trust_remote_code)
+        with contained:
+            return kind.from_pretrained(
+                source.model_dir, trust_remote_code=source.trust_remote_code
+            )
     except Exception as error:  # several libraries raise here
         raise _cannot_load(source, task, error) from error
 

@@ -9,12 +9,18 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from core.errors import RequestError
+from core.errors import EngineUnavailableError, RequestError
+from core.foreign_code import contained
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+FATAL = (torch.AcceleratorError, EngineUnavailableError)
+"""Errors that end the engine: after the first, every later call would fail too, and `between_runs`
+raises the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +78,14 @@ def run_isolated(
     """Run all items at once; if that raises, run each half by itself, recursively.
 
     So a bad item only delays the others, and a batch too large for the device's memory runs in
-    parts. Returns one result or exception per item. Raises torch.AcceleratorError if the device has
-    failed.
+    parts. Returns one result or exception per item. Raises the errors in FATAL.
     """
     try:
-        results = list(run(items))
+        with contained:
+            results = list(run(items))
         assert len(results) == len(items), "one result per item"
         return list(results)
-    except torch.AcceleratorError:  # every later call would fail too
+    except FATAL:
         raise
     except Exception as error:
         if len(items) == 1:

@@ -17,6 +17,7 @@ import msgspec
 
 from core.configuration.limits import IMAGE_PIXELS
 from core.errors import ConfigurationError, RequestError
+from core.foreign_code import EscapedError, contained
 from core.images import EncodedPrompt, PromptImage, ReaderSetup, ReadImages
 from core.process.frames import run_helper
 from core.process.internal_arguments import internal_arguments
@@ -63,8 +64,9 @@ class ImageReader:
             read_image(file.data, file.field, IMAGE_PIXELS.maximum, FORMATS) for file in job.files
         ]
         try:
-            return self._processor(job.text, images, add_special_tokens=job.add_special_tokens)
-        except (ValueError, IndexError, RuntimeError) as error:
+            with contained:
+                return self._processor(job.text, images, add_special_tokens=job.add_special_tokens)
+        except (EscapedError, ValueError, IndexError, RuntimeError) as error:
             if "can't allocate memory" in str(error):  # torch has no MemoryError
                 raise MemoryError from error
             raise RequestError(

@@ -12,6 +12,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from core.errors import ConfigurationError, RequestError
 from core.text.chat_template import ChatTemplate
 from core.text.template_files import load_chat_template
+from tests.escaping import ESCAPING
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 CHATML = """{%- for message in messages %}
@@ -106,6 +107,16 @@ def test_template_errors_are_request_errors(source: str, reason: str) -> None:
     assert caught.value.field == "messages"
 
 
+@pytest.mark.parametrize("kind", ESCAPING)
+def test_a_template_cannot_end_the_process(kind: type[BaseException]) -> None:
+    def fail() -> None:
+        raise kind("why")
+
+    template = ChatTemplate("{% if fail %}{{ fail() }}{% endif %}")
+    with pytest.raises(RequestError, match=f"rejects them: {kind.__name__}: why"):
+        template.render(TALK, variables={"fail": fail})
+
+
 @pytest.mark.parametrize(
     ("message", "source"),
     [
@@ -117,6 +128,19 @@ def test_messages_that_cannot_be_continued(message: dict[str, object], source: s
     with pytest.raises(RequestError) as caught:
         ChatTemplate(source).render([message], continue_final_message=True)
     assert caught.value.field == "continue_final_message"
+
+
+def test_only_variables_that_the_template_reads_are_passed_to_it() -> None:
+    """Others could replace the functions of the environment."""
+    template = ChatTemplate(
+        "{% if mood is not defined %}{% set mood = 'calm' %}{% endif %}{{ mood }}"
+        "{% for n in range(2) %}{{ n }}{% endfor %}{{ strftime_now('x') }}"
+    )
+    hostile = {"range": 1, "strftime_now": 2, "raise_exception": 3, "namespace": 4}
+    assert template.render(TALK, variables=hostile) == "calm01x"
+    assert template.render(TALK, variables={"mood": "bright", **hostile}) == "bright01x"
+    with_tools = ChatTemplate("plain", with_tools="{{ mood }}")
+    assert with_tools.render(TALK, tools=[TOOL], variables={"mood": "bright"}) == "bright"
 
 
 def test_template_variables_do_not_replace_the_messages() -> None:

@@ -32,6 +32,7 @@ from engine.vision.reader import ImageReader
 from kernels.cpu.shared_library import unavailable_reason
 from tests.engine.greedy_answers import STRATEGIES
 from tests.engine.vision_models import in_text, picture, save_vision_model
+from tests.escaping import ESCAPING
 
 NUM_NEW = 24
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
@@ -281,6 +282,37 @@ def test_an_image_that_fails_ends_its_request_alone(vision_model, expected):
     results = answers(llm, given)
     assert "4 embeddings for 3 tokens" in results[2]
     assert results[:2] + results[3:] == expected()[:2] + expected()[3:]
+
+
+@pytest.mark.parametrize("kind", ESCAPING)
+def test_a_panic_of_the_encoder_ends_its_request_alone(vision_model, expected, monkeypatch, kind):
+    path = vision_model()
+    llm = LLM(path, batching="paged", num_kv_blocks=400, **SMALL)
+    given = prompts(path)
+    encoder = llm.llm_engine.executor.model.encoder
+    usual, failing = encoder._encode, given[2].images[0].digest
+
+    def encode(image):
+        if image.digest == failing:
+            raise kind("why")
+        return usual(image)
+
+    monkeypatch.setattr(encoder, "_encode", encode)
+    results = answers(llm, given)
+    assert f"{kind.__name__}: why" in results[2]
+    assert results[:2] == expected()[:2]
+
+
+@pytest.mark.parametrize("kind", ESCAPING)
+def test_a_panic_of_the_processor_refuses_the_images(vision_model, monkeypatch, kind):
+    reader = ImageReader(vision_model())
+
+    def fail(*arguments, **keywords):
+        raise kind("why")
+
+    monkeypatch.setattr(reader, "_processor", fail)
+    with pytest.raises(RequestError, match=f"refuses the images: {kind.__name__}: why"):
+        reader.read(ReadImages("a", (), add_special_tokens=False))
 
 
 def test_requests_that_the_engine_refuses(vision_model, tiny_model, monkeypatch):

@@ -16,6 +16,7 @@ from container.schema.kinds import (
     OBJECTS,
     Kind,
     Schema,
+    check_integers,
     is_list,
     with_schema,
 )
@@ -97,7 +98,10 @@ TEMPLATE_FIELDS: Fields = {
         "How much the model reasons, if the chat template has such a setting. `none` also sets the "
         "template's `enable_thinking` to false.",
     ),
-    "chat_template_kwargs": Field(OBJECT, "Further variables for the chat template."),
+    "chat_template_kwargs": Field(
+        OBJECT,
+        "Further variables for the chat template. Those that it does not read have no effect.",
+    ),
     "chat_template": unsupported(ANYTHING, instead="use option.chat_template"),
     "add_special_tokens": Field(
         BOOLEAN,
@@ -158,14 +162,17 @@ def template_variables(
     """Return the chat template's variables. Those in `chat_template_kwargs` override the others.
 
     is_reasoning: whether the model is to reason. By default the effort decides, if it is given.
-    Templates know this variable under several names.
+    Templates know this variable under several names. Raises RequestError for an integer of more
+    than 64 bits.
     """
     variables: dict[str, object] = {} if effort is None else {"reasoning_effort": effort}
     if is_reasoning is None and effort is not None:
         is_reasoning = effort != "none"
     if is_reasoning is not None:
         variables |= {"enable_thinking": is_reasoning, "thinking": is_reasoning}
-    return variables | values.get("chat_template_kwargs", cast(dict[str, object], {}))
+    further: dict[str, object] = values.get("chat_template_kwargs", {})
+    check_integers(further, "chat_template_kwargs")
+    return variables | further
 
 
 def _message(message: Mapping[str, object], field: str, images: Images) -> Mapping[str, object]:

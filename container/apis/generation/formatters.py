@@ -18,6 +18,7 @@ from typing import cast
 import msgspec
 
 from core.errors import ConfigurationError, GenerationError, LongshoreError, RequestError
+from core.foreign_code import contained, reason_of
 from core.process.internal_arguments import internal_arguments
 from core.process.user_code import exit_code_of_check, run_file, start_error
 from core.text.chat_template import ChatMessage, ChatTemplate
@@ -101,12 +102,13 @@ class Formatters:
 def _result(name: str, function: Formatter, data: object, **keywords: object) -> object:
     """Call the function and convert its result to JSON types."""
     try:
-        return msgspec.to_builtins(function(data, **keywords), str_keys=True)
+        with contained:
+            return msgspec.to_builtins(function(data, **keywords), str_keys=True)
     except LongshoreError:
         raise
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         logger.warning("%s failed", name, exc_info=error)
-        raise GenerationError(f"{name}: {type(error).__name__}: {error}") from error
+        raise GenerationError(f"{name}: {reason_of(error)}") from error
 
 
 def _takes_tokenizer(function: Formatter) -> bool:
@@ -127,8 +129,9 @@ def load_formatters(path: Path, library_dir: str) -> Functions:
         sys.path.insert(0, library_dir)
     os.chdir(path.parent)  # relative paths are relative to the file, as for a handler
     try:
-        module = run_file(path)
-    except (Exception, SystemExit) as error:
+        with contained:
+            module = run_file(path)
+    except Exception as error:
         raise start_error(error, path) from error
     return Functions(_marked(module, path, "input"), _marked(module, path, "output"))
 

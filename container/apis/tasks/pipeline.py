@@ -5,24 +5,23 @@ A body has `inputs` and `parameters`, or it is the bytes of a file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Mapping
 
 import msgspec
 from flask import Flask, Response
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
-from container.apis.tasks.pipeline_inputs import read_input
+from container.apis.tasks.pipeline_inputs import num_characters, read_input
+from container.apis.tasks.pipeline_parameters import read_parameters
 from container.apis.tasks.rerank import RerankApi
 from container.apis.tasks.transcription import TranscriptionApi
 from container.http.request_context import RequestContext
 from container.http.service import Service
 from container.schema.fields import MODEL_IGNORED, Field, Fields, ignored, read_fields
-from container.schema.kinds import OBJECT, Kind, is_integer, is_list
-from core.configuration.limits import INPUTS
+from container.schema.kinds import OBJECT, Kind, is_list
+from core.configuration.limits import INPUTS, TASK_TEXTS
 from core.configuration.pipeline_tasks import FILES, PIPELINE_TASKS, PipelineTask
-from core.configuration.suggest import did_you_mean
 from core.configuration.task import Task
 from core.errors import RequestError
 from core.protocol.task_bodies import PipelineBody
@@ -51,26 +50,6 @@ PIPELINE_FIELDS: Fields = {
     "model": MODEL_IGNORED,
 }  # fmt: skip
 
-_GENERATION = ("max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p",
-               "min_p", "typical_p", "num_beams", "length_penalty", "early_stopping",
-               "repetition_penalty", "no_repeat_ngram_size")  # fmt: skip
-_NESTED: Mapping[str, tuple[str, ...]] = {
-    "generate_kwargs": _GENERATION,
-    "forward_params": ("speaker_id",),
-}
-"""Parameters that are objects, with the fields allowed in them. Some other fields that transformers
-knows name files or code to load."""
-_RANGES: Mapping[str, range] = {
-    "num_frames": range(1, 129),
-    "frame_sampling_rate": range(1, 129),
-    "points_per_batch": range(1, 1025),
-    "points_per_crop": range(1, 65),
-    "crops_n_layers": range(4),
-    "max_new_tokens": range(1, 8193),
-    "num_beams": range(1, 17),
-}
-"""Allowed values of parameters that would otherwise let one request use any amount of memory."""
-
 
 def read_pipeline_request(
     body: Mapping[str, object], task: str, accept: str | None = None
@@ -90,8 +69,9 @@ def read_pipeline_request(
         read_input(value, f"inputs[{index}]" if is_batch else "inputs", pipeline_task)
         for index, value in enumerate(inputs)
     ]
-    parameters: Mapping[str, object] = values.get("parameters", {})
-    _check_parameters(parameters, pipeline_task.parameters)
+    TASK_TEXTS.check("inputs", num_characters(checked))
+    given_parameters: Mapping[str, object] = values.get("parameters", {})
+    parameters = read_parameters(given_parameters, pipeline_task.parameters, len(checked))
     wants_audio = pipeline_task.writes_sound and _prefers_audio(accept)
     if wants_audio and is_batch:
         raise RequestError("inputs", f"a list cannot be answered as {AUDIO_TYPE}; accept JSON")
@@ -115,25 +95,6 @@ def _prefers_audio(accept: str | None) -> bool:
 def _pipeline_task(name: str) -> PipelineTask:
     # The default is never served: the engine refuses to start with a task that is not in the table.
     return PIPELINE_TASKS.get(name, PipelineTask())
-
-
-def _check_parameters(
-    parameters: Mapping[str, object], known: Sequence[str], prefix: str = "parameters."
-) -> None:
-    """Raise RequestError for an unknown parameter or a value out of its range."""
-    for name, value in parameters.items():
-        field = f"{prefix}{name}"
-        if name not in known:
-            raise RequestError(field, f"no such field{did_you_mean(name, known)}")
-        if name in _NESTED:
-            if not OBJECT.accepts(value):
-                raise RequestError(field, "expected an object")
-            _check_parameters(cast(Mapping[str, object], value), _NESTED[name], f"{field}.")
-        allowed = _RANGES.get(name)
-        if allowed is not None and not (is_integer(value) and value in allowed):
-            raise RequestError(
-                field, f"expected an integer from {allowed.start} to {allowed.stop - 1}"
-            )
 
 
 class PipelineApi:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Annotated, Literal, TypeVar, cast
 
 import msgspec
 
 from container.schema.kinds import is_list
-from core.configuration.limits import IMAGES
+from core.configuration.limits import IMAGES, PAGE_CHARACTERS, TASK_TEXT
 from core.configuration.pipeline_tasks import FILES, Content, PipelineTask
 from core.configuration.suggest import did_you_mean
 from core.errors import RequestError
@@ -98,15 +99,32 @@ def _check_conversation(fields: _Object, field: str) -> None:
         raise RequestError(f"{field}.text", "is missing")
 
 
+def num_characters(value: object) -> int:
+    """Return the length of all texts in a checked value."""
+    match value:
+        case str():
+            return len(value)
+        case dict():
+            return sum(map(num_characters, chain.from_iterable(cast(_Object, value).items())))
+        case list() | tuple():
+            return sum(map(num_characters, cast(Iterable[object], value)))
+        case _:
+            return 0
+
+
 def _any_text(value: object, field: str) -> object:
-    if not value or not isinstance(value, str | dict):
+    if isinstance(value, str):
+        return _text(value, field)
+    if not value or not isinstance(value, dict):
         raise RequestError(field, "expected a non-empty string or object")
-    return cast(object, value)
+    fields = cast(_Object, value)
+    return {name: _text(text, f"{field}.{name}") for name, text in fields.items()}
 
 
 def _text(value: object, field: str) -> str:
     if not value or not isinstance(value, str):
         raise RequestError(field, "expected a non-empty string")
+    TASK_TEXT.check(field, len(value))
     return value
 
 
@@ -163,6 +181,7 @@ def _table(value: object, field: str) -> Mapping[str, list[str]]:
     }
     if len({len(cells) for cells in columns.values()}) > 1:
         raise RequestError(field, "has columns of different lengths")
+    TASK_TEXT.check(field, num_characters(columns))
     return columns
 
 
@@ -173,7 +192,14 @@ def _cell(value: object, field: str) -> str:
 
 
 def _word_boxes(value: object, field: str) -> object:
-    return _converted(_list(value, field, "words with their boxes"), list[_WordBox], field)
+    words = _converted(_list(value, field, "words with their boxes"), list[_WordBox], field)
+    PAGE_CHARACTERS.check(field, num_characters(words))
+    for index, (_, (left, top, right, bottom)) in enumerate(words):
+        if left > right or top > bottom:  # the width and the height index embedding tables too
+            raise RequestError(
+                f"{field}[{index}][1]", "expected the left, top, right and bottom edge, in order"
+            )
+    return words
 
 
 def _messages(value: object, field: str) -> list[_Object]:
@@ -186,8 +212,9 @@ def _messages(value: object, field: str) -> list[_Object]:
         prefix = f"{field}[{index}].content"
         converted = [_part(part, f"{prefix}[{number}]") for number, part in enumerate(parts)]
         messages.append({"role": message.role, "content": converted})
-    num_images = sum("image" in part for message in messages for part in _parts(message))
-    IMAGES.check(field, num_images)
+    all_parts = [part for message in messages for part in _parts(message)]
+    IMAGES.check(field, sum("image" in part for part in all_parts))
+    TASK_TEXT.check(field, sum(num_characters(part.get("text")) for part in all_parts))
     return messages
 
 

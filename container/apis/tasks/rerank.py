@@ -29,6 +29,7 @@ from container.schema.kinds import (
     integer,
     is_list,
 )
+from core.configuration.limits import TASK_TEXT, TASK_TEXTS
 from core.configuration.task import Task
 from core.errors import GenerationError, RequestError
 from core.protocol.task_bodies import PipelineBody
@@ -163,6 +164,9 @@ class RerankApi:
         parameters: dict[str, object] = {"top_k": 2, "function_to_apply": function}
         if values.get("truncate", False):
             parameters["truncation"] = True
+        for first, second in pairs:
+            TASK_TEXT.check(field, max(len(first), len(second)))
+        TASK_TEXTS.check(field, sum(len(first) + len(second) for first, second in pairs))
         inputs: list[object] = [{"text": first, "text_pair": second} for first, second in pairs]
         body = msgspec.msgpack.encode(PipelineBody(inputs, True, parameters))
         reply = self._service.wait_for(context, self._service.client.choose().perform(body, {}))

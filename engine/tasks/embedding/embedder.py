@@ -16,6 +16,7 @@ from core.configuration.options import Options
 from core.configuration.sizing import step_token_budget
 from core.configuration.task import EMBEDDING
 from core.errors import ConfigurationError, RequestError
+from core.foreign_code import contained
 from core.protocol.task_bodies import EmbeddingAnswer, EmbeddingBody
 from engine.loading.model_source import ModelSource
 from engine.tasks.embedding.pooling import pool
@@ -58,11 +59,14 @@ class Embedder:
     @torch.inference_mode()
     def perform(self, jobs: Sequence[Job], between_runs: Callable[[], None]) -> list[Outcome]:
         bodies = [self._decode(job.body) for job in jobs]
-        tokenized = [self._tokenize(body) for body in bodies]
+        tokenized: list[list[list[int]] | Exception] = []
+        for body in bodies:
+            tokenized.append(self._tokenize(body))
+            between_runs()
         texts = [
             _Text(job, position, token_ids)
             for job, tokens in enumerate(tokenized)
-            if not isinstance(tokens, RequestError)
+            if not isinstance(tokens, Exception)
             for position, token_ids in enumerate(tokens)
         ]
         vectors: dict[tuple[int, int], Tensor | Exception] = {}
@@ -73,21 +77,23 @@ class Embedder:
             between_runs()
         return [
             self._outcome(body, tokens, [vectors[job, index] for index in range(len(tokens))])
-            if not isinstance(tokens, RequestError)
+            if not isinstance(tokens, Exception)
             else tokens
             for job, (body, tokens) in enumerate(zip(bodies, tokenized, strict=True))
         ]
 
-    def _tokenize(self, body: EmbeddingBody) -> list[list[int]] | RequestError:
+    def _tokenize(self, body: EmbeddingBody) -> list[list[int]] | Exception:
         """Return the token ids of each input of a request, or the first error found in them."""
         try:
             self._check_dimensions(body.dimensions)
-            return [
-                self._encode(text, f"{body.field}[{index}]" if len(body.inputs) > 1 else body.field,
-                             body.max_tokens)
-                for index, text in enumerate(body.inputs)
-            ]  # fmt: skip
-        except RequestError as error:
+            with contained:
+                return [
+                    self._encode(text,
+                                 f"{body.field}[{index}]" if len(body.inputs) > 1 else body.field,
+                                 body.max_tokens)
+                    for index, text in enumerate(body.inputs)
+                ]  # fmt: skip
+        except Exception as error:  # the tokenizer may raise anything
             return error
 
     def _check_dimensions(self, dimensions: int | None) -> None:
@@ -107,6 +113,7 @@ class Embedder:
     def _encode(self, text: str | list[int], field: str, max_tokens: int | None) -> list[int]:
         limit = self._max_tokens if max_tokens is None else min(max_tokens, self._max_tokens)
         if isinstance(text, str):
+            self._check_room(limit)
             text = self._settings.prefix + text
             if self._settings.is_lower_case:
                 text = text.lower()
@@ -126,6 +133,16 @@ class Embedder:
         if not token_ids:
             raise RequestError(field, "has no tokens")
         return token_ids
+
+    def _check_room(self, limit: int) -> None:
+        """Raise RequestError if no token of a text is left once it is truncated to `limit`."""
+        num_special = self._tokenizer.num_special_tokens_to_add()
+        if limit <= num_special:
+            raise RequestError(
+                "truncate_prompt_tokens",
+                f"must be at least {num_special + 1}, because the model adds {num_special} special "
+                "tokens to a text",
+            )
 
     def _batches(self, texts: list[_Text]) -> Iterator[list[_Text]]:
         """Yield batches of texts of similar length, which stay within the token budget when padded.
@@ -173,7 +190,8 @@ class Embedder:
 def _load(source: ModelSource) -> Any:
     """Load the model onto its device; keep only the encoder of an encoder-decoder model."""
     try:
-        model: Any = source.load(AutoModel)
+        with contained:
+            model: Any = source.load(AutoModel)
     except Exception as error:  # loading may raise anything, depending on the weight format
         raise ConfigurationError(
             f"transformers cannot load {source.config.model_type} for {EMBEDDING}: {error}"

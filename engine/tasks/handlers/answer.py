@@ -6,28 +6,28 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
+from core.foreign_code import contained
 from engine.tasks.handlers.djl_python import Output
-from engine.tasks.performer import Answer, Outcome
+from engine.tasks.performer import FATAL, Answer, Outcome
 
 logger = logging.getLogger(__name__)
 
 
 def call_handler(call: Callable[[], Answer]) -> Outcome:
-    """Return the answer or error of `call`. Raises torch.AcceleratorError if the device failed."""
+    """Return the answer or error of `call`. Raises the errors in FATAL."""
     try:
-        return call()
-    except torch.AcceleratorError:
+        with contained:
+            return call()
+    except FATAL:
         raise
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         return log_failure(error)
 
 
-def log_failure(error: BaseException) -> Exception:
-    """Log an error with its traceback and return it. A `sys.exit` becomes a RuntimeError."""
+def log_failure(error: Exception) -> Exception:
+    """Log an error with its traceback and return it."""
     logger.warning("the handler failed", exc_info=error)
-    return error if isinstance(error, Exception) else RuntimeError(f"sys.exit({error})")
+    return error
 
 
 def to_answer(result: Any) -> Answer:

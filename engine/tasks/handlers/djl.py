@@ -9,12 +9,11 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
+from core.foreign_code import contained
 from engine.tasks.handlers.answer import call_handler, log_failure, to_answer, to_answers
 from engine.tasks.handlers.djl_python import Input
 from engine.tasks.handlers.stream import Stream, as_stream
-from engine.tasks.performer import Answer, Description, Job, Outcome
+from engine.tasks.performer import FATAL, Answer, Description, Job, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -79,10 +78,11 @@ class DjlHandler:
     def _call_batch(self, inputs: list[Input]) -> list[Outcome] | None:
         """Call `handle` with the whole batch; None if each request needs a call of its own."""
         try:
-            answers = to_answers(self._call(self._with_properties(Input(inputs))), len(inputs))
-        except torch.AcceleratorError:
+            with contained:
+                answers = to_answers(self._call(self._with_properties(Input(inputs))), len(inputs))
+        except FATAL:
             raise
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             logger.warning(
                 "a batch of %d failed; retrying each request alone: %s", len(inputs), error
             )
@@ -98,13 +98,14 @@ class DjlHandler:
     async def _gather(self, inputs: list[Input], jobs: Sequence[Job]) -> list[Outcome]:
         async def answer_one(request: Input, job: Job) -> Outcome:
             try:
-                result = self._handle(request)
-                result = await result if inspect.isawaitable(result) else result
-                stream = as_stream(result)
-                return to_answer(result) if stream is None else await stream.send_async(job)
-            except torch.AcceleratorError:
+                with contained:
+                    result = self._handle(request)
+                    result = await result if inspect.isawaitable(result) else result
+                    stream = as_stream(result)
+                    return to_answer(result) if stream is None else await stream.send_async(job)
+            except FATAL:
                 raise
-            except (Exception, SystemExit) as error:
+            except Exception as error:
                 return log_failure(error)
 
         return await asyncio.gather(*map(answer_one, inputs, jobs))

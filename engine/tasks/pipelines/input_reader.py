@@ -25,6 +25,8 @@ MAX_PIXELS, MAX_MAPPED_PIXELS = 2**26, 2**24
 
 A file of a few kilobytes may unpack to more.
 """
+SPLIT_LABELS = ("zero-shot-object-detection", "zero-shot-classification")
+"""Pipelines that take several labels as one text, separated by commas."""
 _BRACES = re.compile("{}|[{}]")
 MAX_SPOKEN = 4096
 """Longest text to synthesize, in characters. Such a text makes minutes of speech."""
@@ -45,7 +47,7 @@ class InputReader:
             "text-to-audio": _check_spoken_text,
         }.get(name, lambda fields: fields)
         self._takes_labels = name.startswith("zero-shot")
-        self._may_split_labels = name == "zero-shot-object-detection"
+        self._may_split_labels = name in SPLIT_LABELS
         self._max_pixels = MAX_MAPPED_PIXELS if task.writes_maps else MAX_PIXELS
 
     def read(self, given: Any, parameters: Parameters) -> Any:
@@ -86,7 +88,7 @@ class InputReader:
         return read_video(given, num_frames, parameters.get("frame_sampling_rate", 1))
 
     def _check_labels(self, parameters: Parameters) -> None:
-        """Check the candidate labels: pipelines for sounds and images do not limit their length."""
+        """Check the candidate labels, because pipelines do not limit their length."""
         labels, field = parameters.get("candidate_labels"), "parameters.candidate_labels"
         if not labels:
             raise RequestError(field, "expected a list of labels")
@@ -95,17 +97,22 @@ class InputReader:
             "{}"
         ]:  # a format spec could pad to any length
             raise RequestError("parameters.hypothesis_template", "expected a text with one {}")
-        if self._task.reads == "any text":
-            return
         if isinstance(labels, str) and self._may_split_labels:
             labels = labels.split(",")
         if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
             raise RequestError(field, "expected a list of texts")
         for label in labels:
-            self._check_text(template.format(label), field)
+            text = template.format(label)
+            if self._task.reads == "any text":  # the pipeline may truncate the input to one token
+                self._check({"text": "a", "text_pair": text}, field)
+            else:
+                self._check_text(text, field)
 
     def _check_text(self, text: str, field: str) -> None:
-        check_length({"text": text}, self._pipeline.tokenizer, self._pipeline.model, field)
+        self._check({"text": text}, field)
+
+    def _check(self, texts: Mapping[str, str], field: str) -> None:
+        check_length(texts, self._pipeline.tokenizer, self._pipeline.model, field)
 
     def _table_question(self, given: dict[str, Any]) -> dict[str, Any]:
         import pandas as pd  # start-up checked that it is installed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -27,9 +27,10 @@ from core.configuration.pipeline_tasks import (
 )
 from core.configuration.suggest import did_you_mean
 from core.errors import ConfigurationError, RequestError
+from core.foreign_code import contained
 from core.protocol.task_bodies import TRANSCRIPTION
 from engine.loading.model_source import ModelSource
-from engine.tasks.lengths import check_length, longest_text
+from engine.tasks.lengths import check_length, longest_text, plan_windows
 from engine.tasks.loading import load_with_head
 from engine.tasks.pipelines.answers import postprocessor
 from engine.tasks.pipelines.input_reader import InputReader, Parameters
@@ -41,7 +42,11 @@ logger = logging.getLogger(__name__)
 
 _TRUNCATE_ON_REQUEST = ("text-classification", "fill-mask", "feature-extraction")
 """Pipelines that do not truncate a text unless a parameter says so."""
-_TRUNCATION_PARAMETERS = {"truncation", "tokenizer_kwargs", "tokenize_kwargs"}
+_READ_TEXTS = (*_TRUNCATE_ON_REQUEST, "token-classification", "zero-shot-classification")
+_TOKENIZER_PARAMETERS = ("tokenizer_kwargs", "tokenize_kwargs")
+"""Parameters that hold arguments of the tokenizer; their names depend on the pipeline."""
+_PAGE_STRIDE = 256
+"""transformers' own number of tokens by which the windows of a page overlap."""
 _HINT = "; set parameters.truncation=true to truncate the text"
 _WITHOUT_BF16 = ("depth-estimation", "table-question-answering")
 """Pipelines that convert the model's output to numpy, which has no bf16."""
@@ -69,14 +74,22 @@ class PipelineModel:
             parts["pipeline_class"] = FramesPipeline
         try:
             make: Any = pipeline  # untyped: its overloads take literal names only
-            self.pipeline = make(task, model=self.model, device=source.device, **parts)
-            if PIPELINE_TASKS[task].writes_sound:
-                self.pipeline.preprocess("a")  # fails for some tokenizers in transformers 5.17
+            with contained:
+                self.pipeline = make(task, model=self.model, device=source.device, **parts)
+                if PIPELINE_TASKS[task].writes_sound:
+                    self.pipeline.preprocess("a")  # fails for some tokenizers in transformers 5.17
         except Exception as error:  # several libraries raise here
             raise ConfigurationError(
                 f"transformers {transformers_version} cannot build a {task} pipeline: {error}"
             ) from error
         self._ensure_pad_token()
+        if task in _READ_TEXTS:  # their pipelines truncate to the tokenizer's limit alone
+            limit = longest_text(self.pipeline.tokenizer, self.model)
+            self.pipeline.tokenizer.model_max_length = limit
+        self._reads_words = (
+            task == "document-question-answering"
+            and source.config.model_type != "vision-encoder-decoder"  # Donut
+        )
         self._reader = InputReader(task, PIPELINE_TASKS[task], self.pipeline)
         self._postprocess = postprocessor(task)
 
@@ -84,16 +97,25 @@ class PipelineModel:
         """Convert one input for `run`. Raises RequestError if it is wrong."""
         if self._task in _TRUNCATE_ON_REQUEST:
             texts = _check_text_fields(given)
-            if not parameters.keys() & _TRUNCATION_PARAMETERS:
+            if _is_truncated(parameters):
+                self._check_max_length(parameters, is_pair="text_pair" in texts)
+            else:
                 check_length(texts, self.pipeline.tokenizer, self.model, "inputs", _HINT)
+        if self._task == "token-classification" and "stride" in parameters:
+            self._check_stride(parameters["stride"])
         return self._reader.read(given, parameters)
 
-    def run(self, inputs: list[Any], parameters: Parameters) -> list[Any]:
-        """Return one result per prepared input; all share the parameters."""
+    def run(
+        self, inputs: list[Any], parameters: Parameters, between_runs: Callable[[], None]
+    ) -> list[Any]:
+        """Return one result per prepared input; all share the parameters.
+
+        If it runs the model more than once, it calls `between_runs` between the runs.
+        """
         if TRANSCRIPTION in parameters:
             wanted = parameters[TRANSCRIPTION]
             return [transcribe(self.pipeline, samples, wanted) for samples in inputs]
-        parameters = self._with_defaults(deepcopy(parameters))  # some pipelines modify them
+        parameters = self._completed(dict(parameters), inputs)
         if len(inputs) == 1 and self._task != "text-classification":
             results = [self.pipeline(inputs[0], **parameters)]  # some would unpack a list of one
         else:
@@ -107,14 +129,45 @@ class PipelineModel:
         is_listed = is_text_classification and isinstance(given, str) and "top_k" not in parameters
         return [result] if is_listed else result
 
-    def _with_defaults(self, parameters: Parameters) -> Parameters:
-        """Add the defaults that differ from transformers' own."""
+    def _completed(self, parameters: dict[str, Any], inputs: list[Any]) -> Parameters:
+        """Return a copy with the defaults that differ from transformers', within the model's limit.
+
+        Some pipelines modify their parameters.
+        """
+        parameters = deepcopy(parameters)
         if self._task in CHAT_TASKS:
             return {"return_full_text": False, **parameters}  # as in /invocations with `inputs`
-        if self._task == "document-question-answering":
-            limit = longest_text(self.pipeline.tokenizer, self.model)
-            return {**parameters, "max_seq_len": min(limit, parameters.get("max_seq_len", limit))}
+        if self._reads_words:
+            return parameters | self._windows(inputs[0]["question"], parameters)
+        if self._task == "fill-mask" and "top_k" in parameters:
+            parameters["top_k"] = min(parameters["top_k"], self.model.config.vocab_size)
+        for _, arguments in _tokenizer_arguments(parameters):
+            if "max_length" in arguments:
+                limit = longest_text(self.pipeline.tokenizer, self.model)
+                arguments["max_length"] = min(arguments["max_length"], limit)
         return parameters
+
+    def _windows(self, question: str, parameters: Parameters) -> dict[str, int]:
+        """Return the parameters for the windows in which a page is read."""
+        limit = longest_text(self.pipeline.tokenizer, self.model)
+        length = min(limit, parameters.get("max_seq_len", limit))
+        stride = parameters.get("doc_stride", _PAGE_STRIDE)
+        windows = plan_windows(self.pipeline.tokenizer, question, length, stride)
+        return {"max_seq_len": windows.length, "doc_stride": windows.stride}
+
+    def _check_max_length(self, parameters: Parameters, *, is_pair: bool) -> None:
+        """Raise RequestError if a truncated text has no token: it is not truncated at all then."""
+        lowest = self.pipeline.tokenizer.num_special_tokens_to_add(pair=is_pair) + 1
+        for field, arguments in _tokenizer_arguments(parameters):
+            if arguments.get("max_length", lowest) < lowest:
+                raise RequestError(f"{field}.max_length", f"must be at least {lowest}")
+
+    def _check_stride(self, stride: int) -> None:
+        """Raise RequestError if the windows of a long text overlap by more than half of them."""
+        tokenizer = self.pipeline.tokenizer
+        room = longest_text(tokenizer, self.model) - tokenizer.num_special_tokens_to_add()
+        if stride > room // 2:
+            raise RequestError("parameters.stride", f"must be at most {room // 2} for this model")
 
     def _ensure_pad_token(self) -> None:
         """Use the eos token for padding if a tokenizer has no pad token: batches need padding."""
@@ -166,6 +219,22 @@ def choose_model_class(task: str, source: ModelSource) -> Any:
     (architecture, *_) = source.config.architectures or [""]
     exact = [kind for kind in fitting if kind._model_mapping[config_class].__name__ == architecture]
     return next(iter([*exact, *fitting, *kinds]))
+
+
+def _is_truncated(parameters: Parameters) -> bool:
+    """Return whether the parameters make the tokenizer truncate a text."""
+    choices = (arguments.get("truncation") for _, arguments in _tokenizer_arguments(parameters))
+    return any(choice in (True, "longest_first") for choice in choices)
+
+
+def _tokenizer_arguments(parameters: Parameters) -> list[tuple[str, Any]]:
+    """Return the objects that hold arguments of the tokenizer, with their fields' names."""
+    nested = [
+        (f"parameters.{name}", parameters[name])
+        for name in _TOKENIZER_PARAMETERS
+        if name in parameters
+    ]
+    return [("parameters", parameters), *nested]
 
 
 def _check_text_fields(given: Any) -> dict[str, str]:

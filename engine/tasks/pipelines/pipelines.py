@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
+from transformers.pipelines.base import PipelineException
 
 from core.configuration.pipeline_tasks import QUESTION_ANSWERING
 from core.errors import RequestError
+from core.foreign_code import contained, reason_of
 from core.protocol.task_bodies import PipelineBody
 from engine.loading.model_source import ModelSource
 from engine.tasks.loading import describe
@@ -19,18 +21,20 @@ from engine.tasks.pipelines.answers import encode_json
 from engine.tasks.pipelines.model import PipelineModel
 from engine.tasks.pipelines.question_answering import QuestionAnswering
 
-_WRONG_INPUT = (TypeError, ValueError, KeyError)
+MAX_AT_ONCE = 32
+"""Inputs that are prepared and read by the model together. A small image file may unpack to 200 MB.
+"""
+_WRONG_INPUT = (TypeError, ValueError, KeyError, PipelineException)
 """Exceptions that pipelines raise for inputs or parameters they do not accept."""
 
 
 class _Item(NamedTuple):
-    """One prepared input of a batch."""
+    """One input of a batch."""
 
     job: int
     """Index of the request in the batch."""
     position: int
     """Index of the input in the request."""
-    prepared: Any
 
 
 class PipelinePerformer:
@@ -49,35 +53,41 @@ class PipelinePerformer:
     @torch.inference_mode()
     def perform(self, jobs: Sequence[Job], between_runs: Callable[[], None]) -> list[Outcome]:
         bodies = [self._decode(job.body) for job in jobs]
-        results: list[list[Any]] = [list(map(self._preparer(body), body.inputs)) for body in bodies]
         by_parameters: defaultdict[bytes, list[_Item]] = defaultdict(list)
         for job, body in enumerate(bodies):
             key = msgspec.msgpack.encode(body.parameters, order="sorted")
-            for position, prepared in enumerate(results[job]):
-                if not isinstance(prepared, Exception):
-                    by_parameters[key].append(_Item(job, position, prepared))
-        groups = by_parameters.values()
-        if not self.model.can_batch:
-            groups = [[item] for items in groups for item in items]
-        for items in groups:
-            parameters = bodies[items[0].job].parameters
-
-            def run(part: list[_Item], parameters: Any = parameters) -> list[Any]:
-                return self.model.run([item.prepared for item in part], parameters)
-
-            for item, result in zip(items, run_isolated(run, items, between_runs), strict=True):
-                results[item.job][item.position] = result
-            between_runs()
+            by_parameters[key] += [_Item(job, position) for position in range(len(body.inputs))]
+        results: list[list[Any]] = [[None] * len(body.inputs) for body in bodies]
+        size = MAX_AT_ONCE if self.model.can_batch else 1
+        for items in by_parameters.values():
+            for start in range(0, len(items), size):
+                part = items[start : start + size]
+                for item, result in zip(part, self._run(part, bodies, between_runs), strict=True):
+                    results[item.job][item.position] = result
+                between_runs()
         return list(map(self._outcome, bodies, results))
 
-    def _preparer(self, body: PipelineBody) -> Callable[[object], Any]:
-        def prepare(value: object) -> Any:
-            try:
-                return self.model.prepare(value, body.parameters)
-            except Exception as error:  # several libraries raise here
-                return error
+    def _run(
+        self, items: list[_Item], bodies: list[PipelineBody], between_runs: Callable[[], None]
+    ) -> Iterator[Any]:
+        """Yield the result or error of each input. All have the same parameters."""
+        parameters = bodies[items[0].job].parameters
+        inputs = [bodies[item.job].inputs[item.position] for item in items]
+        prepared = [self._prepared(value, parameters) for value in inputs]
+        good = [value for value in prepared if not isinstance(value, Exception)]
 
-        return prepare
+        def run(part: list[Any]) -> list[Any]:
+            return self.model.run(part, parameters, between_runs)
+
+        results = iter(run_isolated(run, good, between_runs) if good else [])
+        return (value if isinstance(value, Exception) else next(results) for value in prepared)
+
+    def _prepared(self, value: object, parameters: Mapping[str, Any]) -> Any:
+        try:
+            with contained:
+                return self.model.prepare(value, parameters)
+        except Exception as error:  # several libraries raise here
+            return error
 
     def _outcome(self, body: PipelineBody, results: list[Any]) -> Outcome:
         """Return the answer of a request, or its first error if none of its inputs has a result.
@@ -109,13 +119,14 @@ def _describe_error(result: Any) -> Any:
         case RequestError():
             return {"error": str(result), "code": 400, "field": result.field}
         case Exception():
-            return {"error": f"{type(result).__name__}: {result}", "code": 424}
+            return {"error": reason_of(result), "code": 424}
         case _:
             return result
 
 
 def _answer(results: object) -> Outcome:
     try:
-        return Answer(encode_json(results))
-    except TypeError as error:
+        with contained:
+            return Answer(encode_json(results))
+    except Exception as error:  # Pillow and the result's own types may raise anything
         return error

@@ -9,6 +9,7 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
+from container.apis.generation.prompting import ISOLATED_BYTES
 from container.front_end.app import create_app
 from container.wire.engine_client import EngineClient
 from core.configuration.options import Options
@@ -304,3 +305,38 @@ def test_errors_have_openais_format(http: FlaskClient, engine: FakeEngine) -> No
     assert (last["error"]["message"], last["error"]["code"]) == ("no luck", 424)
     wrong_type = http.post("/v1/chat/completions", data="x", content_type="text/plain")
     assert (wrong_type.status_code, wrong_type.get_json()["error"]["code"]) == (415, 415)
+
+
+LARGE = 10**30
+LONG = "x" * ISOLATED_BYTES
+"""A conversation with this text is rendered in the helper process."""
+
+
+@pytest.mark.parametrize("text", ["Q", LONG])
+def test_variables_have_integers_of_at_most_64_bits(http: FlaskClient, text: str) -> None:
+    message = {"role": "user", "content": text}
+    response = ask(http, message, chat_template_kwargs={"a": {"b": [1, LARGE]}})
+    error = response.get_json()["error"]
+    assert (response.status_code, error["param"]) == (400, "chat_template_kwargs.a.b[1]")
+    assert "64 bits" in error["message"]
+
+
+@pytest.mark.parametrize("large", [LARGE, -LARGE, 2**64])
+def test_large_integers_of_a_long_conversation_are_refused_by_name(
+    serve: Serve, large: int
+) -> None:
+    """A short conversation may have them: the template renders them as text."""
+    http = serve(tool_call_parser="hermes")
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"maximum": large}}}
+    calls = [{"id": "0", "type": "function",
+              "function": {"name": "f", "arguments": json.dumps({"x": large})}}]  # fmt: skip
+    answer = {"role": "assistant", "content": "", "tool_calls": calls}
+    said = {"role": "user", "content": LONG}
+    for messages, fields, place in (
+        ((said,), {"tools": [tool]}, "tools[0].function.parameters.maximum"),
+        ((said, answer), {}, "messages[1].tool_calls[0].function.arguments.x"),
+    ):
+        response = ask(http, *messages, **fields)
+        assert (response.status_code, response.get_json()["error"]["param"]) == (400, place)
+    assert ask(http, tools=[tool]).status_code == 200
+    assert ask(http, said).get_json()["error"]["param"] == "messages", "the helper goes on"

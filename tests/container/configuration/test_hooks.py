@@ -28,6 +28,7 @@ from core.text.tokenizer import Tokenizer
 from tests.container.configurations import Load, refusal
 from tests.container.conftest import eventually
 from tests.container.fake_engine import FakeEngine, stalls
+from tests.escaping import ESCAPING
 
 Hooked = Callable[..., FlaskClient]
 TEXT = "Hi there"
@@ -202,11 +203,27 @@ async def waits(request: Any) -> Any:
     await asyncio.sleep(1)
 
 
+def raises(kind: type[BaseException]) -> Any:
+    def hook(request: Any) -> Any:
+        raise kind("why")
+
+    return hook
+
+
+def raises_later(kind: type[BaseException]) -> Any:
+    async def hook(request: Any) -> Any:
+        await request.body()
+        raise kind("why")
+
+    return hook
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
         (lambda request: 1 / 0, "ZeroDivisionError: division by zero"),
-        (lambda request: sys.exit(3), "SystemExit: 3"),
+        *((raises(kind), f"{kind.__name__}: why") for kind in ESCAPING),
+        (raises_later(ESCAPING[0]), "PanicException: why"),
         (lambda request: {"a": 1}, "returned {'a': 1} instead of its request"),
         (waits, "RuntimeError"),
     ],
@@ -275,6 +292,7 @@ class TestFiles:
             ("throttle_hook", "hooks.py:c", r"expected async def f\(request, call_next\)"),
             ("ping_hook", "hooks.py:c", "expected a function"),
             ("ping_hook", "broken.py:a", "broken.py:2: ModuleNotFoundError.*requirements.txt"),
+            ("ping_hook", "gone.py:a", "gone.py:2: CancelledError: why"),
             ("pre_process_hook", "hooks.py:a\noption.pre_post_process_hook=hooks.py:b",
              "leave one out"),
         ],
@@ -284,6 +302,7 @@ class TestFiles:
     ) -> None:
         (tmp_path / "hooks.py").write_text(self.CODE)
         (tmp_path / "broken.py").write_text("\nimport no_such_thing\n")
+        (tmp_path / "gone.py").write_text("import asyncio\nraise asyncio.CancelledError('why')\n")
         configuration = load(f"option.model_id={tokenizer_dir}\noption.{option}={text}\n")
         with pytest.raises(ConfigurationError, match=message):
             prepare(configuration, tmp_path)

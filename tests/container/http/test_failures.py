@@ -11,6 +11,7 @@ from flask.testing import FlaskClient
 
 from container.front_end.app import create_app
 from container.http.failures import Failure
+from container.http.off_loop import LONG_TEXT_CHARACTERS
 from container.wire.engine_client import EngineClient
 from core.configuration.options import Options
 from core.protocol.messages import Abort
@@ -18,6 +19,7 @@ from core.text.tokenizer import Tokenizer
 from tests.container.conftest import eventually
 from tests.container.fake_engine import FakeEngine, fails, says, stalls
 from tests.container.invocations import invoke, records, stream
+from tests.escaping import ESCAPING
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -157,3 +159,48 @@ def test_an_unexpected_exception_is_a_500(
 
     monkeypatch.setattr("container.apis.text.api.read_text_request", accident)
     assert invoke(http).get_json() == {"error": "internal error", "code": 500}
+
+
+class Panics:
+    """A tokenizer's library that panics at a given call, and else works."""
+
+    def __init__(self, library: Any, method: str, kind: type[BaseException]) -> None:
+        self._library, self._method, self._kind = library, method, kind
+
+    def __getattr__(self, name: str) -> Any:
+        return self._fail if name == self._method else getattr(self._library, name)
+
+    def _fail(self, *arguments: object, **keywords: object) -> None:
+        raise self._kind("why")
+
+
+@pytest.mark.parametrize("kind", ESCAPING)
+@pytest.mark.parametrize("size", [1, LONG_TEXT_CHARACTERS // 90 + 1])
+def test_a_panic_of_the_tokenizer_fails_only_its_request(
+    http: FlaskClient,
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[BaseException],
+    size: int,
+) -> None:
+    """A long prompt is tokenized in a thread."""
+    library = tokenizer._tokenizer  # pyright: ignore[reportPrivateUsage]
+    panics = Panics(library, "encode_batch_fast", kind)
+    monkeypatch.setattr(tokenizer, "_tokenizer", panics)
+    body = {"inputs": ["x" * 90] * size, "parameters": {"max_new_tokens": 1}}
+    assert http.post("/invocations", json=body).status_code == 500
+    monkeypatch.setattr(tokenizer, "_tokenizer", library)
+    assert http.post("/invocations", json=body).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ESCAPING)
+def test_a_panic_of_the_tokenizer_within_a_stream_ends_it_with_a_record(
+    http: FlaskClient, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, engine: FakeEngine,
+    kind: type[BaseException],
+) -> None:  # fmt: skip
+    engine.script = says([65] * 9)
+    response = stream(http)
+    library = tokenizer._tokenizer  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(tokenizer, "_tokenizer", Panics(library, "decode", kind))
+    assert response.status_code == 200
+    assert records(response)[-1]["token"]["error_msg"] == "internal error"

@@ -45,6 +45,7 @@ from tests.container.fake_engine import Answer, FakeEngine, Script, fails, stall
 from tests.container.http.test_frontend import write_launch
 from tests.container.invocations import invoke, stream
 from tests.container.processes import HANG_S, ROOT, Caller, free_port, running, wait_until
+from tests.escaping import PanicException
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"  # pragma: allowlist secret
 SAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1"}
@@ -333,6 +334,31 @@ def test_waiting_spans_are_limited(caplog: pytest.LogCaptureFixture) -> None:
     provider.shutdown()
     assert sum(exporter.sizes) == BATCH_SPANS + MAX_WAITING_SPANS
     assert max(exporter.sizes) == BATCH_SPANS
+
+
+class PanickingExporter(SpanExporter):
+    """Panics at the first batch."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.sizes.append(len(spans))
+        if len(self.sizes) == 1:
+            raise PanicException("why")
+        return SpanExportResult.SUCCESS
+
+
+def test_a_panic_of_the_exporter_loses_only_its_spans(caplog: pytest.LogCaptureFixture) -> None:
+    exporter = PanickingExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SpanSender(exporter))
+    tracer = provider.get_tracer("test")
+    for _ in range(BATCH_SPANS + 3):
+        tracer.start_span("span").end()
+    provider.shutdown()
+    assert exporter.sizes == [BATCH_SPANS, 3]
+    assert caplog.messages[-1] == f"event=spans_lost total={BATCH_SPANS}"
 
 
 def test_messages_repeat_once_a_minute() -> None:

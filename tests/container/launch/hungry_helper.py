@@ -1,4 +1,4 @@
-"""A helper process that runs out of memory at each job that contains the word `hungry`."""
+"""A helper process that fails at each job that contains the word `hungry` or `exit`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from container.isolation.jobs import Done
-from core.process.frames import run_helper
+from core.process.frames import OUT_OF_MEMORY, run_helper
 
 
 def start(setup: bytes) -> Callable[[bytes], Done]:
@@ -16,6 +16,8 @@ def start(setup: bytes) -> Callable[[bytes], Done]:
 def perform(job: bytes) -> Done:
     if b"hungry" in job:
         raise MemoryError
+    if b"exit" in job:
+        sys.exit(OUT_OF_MEMORY)
     return Done("done")
 
 

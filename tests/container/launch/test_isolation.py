@@ -22,7 +22,7 @@ from container.isolation.helper import MAX_KEPT, Helper
 from container.isolation.jobs import Compile, Done, Reply, Setup
 from container.isolation.process import HELPER_STACK_BYTES
 from core.configuration.limits import GRAMMAR
-from core.errors import RequestError
+from core.errors import LongshoreError, RequestError
 from core.structured_outputs import StructuredOutputsParams
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
@@ -240,6 +240,15 @@ def test_a_job_that_needs_too_much_memory_does_not_fail_the_next() -> None:
     child = Child[Done]("tests.container.launch.hungry_helper", setup, Reply)
     with pytest.raises(RequestError, match="takes too much memory to prepare"):
         child.perform(Setup("hungry", None), "messages")
+    assert child.perform(Setup("frugal", None), "messages") == Done("done")
+    child.close()
+
+
+def test_a_library_that_exits_fails_only_its_job() -> None:
+    """Nor does its exit code, which the process uses itself, blame the request."""
+    child = Child[Done]("tests.container.launch.hungry_helper", Setup("", None), Reply)
+    with pytest.raises(LongshoreError, match="exit code 1"):
+        child.perform(Setup("exit", None), "messages")
     assert child.perform(Setup("frugal", None), "messages") == Done("done")
     child.close()
 

@@ -23,6 +23,7 @@ from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 from tests.container.configurations import Load
 from tests.container.fake_engine import FakeEngine, fails
+from tests.escaping import ESCAPING
 
 Formatted = Callable[..., FlaskClient]
 TEXT = "Hi there"
@@ -118,11 +119,18 @@ def test_only_invocations_use_formatters(formatted: Formatted) -> None:
     assert http.post("/v1/completions", json=body).get_json()["choices"][0]["text"] == TEXT
 
 
+def raises(kind: type[BaseException]) -> Formatter:
+    def formatter(data: object) -> object:
+        raise kind("why")
+
+    return formatter
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
         (lambda data: 1 / 0, "ZeroDivisionError: division by zero"),
-        (lambda data: sys.exit(3), "SystemExit: 3"),
+        *((raises(kind), f"{kind.__name__}: why") for kind in ESCAPING),
         (lambda data: object(), "TypeError"),
     ],
 )
@@ -195,6 +203,7 @@ class TestFiles:
         ("more", "text", "message"),
         [
             ("1 / 0\n", "", "model.py:6: ZeroDivisionError"),
+            ("raise GeneratorExit\n", "", "model.py:6: GeneratorExit"),
             ("import no_such_thing\n", "", "name it in requirements.txt"),
             (
                 "from djl_python.output_formatter import RequestOutput\n",

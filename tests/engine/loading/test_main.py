@@ -11,7 +11,7 @@ import pytest
 from core.configuration.options import Options
 from core.configuration.task import Task
 from core.errors import InsufficientMemoryError
-from core.protocol.messages import Heartbeat, Hello, Launch, Perform, Performed, Ready
+from core.protocol.messages import Dead, Heartbeat, Hello, Launch, Perform, Performed, Ready
 from tests.container.processes import running
 from tests.engine.serve.serving import Client
 
@@ -37,6 +37,21 @@ build.build_engine = lose
 sys.exit(__main__.main())
 """
 """An engine process that learns that a rank is lost, and then goes on waiting."""
+
+
+QUITTER = """
+import sys, time
+from engine import __main__, build
+
+def quit(model_dir, options, phases, on_lost):
+    while not (model_dir / "may_quit").exists():
+        time.sleep(0.01)
+    sys.exit(0)
+
+build.build_engine = quit
+sys.exit(__main__.main())
+"""
+"""An engine process in which a library ends the process."""
 
 
 @pytest.fixture
@@ -79,6 +94,24 @@ def test_a_handler_may_sleep_and_metrics_are_written_for_cloudwatch(tmp_path, sh
     assert message.body == b"awake"
     assert max(beat.step_age_s for beat in beats) > 1
     assert {beat.stalled_s for beat in beats} == {0.0}
+
+
+def test_clients_learn_that_a_library_ended_the_start(tmp_path, short_dir, clients):
+    launch = Launch(
+        model_dir=str(tmp_path),
+        endpoint=f"ipc://{short_dir}/engine.sock",
+        port=0,
+        options=Options(),
+    )
+    path = tmp_path / "launch.json"
+    path.write_bytes(msgspec.json.encode(launch))
+    with running(["-c", QUITTER, str(os.getpid()), str(path), "0"]) as process:
+        client = clients(launch.endpoint)
+        client.send(Hello())
+        client.receive(Heartbeat, START_S)
+        (tmp_path / "may_quit").touch()
+        assert client.receive(Dead, START_S).reason == "SystemExit: 0"
+        assert process.wait(START_S) == 1
 
 
 def test_the_exit_code_is_that_of_the_rank_that_is_lost(tmp_path, short_dir):

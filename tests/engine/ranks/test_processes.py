@@ -143,6 +143,15 @@ def test_a_rank_without_enough_memory_for_its_part_says_so():
     assert str(group.error) == reason
 
 
+def test_a_rank_whose_code_exits_says_why():
+    group = Group(2, FULL.replace("MemoryError(", "SystemExit("))
+    joined = ProcessGroup(Shard(0, 2), CPU, group.followers.address)
+    group.wait_for_the_end()
+    joined.close()
+    group.followers.close()
+    assert str(group.error) == "rank 1: SystemExit: tried to allocate 2 GiB"
+
+
 def test_ranks_that_are_closed_end_quietly(group):
     group.followers.close()
     assert not group.lost.is_set()

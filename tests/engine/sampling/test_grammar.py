@@ -8,9 +8,10 @@ import shutil
 from string import ascii_letters
 
 import jsonschema_rs
+import llguidance
 import pytest
 
-from core.errors import RequestError
+from core.errors import GenerationError, RequestError
 from engine import (
     LLM,
     GuidedDecodingParams,
@@ -28,6 +29,7 @@ from tests.engine.sampling.grammar_models import (
     answers,
     form,
 )
+from tests.escaping import ESCAPING
 
 SCHEMA = {
     "type": "object",
@@ -277,6 +279,54 @@ def test_a_regex_that_is_too_complex_only_after_its_first_token_is_the_request_s
     with pytest.raises(RequestError, match=r"^structured_outputs: lexer error: too many"):
         answer(llm, **form(regex=f"({gaps}){{1,50}}"))
     assert re.fullmatch("a{4}", answer(llm, **form(regex="a{4}")).text)
+
+
+class Panicking:
+    """A matcher whose library panics at one of its methods."""
+
+    def __init__(self, matcher, method, kind):
+        self._matcher, self._method, self._kind = matcher, method, kind
+
+    def __getattr__(self, name):
+        return self._fail if name == self._method else getattr(self._matcher, name)
+
+    def _fail(self, *_):
+        raise self._kind("why")
+
+
+@pytest.mark.parametrize("kind", [*ESCAPING, RuntimeError])
+@pytest.mark.parametrize("method", ["unsafe_compute_mask_ptr", "consume_token"])
+def test_a_panic_of_a_matcher_fails_only_its_request(grammar_model, monkeypatch, method, kind):
+    with LLM(grammar_model, **SMALL) as llm:
+        usual = Grammars.matcher
+
+        def matcher(self, form):
+            own = usual(self, form)
+            return Panicking(own, method, kind) if form.regex == "[a-z]{9}" else own
+
+        monkeypatch.setattr(Grammars, "matcher", matcher)
+        streams = [
+            llm.stream(prompt, SamplingParams(seed=1, max_tokens=9, **form(regex=regex)))
+            for prompt, regex in zip(PROMPTS, ("[a-z]{9}", "[0-9]{8}"), strict=False)
+        ]
+        with pytest.raises(GenerationError, match="why"):
+            list(streams[0])
+        assert re.fullmatch("[0-9]{8}", "".join(delta.text for delta in streams[1]))
+
+
+@pytest.mark.parametrize("kind", [*ESCAPING, TypeError])
+@pytest.mark.parametrize("name", ["LLMatcher", "LLTokenizer", "regex_to_lark"])
+def test_a_panic_of_the_compiler_refuses_the_request(grammar_model, monkeypatch, name, kind):
+    def fail(*arguments, **keywords):
+        raise kind("why")
+
+    with LLM(grammar_model, **SMALL) as llm:
+        with monkeypatch.context() as patch:
+            patch.setattr(llguidance, name, fail)
+            with pytest.raises(RequestError, match="why") as caught:
+                answer(llm, **form(regex="[0-9]{8}"))
+        assert caught.value.field == "structured_outputs"
+        assert re.fullmatch("[0-9]{8}", answer(llm, **form(regex="[0-9]{8}")).text)
 
 
 @pytest.mark.parametrize(

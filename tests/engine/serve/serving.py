@@ -8,6 +8,7 @@ import time
 import msgspec
 import zmq
 
+from core.errors import StoppedError
 from core.protocol.messages import (
     Facts,
     FromEngine,
@@ -78,7 +79,7 @@ class Gate:
         return self.executor.submit(plan, between_tokens)
 
 
-class Stop(BaseException):
+class Stop(StoppedError):
     """Raised in a step to end the server's thread."""
 
 

@@ -28,6 +28,7 @@ from tests.engine.serve.serving import (
     Gate,
     until,
 )
+from tests.escaping import PanicException
 from tests.strategies.fakes import strategy_of
 
 GREEDY = SamplingParams(temperature=0, max_tokens=3)
@@ -56,6 +57,8 @@ class Files:
         self.open.wait(60)
         if folder.name == "broken":
             raise OSError("no such adapter")
+        if folder.name == "panics":
+            raise PanicException("of safetensors")
         return AdapterWeights({"layer": LayerWeights(torch.zeros(4, 1), torch.zeros(1, 4))})
 
 
@@ -119,6 +122,7 @@ def test_rejected_loads_and_unloads(client):
     loaded(client, "a")
     assert refused(LoadAdapter("l", "a", "/src")) == "conflict"
     assert refused(LoadAdapter("l", "b", "/broken")) == "failed"
+    assert refused(LoadAdapter("l", "b", "/panics")) == "failed"
     loaded(client, "b")
     assert refused(LoadAdapter("l", "c", "/src")) == "no_room"
     client.send(Submit("s", [1], GREEDY, "b"))

@@ -11,6 +11,7 @@ from engine import LLM
 from engine.engine import MAX_FAILED_STEPS, Engine
 from tests.engine.greedy_answers import STRATEGIES, prompts, tokens
 from tests.engine.serve.serving import FACTS
+from tests.escaping import ESCAPING
 from tests.strategies.fakes import FakeExecutor, next_token, strategy_of
 
 SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 10}
@@ -23,7 +24,7 @@ class Recorder:
         self.executor = FakeExecutor(4)
         self.events: list[str] = []
         self.plans: list[StepPlan] = []
-        self.fails_at: dict[str, Exception] = {}
+        self.fails_at: dict[str, BaseException] = {}
 
     def submit(self, plan, between_tokens):
         self.plans.append(plan)
@@ -124,6 +125,17 @@ def test_a_failed_step_ends_only_its_sequences(event):
     assert len(answers[first]) == (1 if event == "wait 3" else 0)
     assert failures == {"RuntimeError: out of memory"}
     assert finish == ({} if late is None else {late: Finish.ERROR})
+    later = engine.add([4], params(2), now=0.0)
+    assert run(engine)[1] == {later: Finish.LENGTH}
+
+
+@pytest.mark.parametrize("kind", ESCAPING)
+@pytest.mark.parametrize("event", ["submit 3", "wait 3"])
+def test_a_panic_of_a_library_ends_only_the_sequences_of_its_step(event, kind):
+    engine = engine_of(True)
+    failed = engine.add([1, 2], params(6), now=0.0)
+    engine.executor.fails_at = {event: kind("why")}
+    assert run(engine)[1] == {failed: Finish.ERROR}
     later = engine.add([4], params(2), now=0.0)
     assert run(engine)[1] == {later: Finish.LENGTH}
 

@@ -15,8 +15,10 @@ from transformers import AutoModel
 from core.errors import ConfigurationError, GenerationError, RequestError
 from core.protocol.task_bodies import EmbeddingAnswer, EmbeddingBody
 from engine import LLM
+from engine.tasks.performer import Answer
 from tests.engine.tasks.conftest import engine_of, perform
 from tests.engine.tasks.words import MAX_LENGTH, tokenizer
+from tests.escaping import ESCAPING
 
 TEXTS = ["the cat", "a dog ran on it", "who", "the cat sat on a mat and the dog ran"]
 LONG = " ".join(["cat"] * 50)
@@ -212,6 +214,16 @@ def test_a_text_that_is_too_long_is_rejected_or_truncated(task_model):
     np.testing.assert_allclose(vectors(less)[0][0], expected, atol=1e-5)
 
 
+def test_truncation_that_leaves_no_token_of_a_text_is_rejected(task_model):
+    """The model adds two special tokens to a text, and none to token ids."""
+    engine = engine_of(task_model("encoder"))
+    for number in (1, 2):
+        outcome = perform(engine, embed("the cat", max_tokens=number))[0]
+        assert (outcome.field, "at least 3" in str(outcome)) == ("truncate_prompt_tokens", True)
+    for request in (embed("the cat", max_tokens=3), embed([5, 6], max_tokens=1)):
+        assert isinstance(perform(engine, request)[0], Answer)
+
+
 def test_max_model_len_can_be_lowered_but_not_raised(task_model):
     path = task_model("encoder")
     assert engine_of(path, max_model_len=9).facts.max_model_len == 9
@@ -273,6 +285,27 @@ def test_a_failing_text_fails_only_its_request(task_model):
     watch_forwards(engine, fail)
     outcomes = perform(engine, embed("the cat"), embed("a dog ran", "who"), embed("it ran"))
     assert [isinstance(outcome, RuntimeError) for outcome in outcomes] == [False, True, False]
+
+
+@pytest.mark.parametrize("kind", [*ESCAPING, TypeError])
+@pytest.mark.parametrize("part", ["_tokenizer", "model"])
+def test_a_panic_of_a_library_fails_only_its_request(task_model, monkeypatch, part, kind):
+    engine = engine_of(task_model("encoder"))
+    usual = getattr(engine.performer, part)
+
+    class Panics:
+        def __getattr__(self, name):
+            return getattr(usual, name)
+
+        def __call__(self, *arguments, **keywords):
+            if "who" in arguments or 3 in keywords.get("attention_mask", torch.zeros(1, 1)).sum(1):
+                raise kind("why")
+            return usual(*arguments, **keywords)
+
+    monkeypatch.setattr(engine.performer, part, Panics())
+    good, bad = perform(engine, embed("the cat"), embed("who"))
+    assert isinstance(good, Answer)
+    assert "why" in str(bad)
 
 
 def test_offline_embeddings(task_model):

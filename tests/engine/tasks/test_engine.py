@@ -10,7 +10,7 @@ import torch
 
 from core.configuration.options import Options
 from core.configuration.task import Task
-from core.errors import GenerationError, RequestError
+from core.errors import GenerationError, RequestError, StoppedError
 from core.protocol.messages import (
     Abort,
     Failed,
@@ -61,7 +61,7 @@ class Echo:
             case "lost":
                 raise torch.AcceleratorError("gone")
             case "stop":
-                raise SystemExit
+                raise StoppedError
             case _:
                 return Answer(body.encode(), "text/plain", 201, {"x-of": "handler"})
 
@@ -169,7 +169,7 @@ def client(make, echo, tmp_path):
     with Connection(f"ipc://{tmp_path}/e") as connection:
 
         def serve():
-            with pytest.raises(SystemExit):
+            with pytest.raises(StoppedError):
                 Server(make(), connection, max_waiting=2).serve_forever()
 
         thread = threading.Thread(target=serve)

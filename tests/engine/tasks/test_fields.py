@@ -91,6 +91,18 @@ class TestDocuments:
         assert decoded(long)[0]["answer"]
         assert decoded(asked_longer) == decoded(long)
 
+    @pytest.mark.parametrize("stride", [0, 31, 256, 10**6])
+    def test_a_question_leaves_room_for_the_words(self, task_model, stride):
+        engine = engine_of(task_model("page_reader"))
+        for words in (1, 9, 20, 40, 90):
+            given = {"image": image("red"), "question": "who " * words, "word_boxes": WORDS * 40}
+            outcome = perform(engine, body(given, doc_stride=stride))[0]
+            if isinstance(outcome, RequestError):
+                assert outcome.field == "inputs.question"
+            else:
+                assert decoded(outcome)[0]["answer"]
+            assert isinstance(outcome, RequestError) == (words > 20)
+
     def test_donut_needs_no_words(self, task_model, monkeypatch):
         monkeypatch.setattr(inputs.shutil, "which", lambda _: None)
         path, task = task_model("picture_reader"), "document-question-answering"

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from core.errors import ConfigurationError, RequestError
+from core.errors import ConfigurationError, EngineUnavailableError, RequestError, StoppedError
 from engine.tasks.performer import Answer
 from tests.engine.tasks.conftest import decoded, job, perform
 
@@ -68,7 +68,63 @@ def test_an_error_fails_only_its_request(handler):
     outcomes = perform(engine, *map(job, ("a", "raise", "b", "exit", "c")))
     assert [decoded(outcomes[at]) for at in (0, 2, 4)] == [{"said": letter} for letter in "abc"]
     assert isinstance(outcomes[1], ValueError)
-    assert "sys.exit(3)" in str(outcomes[3])
+    assert "SystemExit: 3" in str(outcomes[3])
+
+
+ESCAPES = """
+import asyncio
+import sys
+from djl_python import Input, Output
+
+class PanicException(BaseException): ...
+
+ERRORS = {"panic": PanicException, "cancel": asyncio.CancelledError, "exit": SystemExit,
+          "close": GeneratorExit}
+
+def answer(inputs):
+    said = None if inputs.is_empty() else inputs.get_as_json()
+    if said in ERRORS:
+        raise ERRORS[said]("why")
+    return said
+"""
+HANDLERS = {
+    "function": "def handle(inputs): return answer(inputs)",
+    "coroutine": "async def handle(inputs): return answer(inputs)",
+    "awaitable": "async def later(inputs): return answer(inputs)\n"
+                 "def handle(inputs): return later(inputs)",
+    "batches": "def handle(inputs):\n"
+               "    outputs = Output()\n"
+               "    for index, item in enumerate(inputs.get_batches()):\n"
+               "        outputs.add_as_json(answer(item), batch_index=index)\n"
+               "    return outputs",
+    "generator": "def handle(inputs): yield answer(inputs) or ''",
+    "async generator": "async def handle(inputs): yield answer(inputs) or ''",
+    "sagemaker": "def model_fn(model_dir): return Input()\n"
+                 "def input_fn(body, content_type):\n"
+                 "    inputs = Input()\n"
+                 "    inputs.content.add('data', body.encode())\n"
+                 "    return inputs\n"
+                 "def predict_fn(inputs, model): return answer(inputs)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HANDLERS)
+def test_no_exception_ends_more_than_its_request(handler, name):
+    engine = handler(ESCAPES + HANDLERS[name], batch_size=8)
+    outcomes = perform(engine, *map(job, ("a", "panic", "b", "cancel", "exit", "close", "c")))
+    for at in (0, 2, 6):
+        assert isinstance(outcomes[at], Answer)
+    errors = [str(outcomes[at]) for at in (1, 3, 4, 5)]
+    names = ("PanicException", "CancelledError", "SystemExit", "GeneratorExit")
+    assert errors == [f"{name}: why" for name in names]
+
+
+def test_a_signal_that_arrives_in_a_handler_ends_the_engine(handler):
+    code = "from core.errors import StoppedError\nasync def handle(inputs):\n"
+    code += "    if not inputs.is_empty(): raise StoppedError"
+    for start in (code, code.replace("async ", "")):
+        with pytest.raises(StoppedError):
+            perform(handler(start), job(1))
 
 
 def test_a_batch_handler_gets_batches(handler):
@@ -242,6 +298,7 @@ def test_without_predict_fn_the_model_is_called(handler):
         ("import json\nimport no_such_package\n", 2, "requirements.txt"),
         ("def handle(inputs):\n    x = 1\n    return x / 0\n", 3, "ZeroDivisionError"),
         ("raise SystemExit(4)\n", 1, "SystemExit: 4"),
+        ("import asyncio\nraise asyncio.CancelledError\n", 2, "CancelledError"),
         ("def handle(inputs):\n    return inputs.get_as_json()\n", 2, "is_empty"),
         ("def model_fn(model_dir):\n    raise OSError('no weights')\n", 2, "OSError: no weights"),
         ("import helper\ndef handle(inputs): ...\n", None, "helper.py:1: NameError"),
@@ -265,6 +322,18 @@ def test_a_handler_can_use_files_next_to_it(handler, tmp_path):
         "def handle(inputs):\n    return [helper.ANSWER, TABLE]\n"
     )
     assert decoded(perform(engine, job({}))[0]) == [42, "seven"]
+
+
+@pytest.mark.parametrize("start", ["def", "async def"])
+def test_a_lost_connection_ends_the_engine(handler, start):
+    """The server raises this error while a part is sent."""
+
+    def lose(part):
+        raise EngineUnavailableError("the socket failed")
+
+    engine = handler(f"{start} handle(inputs):\n    yield 'a'\n")
+    with pytest.raises(EngineUnavailableError):
+        perform(engine, job(1, send=lose))
 
 
 def test_a_lost_device_ends_the_engine(handler):

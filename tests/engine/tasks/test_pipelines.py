@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 
+import msgspec
 import pytest
 import torch
+import transformers
 from transformers import pipeline
 
 from core.errors import ConfigurationError, RequestError
+from engine.tasks.performer import Answer, Job
 from tests.engine.tasks.bodies import as_transformers_wants_it, body, close, image, wav
 from tests.engine.tasks.conftest import decoded, engine_of, perform
+from tests.escaping import ESCAPING
 
 LONG = " ".join(["cat"] * 50)
 
@@ -126,6 +131,111 @@ def test_an_invalid_request_fails_alone(task_model):
     assert isinstance(outcomes[5], RequestError), "no input has a result"
 
 
+@pytest.mark.parametrize(
+    ("model", "parameters", "is_truncated"),
+    [
+        ("classifier", {}, False),
+        ("classifier", {"truncation": False}, False),
+        ("classifier", {"truncation": "do_not_truncate"}, False),
+        ("classifier", {"max_length": 9}, False),
+        ("classifier", {"truncation": True}, True),
+        ("classifier", {"truncation": True, "max_length": 100_000}, True),
+        ("classifier", {"truncation": "longest_first", "max_length": 9}, True),
+        ("filler", {"tokenizer_kwargs": {}}, False),
+        ("filler", {"tokenizer_kwargs": {"truncation": False}}, False),
+        ("filler", {"tokenizer_kwargs": {"truncation": True, "max_length": 100_000}}, True),
+        ("encoder", {"tokenize_kwargs": {"max_length": 100_000}}, False),
+        ("encoder", {"tokenize_kwargs": {"truncation": True, "max_length": 100_000}}, True),
+        ("encoder", {"truncation": True}, True),
+    ],
+)
+def test_only_a_text_that_is_truncated_may_be_too_long(task_model, model, parameters, is_truncated):
+    options = {"task": "feature-extraction"} if model == "encoder" else {}
+    engine = engine_of(task_model(model), **options)
+    text = f"[MASK] {LONG}" if model == "filler" else LONG
+    (outcome,) = perform(engine, body(text, **parameters))
+    assert isinstance(outcome, Answer) == is_truncated
+    if not is_truncated:
+        assert (outcome.field, "the model takes 32" in str(outcome)) == ("inputs", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "parameters"),
+    [
+        ("classifier", {}, {"truncation": True}),
+        ("tagger", {}, {}),
+        ("entailer", {"task": "zero-shot-classification"}, {"candidate_labels": ["cat"]}),
+    ],
+)
+def test_texts_are_cut_to_the_models_limit_if_the_tokenizer_has_none(
+    task_model, tmp_path, name, options, parameters
+):
+    shutil.copytree(task_model(name), tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) | {"model_max_length": 10**30}
+    path.write_text(json.dumps(settings))
+    (outcome,) = perform(engine_of(tmp_path, **options), body(LONG, **parameters))
+    assert isinstance(outcome, Answer)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "nested"),
+    [
+        ("classifier", "the cat", False),
+        ("classifier", {"text": "the cat", "text_pair": "a dog"}, False),
+        ("filler", "[MASK] cat", True),
+    ],
+)
+def test_truncation_that_leaves_no_token_is_rejected(task_model, name, text, nested):
+    """transformers would then not truncate at all. The pair has one special token more."""
+    engine = engine_of(task_model(name))
+    lowest = 4 if isinstance(text, dict) else 3
+    for length in range(1, 5):
+        arguments = {"truncation": True, "max_length": length}
+        parameters = {"tokenizer_kwargs": arguments} if nested else arguments
+        (outcome,) = perform(engine, body(text, **parameters))
+        assert isinstance(outcome, Answer) == (length >= lowest)
+        field = "parameters.tokenizer_kwargs.max_length" if nested else "parameters.max_length"
+        assert length >= lowest or outcome.field == field
+
+
+def test_a_text_without_a_mask_and_more_words_than_the_vocabulary_has(task_model):
+    engine = engine_of(task_model("filler"))
+    without, many = perform(engine, body("the cat"), body("the [MASK]", top_k=1000))
+    assert (type(without), without.field) == (RequestError, "inputs")
+    assert len(decoded(many)) == engine.performer.model.model.config.vocab_size
+
+
+def test_a_label_that_leaves_no_room_for_the_text_is_rejected(task_model):
+    """transformers would then not truncate the text at all."""
+    engine = engine_of(task_model("entailer"), task="zero-shot-classification")
+    for words, fits in ((28, True), (29, False)):
+        parameters = {"candidate_labels": ["cat", "dog " * words], "hypothesis_template": "{}"}
+        (outcome,) = perform(engine, body(LONG, **parameters))
+        assert isinstance(outcome, Answer) == fits
+        assert fits or outcome.field == "parameters.candidate_labels"
+
+
+def test_windows_of_a_long_text_overlap_by_at_most_half(task_model):
+    """The windows have 30 tokens without the special ones. With 30, tokenizers would panic."""
+    engine = engine_of(task_model("tagger"))
+    for stride, is_accepted in ((0, True), (15, True), (16, False), (30, False), (31, False)):
+        request = body(LONG, stride=stride, aggregation_strategy="simple")
+        (outcome,) = perform(engine, request)
+        assert isinstance(outcome, Answer) == is_accepted
+        assert is_accepted or outcome.field == "parameters.stride"
+
+
+def test_the_inputs_of_a_request_run_in_parts(failing):
+    engine, model = failing
+    num_runs = []
+    engine.add(Job(msgspec.msgpack.encode(body(["cat"] * 70))), 0.0)
+    [output] = engine.step(1.0, lambda: num_runs.append(len(model.sizes)))
+    assert len(decoded(output.outcome)) == 70
+    assert model.sizes == [32, 32, 6]
+    assert num_runs == [1, 2, 3]
+
+
 def test_zero_shot_tasks_need_candidate_labels(task_model):
     engine = engine_of(task_model("entailer"), task="zero-shot-classification")
     (outcome,) = perform(engine, body("the cat"))
@@ -141,13 +251,13 @@ class Failing:
     def __getattr__(self, name):
         return getattr(self.model, name)
 
-    def run(self, inputs, parameters):
+    def run(self, inputs, parameters, between_runs):
         self.sizes.append(len(inputs))
         if len(inputs) > self.fits:
             raise torch.OutOfMemoryError("too many")
         if self.bad in inputs:
             raise RuntimeError("bad input")
-        return self.model.run(inputs, parameters)
+        return self.model.run(inputs, parameters, between_runs)
 
 
 @pytest.fixture
@@ -171,6 +281,38 @@ def test_a_failing_input_fails_only_its_request(failing):
     assert bad == {"error": "RuntimeError: bad input", "code": 424}
 
 
+@pytest.mark.parametrize("kind", ESCAPING)
+@pytest.mark.parametrize("method", ["prepare", "run"])
+def test_a_panic_of_a_library_fails_only_its_request(failing, monkeypatch, method, kind):
+    engine, model = failing
+    usual = getattr(model.model, method)
+
+    def fail(first, *others):
+        if "who" in first:  # a text, or a list of texts
+            raise kind("why")
+        return usual(first, *others)
+
+    monkeypatch.setattr(model.model, method, fail)
+    outcomes = perform(engine, *map(body, ("a", "who", "it")))
+    assert [decoded(outcomes[at])[0]["label"] for at in (0, 2)]
+    assert str(outcomes[1]) == f"{kind.__name__}: why"
+
+
+@pytest.mark.parametrize("kind", [*ESCAPING, OSError])
+def test_an_answer_that_cannot_be_encoded_fails_only_its_request(failing, monkeypatch, kind):
+    engine, _ = failing
+
+    def encode(results):
+        if len(results) > 1:
+            raise kind("why")
+        return b"[]"
+
+    monkeypatch.setattr("engine.tasks.pipelines.pipelines.encode_json", encode)
+    good, bad = perform(engine, body("a"), body(["a", "b"]))
+    assert decoded(good) == []
+    assert "why" in str(bad)
+
+
 def test_a_batch_too_large_for_memory_runs_in_parts(failing):
     engine, model = failing
     model.fits = 2
@@ -181,7 +323,7 @@ def test_a_batch_too_large_for_memory_runs_in_parts(failing):
 
 def test_a_lost_device_ends_the_engine(failing):
     engine, model = failing
-    model.run = lambda inputs, parameters: (_ for _ in ()).throw(torch.AcceleratorError("gone"))
+    model.run = lambda *_: (_ for _ in ()).throw(torch.AcceleratorError("gone"))
     with pytest.raises(torch.AcceleratorError):
         perform(engine, body("a"))
 
@@ -205,6 +347,17 @@ def test_a_lost_device_ends_the_engine(failing):
 def test_unsupported_models_and_tasks_are_rejected(task_model, name, options, message):
     with pytest.raises(ConfigurationError, match=message):
         engine_of(task_model(name), **options)
+
+
+@pytest.mark.parametrize("kind", ESCAPING)
+@pytest.mark.parametrize("part", ["AutoTokenizer", "AutoModelForSequenceClassification"])
+def test_a_library_cannot_end_the_start_without_a_reason(task_model, monkeypatch, part, kind):
+    def fail(*arguments, **keywords):
+        raise kind("why")
+
+    monkeypatch.setattr(getattr(transformers, part), "from_pretrained", fail)
+    with pytest.raises(ConfigurationError, match=f"cannot load bert .*: {kind.__name__}: why"):
+        engine_of(task_model("classifier"))
 
 
 def test_random_weights_need_no_weight_file(task_model, tmp_path):

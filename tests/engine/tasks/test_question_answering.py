@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 
-from core.errors import RequestError
+from core.configuration.limits import WINDOWS
+from core.errors import EngineUnavailableError, RequestError
 from core.protocol.task_bodies import PipelineBody
+from engine.tasks.performer import Answer, Job
+from engine.tasks.pipelines.question_answering import WINDOWS_PER_RUN
 from tests.engine.tasks.conftest import decoded, engine_of, perform
 from tests.engine.tasks.words import WORDS
 
@@ -83,6 +88,62 @@ def test_a_long_context_is_read_in_overlapping_windows(reader):
         assert context[answer["start"] : answer["end"]] == "sat on a mat"
     assert max(rows for rows, _ in model.shapes) > 3
     assert max(length for _, length in model.shapes) == 32
+
+
+def test_a_question_may_fill_most_of_a_window(reader):
+    """A window has 32 tokens. Three of them are special, and the context needs eight."""
+    engine, _ = reader()
+    for words in range(1, 40):
+        outcome = perform(engine, ask("who " * words, f"{'it ' * 90}{CONTEXT}"))[0]
+        if words <= 21:
+            assert decoded(outcome)["answer"] == "sat on a mat"
+        else:
+            assert isinstance(outcome, RequestError)
+            assert outcome.field == "inputs.question"
+            assert f"has {words} tokens" in str(outcome)
+
+
+@pytest.mark.parametrize("stride", [0, 1, 31, 128, 10**6])
+def test_windows_of_any_size(task_model, stride):
+    engine = engine_of(task_model("reader"))
+    for length in range(1, 40):
+        parameters = {"max_seq_len": length, "doc_stride": stride}
+        outcome = perform(engine, ask("who is it", CONTEXT * 9, **parameters))[0]
+        assert isinstance(outcome, Answer) == (length >= 8)
+        assert length >= 8 or outcome.field == "inputs.question"
+
+
+def test_other_requests_are_taken_between_the_windows_of_a_context(reader):
+    engine, model = reader()
+    engine.add(Job(msgspec.msgpack.encode(ask(context="it " * 1000 + CONTEXT))), 0.0)
+    num_runs = []
+    [output] = engine.step(1.0, lambda: num_runs.append(len(model.shapes)))
+    assert decoded(output.outcome)["answer"] == "sat on a mat"
+    sizes = [rows for rows, _ in model.shapes]
+    assert sizes[:-1] == [WINDOWS_PER_RUN] * (len(sizes) - 1)
+    assert len(sizes) > 1
+    assert set(num_runs) >= set(range(1, len(sizes)))
+
+
+def test_a_context_has_a_limited_number_of_windows(reader, monkeypatch):
+    engine, model = reader()
+    limit = dataclasses.replace(WINDOWS, maximum=3)
+    monkeypatch.setattr("engine.tasks.pipelines.question_answering.WINDOWS", limit)
+    answered, refused = perform(engine, ask(context="it " * 50), ask(context="it " * 90))
+    assert isinstance(answered, Answer)
+    assert refused.field == "inputs.context"
+    assert [rows for rows, _ in model.shapes] == [3]
+
+
+def test_a_lost_connection_ends_the_engine_between_windows(reader):
+    engine, _ = reader()
+
+    def lose():
+        raise EngineUnavailableError("the socket failed")
+
+    engine.add(Job(msgspec.msgpack.encode(ask(context="it " * 1000))), 0.0)
+    with pytest.raises(EngineUnavailableError):
+        engine.step(1.0, lose)
 
 
 def test_answers_are_no_longer_than_allowed(reader):
