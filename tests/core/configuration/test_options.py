@@ -14,7 +14,7 @@ from core.configuration.options import Options, make_options, option_table
 from core.configuration.step_size import DEFAULT_PROMPT_SIZES
 from core.errors import ConfigurationError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_every_option_is_documented_and_its_default_is_valid():

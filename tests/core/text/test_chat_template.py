@@ -14,7 +14,7 @@ from core.text.chat_template import ChatTemplate
 from core.text.template_files import load_chat_template
 from tests.escaping import ESCAPING
 
-DEMO = Path(__file__).parents[2] / "models" / "demo"
+DEMO = Path(__file__).parents[3] / "models" / "demo"
 CHATML = """{%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' }}
 {%- if message.role == 'assistant' %}{% generation %}{{ message.content }}{% endgeneration %}
