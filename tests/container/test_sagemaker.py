@@ -111,6 +111,29 @@ def test_unused_sessions_expire(tmp_path: Path) -> None:
     assert len(os.listdir(tmp_path)) == 2, "expired sessions are removed"
 
 
+def test_files_of_others_are_neither_sessions_nor_deleted(tmp_path: Path) -> None:
+    """The directory may be /dev/shm, with other programs' files and directories."""
+    id = str(uuid.uuid4())
+    for name in ("torch_1234", "sem.lock", id.replace("-4", "-1", 1), f"{id}.tmp"):
+        (tmp_path / name).touch()
+    (tmp_path / str(uuid.uuid4())).write_text("not empty")
+    (tmp_path / str(uuid.uuid4())).mkdir()
+    (tmp_path / str(uuid.uuid4())).symlink_to(tmp_path / "torch_1234")
+    before = set(tmp_path.iterdir())
+    for path in before:
+        os.utime(path, (0, 0), follow_symlinks=False)
+    sessions = Sessions(tmp_path, 60, max_sessions=1)
+    opened, _ = sessions.open()
+    with pytest.raises(OverloadedError):
+        sessions.open()
+    for path in before:
+        with pytest.raises(RequestError):
+            sessions.close(path.name)
+    sessions.close(opened)
+    sessions.open()
+    assert before < set(tmp_path.iterdir())
+
+
 def test_the_number_of_sessions_is_limited(tmp_path: Path) -> None:
     sessions = Sessions(tmp_path, 60, max_sessions=2)
     for _ in range(2):
