@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from gunicorn.config import Config
 from gunicorn.glogging import Logger
 
 from container.configuration.report import report_error
-from container.front_end.connections import KEEPALIVE_S, allow_many_connections
+from container.front_end.connections import KEEPALIVE_S, possible_connections
 from container.http.failures import refusal_reason
 from container.http.health import HEALTH_PATHS
 from container.launch.ports import require_free_port
@@ -197,10 +198,12 @@ def main(parent: str, launch_path: str) -> int:
     die_with_parent(int(parent))
     os.nice(NICENESS)
     launch = read_launch(Path(launch_path))
-    configure_logs(launch.options.log_format, launch.options.log_level, launch.name)
+    options = launch.options
+    configure_logs(options.log_format, options.log_level, launch.name)
+    options = replace(options, max_connections=possible_connections(options.max_connections))
+    launch = msgspec.structs.replace(launch, options=options)
     # Texts are tokenized one at a time, so the tokenizer's threads would have nothing to do.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    allow_many_connections()
     try:
         if not launch.socket:
             require_free_port(launch.port)

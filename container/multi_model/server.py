@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from gevent.event import Event
 from werkzeug.wsgi import ClosingIterator
 
 from container.configuration.resolve import load_configuration
-from container.front_end.connections import allow_many_connections
+from container.front_end.connections import possible_connections
 from container.launch.ports import require_free_port
 from container.launch.supervisor import run_directory
 from container.multi_model.app import create_front
@@ -50,12 +51,14 @@ def serve_models(
     must start the child processes.
     """
     require_free_port(port)
-    allow_many_connections()
     options = comparison.options if comparison else load_configuration(None, variables).options
     page = Page(options, "compare.html") if comparison and options.ui != "false" else None
     gate, tls = open_gate(options, has_limits=False), tls_context(options)
     sources = source_roots(options, {path.parent for path in entries.values()})
     configure_logs(options.log_format, options.log_level)
+    # A request has a second connection, to its model.
+    connections = possible_connections(options.max_connections, files_each=2)
+    options = replace(options, max_connections=connections)
     with run_directory() as run_dir:
         models = Models(run_dir, variables, command)
         front = create_front(models, gate, sources, options.cors_allowed_origin, page)

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from container.front_end.connections import EXTRA_CONNECTIONS, OTHER_FILES
 from container.front_end.start import NICENESS
 from core.messages import Abort, Launch, Submit
 from core.options import Options
@@ -207,6 +209,29 @@ def test_connections_over_the_maximum_are_refused_if_none_is_idle(
         assert response.headers["Retry-After"]
         assert caller.ping() == 200
         assert len(engine.of_type(Submit)) == 8
+
+
+def test_few_open_files_mean_few_connections(
+    tmp_path: Path, tokenizer_dir: Path, engine: FakeEngine, endpoint: str, caller: Caller
+) -> None:
+    """More idle connections than files do not keep health checks from their answer."""
+    few = EXTRA_CONNECTIONS + OTHER_FILES + 8
+    launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port)
+    command = ["-m", "container.front_end.start", str(os.getpid()), str(launch)]
+
+    def limit_files() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, few))
+
+    with running(command, preexec_fn=limit_files) as process, contextlib.ExitStack() as idle:
+        wait_until(caller.is_healthy)
+        for _ in range(few + 8):
+            idle.enter_context(socket.create_connection(("127.0.0.1", caller.port)))
+        assert caller.ping() == 200
+        assert caller.post({"inputs": "Q"})[0] == 200
+        process.terminate()
+        _, errors = process.communicate(timeout=HANG_S)
+    assert "at most 8 connections instead of 4096 (option.max_connections), because" in errors
+    assert "Too many open files" not in errors
 
 
 def test_port_in_use(
