@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "examples": {"deploy", "longshore"},  # one parses SageMaker's streams, one uses the class LLM
     "image": set(),
     # runs the commands of the other packages
-    "longshore": {"benchmarks", "container", "deploy", "engine", "fleet", "loadtest"},
+    "longshore": {"benchmarks", "container", "core", "deploy", "engine", "fleet", "loadtest"},
     "distribution": set(),
 }
 PARTS = {

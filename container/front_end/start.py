@@ -24,7 +24,7 @@ from container.configuration.report import report_error
 from container.front_end.connections import KEEPALIVE_S, possible_connections
 from container.http.failures import refusal_reason
 from container.http.health import HEALTH_PATHS
-from container.launch.ports import require_free_port
+from container.launch.ports import listen
 from container.launch.stop_times import FAILED_REQUESTS_S, RUNNING_REQUESTS_S
 from container.security.authentication import open_gate
 from container.security.tls import tls_context
@@ -63,11 +63,16 @@ class PropagatingLogger(Logger):
 class FrontEnd(BaseApplication):
     """gunicorn, configured from the launch file instead of its own options.
 
-    The constructor raises ConfigurationError if the API keys cannot be read.
+    The constructor raises ConfigurationError if the API keys cannot be read or the port is in use.
     """
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
+        self._address = (
+            f"unix:{launch.socket}"
+            if launch.socket
+            else f"fd://{listen(launch.port, launch.host).detach()}"
+        )
         # With several models, the process in front of them checks the clients' keys. It sends none
         # when it reads /metrics.
         open_paths = (*HEALTH_PATHS, "/metrics") if launch.name else HEALTH_PATHS
@@ -76,7 +81,7 @@ class FrontEnd(BaseApplication):
 
     def load_config(self) -> None:
         """Set gunicorn's settings. Called by gunicorn."""
-        for name, value in gunicorn_settings(self._launch).items():
+        for name, value in gunicorn_settings(self._launch, self._address).items():
             self.cfg.set(name, value)
 
     def load(self) -> Flask:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -155,15 +160,15 @@ def _open_tracing(options: Options) -> Tracing | None:
     return Tracing(options.otlp_traces_endpoint)
 
 
-def gunicorn_settings(launch: Launch) -> dict[str, Any]:
-    """Return all settings that differ from gunicorn's defaults."""
+def gunicorn_settings(launch: Launch, address: str) -> dict[str, Any]:
+    """Return all settings that differ from gunicorn's defaults. address: where it listens."""
     options = launch.options
 
     def make_tls_context(conf: object, default: object) -> SSLContext | None:
         return tls_context(options)
 
     return {
-        "bind": f"unix:{launch.socket}" if launch.socket else f"0.0.0.0:{launch.port}",
+        "bind": address,
         **(
             {}
             if launch.socket
@@ -205,8 +210,6 @@ def main(parent: str, launch_path: str) -> int:
     # Texts are tokenized one at a time, so the tokenizer's threads would have nothing to do.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
-        if not launch.socket:
-            require_free_port(launch.port)
         front_end = FrontEnd(launch)
     except ConfigurationError as error:
         return report_error(error)

@@ -34,6 +34,7 @@ from container.front_end.connections import Connections, silent_timeout
 from container.front_end.refusal import refuse
 from container.front_end.web_socket import WebSocket
 from container.http.off_loop import SWITCH_INTERVAL_S
+from container.launch.ports import client_address
 from container.launch.stop_times import FAILED_REQUESTS_S
 from core.errors import LongshoreError, RequestError
 from core.options import Options
@@ -96,7 +97,7 @@ class DrainingWorker(GeventWorker):
             connection = self._connections.shake_hands(client, self._tls)
             if connection is not None:
                 arrival = Arrival(connection, self._application.options, self._bodies)
-                super().handle(listener, cast(Any, arrival), addr)
+                super().handle(listener, cast(Any, arrival), client_address(addr))
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> bool:
         """Answer one request. Raises StopIteration to close the connection."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from socket import socket
 from typing import Any, Literal, cast
 
 from gevent.pywsgi import WSGIHandler, WSGIServer
@@ -11,25 +12,24 @@ from container.front_end.arrival import Arrival
 from container.front_end.body_memory import BodyMemory
 from container.front_end.connections import KEEPALIVE_S, Connections
 from container.front_end.refusal import refuse
+from container.launch.ports import client_address
 from core.errors import LongshoreError
 from core.options import Options
-
-_BACKLOG = 2048
 
 
 class HttpServer(WSGIServer):
     """Serves an application, and limits the number and the slowness of its connections."""
 
-    def __init__(self, port: int, app: Any, options: Options, tls: Any | None) -> None:
-        """`tls` is an SSLContext, or None for HTTP."""
+    def __init__(self, listener: socket, app: Any, options: Options, tls: Any | None) -> None:
+        """`listener` listens, and `tls` is an SSLContext, or None for HTTP."""
+        listener.setblocking(False)
         self.connections = Connections(options.max_connections)
         self.options = options
         self.bodies = BodyMemory(options.max_body_memory)
         self._tls = tls
         super().__init__(
-            ("0.0.0.0", port),
+            listener,
             app,
-            backlog=_BACKLOG,
             spawn=self.connections.pool(),
             log=None,
             handler_class=_Handler,
@@ -45,7 +45,7 @@ class HttpServer(WSGIServer):
             connection = self.connections.shake_hands(sock, self._tls)
             if connection is not None:
                 try:
-                    super().handle(connection, address)
+                    super().handle(connection, client_address(address))
                 finally:
                     connection.close()
 

@@ -14,9 +14,10 @@ from flask import Flask
 from gevent.event import Event
 from werkzeug.wsgi import ClosingIterator
 
+from container.configuration.report import url_host
 from container.configuration.resolve import load_configuration
 from container.front_end.connections import possible_connections
-from container.launch.ports import require_free_port
+from container.launch.ports import listen, require_free_port
 from container.launch.supervisor import run_directory
 from container.multi_model.app import create_front
 from container.multi_model.http_server import HttpServer
@@ -33,6 +34,7 @@ from core.errors import ConfigurationError, InsufficientMemoryError
 from core.logs import configure_logs
 
 _LAST_RESPONSE_S = 1.0
+_REAP_INTERVAL_S = 1.0
 
 
 def serve_models(
@@ -41,6 +43,8 @@ def serve_models(
     variables: Mapping[str, str],
     command: Sequence[str] = COMMAND,
     comparison: Comparison | None = None,
+    *,
+    host: str = "",
 ) -> int:
     """Serve these models, and models loaded later, until a signal. Return the exit code.
 
@@ -50,7 +54,7 @@ def serve_models(
     keys or the certificate cannot be read. Call it from the main thread, which receives signals and
     must start the child processes.
     """
-    require_free_port(port)
+    require_free_port(port, host)
     options = comparison.options if comparison else load_configuration(None, variables).options
     page = Page(options, "compare.html") if comparison and options.ui != "false" else None
     gate, tls = open_gate(options, has_limits=False), tls_context(options)
@@ -59,29 +63,30 @@ def serve_models(
     # A request has a second connection, to its model.
     connections = possible_connections(options.max_connections, files_each=2)
     options = replace(options, max_connections=connections)
-    with run_directory() as run_dir:
+    served = "strategies" if comparison else "models"
+    with _stop_signals() as (stop, stop_now), run_directory() as run_dir:
         models = Models(run_dir, variables, command)
         front = create_front(models, gate, sources, options.cors_allowed_origin, page)
         app = _BusyTracker(front)
-        server = HttpServer(port, app, options, tls)
-        with _stop_signals(models) as (stop, stop_now):
-            server.start()
-            served = "strategies" if comparison else "models"
-            print(f"Longshore on port {port}, serving several {served}", flush=True)
-            try:
-                _load_all(models, entries, comparison.overrides if comparison else {})
+        server = HttpServer(listen(port, host), app, options, tls)
+        server.start()
+        print(f"Longshore on port {port}, serving several {served}", flush=True)
+        try:
+            overrides = comparison.overrides if comparison else {}
+            # Loading may take long, and a signal must end the wait for it.
+            loading = gevent.spawn(_load_all, models, entries, overrides)
+            gevent.wait([loading, stop], count=1)
+            if not stop.is_set():
+                _require_loaded(loading.get())
                 if page is not None:
-                    scheme = "http" if tls is None else "https"
-                    print(f"the strategies side by side: {scheme}://localhost:{port}/", flush=True)
-                stop.wait()
-            except RefusedError as error:
-                if not stop.is_set():
-                    kind = InsufficientMemoryError if error.code == 507 else ConfigurationError
-                    raise kind(str(error)) from None
-            finally:
-                server.close()
-                models.stop(stop_now)
-                app.idle.wait(_LAST_RESPONSE_S)
+                    page_url = f"{'https' if tls else 'http'}://{url_host(host)}:{port}/"
+                    print(f"the strategies side by side: {page_url}", flush=True)
+            while not stop.wait(_REAP_INTERVAL_S):
+                models.reap_orphans()
+        finally:
+            server.close()
+            models.stop(stop_now)
+            app.idle.wait(_LAST_RESPONSE_S)
     return 0
 
 
@@ -108,15 +113,26 @@ class _BusyTracker:
 
 def _load_all(
     models: Models, entries: Mapping[str, Path], overrides: Mapping[str, Overrides]
-) -> None:
-    for name, path in entries.items():
-        models.load(name, str(path), overrides.get(name))
+) -> RefusedError | None:
+    """Load the models. Return the error of the first one that cannot be loaded."""
+    try:
+        for name, path in entries.items():
+            models.load(name, str(path), overrides.get(name))
+    except RefusedError as error:
+        return error
     models.initial_models_loaded = True
+    return None
+
+
+def _require_loaded(error: RefusedError | None) -> None:
+    if error is not None:
+        kind = InsufficientMemoryError if error.code == 507 else ConfigurationError
+        raise kind(str(error))
 
 
 @contextmanager
-def _stop_signals(models: Models) -> Generator[tuple[Event, Event]]:
-    """Handle signals: the first sets `stop` and stops the models, the second sets `stop_now`."""
+def _stop_signals() -> Generator[tuple[Event, Event]]:
+    """Handle signals: the first one sets the first event, the second one the second event."""
     stop, stop_now = Event(), Event()
 
     def handle() -> None:
@@ -125,11 +141,14 @@ def _stop_signals(models: Models) -> Generator[tuple[Event, Event]]:
             return
         print("stopping: running requests may finish; repeat the signal to stop now", flush=True)
         stop.set()
-        models.begin_stop()
 
-    handlers = [gevent.signal_handler(signum, handle) for signum in (signal.SIGINT, signal.SIGTERM)]
+    signums = (signal.SIGINT, signal.SIGTERM)
+    previous = {signum: signal.getsignal(signum) for signum in signums}
+    handlers = [gevent.signal_handler(signum, handle) for signum in signums]
     try:
         yield stop, stop_now
     finally:
         for handler in handlers:
-            handler.cancel()
+            handler.cancel()  # leaves the signal to its default, which ends the process
+        for signum, own in previous.items():
+            signal.signal(signum, own)
