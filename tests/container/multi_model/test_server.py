@@ -367,6 +367,25 @@ def test_stopping_while_a_store_loads(
         ends_well(process)
 
 
+def test_stopping_while_a_model_is_unpacked(
+    caller: Caller, model: Model, tmp_path: Path, short_dir: Path
+) -> None:
+    """The thread that unpacks cannot be stopped, so nothing may wait for it."""
+    model("a")
+    model("b")
+    program = (
+        "import time; import container.multi_model.models as models; "
+        "from tests.container.multi_model.run_models import main; "
+        "models.estimate_needs = lambda *_: (print('unpacking', flush=True), time.sleep(1000)); "
+        f"main('{caller.port}', {str(tmp_path / 'store')!r})"
+    )
+    with running_alone(["-c", program], short_dir) as process:
+        assert process.stdout is not None
+        while process.stdout.readline() != "unpacking\n":
+            assert process.poll() is None
+        ends_well(process)
+
+
 def test_port_in_use(start: Start, caller: Caller) -> None:
     with start() as process:
         wait_until(caller.is_healthy)
