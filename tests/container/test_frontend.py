@@ -32,6 +32,7 @@ from tests.container.processes import (
     running,
     wait_until,
 )
+from tests.container.test_ports import needs_ipv6
 
 STREAM = {"inputs": "Q", "stream": True}
 HEAD, MORE = b"POST /invocations HTTP/1.1\r\nHost: x\r\n", bytes(2**22)
@@ -209,6 +210,19 @@ def test_connections_over_the_maximum_are_refused_if_none_is_idle(
         assert response.headers["Retry-After"]
         assert caller.ping() == 200
         assert len(engine.of_type(Submit)) == 8
+
+
+@needs_ipv6
+def test_clients_of_ipv4_and_of_ipv6(front_end: subprocess.Popen[str], caller: Caller) -> None:
+    """Both may see the live page, which is only for clients of this machine."""
+    for address in ("127.0.0.1", "::1"):
+        client = http.client.HTTPConnection(address, caller.port, timeout=HANG_S)
+        for path in ("/ping", "/"):
+            client.request("GET", path)
+            response = client.getresponse()
+            response.read()
+            assert response.status == 200, (address, path)
+        client.close()
 
 
 def test_few_open_files_mean_few_connections(

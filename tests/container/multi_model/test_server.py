@@ -24,6 +24,7 @@ from tests.container.processes import (
     running_alone,
     wait_until,
 )
+from tests.container.test_ports import needs_ipv6
 
 Start = Callable[..., AbstractContextManager[subprocess.Popen[str]]]
 Model = Callable[..., Path]
@@ -167,6 +168,16 @@ def test_connections_have_a_maximum(start: Start, caller: Caller, model: Model) 
             assert b"option.max_connections" in answer
             (path / "end").write_text("last\n")
         ends_well(process)
+
+
+@needs_ipv6
+def test_clients_of_ipv4_and_of_ipv6(start: Start, caller: Caller) -> None:
+    with start():
+        wait_until(caller.is_healthy)
+        client = http.client.HTTPConnection("::1", caller.port, timeout=HANG_S)
+        client.request("GET", "/ping")
+        assert client.getresponse().status == 200
+        client.close()
 
 
 def test_few_open_files_mean_few_connections(
