@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
@@ -85,11 +86,15 @@ def note_stop_signals() -> Sequence[int]:
     itself holds.
     """
     signals: list[int] = []
-    _handle_signals(lambda number, frame: signals.append(number))
+
+    def note(signum: int, _: object) -> None:
+        signals.append(signum)
+
+    _handle_signals(note)
     return signals
 
 
-def _handle_signals(handler: Callable[..., object]) -> None:
+def _handle_signals(handler: Callable[[int, FrameType | None], object]) -> None:
     for signum in _STOP_SIGNALS:
         signal.signal(signum, handler)
 

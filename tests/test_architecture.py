@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+WALL_CLOCK = {
+    # the field `created` of an answer or a model
+    "chat/api.py", "completions/api.py", "responses/api.py", "tasks/rerank.py", "apis/models.py",
+    "text/chat_template.py",  # strftime_now, today's date in a prompt
+    "tracing/request_spans.py", "serve/emf.py",  # when something was, for a monitoring service
+    "http/metrics.py",  # a gauge whose value is the time
+    "invocations/sessions.py",  # several machines may share the files
+}  # fmt: skip
+"""Files that may read the wall clock, each because it tells the time to somebody else."""
 MAY_IMPORT = {
     "core": set(),
     "djl_python": set(),
@@ -206,6 +216,22 @@ def test_only_route_functions_use_the_globals_of_flask():
         "tracing/tracing.py",
         "ui/routes.py",
     }
+
+
+@pytest.mark.parametrize(
+    "package", ["core", "strategies", "kernels", "engine", "container", "fleet"]
+)
+def test_no_duration_depends_on_the_wall_clock(package):
+    """Somebody may set it. Deadlines, heartbeats and limits use the monotonic clock."""
+    uses = re.compile(
+        r"\b(time\.time(_ns)?|localtime|ctime)\b|datetime\.(now|utcnow|today)\(|st_mtime\b"
+    )
+    found = {
+        "/".join(path.parts[-2:])
+        for path in (ROOT / package).rglob("*.py")
+        if uses.search(path.read_text())
+    }
+    assert found <= WALL_CLOCK
 
 
 def test_kernels_init_imports_nothing_and_has_no_version():

@@ -8,7 +8,9 @@ PARENT is the process id of the supervisor. This process ends when the superviso
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ import msgspec
 from flask import Flask
 from gevent.ssl import SSLContext
 from gunicorn.app.base import BaseApplication
+from gunicorn.arbiter import Arbiter
 from gunicorn.config import Config
 from gunicorn.glogging import Logger
 
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from container.hooks.load import Hooks
     from container.tracing.tracing import Tracing
 
+_POLL_INTERVAL_S = 0.1
 GRACEFUL_TIMEOUT_S = RUNNING_REQUESTS_S + FAILED_REQUESTS_S
 STUCK_WORKER_S = 120
 """A worker whose event loop is blocked for this long is replaced. Streams do not block it."""
@@ -58,6 +62,22 @@ class PropagatingLogger(Logger):
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
         self.error_log.propagate = True
+
+
+class PatientArbiter(Arbiter):
+    """Gives workers the graceful timeout to end, even if somebody sets the wall clock meanwhile."""
+
+    def stop(self, graceful: bool = True) -> None:
+        """Stop the workers."""
+        self._deadline = time.monotonic() + self.cfg.graceful_timeout
+        super().stop(graceful)
+
+    def kill_workers(self, sig: int) -> None:
+        """Send a signal to the workers. gunicorn sends SIGKILL when the time is up by its clock."""
+        while sig == signal.SIGKILL and self.WORKERS and time.monotonic() < self._deadline:
+            self.reap_workers()
+            time.sleep(_POLL_INTERVAL_S)
+        super().kill_workers(sig)
 
 
 class FrontEnd(BaseApplication):
@@ -78,6 +98,10 @@ class FrontEnd(BaseApplication):
         open_paths = (*HEALTH_PATHS, "/metrics") if launch.name else HEALTH_PATHS
         self._gate = open_gate(launch.options, open_paths=open_paths)
         super().__init__()
+
+    def run(self) -> None:
+        """Serve until SIGTERM."""
+        PatientArbiter(self).run()
 
     def load_config(self) -> None:
         """Set gunicorn's settings. Called by gunicorn."""

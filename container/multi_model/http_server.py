@@ -45,7 +45,7 @@ class HttpServer(WSGIServer):
             connection = self.connections.shake_hands(sock, self._tls)
             if connection is not None:
                 try:
-                    super().handle(connection, client_address(address))
+                    super().handle(connection, cast(Any, client_address(address)))
                 finally:
                     connection.close()
 

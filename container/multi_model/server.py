@@ -72,9 +72,11 @@ def serve_models(
         server.start()
         print(f"Longshore on port {port}, serving several {served}", flush=True)
         try:
-            overrides = comparison.overrides if comparison else {}
+            overrides: Mapping[str, Overrides] = comparison.overrides if comparison else {}
             # Loading may take long, and a signal must end the wait for it.
-            loading = gevent.spawn(_load_all, models, entries, overrides)
+            loading: gevent.Greenlet[[], RefusedError | None] = gevent.spawn(
+                lambda: _load_all(models, entries, overrides)
+            )
             gevent.wait([loading, stop], count=1)
             if not stop.is_set():
                 _require_loaded(loading.get())

@@ -169,12 +169,27 @@ def test_running_requests_may_finish(
     assert front_end.wait(HANG_S) == 0
 
 
+JUMPING_CLOCK = """
+import itertools, time
+hours = itertools.count()
+time.time = lambda: 1e9 + 3600 * next(hours)
+"""
+
+
+@pytest.mark.parametrize("clock", ["", JUMPING_CLOCK])
 def test_requests_that_do_not_finish_get_an_error(
-    tmp_path: Path, tokenizer_dir: Path, engine: FakeEngine, endpoint: str, caller: Caller
+    tmp_path: Path,
+    tokenizer_dir: Path,
+    engine: FakeEngine,
+    endpoint: str,
+    caller: Caller,
+    clock: str,
 ) -> None:
+    """However somebody sets the clock, they have their time to finish."""
     engine.script = stalls(after=[65])
     launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port)
-    with running(["-c", with_time_to_stop(2, launch)]) as process, ThreadPoolExecutor(2) as pool:
+    program = clock + with_time_to_stop(2, launch)
+    with running(["-c", program]) as process, ThreadPoolExecutor(2) as pool:
         wait_until(caller.is_healthy)
         answers = [
             pool.submit(caller.post, {"inputs": "Q", "stream": flag}) for flag in (True, False)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
+from container.__main__ import main
 from container.launch.ports import bind_port, client_address, listen, require_free_port
 from core.errors import ConfigurationError
 from tests.container.processes import free_port
@@ -67,6 +69,21 @@ def test_a_machine_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_host_that_is_no_address(host: str) -> None:
     with pytest.raises(ConfigurationError, match=r"--host .*: expected an IP address"):
         require_free_port(8080, host)
+
+
+@needs_ipv6
+def test_the_flag(tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port is taken at ::1, but free at 127.0.0.1."""
+    served: list[tuple[int, str]] = []
+    monkeypatch.setattr(
+        "container.launch.supervisor.supervise",
+        lambda configuration, prepared, port, *, host: served.append((port, host)) or 0,
+    )
+    with listen(port := free_port(), "::1"):
+        command = ["serve", str(tokenizer_dir), "--port", str(port), "--host"]
+        assert main([*command, "::1"]) == 2
+        assert main([*command, "127.0.0.1"]) == 0
+    assert served == [(port, "127.0.0.1")]
 
 
 def test_a_host_of_another_machine() -> None:
