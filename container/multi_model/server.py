@@ -11,7 +11,7 @@ from typing import Any
 
 import gevent
 from flask import Flask
-from gevent.event import Event
+from gevent.event import AsyncResult, Event
 from werkzeug.wsgi import ClosingIterator
 
 from container.configuration.report import url_host
@@ -74,17 +74,19 @@ def serve_models(
         try:
             overrides: Mapping[str, Overrides] = comparison.overrides if comparison else {}
             # Loading may take long, and a signal must end the wait for it.
-            loading: gevent.Greenlet[[], RefusedError | None] = gevent.spawn(
-                lambda: _load_all(models, entries, overrides)
-            )
+            loading: AsyncResult[None] = AsyncResult()
+            gevent.spawn(_load_all, models, entries, overrides, loading)
             gevent.wait([loading, stop], count=1)
             if not stop.is_set():
-                _require_loaded(loading.get())
+                loading.get()
                 if page is not None:
                     page_url = f"{'https' if tls else 'http'}://{url_host(host)}:{port}/"
                     print(f"the strategies side by side: {page_url}", flush=True)
             while not stop.wait(_REAP_INTERVAL_S):
                 models.reap_orphans()
+        except RefusedError as error:
+            kind = InsufficientMemoryError if error.code == 507 else ConfigurationError
+            raise kind(str(error)) from None
         finally:
             server.close()
             models.stop(stop_now)
@@ -114,22 +116,19 @@ class _BusyTracker:
 
 
 def _load_all(
-    models: Models, entries: Mapping[str, Path], overrides: Mapping[str, Overrides]
-) -> RefusedError | None:
-    """Load the models. Return the error of the first one that cannot be loaded."""
+    models: Models,
+    entries: Mapping[str, Path],
+    overrides: Mapping[str, Overrides],
+    loading: AsyncResult[None],
+) -> None:
+    """Load the models. `loading` then says that all are loaded, or why one is not."""
     try:
         for name, path in entries.items():
             models.load(name, str(path), overrides.get(name))
-    except RefusedError as error:
-        return error
-    models.initial_models_loaded = True
-    return None
-
-
-def _require_loaded(error: RefusedError | None) -> None:
-    if error is not None:
-        kind = InsufficientMemoryError if error.code == 507 else ConfigurationError
-        raise kind(str(error))
+        models.initial_models_loaded = True
+        loading.set(None)
+    except Exception as error:
+        loading.set_exception(error)
 
 
 @contextmanager
