@@ -24,6 +24,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -173,6 +174,10 @@ def read_part(source: Path, part: Part) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
+UNFINISHED = re.compile(r"\.part-[0-9]{8}\.jsonl\.[0-9a-f]{32}")
+"""The names under which `write_atomically` writes parts."""
+
+
 def write_atomically(path: Path, lines: Iterable[str]) -> None:
     """Write a file that appears with all of its lines or not at all."""
     unfinished = path.with_name(f".{path.name}.{uuid4().hex}")
@@ -244,8 +249,9 @@ def run(options: argparse.Namespace) -> str:
                 num_errors += row["num_errors"]
                 bar.update(row["num_lines"])
                 bar.set_postfix(errors=num_errors)
-    for unfinished in options.output.glob(".part-*"):  # left by actors that died
-        unfinished.unlink()
+    for path in options.output.iterdir():
+        if UNFINISHED.fullmatch(path.name):  # left by an actor that died
+            path.unlink()
     return f"{num_to_answer} of {num_lines} lines processed in this run, {num_errors} with an error"
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -151,12 +152,15 @@ def test_a_complete_output_needs_no_ray(
     open_output(output, {"input_sha256": digest, **settings})
     for part in parts:
         part.path(output).write_text("")
-    unfinished = output / ".part-00000001.jsonl.of-an-actor-that-died"
+    unfinished = output / f".part-00000001.jsonl.{uuid4().hex}"
     unfinished.write_text("")
+    own = output / ".part-of-somebody-else"
+    own.write_text("")
     command = ["--input", str(source), "--output", str(output), *COMMAND]
     assert main(command) == 0
     assert "0 of 5 lines" in capsys.readouterr().out
     assert not unfinished.exists()
+    assert own.exists()
     source.write_text("{}")
     assert main(command) == 2
     assert "input_sha256" in capsys.readouterr().err
