@@ -97,7 +97,7 @@ class DrainingWorker(GeventWorker):
             connection = self._connections.shake_hands(client, self._tls)
             if connection is not None:
                 arrival = Arrival(connection, self._application.options, self._bodies)
-                super().handle(listener, cast(Any, arrival), client_address(addr))
+                super().handle(listener, cast(Any, arrival), cast(Any, client_address(addr)))
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> bool:
         """Answer one request. Raises StopIteration to close the connection."""
