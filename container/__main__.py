@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m containe
             return _explain(configuration, model_dir)
         if parsed.command == "plan":
             return _plan(parsed, configuration, model_dir)
-        return serve_model(configuration, model_dir, _port(parsed.port))
+        return serve_model(configuration, model_dir, _port(parsed.port), parsed.host)
     except ConfigurationError as error:
         return report_error(error)
 
@@ -96,6 +96,13 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         if name == "serve":
             command.add_argument(
                 "--port", type=int, help="TCP port (default: SAGEMAKER_BIND_TO_PORT, else 8080)"
+            )
+            command.add_argument(
+                "--host",
+                default="",
+                metavar="ADDRESS",
+                help="IP address to listen on, such as 127.0.0.1 or :: (default: all addresses, of "
+                "IPv4 and IPv6)",
             )
             command.add_argument(
                 "--strategies",
@@ -270,11 +277,11 @@ def _plan(parsed: argparse.Namespace, configuration: Configuration, model_dir: P
     return 0
 
 
-def serve_model(configuration: Configuration, model_dir: Path, port: int) -> int:
+def serve_model(configuration: Configuration, model_dir: Path, port: int, host: str = "") -> int:
     from container.launch.supervisor import supervise  # lazy: only serve needs ZeroMQ
 
-    require_free_port(port)  # before a download, which may take long
-    return supervise(configuration, prepare(configuration, model_dir), port)
+    require_free_port(port, host)  # before a download, which may take long
+    return supervise(configuration, prepare(configuration, model_dir), port, host=host)
 
 
 def _serve_strategies(
@@ -303,7 +310,9 @@ def _serve_strategies(
             "serve it with --batching"
         )
     entries = {name: path.resolve() for name in names}
-    return serve_models(entries, _port(parsed.port), os.environ, comparison=comparison)
+    return serve_models(
+        entries, _port(parsed.port), os.environ, comparison=comparison, host=parsed.host
+    )
 
 
 def _run_multi_model(
@@ -320,7 +329,7 @@ def _run_multi_model(
     if parsed.command == "serve":
         from container.multi_model.server import serve_models
 
-        return serve_models(models, _port(parsed.port), os.environ)
+        return serve_models(models, _port(parsed.port), os.environ, host=parsed.host)
     print(f"models: {', '.join(models) or 'only those that POST /models loads'}")
     for name, path in models.items():
         model_dir = open_model_dir(path)

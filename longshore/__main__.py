@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from core.process.processes import until_stopped
 
 NAME = "longshore"
 EXIT_USAGE = 2
@@ -33,12 +33,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         case ["-h" | "--help", *_]:
             print(*_help_lines(), sep="\n")
         case ["--version", *_]:
+            import importlib.metadata  # lazy, as all imports that `serve` does not need
+
             print(NAME, importlib.metadata.version(NAME))
         case [name, *_] if name in COMMANDS:
             return _run(COMMANDS[name], given)
         case _:
             print(*_help_lines(), sep="\n", file=sys.stderr)
             if given:
+                import difflib
+
                 near = difflib.get_close_matches(given[0], COMMANDS, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 print(f"\n{NAME}: no command {given[0]!r}{hint}", file=sys.stderr)
@@ -78,6 +82,10 @@ def _container(arguments: list[str]) -> int:
     return run(arguments, NAME)
 
 
+def _server(arguments: list[str]) -> int:
+    return until_stopped(lambda: _container(arguments))
+
+
 def _compare(arguments: list[str]) -> int:
     from loadtest.__main__ import main as run
 
@@ -109,7 +117,7 @@ def _fleet(arguments: list[str]) -> int:
 
 
 COMMANDS = {
-    "serve": Command("serve a model over HTTP", _container),
+    "serve": Command("serve a model over HTTP", _server),
     "explain": Command(
         "show the strategy, and every option with the place that sets it", _container
     ),

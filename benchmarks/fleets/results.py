@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from benchmarks.fleets.study import FleetRow, Known
 
@@ -34,7 +35,7 @@ class Results:
         fields = asdict(row)
         self._rows = [old for old in self._rows if _fleet(old) != _fleet(fields)] + [fields]
         document = {"simulation": True, "settings": self._settings, "rows": self._rows}
-        unfinished = self._path.with_name(f"{self._path.name}.unfinished")
+        unfinished = self._path.with_name(f".{self._path.name}.{uuid4().hex}")
         unfinished.write_text(json.dumps(document, indent=1) + "\n")
         os.replace(unfinished, self._path)
 

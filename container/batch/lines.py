@@ -90,8 +90,8 @@ def open_output(path: Path) -> Generator[BinaryIO]:
 
     Raises ConfigurationError if the file cannot be read and written.
     """
-    is_new = not path.exists()
     try:
+        is_new = _create(path)
         output = path.open("ab+", buffering=0)
     except OSError as error:
         raise ConfigurationError(f"--output {path}: {error.strerror}") from None
@@ -102,6 +102,15 @@ def open_output(path: Path) -> Generator[BinaryIO]:
             if is_new:
                 path.unlink()
             raise
+
+
+def _create(path: Path) -> bool:
+    """Create the file, and return whether there was none of this name, not even a broken link."""
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def read_outcomes(path: Path) -> dict[str, str | None]:

@@ -24,7 +24,7 @@ from container.launch.supervisor import supervise
 from container.model_files.directory import default_model_dir, find_properties, open_model_dir
 from core.errors import ConfigurationError
 from core.process.internal_arguments import internal_arguments
-from core.process.processes import die_with_parent
+from core.process.processes import die_with_parent, until_stopped
 
 NO_TIMEOUT_S = 10**8
 
@@ -71,4 +71,5 @@ def for_batch(configuration: Configuration, num_workers: int) -> Configuration:
 if __name__ == "__main__":
     description = "The container that answers a batch. `longshore batch` starts it."
     form = "PARENT:int MODEL_DIR PROPERTIES SOCKET NUM_WORKERS:int FLAGS"
-    sys.exit(main(*internal_arguments("container.batch.serve_batch", description, form)))
+    arguments = internal_arguments("container.batch.serve_batch", description, form)
+    sys.exit(until_stopped(lambda: main(*arguments)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,7 +76,14 @@ def listening_line(launch: Launch) -> str:
     if launch.socket:
         return f"listening on {launch.socket}"
     scheme = "https" if launch.options.ssl_certfile else "http"
-    return f"listening on {scheme}://localhost:{launch.port}"
+    return f"listening on {scheme}://{url_host(launch.host)}:{launch.port}"
+
+
+def url_host(host: str) -> str:
+    """Return the host of the URL of a server that listens on the address `host`, or on all."""
+    if not host or ipaddress.ip_address(host).is_unspecified:
+        return "localhost"
+    return f"[{host}]" if ":" in host else host
 
 
 def _task_limit_lines(facts: Facts) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -14,10 +15,14 @@ from container.http.health import HEALTH_PATHS
 from container.security.tls import shake_hands
 from core.errors import OverloadedError
 
+logger = logging.getLogger(__name__)
+
 KEEPALIVE_S = 75
 """Longer than the 60 s for which AWS's load balancers keep idle connections."""
 EXTRA_CONNECTIONS = 64
 """Connections beyond the maximum. Their requests are refused, except those to a health path."""
+OTHER_FILES = 64
+"""Files that a process may need besides its connections. A worker has about 20."""
 
 
 class Connections:
@@ -100,7 +105,22 @@ def silent_timeout(seconds: float | None) -> gevent.Timeout:
     return gevent.Timeout(seconds, False)  # pyright: ignore[reportArgumentType]
 
 
-def allow_many_connections() -> None:
-    """Raise the limit of open files. Each connection needs a file, and the usual limit is 1,024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def possible_connections(maximum: int, files_each: int = 1) -> int:
+    """Return for how many connections this process may open files, `maximum` at most.
+
+    Raises the limit of open files as far as it can: each connection needs `files_each` of them, and
+    the usual limit is 1,024. Logs a warning if `maximum` does not fit.
+    """
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    fits = max(1, (limit - OTHER_FILES) // files_each - EXTRA_CONNECTIONS)
+    if fits >= maximum or limit == resource.RLIM_INFINITY:
+        return maximum
+    logger.warning(
+        "at most %d connections instead of %d (option.max_connections), because the limit of open "
+        "files is %d (ulimit -Hn)",
+        fits,
+        maximum,
+        limit,
+    )
+    return fits

@@ -8,7 +8,10 @@ PARENT is the process id of the supervisor. This process ends when the superviso
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +19,14 @@ import msgspec
 from flask import Flask
 from gevent.ssl import SSLContext
 from gunicorn.app.base import BaseApplication
+from gunicorn.arbiter import Arbiter
 
 from container.configuration.report import report_error
-from container.front_end.connections import allow_many_connections
+from container.front_end.connections import possible_connections
 from container.front_end.worker import http_settings
 from container.http.failures import refusal_reason
 from container.http.health import HEALTH_PATHS
-from container.launch.ports import require_free_port
+from container.launch.ports import listen
 from container.launch.stop_times import FAILED_REQUESTS_S, RUNNING_REQUESTS_S
 from container.security.authentication import open_gate
 from container.security.tls import tls_context
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
     from container.hooks.load import Hooks
     from container.tracing.tracing import Tracing
 
+_POLL_INTERVAL_S = 0.1
 GRACEFUL_TIMEOUT_S = RUNNING_REQUESTS_S + FAILED_REQUESTS_S
 STUCK_WORKER_S = 120
 """A worker whose event loop is blocked for this long is replaced. Streams do not block it."""
@@ -49,23 +54,48 @@ a thread of the engine is interrupted in a matmul, all its other threads wait. T
 still gets time between matmuls, and when it is late it sends several tokens at once."""
 
 
+class PatientArbiter(Arbiter):
+    """Gives workers the graceful timeout to end, even if somebody sets the wall clock meanwhile."""
+
+    def stop(self, graceful: bool = True) -> None:
+        """Stop the workers."""
+        self._deadline = time.monotonic() + self.cfg.graceful_timeout
+        super().stop(graceful)
+
+    def kill_workers(self, sig: int) -> None:
+        """Send a signal to the workers. gunicorn sends SIGKILL when the time is up by its clock."""
+        while sig == signal.SIGKILL and self.WORKERS and time.monotonic() < self._deadline:
+            self.reap_workers()
+            time.sleep(_POLL_INTERVAL_S)
+        super().kill_workers(sig)
+
+
 class FrontEnd(BaseApplication):
     """gunicorn, configured from the launch file instead of its own options.
 
-    The constructor raises ConfigurationError if the API keys cannot be read.
+    The constructor raises ConfigurationError if the API keys cannot be read or the port is in use.
     """
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
+        self._address = (
+            f"unix:{launch.socket}"
+            if launch.socket
+            else f"fd://{listen(launch.port, launch.host).detach()}"
+        )
         # With several models, the process in front of them checks the clients' keys. It sends none
         # when it reads /metrics.
         open_paths = (*HEALTH_PATHS, "/metrics") if launch.name else HEALTH_PATHS
         self._gate = open_gate(launch.options, open_paths=open_paths)
         super().__init__()
 
+    def run(self) -> None:
+        """Serve until SIGTERM."""
+        PatientArbiter(self).run()
+
     def load_config(self) -> None:
         """Set gunicorn's settings. Called by gunicorn."""
-        for name, value in gunicorn_settings(self._launch).items():
+        for name, value in gunicorn_settings(self._launch, self._address).items():
             self.cfg.set(name, value)
 
     def load(self) -> Flask:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -144,15 +174,15 @@ def _open_tracing(options: Options) -> Tracing | None:
     return Tracing(options.otlp_traces_endpoint)
 
 
-def gunicorn_settings(launch: Launch) -> dict[str, Any]:
-    """Return all settings that differ from gunicorn's defaults."""
+def gunicorn_settings(launch: Launch, address: str) -> dict[str, Any]:
+    """Return all settings that differ from gunicorn's defaults. address: where it listens."""
     options = launch.options
 
     def make_tls_context(conf: object, default: object) -> SSLContext | None:
         return tls_context(options)
 
     return {
-        "bind": f"unix:{launch.socket}" if launch.socket else f"0.0.0.0:{launch.port}",
+        "bind": address,
         "ssl_context": make_tls_context,
         "worker_class": full_name("container.front_end.worker.DrainingWorker"),
         "workers": options.http_workers or max(1, num_cores() // 4),
@@ -174,13 +204,13 @@ def main(parent: str, launch_path: str) -> int:
     die_with_parent(int(parent))
     os.nice(NICENESS)
     launch = read_launch(Path(launch_path))
-    configure_logs(launch.options.log_format, launch.options.log_level, launch.name)
+    options = launch.options
+    configure_logs(options.log_format, options.log_level, launch.name)
+    options = replace(options, max_connections=possible_connections(options.max_connections))
+    launch = msgspec.structs.replace(launch, options=options)
     # Texts are tokenized one at a time, so the tokenizer's threads would have nothing to do.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    allow_many_connections()
     try:
-        if not launch.socket:
-            require_free_port(launch.port)
         front_end = FrontEnd(launch)
     except ConfigurationError as error:
         return report_error(error)

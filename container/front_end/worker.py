@@ -46,6 +46,7 @@ from container.front_end.refusal import refuse
 from container.front_end.web_socket import WebSocket
 from container.http.failures import Failure
 from container.http.off_loop import SWITCH_INTERVAL_S
+from container.launch.ports import client_address
 from container.launch.stop_times import FAILED_REQUESTS_S
 from core.configuration.limits import HEADER_BYTES, HEADERS, REQUEST_LINE
 from core.configuration.options import Options
@@ -163,7 +164,7 @@ class HttpWorker(GeventWorker):
             connection = self.connections.shake_hands(client, self.tls)
             if connection is not None:
                 arrival = Arrival(connection, self._application.options, self._bodies)
-                super().handle(listener, cast(Any, arrival), addr)
+                super().handle(listener, cast(Any, arrival), cast(Any, client_address(addr)))
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> bool:
         """Answer one request. Raises StopIteration to close the connection."""

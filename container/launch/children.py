@@ -44,6 +44,11 @@ class Child:
         )
 
     @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
     def exit_code(self) -> int | None:
         """The exit code: None while the process runs, negative if a signal ended it."""
         return self._process.poll()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from core.errors import ConfigurationError
 from core.process.names import python_command
 from core.text.template_files import load_chat_template
 from core.text.tokenizer import tokenizer_file
+from core.tied_command import run_to_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,7 @@ def _check_in_process(module: str, *arguments: str) -> None:
 
     Raises ConfigurationError with what that process says.
     """
-    command = [*python_command(module), *arguments]
-    result = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    result = run_to_end([*python_command(module), *arguments])
     if result.returncode != 0:
         raise ConfigurationError(result.stderr.strip())
 

@@ -6,13 +6,11 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 import zmq
@@ -30,6 +28,7 @@ from core.configuration.task import Task
 from core.errors import ConfigurationError
 from core.process.logs import configure_logs
 from core.process.names import python_command
+from core.process.processes import note_stop_signals, reap_orphans
 from core.protocol.messages import Facts, Launch
 
 logger = logging.getLogger(__name__)
@@ -64,18 +63,17 @@ class Supervisor:
         layout: Layout,
         commands: Commands,
         print_line: Callable[[str], None],
+        stop_signals: Sequence[int],
     ) -> None:
+        """stop_signals: collects the signals. The first one stops the children gracefully, the
+        second one kills them."""
         self._launch = launch
         self._launch_path = str(launch_path)
         self._layout = layout
         self._commands = commands
         self._print_line = print_line
-        self._num_stop_signals = 0
+        self._stop_signals = stop_signals
         self._facts_printed = False
-
-    def on_stop_signal(self, signum: int, frame: FrameType | None) -> None:
-        """Handle a signal: the first one stops the children gracefully, the second kills them."""
-        self._num_stop_signals += 1
 
     def run(self) -> int:
         """Run until stopped. Return the exit code, which is 0 after a stop signal."""
@@ -86,7 +84,7 @@ class Supervisor:
             ]
             try:
                 code = self._run_until_stopped()
-                if self._num_stop_signals:
+                if self._stop_signals:
                     self._print_line(
                         f"stopping; running requests have {RUNNING_REQUESTS_S} s to finish; "
                         "repeat the signal to stop now"
@@ -111,20 +109,25 @@ class Supervisor:
             context,
         )
 
+    @property
+    def _children(self) -> list[Child]:
+        return [self._front_end, *(engine.child for engine in self._engines)]
+
     def _with_launch(self, command: Sequence[str]) -> list[str]:
         """Return a child's command with its first arguments: our process id and the launch file."""
         return [*command, str(os.getpid()), self._launch_path]
 
     def _run_until_stopped(self) -> int:
         """Return the exit code after a stop signal or the loss of a child process."""
-        while not self._num_stop_signals:
+        while not self._stop_signals:
             self._wait()
+            reap_orphans([child.pid for child in self._children])
             if self._front_end.exit_code is not None:
                 logger.error("front end %s", self._front_end.describe_exit())
                 return 1
             for engine in self._engines:
                 if engine.has_ended and not self._recover_from_end(engine):
-                    return 0 if self._num_stop_signals else engine.final_exit_code
+                    return 0 if self._stop_signals else engine.final_exit_code
         return 0
 
     def _wait(self) -> None:
@@ -149,7 +152,7 @@ class Supervisor:
     def _recover_from_end(self, engine: EngineProcess) -> bool:
         """Restart an engine that has ended, or go on without it. Return False if neither works."""
         logger.error("%s %s", engine.name, engine.child.describe_exit())
-        if self._num_stop_signals:
+        if self._stop_signals:
             return False
         if engine.restart():
             return True
@@ -168,7 +171,7 @@ class Supervisor:
         for child in children:
             child.terminate()
         deadline = time.monotonic() + timeout_s
-        while self._num_stop_signals < 2:
+        while len(self._stop_signals) < 2:
             running = [child.name for child in children if child.exit_code is None]
             if not running:
                 return
@@ -184,25 +187,27 @@ def supervise(
     port: int,
     commands: Commands | None = None,
     *,
+    host: str = "",
     socket: Path | None = None,
     name: str = "",
     rank_address: str = "",
 ) -> int:
     """Serve the model until a signal arrives, and return the exit code.
 
-    Listens on the Unix socket `socket` if given, else on the port. `name` is the model's name in
-    requests. Raises ConfigurationError if the port is in use, if ranks of other machines could
-    not join, and what `layout_here` raises. Call it from the main thread, which receives the
-    signals.
+    Listens on the Unix socket `socket` if given, else on the port of the address `host`, or of all
+    addresses if it is empty. `name` is the model's name in requests. Raises ConfigurationError if
+    the port is in use, if ranks of other machines could not join, and what `layout_here` raises.
+    Call it from the main thread, which receives the signals.
     """
     if socket is None:
-        require_free_port(port)
+        require_free_port(port, host)
     options = configuration.options
     layout = layout_here(options)
     if options.nodes > 1:
         _require_fleet(options, prepared.task, rank_address)
     configure_logs(options.log_format, options.log_level, name)
     print_line = _log_line if options.log_format == "json" else _print_line
+    stop_signals = note_stop_signals()
     # The run directory is beside the socket, so that the socket's owner also removes the files of a
     # killed supervisor.
     with run_directory(socket and socket.parent) as run_dir:
@@ -210,6 +215,7 @@ def supervise(
             model_dir=str(prepared.model_dir.resolve()),
             endpoint=f"ipc://{run_dir}/engine.sock",
             port=port,
+            host=host,
             socket=str(socket or ""),
             name=name,
             options=options,
@@ -230,9 +236,8 @@ def supervise(
             print_line(f"  formatters: {launch.formatters}")
         for option, place in launch.hooks.items():
             print_line(f"  {option}: {place}")
-        supervisor = Supervisor(launch, launch_path, layout, commands or Commands(), print_line)
-        with _signal_handler(supervisor.on_stop_signal):
-            return supervisor.run()
+        commands = commands or Commands()
+        return Supervisor(launch, launch_path, layout, commands, print_line, stop_signals).run()
 
 
 def _require_fleet(options: Options, task: Task, rank_address: str) -> None:
@@ -264,17 +269,6 @@ def run_directory(parent: Path | None = None) -> Generator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _signal_handler(handler: Callable[[int, FrameType | None], None]) -> Generator[None]:
-    signums = (signal.SIGINT, signal.SIGTERM)
-    previous = {signum: signal.signal(signum, handler) for signum in signums}
-    try:
-        yield
-    finally:
-        for signum, old_handler in previous.items():
-            signal.signal(signum, old_handler)
 
 
 def _print_line(line: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import sys
 import sysconfig
 import venv
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from container.model_files.cache import cached_directory
 from core.errors import ConfigurationError
+from core.tied_command import run_to_end
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +41,10 @@ def _install(path: Path, environment: Path) -> None:
     ours = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     lines = [f"import site; site.addsitedir({folder!r})" for folder in sorted(ours)]
     (environment / _SITE_PACKAGES / "ours.pth").write_text("\n".join(lines) + "\n")
-    pip = [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python")]
+    pip = [str(environment / "bin" / "python"), "-m", "pip"]
     options = ["--no-input", "--disable-pip-version-check", "--quiet"]
     command = [*pip, "install", *options, "--requirement", path.name]
-    result = subprocess.run(command, cwd=path.parent, capture_output=True, text=True)
+    result = run_to_end(command, path.parent)
     if result.returncode != 0:
         lines = [line for line in result.stderr.splitlines() if line.strip()]
         raise ConfigurationError(

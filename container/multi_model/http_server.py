@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from socket import socket
 from typing import Any
 
 from gevent.server import StreamServer
 from gunicorn.config import Config
 
 from container.front_end.worker import HttpWorker, PropagatingLogger, http_settings
+from container.launch.ports import client_address
 from core.configuration.options import Options
-
-_BACKLOG = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +26,16 @@ class _Application:
 class HttpServer(StreamServer):
     """Serves an application, and limits the number and the slowness of its connections."""
 
-    def __init__(self, port: int, app: Any, options: Options, tls: Any | None) -> None:
-        """`tls` is an SSLContext, or None for HTTP."""
+    def __init__(self, listener: socket, app: Any, options: Options, tls: Any | None) -> None:
+        """`listener` listens, and `tls` is an SSLContext, or None for HTTP."""
+        listener.setblocking(False)
         self._worker = _worker(options)
         self._worker.wsgi, self._worker.tls = app, tls
-        connections = self._worker.connections.pool()
-        super().__init__(("0.0.0.0", port), self._serve, backlog=_BACKLOG, spawn=connections)
+        super().__init__(listener, self._serve, spawn=self._worker.connections.pool())
 
     def _serve(self, client: Any, address: Any) -> None:
         """Serve a connection until it is closed."""
-        self._worker.handle(self, client, address)
+        self._worker.handle(self, client, client_address(address))
 
     def getsockname(self) -> object:
         """Return the address. The worker asks for it, even when the socket is closed already."""

@@ -70,6 +70,11 @@ class ModelContainer:
         self._output: gevent.Greenlet[[], None] = gevent.spawn(self._copy_output, reading)
 
     @property
+    def pid(self) -> int:
+        """The process id of the container."""
+        return self._child.pid
+
+    @property
     def exit_code(self) -> int | None:
         """The exit code: None while the container runs, negative if a signal ended it."""
         return self._child.exit_code

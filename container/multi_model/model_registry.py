@@ -22,6 +22,7 @@ from container.multi_model.overrides import Overrides
 from core.configuration.layout import visible_gpus
 from core.errors import ConfigurationError, InsufficientMemoryError
 from core.process.host_memory import available_host_memory
+from core.process.processes import reap_orphans
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +167,11 @@ class ModelRegistry:
             gevent.spawn(container.kill) for container in containers
         ]
         gevent.joinall(kills)
+
+    def reap_orphans(self) -> None:
+        """Reap what process 1 inherits, and the containers that have ended."""
+        running = [container for container in self._containers() if container.exit_code is None]
+        reap_orphans([container.pid for container in running])
 
     def _containers(self) -> list[ModelContainer]:
         return [model.container for model in self._models.values() if model.container is not None]

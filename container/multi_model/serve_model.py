@@ -22,7 +22,7 @@ from container.model_files.directory import open_model_dir
 from container.multi_model.overrides import overrides_from_json
 from core.errors import ConfigurationError
 from core.process.internal_arguments import internal_arguments
-from core.process.processes import die_with_parent
+from core.process.processes import die_with_parent, until_stopped
 
 
 def main(
@@ -65,4 +65,5 @@ def with_gpu_share_of_others(configuration: Configuration, share: float) -> Conf
 if __name__ == "__main__":
     description = "The container of one of several models. The process that has the port starts it."
     form = "PARENT:int URL NAME SOCKET SHARE_OF_OTHERS:float OVERRIDES"
-    sys.exit(main(*internal_arguments("container.multi_model.serve_model", description, form)))
+    arguments = internal_arguments("container.multi_model.serve_model", description, form)
+    sys.exit(until_stopped(lambda: main(*arguments)))

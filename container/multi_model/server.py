@@ -5,17 +5,19 @@ from __future__ import annotations
 import signal
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gevent
 from flask import Flask
-from gevent.event import Event
+from gevent.event import AsyncResult, Event
 from werkzeug.wsgi import ClosingIterator
 
+from container.configuration.report import url_host
 from container.configuration.resolve import load_configuration
-from container.front_end.connections import allow_many_connections
-from container.launch.ports import require_free_port
+from container.front_end.connections import possible_connections
+from container.launch.ports import listen, require_free_port
 from container.launch.supervisor import run_directory
 from container.multi_model.app import create_front
 from container.multi_model.http_server import HttpServer
@@ -32,6 +34,7 @@ from core.errors import ConfigurationError, InsufficientMemoryError
 from core.process.logs import configure_logs
 
 _LAST_RESPONSE_S = 1.0
+_REAP_INTERVAL_S = 1.0
 
 
 def serve_models(
@@ -40,6 +43,8 @@ def serve_models(
     variables: Mapping[str, str],
     command: Sequence[str] = COMMAND,
     comparison: Comparison | None = None,
+    *,
+    host: str = "",
 ) -> int:
     """Serve these models, and models loaded later, until a signal. Return the exit code.
 
@@ -49,36 +54,43 @@ def serve_models(
     keys or the certificate cannot be read. Call it from the main thread, which receives signals and
     must start the child processes.
     """
-    require_free_port(port)
-    allow_many_connections()
+    require_free_port(port, host)
     options = comparison.options if comparison else load_configuration(None, variables).options
     page = Page(options, "compare.html") if comparison and options.ui != "false" else None
     gate, tls = open_gate(options, has_limits=False), tls_context(options)
     sources = source_roots(options, {path.parent for path in entries.values()})
     configure_logs(options.log_format, options.log_level)
-    with run_directory() as run_dir:
+    # A request has a second connection, to its model.
+    connections = possible_connections(options.max_connections, files_each=2)
+    options = replace(options, max_connections=connections)
+    served = "strategies" if comparison else "models"
+    with _stop_signals() as (stop, stop_now), run_directory() as run_dir:
         models = ModelRegistry(run_dir, variables, command)
         front = create_front(models, gate, sources, options.cors_allowed_origin, page)
         app = _BusyTracker(front)
-        server = HttpServer(port, app, options, tls)
-        with _stop_signals(models) as (stop, stop_now):
-            server.start()
-            served = "strategies" if comparison else "models"
-            print(f"Longshore on port {port}, serving several {served}", flush=True)
-            try:
-                _load_all(models, entries, comparison.overrides if comparison else {})
+        server = HttpServer(listen(port, host), app, options, tls)
+        server.start()
+        print(f"Longshore on port {port}, serving several {served}", flush=True)
+        try:
+            overrides: Mapping[str, Overrides] = comparison.overrides if comparison else {}
+            # Loading may take long, and a signal must end the wait for it.
+            loading: AsyncResult[None] = AsyncResult()
+            gevent.spawn(_load_all, models, entries, overrides, loading)
+            gevent.wait([loading, stop], count=1)
+            if not stop.is_set():
+                loading.get()
                 if page is not None:
-                    scheme = "http" if tls is None else "https"
-                    print(f"the strategies side by side: {scheme}://localhost:{port}/", flush=True)
-                stop.wait()
-            except RefusedError as error:
-                if not stop.is_set():
-                    kind = InsufficientMemoryError if error.code == 507 else ConfigurationError
-                    raise kind(str(error)) from None
-            finally:
-                server.close()
-                models.stop(stop_now)
-                app.idle.wait(_LAST_RESPONSE_S)
+                    page_url = f"{'https' if tls else 'http'}://{url_host(host)}:{port}/"
+                    print(f"the strategies side by side: {page_url}", flush=True)
+            while not stop.wait(_REAP_INTERVAL_S):
+                models.reap_orphans()
+        except RefusedError as error:
+            kind = InsufficientMemoryError if error.code == 507 else ConfigurationError
+            raise kind(str(error)) from None
+        finally:
+            server.close()
+            models.stop(stop_now)
+            app.idle.wait(_LAST_RESPONSE_S)
     return 0
 
 
@@ -104,16 +116,24 @@ class _BusyTracker:
 
 
 def _load_all(
-    models: ModelRegistry, entries: Mapping[str, Path], overrides: Mapping[str, Overrides]
+    models: ModelRegistry,
+    entries: Mapping[str, Path],
+    overrides: Mapping[str, Overrides],
+    loading: AsyncResult[None],
 ) -> None:
-    for name, path in entries.items():
-        models.load(name, str(path), overrides.get(name))
-    models.initial_models_loaded = True
+    """Load the models. `loading` then says that all are loaded, or why one is not."""
+    try:
+        for name, path in entries.items():
+            models.load(name, str(path), overrides.get(name))
+        models.initial_models_loaded = True
+        loading.set(None)
+    except Exception as error:
+        loading.set_exception(error)
 
 
 @contextmanager
-def _stop_signals(models: ModelRegistry) -> Generator[tuple[Event, Event]]:
-    """Handle signals: the first sets `stop` and stops the models, the second sets `stop_now`."""
+def _stop_signals() -> Generator[tuple[Event, Event]]:
+    """Handle signals: the first one sets the first event, the second one the second event."""
     stop, stop_now = Event(), Event()
 
     def handle() -> None:
@@ -122,11 +142,14 @@ def _stop_signals(models: ModelRegistry) -> Generator[tuple[Event, Event]]:
             return
         print("stopping: running requests may finish; repeat the signal to stop now", flush=True)
         stop.set()
-        models.begin_stop()
 
-    handlers = [gevent.signal_handler(signum, handle) for signum in (signal.SIGINT, signal.SIGTERM)]
+    signums = (signal.SIGINT, signal.SIGTERM)
+    previous = {signum: signal.getsignal(signum) for signum in signums}
+    handlers = [gevent.signal_handler(signum, handle) for signum in signums]
     try:
         yield stop, stop_now
     finally:
         for handler in handlers:
-            handler.cancel()
+            handler.cancel()  # leaves the signal to its default, which ends the process
+        for signum, own in previous.items():
+            signal.signal(signum, own)

@@ -7,11 +7,20 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_CLEAN_UP_S = 3
+"""Time for the clean-up of a process that is stopped while it starts."""
+
+
+class Stopped(BaseException):
+    """Raised by a stop signal while a process starts."""
 
 
 def num_cores() -> int:
@@ -39,6 +48,36 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def until_stopped(run: Callable[[], int]) -> int:
+    """Run a server and return its exit code, or 0 if SIGINT or SIGTERM stops it while it starts.
+
+    The signal raises Stopped in the main thread until `run` handles signals itself. Call this
+    before anything slow: a process without a handler ignores these signals if it is process 1, as
+    in a container.
+
+    The process ends at once at a second signal, and if the clean-up takes too long: a library may
+    wait for its threads, or lose the exception.
+    """
+    code = 0
+
+    def end(*_: object) -> NoReturn:
+        os._exit(code)
+
+    def stop(*_: object) -> NoReturn:
+        _handle_signals(end)
+        signal.signal(signal.SIGALRM, end)
+        signal.alarm(_CLEAN_UP_S)
+        raise Stopped
+
+    _handle_signals(stop)
+    try:
+        code = run()
+        _handle_signals(end)  # Python itself may wait for threads
+    except Stopped:
+        print("stopped while starting", flush=True)
+    return code
+
+
 def note_stop_signals() -> Sequence[int]:
     """Return a list that collects SIGINT and SIGTERM, which no longer end the process.
 
@@ -47,9 +86,28 @@ def note_stop_signals() -> Sequence[int]:
     itself holds.
     """
     signals: list[int] = []
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, lambda number, frame: signals.append(number))
+
+    def note(signum: int, _: object) -> None:
+        signals.append(signum)
+
+    _handle_signals(note)
     return signals
+
+
+def _handle_signals(handler: Callable[[int, FrameType | None], object]) -> None:
+    for signum in _STOP_SIGNALS:
+        signal.signal(signum, handler)
+
+
+def reap_orphans(children: Collection[int]) -> None:
+    """Reap ended processes that are not our own children.
+
+    Process 1 of a container inherits the processes whose parents have ended.
+    """
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    with suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, options)) and ended.si_pid not in children:
+            os.waitpid(ended.si_pid, 0)
 
 
 @contextmanager

@@ -247,6 +247,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     """ZeroMQ address of the first engine's socket. Further copies append `.` and their number."""
     port: int
+    host: str = ""
+    """The IP address to listen on. Empty for all addresses."""
     socket: str = ""
     """Path of a Unix socket to serve on instead of the port."""
     name: str = ""

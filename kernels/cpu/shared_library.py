@@ -6,6 +6,7 @@ torch has loaded, and it shares torch's threads and thread count.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -71,11 +72,11 @@ TARGETS = (
 def load_library() -> ctypes.CDLL:
     """Load the library, compiling it if needed. Raises LibraryError if it is unavailable."""
     target = host_target()
-    directory = cache_directory()
     try:
-        return ctypes.CDLL(str(build(target, directory)))
-    except PermissionError:
-        # The cache is not writable. A loaded library no longer needs its file.
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(str(build(target, cache_directory())))
+        # The cache is read-only, full, of another user or missing. A loaded library no longer
+        # needs its file.
         with tempfile.TemporaryDirectory(prefix="longshore-") as private:
             return ctypes.CDLL(str(build(target, Path(private))))
     except OSError as error:
@@ -105,17 +106,23 @@ def host_target() -> Target:
 
 
 def cache_directory() -> Path:
-    """Return $LONGSHORE_CACHE, or `longshore` in the user's cache directory."""
+    """Return $LONGSHORE_CACHE, or `longshore` in the user's cache directory.
+
+    Raises FileNotFoundError if the user has no home directory.
+    """
     configured = os.environ.get("LONGSHORE_CACHE")
     if configured:
         return Path(configured)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longshore"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longshore"
+    except RuntimeError as error:  # a user id without an entry in /etc/passwd, and no $HOME
+        raise FileNotFoundError(str(error)) from None
 
 
 def build(target: Target, directory: Path) -> Path:
     """Return the path of the library in `directory`. If needed, compile it, which takes seconds.
 
-    Raises LibraryError if compiling fails, PermissionError if `directory` is not writable.
+    Raises LibraryError if compiling fails, OSError if `directory` cannot be written.
     """
     sources = [Path(__file__).with_name(name) for name in SOURCES]
     headers = sorted(Path(__file__).parent.glob("*.h"))

@@ -67,7 +67,7 @@ class Container:
     @property
     def engine(self) -> int:
         """The process id of the engine."""
-        (pid,) = (pid for pid in descendants(self.process.pid) if _is_engine(pid))
+        (pid,) = (pid for pid in descendants(self.process.pid) if is_engine(pid))
         return pid
 
     def metric(self, *names: str) -> float:
@@ -160,7 +160,8 @@ class Container:
         return next(pid for pid, program in programs if program.startswith("python"))
 
 
-def _is_engine(pid: int) -> bool:
+def is_engine(pid: int) -> bool:
+    """Return whether a process runs the engine."""
     arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return arguments[1:3] == [b"-m", b"engine"]
 

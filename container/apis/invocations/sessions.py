@@ -2,13 +2,15 @@
 
 Each session is an empty file, so that all workers see it, and the file's modification time is the
 time of the session's last use. The container keeps nothing else. The session's id decides which
-copy of the model answers its requests (`EngineClient`).
+copy of the model answers its requests (`EngineClient`). The directory may hold files of other
+programs, such as /dev/shm does. They are neither counted nor deleted.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -24,12 +26,14 @@ from core.errors import OverloadedError, RequestError
 
 MAX_SESSIONS = 10_000
 
+_ID = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+"""The ids that `uuid.uuid4` makes, which are the names of the files."""
 _NEW = "NEW_SESSION"
 _CLOSE = "CLOSE"
 
 
 class Sessions:
-    """The open sessions, in a directory of their own."""
+    """The open sessions, each a file of a directory."""
 
     def __init__(
         self,
@@ -65,28 +69,35 @@ class Sessions:
 
     def _path(self, id: str) -> Path:
         path = self._directory / id
-        if not re.fullmatch("[0-9a-f-]{36}", id) or not self._is_open(path):
+        if not _ID.fullmatch(id) or not self._is_open(_status(path)):
             raise RequestError(SESSION_HEADER, "no such session, or it has expired; open a new one")
         return path
 
     def _open_files(self) -> Iterator[Path]:
         """Yield the files of open sessions and delete the files of expired sessions."""
         for path in self._directory.iterdir():
-            if self._is_open(path):
+            status = _status(path) if _ID.fullmatch(path.name) else None
+            if self._is_open(status):
                 yield path
-            else:
+            elif status is not None:
                 path.unlink(missing_ok=True)
 
-    def _is_open(self, path: Path) -> bool:
-        with suppress(FileNotFoundError):
-            return path.stat().st_mtime + self._lifetime_s > self._clock()
-        return False
+    def _is_open(self, status: os.stat_result | None) -> bool:
+        return status is not None and status.st_mtime + self._lifetime_s > self._clock()
 
     def _touch(self, path: Path) -> float:
         now = self._clock()
         path.touch()
         os.utime(path, (now, now))
         return now + self._lifetime_s
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """Return the status of a session's file, or None if it is no empty regular file."""
+    with suppress(FileNotFoundError):
+        status = path.lstat()
+        return status if stat.S_ISREG(status.st_mode) and not status.st_size else None
+    return None
 
 
 class SessionRequests:

@@ -111,6 +111,43 @@ def test_unused_sessions_expire(tmp_path: Path) -> None:
     assert len(os.listdir(tmp_path)) == 2, "expired sessions are removed"
 
 
+def test_sessions_when_the_clock_is_set(tmp_path: Path) -> None:
+    """Several machines may share the directory, so only the wall clock can say what has expired."""
+    now = 10_000.0
+    sessions = Sessions(tmp_path, 60, lambda: now)
+    id, _ = sessions.open()
+    now -= 3600
+    sessions.use(id)
+    assert [path.stat().st_mtime for path in tmp_path.iterdir()] == [now], "it expires as usual"
+    now += 3600
+    with pytest.raises(RequestError, match="expired; open a new one"):
+        sessions.use(id)
+    sessions.use(sessions.open()[0])
+
+
+def test_files_of_others_are_neither_sessions_nor_deleted(tmp_path: Path) -> None:
+    """The directory may be /dev/shm, with other programs' files and directories."""
+    id = str(uuid.uuid4())
+    for name in ("torch_1234", "sem.lock", str(uuid.uuid1()), f"{id}.tmp"):
+        (tmp_path / name).touch()
+    (tmp_path / str(uuid.uuid4())).write_text("not empty")
+    (tmp_path / str(uuid.uuid4())).mkdir()
+    (tmp_path / str(uuid.uuid4())).symlink_to(tmp_path / "torch_1234")
+    before = set(tmp_path.iterdir())
+    for path in before:
+        os.utime(path, (0, 0), follow_symlinks=False)
+    sessions = Sessions(tmp_path, 60, max_sessions=1)
+    opened, _ = sessions.open()
+    with pytest.raises(OverloadedError):
+        sessions.open()
+    for path in before:
+        with pytest.raises(RequestError):
+            sessions.close(path.name)
+    sessions.close(opened)
+    sessions.open()
+    assert before < set(tmp_path.iterdir())
+
+
 def test_the_number_of_sessions_is_limited(tmp_path: Path) -> None:
     sessions = Sessions(tmp_path, 60, max_sessions=2)
     for _ in range(2):

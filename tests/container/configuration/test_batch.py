@@ -12,6 +12,7 @@ import pytest
 
 from container.__main__ import main
 from container.batch.batch import BatchStoppedError, report, run_batch
+from container.batch.lines import open_output
 from container.batch.serve_batch import for_batch
 from container.configuration.resolve import load_configuration
 from core.errors import ConfigurationError
@@ -164,6 +165,16 @@ def test_an_output_that_cannot_be_written_is_an_error_at_once(
     with pytest.raises(ConfigurationError, match=f"--output .*: {reason}"):
         files.run()
     assert not (files.folder / "asked").exists(), "no server was started, so none was told to stop"
+
+
+def test_only_an_output_that_the_batch_has_made_is_removed(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nowhere")
+    for path, stays in ((link, True), (tmp_path / "new", False)):
+        with pytest.raises(ConfigurationError), open_output(path):
+            raise ConfigurationError("the batch cannot begin")
+        assert path.is_symlink() == stays
+    assert sorted(tmp_path.iterdir()) == [link, tmp_path / "nowhere"]
 
 
 def test_a_server_that_does_not_start_says_why(files: Files) -> None:

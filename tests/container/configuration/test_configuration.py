@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from container.__main__ import main
 from container.configuration.lmi import ADVICE
 from container.configuration.properties import parse_properties
-from container.configuration.report import facts_lines
+from container.configuration.report import facts_lines, url_host
 from container.model_files.directory import resolve_model_dir
 from core.configuration.batching import choose_batching
 from core.configuration.options import option_table
@@ -345,3 +345,17 @@ def test_the_start_says_how_many_bytes_a_weight_takes() -> None:
     facts = msgspec.structs.replace(FACTS, quantization="int4", num_weights=2**21)
     text = "\n".join(facts_lines(facts))
     assert "weights 1.0 MiB in int4 (0.50 bytes per weight), KV" in text
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [
+        ("", "localhost"),
+        ("::", "localhost"),
+        ("0.0.0.0", "localhost"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("::1", "[::1]"),
+    ],
+)
+def test_the_host_of_the_printed_url(host: str, shown: str) -> None:
+    assert url_host(host) == shown

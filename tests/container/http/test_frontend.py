@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from container.front_end.connections import EXTRA_CONNECTIONS, OTHER_FILES
 from container.front_end.start import NICENESS
 from core.configuration.options import Options
 from core.protocol.messages import Abort, Launch, Submit
@@ -30,6 +32,7 @@ from tests.container.processes import (
     running,
     wait_until,
 )
+from tests.container.test_ports import needs_ipv6
 
 STREAM = {"inputs": "Q", "stream": True}
 HEAD, MORE = b"POST /invocations HTTP/1.1\r\nHost: x\r\n", bytes(2**22)
@@ -166,12 +169,27 @@ def test_running_requests_may_finish(
     assert front_end.wait(HANG_S) == 0
 
 
+JUMPING_CLOCK = """
+import itertools, time
+hours = itertools.count()
+time.time = lambda: 1e9 + 3600 * next(hours)
+"""
+
+
+@pytest.mark.parametrize("clock", ["", JUMPING_CLOCK])
 def test_requests_that_do_not_finish_get_an_error(
-    tmp_path: Path, tokenizer_dir: Path, engine: FakeEngine, endpoint: str, caller: Caller
+    tmp_path: Path,
+    tokenizer_dir: Path,
+    engine: FakeEngine,
+    endpoint: str,
+    caller: Caller,
+    clock: str,
 ) -> None:
+    """However somebody sets the clock, they have their time to finish."""
     engine.script = stalls(after=[65])
     launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port)
-    with running(["-c", with_time_to_stop(2, launch)]) as process, ThreadPoolExecutor(2) as pool:
+    program = clock + with_time_to_stop(2, launch)
+    with running(["-c", program]) as process, ThreadPoolExecutor(2) as pool:
         wait_until(caller.is_healthy)
         answers = [
             pool.submit(caller.post, {"inputs": "Q", "stream": flag}) for flag in (True, False)
@@ -207,6 +225,42 @@ def test_connections_over_the_maximum_are_refused_if_none_is_idle(
         assert response.headers["Retry-After"]
         assert caller.ping() == 200
         assert len(engine.of_type(Submit)) == 8
+
+
+@needs_ipv6
+def test_clients_of_ipv4_and_of_ipv6(front_end: subprocess.Popen[str], caller: Caller) -> None:
+    """Both may see the live page, which is only for clients of this machine."""
+    for address in ("127.0.0.1", "::1"):
+        client = http.client.HTTPConnection(address, caller.port, timeout=HANG_S)
+        for path in ("/ping", "/"):
+            client.request("GET", path)
+            response = client.getresponse()
+            response.read()
+            assert response.status == 200, (address, path)
+        client.close()
+
+
+def test_few_open_files_mean_few_connections(
+    tmp_path: Path, tokenizer_dir: Path, engine: FakeEngine, endpoint: str, caller: Caller
+) -> None:
+    """More idle connections than files do not keep health checks from their answer."""
+    few = EXTRA_CONNECTIONS + OTHER_FILES + 8
+    launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port)
+    command = ["-m", "container.front_end.start", str(os.getpid()), str(launch)]
+
+    def limit_files() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, few))
+
+    with running(command, preexec_fn=limit_files) as process, contextlib.ExitStack() as idle:
+        wait_until(caller.is_healthy)
+        for _ in range(few + 8):
+            idle.enter_context(socket.create_connection(("127.0.0.1", caller.port)))
+        assert caller.ping() == 200
+        assert caller.post({"inputs": "Q"})[0] == 200
+        process.terminate()
+        _, errors = process.communicate(timeout=HANG_S)
+    assert "at most 8 connections instead of 4096 (option.max_connections), because" in errors
+    assert "Too many open files" not in errors
 
 
 def test_port_in_use(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from container.front_end.connections import EXTRA_CONNECTIONS, OTHER_FILES
 from tests.container.processes import (
     HANG_S,
     Caller,
@@ -23,6 +24,7 @@ from tests.container.processes import (
     running_alone,
     wait_until,
 )
+from tests.container.test_ports import needs_ipv6
 
 Start = Callable[..., AbstractContextManager[subprocess.Popen[str]]]
 Model = Callable[..., Path]
@@ -166,6 +168,44 @@ def test_connections_have_a_maximum(start: Start, caller: Caller, model: Model) 
             assert b"option.max_connections" in answer
             (path / "end").write_text("last\n")
         ends_well(process)
+
+
+@needs_ipv6
+def test_clients_of_ipv4_and_of_ipv6(start: Start, caller: Caller) -> None:
+    with start():
+        wait_until(caller.is_healthy)
+        client = http.client.HTTPConnection("::1", caller.port, timeout=HANG_S)
+        client.request("GET", "/ping")
+        assert client.getresponse().status == 200
+        client.close()
+
+
+def test_few_open_files_mean_few_connections(
+    caller: Caller, model: Model, short_dir: Path, tmp_path: Path
+) -> None:
+    """Each request has a file for its client and one for its model."""
+    few = OTHER_FILES + 2 * (EXTRA_CONNECTIONS + 4)
+    program = (
+        "import resource; from tests.container.multi_model.run_models import main; "
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({few}, {few})); main('{caller.port}')"
+    )
+    started = running_alone(["-c", program], short_dir, OPTION_SOURCE_ROOTS=str(tmp_path))
+    with started as process, ExitStack() as opened:
+        wait_until(caller.is_healthy)
+        path = model("a")
+        load(caller, "a", path)
+        for _ in range(4):
+            busy = opened.enter_context(send(caller, "/models/a/stream"))
+            read_until(busy, b"first\n\r\n")
+        for _ in range(few):
+            opened.enter_context(socket.create_connection(("127.0.0.1", caller.port)))
+        assert caller.is_healthy()
+        (path / "end").write_text("last\n")
+        process.terminate()
+        _, errors = process.communicate(timeout=HANG_S)
+    assert process.returncode == 0
+    assert "at most 4 connections instead of 4096 (option.max_connections), because" in errors
+    assert "Too many open files" not in errors
 
 
 def test_a_client_that_does_not_read_is_cut_off(start: Start, caller: Caller, model: Model) -> None:
@@ -335,6 +375,25 @@ def test_stopping_while_a_store_loads(
     with start(tmp_path / "store") as process:
         wait_until(lambda: descendants(process.pid))
         assert caller.ping() == 503
+        ends_well(process)
+
+
+def test_stopping_while_a_model_is_unpacked(
+    caller: Caller, model: Model, tmp_path: Path, short_dir: Path
+) -> None:
+    """The thread that unpacks cannot be stopped, so nothing may wait for it."""
+    model("a")
+    model("b")
+    program = (
+        "import time; import container.multi_model.model_registry as models; "
+        "from tests.container.multi_model.run_models import main; "
+        "models.estimate_needs = lambda *_: (print('unpacking', flush=True), time.sleep(1000)); "
+        f"main('{caller.port}', {str(tmp_path / 'store')!r})"
+    )
+    with running_alone(["-c", program], short_dir) as process:
+        assert process.stdout is not None
+        while process.stdout.readline() != "unpacking\n":
+            assert process.poll() is None
         ends_well(process)
 
 

@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.container.processes import HANG_S, wait_until
-from tests.e2e.serving import DEMO, IMAGE, LONG_ANSWER, long_winded, serve
+from tests.container.processes import (
+    HANG_S,
+    Caller,
+    children,
+    descendants,
+    free_port,
+    is_gone,
+    running_alone,
+    wait_until,
+)
+from tests.e2e.serving import (
+    DEMO,
+    IMAGE,
+    LONG_ANSWER,
+    Container,
+    is_engine,
+    long_winded,
+    serve,
+)
 from tests.harm.endings import Clients, count
 from tests.harm.kills import run_kills
 
@@ -48,6 +70,86 @@ def test_sigterm_under_50_streams_and_20_whole_requests(
     assert kinds["answered"] > 0
     reasons = {ending.detail for ending in endings if ending.kind == "error"}
     assert reasons <= {"the server is stopping"}
+    assert list(short_dir.iterdir()) == []
+
+
+SLOW_FORMATTER = """
+import pathlib, subprocess, time
+from djl_python.input_parser import input_formatter
+
+@input_formatter
+def parse(inputs):
+    return inputs
+
+subprocess.Popen(["sleep", "1000"])
+pathlib.Path("imported").touch()
+time.sleep(1000)
+"""
+
+
+def is_imported(model: Path, server: int, port: int) -> bool:
+    """Return whether the process that checks the formatter is in its midst."""
+    return (model / "imported").exists()
+
+
+def is_loading(model: Path, server: int, port: int) -> bool:
+    """Return whether the engine's process runs. It needs seconds to be ready."""
+    return any(map(is_engine, descendants(server)))
+
+
+def is_serving(model: Path, server: int, port: int) -> bool:
+    return Caller(port).is_healthy()
+
+
+UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+BECOME = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
+
+
+def unshare_is_permitted() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*UNSHARE, "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("is_process_1", [True, False])
+@pytest.mark.parametrize("moment", [is_imported, is_loading, is_serving])
+def test_a_signal_at_any_moment_of_a_start(
+    tmp_path: Path,
+    short_dir: Path,
+    moment: Callable[[Path, int, int], bool],
+    is_process_1: bool,
+) -> None:
+    """Process 1, as in a container, does not even notice a signal that it has not asked for."""
+    if is_process_1 and not unshare_is_permitted():
+        pytest.skip("unshare may not create a process 1 here")
+    model, port = shutil.copytree(DEMO, tmp_path / "model"), free_port()
+    if moment is is_imported:
+        (model / "model.py").write_text(SLOW_FORMATTER)
+    prefix = UNSHARE if is_process_1 else ()
+    serve = (sys.executable, "-m", "longshore", "serve", str(model), "--port", str(port))
+    arguments = ["-c", BECOME, *prefix, *serve]
+    with running_alone(arguments, short_dir, OMP_NUM_THREADS="1") as process:
+        wait_until(lambda: not is_process_1 or children(process.pid))
+        server = children(process.pid)[0] if is_process_1 else process.pid
+        wait_until(lambda: moment(model, server, port))
+        started = descendants(server)
+        container = Container(process, port, tmp_path / "log")
+        with ExitStack() as opened:
+            streams = [
+                opened.enter_context(container.stream("ROMEO:", max_new_tokens=800))
+                for _ in range(4 if moment is is_serving else 0)
+            ]
+            for lines in streams:
+                next(lines)
+            os.kill(server, signal.SIGTERM)
+            last = [list(lines)[-1] for lines in streams]
+        output, errors = process.communicate(timeout=HANG_S)
+        wait_until(lambda: all(map(is_gone, started)))
+    assert process.returncode == 0
+    assert started
+    assert "Traceback" not in errors
+    assert all("generated_text" in line for line in last)
+    assert output.splitlines()[-1].startswith("stopp")
     assert list(short_dir.iterdir()) == []
 
 

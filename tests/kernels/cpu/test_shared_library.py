@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,16 +46,38 @@ def test_changed_flags_give_another_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("quickly")
-def test_an_unwritable_cache_is_not_needed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("reason", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_an_unwritable_cache_is_not_needed(tmp_path, monkeypatch, reason):
     def refuse(target, directory, own=build):
         if directory == tmp_path:
-            raise PermissionError
+            raise OSError(reason, os.strerror(reason))
         return own(target, directory)
 
     monkeypatch.setenv("LONGSHORE_CACHE", str(tmp_path))
     monkeypatch.setattr(shared_library, "build", refuse)
     assert shared_library.load_library.__wrapped__().attend_fp32
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("quickly")
+def test_no_home_directory_is_needed(monkeypatch):
+    """A container may run as a user id without an entry in /etc/passwd, and without $HOME."""
+    for name in ("LONGSHORE_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    with pytest.raises(RuntimeError):
+        Path.home()
+    assert shared_library.load_library.__wrapped__().attend_fp32
+
+
+@pytest.mark.usefixtures("quickly")
+def test_a_library_that_no_directory_can_hold(monkeypatch):
+    def refuse(target, directory):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shared_library, "build", refuse)
+    with pytest.raises(LibraryError, match="No space left on device"):
+        shared_library.load_library.__wrapped__()
 
 
 def test_no_compiler(tmp_path, monkeypatch):
