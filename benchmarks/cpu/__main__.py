@@ -60,7 +60,7 @@ def main() -> int:
         "work": dataclasses.asdict(work),
         "disturbed": [],
     }
-    systems = make_systems(pythons)
+    systems = make_systems(pythons, options.preload)
     runs: dict[str, list[Result]] = {name: [] for name in systems}
     try:
         for number in range(1, options.rounds + 1):
@@ -136,6 +136,13 @@ def _parse() -> argparse.Namespace:
         "system needs its own environment (default: create a virtual environment)",
     )
     parser.add_argument(
+        "--preload",
+        default="",
+        metavar="LIB:...",
+        help="libraries to preload into vLLM's server, which recommends libiomp5 and tcmalloc "
+        "(default: none)",
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         default=FOLDER,
@@ -153,6 +160,8 @@ def _parse() -> argparse.Namespace:
         options.vs.append(OURS_OFFLINE)
     if options.dry:
         options.shape, options.users, options.requests, options.rounds = "dry", 3, 4, 1
+    if options.preload and "vllm" not in options.vs:
+        parser.error("--preload is for vLLM's server: use it with --vs vllm")
     options.out = options.out.resolve()
     return options
 

@@ -36,15 +36,20 @@ TITLES = {
 }
 
 
-def make_systems(pythons: Mapping[str, Path]) -> dict[str, Measure]:
-    """Return the systems by name. pythons: interpreter of each system's environment."""
-    return {name: _make(name, python) for name, python in pythons.items()}
+def make_systems(pythons: Mapping[str, Path], preload: str = "") -> dict[str, Measure]:
+    """Return the systems by name.
+
+    pythons: interpreter of each system's environment. preload: LD_PRELOAD of vLLM's server.
+    """
+    return {name: _make(name, python, preload) for name, python in pythons.items()}
 
 
-def _make(name: str, python: Path) -> Measure:
+def _make(name: str, python: Path, preload: str) -> Measure:
     if name == OURS:
         return _ours
-    return _vllm(python) if name == "vllm" else _offline(python, f"benchmarks.cpu.{name}_peer")
+    if name == "vllm":
+        return _vllm(python, preload)
+    return _offline(python, f"benchmarks.cpu.{name}_peer")
 
 
 def _ours(model: Path, work: Work, sent: Sequence[Sent], folder: Path) -> Result:
@@ -61,7 +66,7 @@ def _ours(model: Path, work: Work, sent: Sequence[Sent], folder: Path) -> Result
     return measure_server([*command, "--model-dir", str(model)], settings, "/ping", work, folder)
 
 
-def _vllm(python: Path) -> Measure:
+def _vllm(python: Path, preload: str) -> Measure:
     def measure(model: Path, work: Work, sent: Sequence[Sent], folder: Path) -> Result:
         # By default, vLLM reserves a core for its front end, which would slow it down on two cores.
         settings = {
@@ -69,6 +74,7 @@ def _vllm(python: Path) -> Measure:
             "OMP_NUM_THREADS": str(os.cpu_count()),
             "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
             "VLLM_NO_USAGE_STATS": "1",
+            **({"LD_PRELOAD": preload} if preload else {}),
         }
         command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--port", "{port}"]
         command += ["--model", str(model), "--dtype", DTYPES[work.dtype]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -93,6 +94,17 @@ def test_offline_systems_get_requests_of_the_same_sizes_as_ours(tmp_path, monkey
     assert sent_requests[0]["quantize"] == "int4"
 
 
+@pytest.mark.parametrize("preload", ["", "a.so:b.so"])
+def test_libraries_are_preloaded_into_vllm_s_server(preload, tmp_path, monkeypatch):
+    def measure_server(command, environment, *_):
+        return environment.get("LD_PRELOAD", "")
+
+    monkeypatch.setattr("benchmarks.cpu.systems.measure_server", measure_server)
+    measure = make_systems({"vllm": Path("python")}, preload)["vllm"]
+    work = dataclasses.replace(WORK, dtype="bf16")
+    assert measure(tmp_path, work, [], tmp_path) == preload
+
+
 def test_a_server_that_does_not_start_is_reported_with_its_last_output(tmp_path):
     command = [sys.executable, "-c", "import sys; print('no memory'); sys.exit(3)"]
     with pytest.raises(MeasurementError, match="no memory"):
@@ -108,6 +120,7 @@ def test_a_server_that_does_not_start_is_reported_with_its_last_output(tmp_path)
             ["--vs", "transformers", "--quantize", "int8"],
             "--quantize can only be used with --vs openvino, offline",
         ),
+        (["--preload", "a.so"], "--preload is for vLLM's server: use it with --vs vllm"),
     ],
 )
 def test_invalid_arguments_are_rejected(arguments, message):
