@@ -19,9 +19,9 @@ from container.tracing.endpoint import check_traces_endpoint
 from core.configuration.task import Task, check_options, choose_task
 from core.errors import ConfigurationError
 from core.process.names import python_command
+from core.process.tied_command import run_to_end
 from core.text.template_files import load_chat_template
 from core.text.tokenizer import tokenizer_file
-from core.tied_command import run_to_end
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from container.model_files.cache import cached_directory
 from core.errors import ConfigurationError
-from core.tied_command import run_to_end
+from core.process.tied_command import run_to_end
 
 logger = logging.getLogger(__name__)
 

@@ -13,14 +13,12 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from core.errors import StoppedError
+
 _PR_SET_PDEATHSIG = 1
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _CLEAN_UP_S = 3
 """Time for the clean-up of a process that is stopped while it starts."""
-
-
-class Stopped(BaseException):
-    """Raised by a stop signal while a process starts."""
 
 
 def num_cores() -> int:
@@ -51,7 +49,7 @@ def die_with_parent(parent: int) -> None:
 def until_stopped(run: Callable[[], int]) -> int:
     """Run a server and return its exit code, or 0 if SIGINT or SIGTERM stops it while it starts.
 
-    The signal raises Stopped in the main thread until `run` handles signals itself. Call this
+    The signal raises StoppedError in the main thread until `run` handles signals itself. Call this
     before anything slow: a process without a handler ignores these signals if it is process 1, as
     in a container.
 
@@ -67,13 +65,13 @@ def until_stopped(run: Callable[[], int]) -> int:
         _handle_signals(end)
         signal.signal(signal.SIGALRM, end)
         signal.alarm(_CLEAN_UP_S)
-        raise Stopped
+        raise StoppedError
 
     _handle_signals(stop)
     try:
         code = run()
         _handle_signals(end)  # Python itself may wait for threads
-    except Stopped:
+    except StoppedError:
         print("stopped while starting", flush=True)
     return code
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from core.process.processes import reap_orphans
-from core.tied_command import run_to_end
+from core.process.tied_command import run_to_end
 from tests.container.processes import HANG_S, ROOT, children, is_gone, running, wait_until
 
 NOBODY = str(2**22 + 1)
@@ -71,7 +71,7 @@ def test_only_orphans_are_reaped() -> None:
 
 def test_a_command_ends_with_the_process_that_waits_for_it() -> None:
     sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
-    program = f"from core.tied_command import run_to_end; run_to_end({sleep!r})"
+    program = f"from core.process.tied_command import run_to_end; run_to_end({sleep!r})"
     with running(["-c", program]) as waiting:
 
         def sleeping() -> list[int]:

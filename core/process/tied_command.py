@@ -1,7 +1,7 @@
 """Runs a command that ends with the process that waits for it.
 
-`python -m core.tied_command PARENT FOLDER COMMAND...` runs a command in a folder. The kernel kills
-it when the process PARENT ends.
+`python -m core.process.tied_command PARENT FOLDER COMMAND...` runs a command in a folder. The
+kernel kills it when the process PARENT ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def run_to_end(command: Sequence[str], folder: Path = Path()) -> subprocess.Comp
     If a signal or another exception ends the wait, kills the command with all that it has started.
     If this process is killed, the kernel kills the command.
     """
-    tied = [*python_command("core.tied_command"), str(os.getpid()), str(folder), *command]
+    tied = [*python_command("core.process.tied_command"), str(os.getpid()), str(folder), *command]
     process = subprocess.Popen(tied, stderr=subprocess.PIPE, text=True, process_group=0)
     with process:
         try:
@@ -46,4 +46,8 @@ def main(parent: str, folder: str, *command: str) -> NoReturn:
 
 if __name__ == "__main__":
     description = "Runs a command that ends with another process. `longshore serve` starts it."
-    main(*internal_arguments("core.tied_command", description, "PARENT:int FOLDER COMMAND..."))
+    main(
+        *internal_arguments(
+            "core.process.tied_command", description, "PARENT:int FOLDER COMMAND..."
+        )
+    )
