@@ -9,9 +9,11 @@ GPU_PYTHON ?= $(BIN)/python
 TRITON_FLOOR := 3.6.0
 PIP_AUDIT := 2.10.1
 COMPARE := OMP_NUM_THREADS=1 $(BIN)/python -m loadtest compare --properties examples/compare/cpu.properties --seconds 2 --requests 2000
-EVERY_VARIANT := LONGSHORE_ALL_VARIANTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
+# One process more than cores: tests with a server wait for it half of the time.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $$(($$(nproc) + 1)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+EVERY_VARIANT := LONGSHORE_ALL_VARIANTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --matrix
 
-.PHONY: help setup serve compare harm soak test conformance page-test pictures fleet-test check audit audit-versions asan image-check variants kernels \
+.PHONY: help setup serve compare harm soak test matrix conformance page-test pictures fleet-test check audit audit-versions asan image-check variants kernels \
         gpu format docs clean
 
 help:  ## Show these targets (ALL=1: all targets)
@@ -46,9 +48,11 @@ harm: setup  #: Send hostile requests to the demo model and measure what they co
 soak: setup  #: Ten minutes of good, bad and leaving clients and of kills (ARGS='--seconds 60')
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.harm soak --seconds 600 --json build/soak.json $(ARGS)
 
-# One process more than cores: tests with a server wait for it half of the time.
-test: setup  ## Run all tests (ARGS='tests/core -k stop' for some)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $$(($$(nproc) + 1)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+test: setup  ## Run all tests, a sample of wide matrices (ARGS='tests/core -k stop' for some)
+	$(PYTEST) $(ARGS)
+
+matrix: setup  #: Run all cases of the matrices that test samples: kernels, families, strategies, routes, ranks
+	$(PYTEST) --matrix -m matrix --ignore tests/kernels/compiled $(ARGS)
 
 conformance: setup .conformance/installed .suites/installed .vllm/installed  #: Call the demo model with other people's clients, and write docs/reference/conformance.md
 	OMP_NUM_THREADS=1 .conformance/bin/python -m pytest -c tests/conformance/pytest.ini --rootdir tests/conformance tests/conformance $(ARGS)
@@ -113,7 +117,7 @@ audit-versions: .audit-$(PIP_AUDIT)/installed  #: Compare constraints.txt with O
 asan: setup  #: Run the tests of the CPU's C++ kernels under AddressSanitizer (needs g++)
 	LONGSHORE_CACHE=build/asan CXX=tests/kernels/cpu/asan-g++ ASAN_OPTIONS=detect_leaks=0 \
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
-	$(BIN)/python -m pytest tests/kernels/cpu $(ARGS)
+	$(BIN)/python -m pytest tests/kernels/cpu --matrix $(ARGS)
 
 image-check: setup  #: Build the image without Docker (as root, with buildah and debootstrap) and test it
 	packaging/image/check

@@ -82,6 +82,7 @@ def check_spans(spans, lengths, tile, window):
         assert all(end == begin for (_, end), (begin, _) in pairwise(items))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("window", [None, 100, 4096])
 @pytest.mark.parametrize("num_splits", [0, 1, 9, 66, 400])
 @pytest.mark.parametrize("name", BATCHES)

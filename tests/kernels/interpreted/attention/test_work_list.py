@@ -29,6 +29,7 @@ def items_by_sequence(work):
     return found
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("lens", [torch.int32, torch.int64])
 @pytest.mark.parametrize("window", [None, 100, 1000, 4096])
 @pytest.mark.parametrize("num_wanted", [1, 7, 50, 400])
