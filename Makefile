@@ -1,4 +1,6 @@
 # Everything runs in .venv; the first target that needs it creates it.
+# Tests start hundreds of processes. If none wrote bytecode, each would compile every module anew.
+export PYTHONDONTWRITEBYTECODE =
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PORT ?= 8080
 PROPERTIES ?= serving.properties

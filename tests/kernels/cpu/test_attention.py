@@ -50,7 +50,6 @@ def make_sinks():
     return lambda num_heads: torch.randn(num_heads, generator=torch.Generator().manual_seed(7))
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("extras", EXTRAS)
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (40, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -62,7 +61,6 @@ def test_decodes_and_chunks_against_the_definition(dtype, heads, extras, make_si
     check_close(*attend(paged, len(EDGES), **options))
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_head_dims_block_sizes_and_layouts(dtype, head_dim):
@@ -95,7 +93,6 @@ def test_a_batch_without_new_tokens():
     assert got.shape == (0, 4, 64)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("extras", [{}, {"sinks": True}, {"window": 700, "softcap": 3.0}])
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_a_long_context_is_split(extras, num_threads, make_sinks):

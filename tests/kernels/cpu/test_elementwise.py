@@ -30,7 +30,6 @@ def make_weight(width, dtype):
     return torch.rand(width, generator=torch.Generator().manual_seed(1)).add(0.5).to(dtype)
 
 
-@pytest.mark.matrix
 @pytest.mark.usefixtures("no_twins")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(7, 64), (3, 896), (MANY, 80), (5, 3, 64), (MANY, 2, 16)])
@@ -54,7 +53,6 @@ def test_rms_norm_of_heads_in_a_transposed_tensor():
     assert torch.equal(out.transpose(0, 1), elementwise.rms_norm(rows, weight, EPS))
 
 
-@pytest.mark.matrix
 @pytest.mark.usefixtures("no_twins")
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -75,7 +73,6 @@ def test_large_gates_give_zero_or_themselves(activation):
     assert out[0, :5].tolist() == [0.0, 0.0, 0.0, 200.0, torch.tensor(1e30).item()]
 
 
-@pytest.mark.matrix
 @pytest.mark.usefixtures("no_twins")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
@@ -130,7 +127,6 @@ def test_invalid_shapes_change_nothing():
         elementwise.rms_norm(torch.ones(3, 64), torch.ones(32), EPS)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens", [5, MANY])

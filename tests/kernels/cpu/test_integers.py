@@ -34,7 +34,6 @@ def groups_of(depth):
     return [group for group in (8, 24, 32, 64, 128, 200) if group < depth] + [depth]
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_exact_products(target, bits, shape):
@@ -50,7 +49,6 @@ def test_exact_products(target, bits, shape):
         assert (error <= 2**-8 * expected.abs().max()).all()
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rounded_rows_change_products_within_the_bound(target, bits, shape):
@@ -79,7 +77,6 @@ def row_group(group, depth):
     return ROW_GROUP if group >= depth else torch.gcd(*torch.tensor([group, ROW_GROUP])).item()
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_has_the_same_bits_in_any_batch_and_with_any_number_of_threads(target, bits, dtype):

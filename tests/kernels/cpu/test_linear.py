@@ -63,7 +63,6 @@ def check_pairs(num_rows, num_columns, depth, with_bias=True):
     assert (error <= 2**-8 * expected.abs() + 1e-6 * depth**0.5 * expected.abs().max()).all()
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("num_rows", [*range(2 * TILE_ROWS + 2), BLOCK_ROWS, BLOCK_ROWS + 1, 250])
 def test_any_number_of_rows(check, num_rows, with_bias):
@@ -83,7 +82,6 @@ def test_rows_that_would_evict_each_other_from_the_cache(check, num_rows):
     check(num_rows, 40, 2048)  # rows are 8 KiB apart in fp32, and 4 KiB in bf16
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("panels", [0, 1, 3, 4, 5, 9])
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_any_number_of_columns(check, panels, more):
@@ -92,7 +90,6 @@ def test_any_number_of_columns(check, panels, more):
         check(7, num_columns, 50)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("depth", [800, 2048])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_has_the_same_bits_in_any_batch(dtype, depth):

@@ -20,7 +20,6 @@ def check(logits):
     torch.testing.assert_close(normalizers, expected[1], atol=1e-5, rtol=1e-6, equal_nan=True)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("width", [1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 97, 1000, 8192, 50257])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_widths(dtype, width):
@@ -44,7 +43,6 @@ def test_banned_tokens(dtype):
     check(logits)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_with_nan_or_infinity(dtype, bad):
