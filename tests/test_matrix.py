@@ -30,13 +30,17 @@ def test_another():
 class Case:
     """What the sample reads of a case whose names of parameters are those of `tables`."""
 
-    def __init__(self, tables, **params):
+    def __init__(self, tables, *, enough=None, **params):
+        self.mark = (pytest.mark.matrix(cases=enough) if enough else pytest.mark.matrix).mark
         self.nodeid = str(params)
         self.callspec = SimpleNamespace(params=params)
         self._marks = [pytest.mark.parametrize(names, []).mark for names in tables]
 
     def iter_markers(self, name):
         return self._marks
+
+    def get_closest_marker(self, name):
+        return self.mark
 
 
 def values(cases, *names):
@@ -61,6 +65,11 @@ def test_a_sample_has_each_row_of_each_table():
 def test_a_table_of_one_dimension_is_whole():
     cases = [Case(["family"], family=family) for family in range(7)]
     assert sample(cases) == cases
+
+
+def test_a_mark_may_say_how_many_cases_are_enough():
+    cases = [Case(["seed"], enough=2, seed=seed) for seed in range(7)]
+    assert len(sample(cases)) == 2
 
 
 @pytest.mark.parametrize(

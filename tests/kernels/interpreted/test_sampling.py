@@ -207,6 +207,7 @@ def test_other_widths(width, kind):
     check_sampling(KINDS[kind](len(mixed), width), mixed)
 
 
+@pytest.mark.matrix(cases=2)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_parameters_and_logits(seed):
     rng = np.random.default_rng(seed)

@@ -159,6 +159,7 @@ def test_the_blocks_of_one_sequence_see_more_keys_than_int32_can_count():
     assert {len(items) for items in spans.values()} == {32 // 5}
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize(
     ("dtype", "tile", "window"), [(torch.int32, (1, 16), None), (torch.int64, (16, 16), 70_000)]
 )
