@@ -1,4 +1,6 @@
 # Everything runs in .venv; the first target that needs it creates it.
+# Tests start hundreds of processes. If none wrote bytecode, each would compile every module anew.
+export PYTHONDONTWRITEBYTECODE =
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PORT ?= 8080
 PROPERTIES ?= serving.properties
@@ -10,15 +12,17 @@ GPU_PYTHON ?= $(BIN)/python
 TRITON_FLOOR := 3.6.0
 PIP_AUDIT := 2.10.1
 COMPARE := OMP_NUM_THREADS=1 $(BIN)/python -m loadtest compare --properties examples/compare/cpu.properties --seconds 2 --requests 2000
-EVERY_VARIANT := LONGSHORE_ALL_VARIANTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
+# One process more than cores: tests with a server wait for it half of the time.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $$(($$(nproc) + 1)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+EVERY_VARIANT := LONGSHORE_ALL_VARIANTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --matrix
 
-.PHONY: help setup serve compare harm soak test conformance page-test pictures fleet-test check audit audit-versions asan image-check variants kernels \
+.PHONY: help setup serve compare harm soak test matrix conformance page-test pictures fleet-test check audit audit-versions asan image-check variants kernels \
         gpu format docs clean
 
-help:  ## Show the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
+help:  ## Show these targets (ALL=1: all targets)
+	@sed -n 's/^\([a-z-]*\):.*#[#$(if $(ALL),:)] /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
-setup: .venv/installed  ## Create .venv with the versions pinned in constraints.txt
+setup: .venv/installed  #: Create .venv with the versions pinned in constraints.txt
 
 .venv/installed: pyproject.toml constraints.txt
 	@echo "Installing everything for development into .venv: 2.5 GB, more if torch is a CUDA build; some minutes"
@@ -41,18 +45,20 @@ compare: setup  ## Load-test every strategy with the demo model on this machine;
 	$(COMPARE) --workload shared-prefix --users 24 --length-scale 0.4 --out $(OUT)/shared-prefix
 	$(BIN)/python -m loadtest report $(OUT)/aws $(OUT)/chat $(OUT)/shared-prefix --pictures --out $(OUT)
 
-harm: setup  ## Send hostile requests to the demo model and measure what they cost others (ARGS='--rows grammar')
+harm: setup  #: Send hostile requests to the demo model and measure what they cost others (ARGS='--rows grammar')
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.harm harm --json build/harm.json $(ARGS)
 
-soak: setup  ## Good, bad and leaving clients and kills, then a fuzz of the strategies (SECONDS=600 of each)
+soak: setup  #: Good, bad and leaving clients and kills, then a fuzz of the strategies (SECONDS=600 of each)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.harm soak --seconds $(SECONDS) --json build/soak.json $(ARGS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.strategies.fuzz --seconds $(SECONDS)
 
-# One process more than cores: tests with a server wait for it half of the time.
-test: setup  ## Run all tests (ARGS='tests/core -k stop' for some)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $$(($$(nproc) + 1)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+test: setup  ## Run all tests, a sample of wide matrices (ARGS='tests/core -k stop' for some)
+	$(PYTEST) $(ARGS)
 
-conformance: setup .conformance/installed .suites/installed .vllm/installed  ## Call the demo model with other people's clients, and write docs/reference/conformance.md
+matrix: setup  #: Run all cases of the matrices that test samples: kernels, families, strategies, routes, ranks
+	$(PYTEST) --matrix -m matrix --ignore tests/kernels/compiled $(ARGS)
+
+conformance: setup .conformance/installed .suites/installed .vllm/installed  #: Call the demo model with other people's clients, and write docs/reference/conformance.md
 	OMP_NUM_THREADS=1 .conformance/bin/python -m pytest -c tests/conformance/pytest.ini --rootdir tests/conformance tests/conformance $(ARGS)
 
 .conformance/installed: tests/conformance/requirements.txt tests/conformance/node/package-lock.json
@@ -72,10 +78,10 @@ conformance: setup .conformance/installed .suites/installed .vllm/installed  ## 
 .vllm/installed: | .venv/installed
 	$(BIN)/python -c "from pathlib import Path; from benchmarks.cpu.peer_python import make_peer; make_peer('vllm', Path('$(@D)'))"
 
-page-test: setup .browser/installed  ## Test the live page in a headless Chromium (CHROMIUM=/path/to/chromium)
+page-test: setup .browser/installed  #: Test the live page in a headless Chromium (CHROMIUM=/path/to/chromium)
 	OMP_NUM_THREADS=1 .browser/bin/python -m pytest -c tests/browser/pytest.ini --rootdir tests/browser tests/browser $(ARGS)
 
-pictures: setup .browser/installed  ## Make the pictures of README and docs (after compare; ARGS='--only ui.png')
+pictures: setup .browser/installed  #: Make the pictures of README and docs (after compare; ARGS='--only ui.png')
 	OMP_NUM_THREADS=1 .browser/bin/python -m tests.browser.pictures --compare $(OUT) $(ARGS)
 
 .browser/installed: tests/browser/requirements.txt
@@ -84,7 +90,7 @@ pictures: setup .browser/installed  ## Make the pictures of README and docs (aft
 	touch $@
 
 # Ray lies beside .venv, not in it: 500 MB that no other test needs.
-fleet-test: setup .fleet/installed  ## Test fleets on Ray clusters of two nodes on this machine; ten minutes on two cores
+fleet-test: setup .fleet/installed  #: Test fleets on Ray clusters of two nodes on this machine; ten minutes on two cores
 	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.fleet $(BIN)/python -m pytest tests/deploy/fleet/on_ray $(ARGS)
 
 .fleet/installed: pyproject.toml constraints.txt
@@ -98,12 +104,12 @@ check: setup  ## Check lint, formatting and types
 	test ! -x $(BIN)/hadolint || $(BIN)/hadolint Dockerfile
 
 # --no-verify: what looks like a key is not tried at its provider. The rest: placeholders of examples and tests.
-audit: setup  ## Search the tracked files for passwords, keys and tokens
+audit: setup  #: Search the tracked files for passwords, keys and tokens
 	git ls-files -z | xargs -0 $(BIN)/detect-secrets-hook --no-verify --exclude-secrets '^(none|keys)$$'
 	@echo "no secrets in $$(git ls-files | wc -l) tracked files"
 
 # OSV, since a mirror without PyPI's JSON pages makes pip-audit skip every package and report nothing.
-audit-versions: .audit-$(PIP_AUDIT)/installed  ## Compare constraints.txt with OSV's known vulnerabilities (needs the network)
+audit-versions: .audit-$(PIP_AUDIT)/installed  #: Compare constraints.txt with OSV's known vulnerabilities (needs the network)
 	.audit-$(PIP_AUDIT)/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict \
 	--vulnerability-service osv --progress-spinner off $(ARGS)
 
@@ -112,18 +118,18 @@ audit-versions: .audit-$(PIP_AUDIT)/installed  ## Compare constraints.txt with O
 	$(@D)/bin/python -m pip install --quiet pip-audit==$(PIP_AUDIT)
 	touch $@
 
-asan: setup  ## Run the tests of the CPU's C++ kernels under AddressSanitizer (needs g++)
+asan: setup  #: Run the tests of the CPU's C++ kernels under AddressSanitizer (needs g++)
 	LONGSHORE_CACHE=build/asan CXX=tests/kernels/cpu/asan-g++ ASAN_OPTIONS=detect_leaks=0 \
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
-	$(BIN)/python -m pytest tests/kernels/cpu $(ARGS)
+	$(BIN)/python -m pytest tests/kernels/cpu --matrix $(ARGS)
 
-image-check: setup  ## Build the image without Docker (as root, with buildah and debootstrap) and test it
+image-check: setup  #: Build the image without Docker (as root, with buildah and debootstrap) and test it
 	packaging/image/check
 
-variants: setup  ## Compile every kernel variant for every GPU and check the code (ARGS='-k prefill-256')
+variants: setup  #: Compile every kernel variant for every GPU and check the code (ARGS='-k prefill-256')
 	$(EVERY_VARIANT) tests/kernels/compiled $(ARGS)
 
-kernels: variants .triton-$(TRITON_FLOOR)/installed  ## Run variants, then variants and all kernel tests with the oldest supported Triton
+kernels: variants .triton-$(TRITON_FLOOR)/installed  #: Run variants, then variants and all kernel tests with the oldest supported Triton
 	PYTHONPATH=.triton-$(TRITON_FLOOR) $(EVERY_VARIANT) tests/kernels $(ARGS)
 
 .triton-$(TRITON_FLOOR)/installed: .venv/installed  # oldest supported Triton, beside the pinned one
@@ -133,7 +139,7 @@ kernels: variants .triton-$(TRITON_FLOOR)/installed  ## Run variants, then varia
 gpu: $(if $(filter $(BIN)/%,$(GPU_PYTHON)),setup)  ## Check and time kernels and engine on this GPU (ARGS='--sections decode --out DIR')
 	$(GPU_PYTHON) -m benchmarks.gpu $(ARGS)
 
-format: setup  ## Format the code and apply ruff's fixes
+format: setup  #: Format the code and apply ruff's fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -142,5 +148,5 @@ docs: setup  ## Write docs/reference/ (configuration, limits, contract) from the
 	$(BIN)/python -c "from core.configuration.limits import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/reference/limits.md
 	$(BIN)/python -c "from pathlib import Path; from container.front_end.contract import with_tables; page = Path('docs/reference/contract.md'); page.write_text(with_tables(page.read_text()))"
 
-clean:  ## Remove .venv and caches
+clean:  #: Remove .venv and caches
 	rm -rf .venv .conformance tests/conformance/node/node_modules .suites .vllm .browser .fleet .audit-* .triton-$(TRITON_FLOOR) .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -1,11 +1,15 @@
-"""Settings of the test suite, and a fixture for Unix sockets."""
+"""Settings of the test suite, the sample of its wide tables, and a fixture for Unix sockets."""
 
 from __future__ import annotations
 
 import gc
+import re
 import tempfile
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
+from itertools import chain
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -17,16 +21,90 @@ settings.register_profile("tests", derandomize=True, deadline=None)
 settings.load_profile("tests")
 
 
+MATRIX_CASES = "matrix cases"
+"""A property of one case of each matrix: how many cases run, and how many there are."""
+counts: list[tuple[int, int]] = []
+"""This property of all tests that have run, also in workers."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option --rewrite-golden."""
+    """Add our options."""
     parser.addoption(
         "--rewrite-golden", action="store_true", help="write tests/container/golden anew"
     )
+    parser.addoption(
+        "--matrix", action="store_true", help="run all cases of tests marked matrix, not a sample"
+    )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest tests first, so that no worker is left with them when the others are done."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker."""
+    config.addinivalue_line(
+        "markers",
+        "matrix(cases): a wide table, of which a sample (of so many cases) runs without --matrix",
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Drop what no sample has of what -k and -m have chosen.
+
+    Run the longest test first, so that no worker is left with it when the others are done.
+    """
+    matrices: dict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("matrix") and hasattr(item, "callspec"):
+            assert isinstance(item, pytest.Function)
+            matrices[item.nodeid.partition("[")[0]].append(item)
+    dropped: set[pytest.Item] = set()
+    for cases in matrices.values():
+        kept = cases if config.option.matrix else sample(cases)
+        kept[0].user_properties.append((MATRIX_CASES, (len(kept), len(cases))))
+        dropped.update(set(cases) - set(kept))
+    config.hook.pytest_deselected(items=[item for item in items if item in dropped])
+    items[:] = [item for item in items if item not in dropped]
     items.sort(key=lambda item: item.path.name != "test_interpreted.py")
+
+
+def sample(cases: list[pytest.Function]) -> list[pytest.Function]:
+    """Return some of a function's cases, in which each row of each of its parametrize occurs.
+
+    The case with the most new rows is next. Among equals, a hash of the name decides. If the mark
+    says how many cases are enough, since the rows are alike, there are no more.
+    """
+    rows = {case: _rows(case) for case in cases}
+    mark = cases[0].get_closest_marker("matrix")
+    enough = mark.kwargs.get("cases", len(cases)) if mark else len(cases)
+    left = set().union(*rows.values())
+    kept: set[pytest.Function] = set()
+    while left and len(kept) < enough:
+        best = min(cases, key=lambda case: (-len(rows[case] & left), crc32(case.nodeid.encode())))
+        left -= rows[best]
+        kept.add(best)
+    return [case for case in cases if case in kept]
+
+
+def _rows(case: pytest.Function) -> set[Hashable]:
+    """Return a case's row of each parametrize, and its parameter of each fixture."""
+    marks = case.iter_markers("parametrize")
+    tables = [tuple(re.findall(r"\w+", str(mark.args[0]))) for mark in marks]
+    params = case.callspec.params
+    tables += [(name,) for name in params.keys() - set(chain(*tables))]
+    return {(names, *(id(params[name]) for name in names)) for names in tables}
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Count the cases that workers run, too: pytest-xdist passes on their reports."""
+    if report.when == "teardown":
+        counts.extend(value for name, value in report.user_properties if name == MATRIX_CASES)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how much of the matrices this run covers."""
+    if counts:
+        kept, total = map(sum, zip(*counts, strict=True))
+        rest = "" if kept == total else "; make matrix runs all"
+        terminalreporter.write_line(f"matrix: {kept:,} of {total:,} cases{rest}")
 
 
 def pytest_collection_finish() -> None:

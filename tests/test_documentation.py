@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,3 +120,18 @@ def test_the_sample_of_the_readme_is_true() -> None:
     with LLM(model=str(ROOT / "models" / "demo"), dtype="fp32") as llm:
         answer = llm.generate(["ROMEO:"], params, use_tqdm=False)[0].outputs[0]
     assert answer.text.strip() == sample.group(1)
+
+
+def targets(*settings: str) -> set[str]:
+    """Return the targets that `make help` names."""
+    command = ["make", "--no-print-directory", "help", *settings]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return {line.split()[0] for line in shown.splitlines()}
+
+
+def test_make_help_shows_the_usual_targets_and_with_all_every_one() -> None:
+    assert targets() == {"help", "serve", "compare", "test", "check", "gpu", "docs"}
+    (phony,) = re.findall(
+        r"^\.PHONY: ((?:.*\\\n)*.*)", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
+    assert targets("ALL=1") == set(phony.replace("\\", "").split())

@@ -23,6 +23,7 @@ def test_every_family_is_tested():
     assert OWN.keys() == FAMILIES.keys()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("batching", STRATEGIES)
 @pytest.mark.parametrize("architecture", [*OWN, *FOREIGN])
 def test_packed_executor(tiny_model, expected, architecture, batching):
@@ -66,6 +67,7 @@ def test_packed_executor_with_transformers_code(tiny_model, expected, architectu
     assert tokens(llm) == expected(architecture)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("batching", ["none", "dynamic"])
 @pytest.mark.parametrize("architecture", LIBRARY)
 def test_library_executor(tiny_model, expected, architecture, batching):

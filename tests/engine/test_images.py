@@ -130,6 +130,7 @@ def answers(llm, given, params=GREEDY):
     return [results[id] for id in ids]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("batching", STRATEGIES)
 @pytest.mark.parametrize("model_type", VISION_FAMILIES)
 def test_tokens_equal_transformers(vision_model, expected, model_type, batching):

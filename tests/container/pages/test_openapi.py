@@ -141,6 +141,7 @@ OPERATIONS = [
 ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize(("kind", "path", "method"), OPERATIONS)
 def test_requests_give_no_server_error(

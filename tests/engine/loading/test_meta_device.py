@@ -66,6 +66,7 @@ MIXTURES = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "gpt_oss
 SIZES = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 64, "moe_intermediate_size": 64}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("precision", QUANTIZERS)
 @pytest.mark.parametrize("family", MIXTURES)
 def test_quantized_experts_do_not_wait_for_the_device(family, precision, monkeypatch):

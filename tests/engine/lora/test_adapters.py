@@ -85,6 +85,7 @@ def test_adapters_matter(adapted):
         assert sum(left != right for left, right in pairs) >= 4
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("decoder", ["own", "transformers"])
 @pytest.mark.parametrize("batching", STRATEGIES)
 def test_a_mixed_batch_equals_single_requests(adapted, batching, decoder):

@@ -72,6 +72,7 @@ def test_native_layers_in_bf16(tiny_model, load, mlp_rows):
     assert error < 0.05
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_integer_weights(tiny_model, load, mlp_rows, dtype, precision):
@@ -86,6 +87,7 @@ def test_integer_weights(tiny_model, load, mlp_rows, dtype, precision):
     assert relative_error(logits(decoder, dtype), native) < tolerance
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rounded_rows(tiny_model, load, mlp_rows, dtype, precision):

@@ -55,6 +55,7 @@ def test_tokens_equal_those_of_the_rounded_weights(tiny_model, precision):
         assert llm.facts.quantization == precision
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "architecture",
     ["gpt2", "gpt_neox", "mixtral", "qwen2_moe", "granitemoe", "gpt_oss", "ernie4_5"],

@@ -54,6 +54,7 @@ def test_mxfp4_experts_of_gpt_oss(written):
     assert tokens(llm, ignore_eos=True) == generate(dequantized, eos_token_id=None)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("architecture", ["mixtral", "qwen2_moe"])
 @pytest.mark.parametrize("name", ["awq", "fp8 blocks", "gptq act-order"])
 def test_quantized_experts(written, load, architecture, name):

@@ -44,6 +44,7 @@ def split_logits(folder, size, **changes):
     return run_ranks(size, work)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("architecture", OWN)
 def test_every_family(tiny_model, architecture, size):
@@ -53,6 +54,7 @@ def test_every_family(tiny_model, architecture, size):
         torch.testing.assert_close(split, expected, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("architecture", UNEVEN)
 def test_heads_and_widths_that_do_not_divide(tiny_model, architecture, size):

@@ -84,6 +84,7 @@ def test_act_order_is_refused(tiny_model, tmp_path, name):
         split_logits(quantized, 2)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("precision", QUANTIZERS)
 @pytest.mark.parametrize("architecture", ["llama", "mixtral", "gpt_oss", "gpt2"])
 def test_weights_that_are_quantized_at_load(tiny_model, architecture, precision):

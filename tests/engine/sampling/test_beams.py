@@ -70,6 +70,7 @@ def answers(llm, search, times=1):
     return [[output.token_ids for output in request.outputs] for request in requests]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("batching", STRATEGIES)
 @pytest.mark.parametrize("search", SEARCHES)
@@ -79,6 +80,7 @@ def test_beams_in_all_strategies(tiny_model, expected, batching, search, overlap
     assert answers(llm, search) == expected("llama", search)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2", "gemma2"])
@@ -108,6 +110,7 @@ def admit_what_fits_now(strategy):
     strategy._has_room_for = has_room_for
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("search", ["many stops", "early"])
 @pytest.mark.parametrize("architecture", ["bloom", "t5"])
 @pytest.mark.parametrize("batching", ["none", "dynamic"])

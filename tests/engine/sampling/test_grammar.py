@@ -85,6 +85,7 @@ def test_answers_follow_the_schema(llm):
         validator.validate(json.loads(output.text))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("batching", [*STRATEGIES, "library"])
 def test_a_mixed_batch_equals_single_requests(grammar_model, alone, batching, overlaps):

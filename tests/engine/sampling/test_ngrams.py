@@ -49,6 +49,7 @@ def cut(token_ids):
     return token_ids[: token_ids.index(0) + 1] if 0 in token_ids else token_ids
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("batching", STRATEGIES)
 def test_tokens_equal_generate(tiny_model, expected, batching, overlaps):
@@ -64,6 +65,7 @@ def test_tokens_equal_generate(tiny_model, expected, batching, overlaps):
         assert (llm.llm_engine.strategy.num_preemptions > 0) == (batching == "paged")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("architecture", ["bloom", "t5"])
 @pytest.mark.parametrize("size", SIZES)
 def test_tokens_equal_generate_in_the_library_executor(tiny_model, expected, architecture, size):

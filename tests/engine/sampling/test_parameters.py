@@ -68,6 +68,7 @@ def test_every_parameter_has_an_effect(tiny_model, alone):
             assert answers(llm, [(prompt, params(**kept))])[0] != acted, settings
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("batching", STRATEGIES)
 def test_a_mixed_batch_equals_single_requests(tiny_model, alone, batching, overlaps):
@@ -116,6 +117,7 @@ def check(named, expected, token_id, count):
     assert named[token_id].rank == rank
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "settings",
     [

@@ -24,6 +24,7 @@ def expected(tiny_model):
     return answers(LLM(tiny_model("llama"), batching="none", num_kv_blocks=40, **SMALL), n=3)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("batching", STRATEGIES)
 def test_samples_are_the_same_from_all_strategies(tiny_model, expected, batching, overlaps):

@@ -28,6 +28,7 @@ from tests.engine.step.graphs import (
 )
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2", "gpt_oss", "mixtral"])
 def test_tokens_equal_generate(tiny_model, expected, architecture, overlaps):

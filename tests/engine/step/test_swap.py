@@ -18,6 +18,7 @@ from tests.engine.greedy_answers import prompts, tokens
 SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 10}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("mode", ["swap", "auto"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2"])

@@ -34,6 +34,7 @@ def variants():
     return product(PER_BYTE, (1, 17, 300), (4096,), (32, 128, 4096), (BF16, torch.float16))
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("num_experts", NUM_EXPERTS)
 @pytest.mark.parametrize("arch", dry_run.ARCHS)

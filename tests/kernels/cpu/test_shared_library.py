@@ -103,6 +103,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("targets")
 
 
+@pytest.mark.matrix(cases=2)
 @pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_compiles_for_every_target_of_this_architecture(target, folder):

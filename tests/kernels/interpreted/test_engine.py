@@ -63,7 +63,9 @@ def test_same_tokens_as_with_torch(architecture, decoder, tmp_path, monkeypatch)
         assert answers(tmp_path, decoder, graph_tokens=16) == expected
 
 
-def test_same_tokens_as_with_torch_if_contexts_are_split(tmp_path, monkeypatch):
+@pytest.mark.matrix(cases=1)
+@pytest.mark.parametrize("graph_tokens", [0, 32])
+def test_same_tokens_as_with_torch_if_contexts_are_split(graph_tokens, tmp_path, monkeypatch):
     """A prompt of 290 tokens is computed in chunks of up to 95, the last chunk beside a second
     prompt. Then both decode more tokens.
 
@@ -87,10 +89,9 @@ def test_same_tokens_as_with_torch_if_contexts_are_split(tmp_path, monkeypatch):
         "kernels.attention.paged_prefill.prefill_work", partial(prefill_work, min_split_keys=32)
     )
     windows = {None, LONG["sliding_window"]}
-    for graph_tokens in (0, 32):
-        answered = answers(tmp_path, "own", prompts=prompts, graph_tokens=graph_tokens, **limits)
-        assert answered == expected
-        assert backends[-1].split_decodes == backends[-1].split_prefills == windows
+    answered = answers(tmp_path, "own", prompts=prompts, graph_tokens=graph_tokens, **limits)
+    assert answered == expected
+    assert backends[-1].split_decodes == backends[-1].split_prefills == windows
 
 
 class Watched(TritonBackend):

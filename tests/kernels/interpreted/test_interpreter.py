@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.errors import InterpreterError
 
 FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 
@@ -48,6 +49,17 @@ def loop_kernel(num_trips, out):
     for trip in range(tl.load(num_trips)):
         total += trip
     tl.store(out, total)
+
+
+@triton.jit
+def integer_kernel(a, b, out, OPERATION: tl.constexpr):
+    x, y = tl.load(a), tl.load(b)
+    if OPERATION == "+":
+        tl.store(out, x + y)
+    elif OPERATION == "-":
+        tl.store(out, x - y)
+    else:
+        tl.store(out, x * y)
 
 
 def random(*shape, dtype=torch.float32, seed=0):
@@ -105,3 +117,24 @@ def test_loops_with_a_bound_from_memory():
     out = torch.zeros(1, dtype=torch.int32)
     loop_kernel[(1,)](torch.tensor([5], dtype=torch.int32), out)
     assert out.item() == 10
+
+
+@pytest.mark.parametrize(
+    ("a", "operation", "b", "result"),
+    [
+        (2**31 - 2, "+", 1, 2**31 - 1),
+        (2**31 - 1, "+", 1, None),
+        (-(2**31), "-", 1, None),
+        (2**16, "*", -(2**15), -(2**31)),
+        (2**16, "*", 2**15, None),
+    ],
+)
+def test_an_overflow_of_int32_is_an_error(a, operation, b, result):
+    out = torch.zeros(1, dtype=torch.int32)
+    operands = [torch.tensor([number], dtype=torch.int32) for number in (a, b)]
+    if result is None:
+        with pytest.raises(InterpreterError, match="int32 overflows"):
+            integer_kernel[(1,)](*operands, out, OPERATION=operation)
+    else:
+        integer_kernel[(1,)](*operands, out, OPERATION=operation)
+        assert out.item() == result

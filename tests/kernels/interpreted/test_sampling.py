@@ -207,6 +207,7 @@ def test_other_widths(width, kind):
     check_sampling(KINDS[kind](len(mixed), width), mixed)
 
 
+@pytest.mark.matrix(cases=2)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_parameters_and_logits(seed):
     rng = np.random.default_rng(seed)
@@ -258,6 +259,7 @@ def test_greedy_rows_between_drawn_ones_and_changed_logits():
     assert torch.equal(logits, before)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 @pytest.mark.parametrize("whole_row", [True, False])
 def test_rows_without_probabilities(bad, whole_row):
@@ -267,6 +269,7 @@ def test_rows_without_probabilities(bad, whole_row):
     check_sampling(logits, mixed)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("width", [1, 7, best_tokens.CHUNK, best_tokens.CHUNK + 1])
 def test_best_tokens(width, dtype):

@@ -43,6 +43,7 @@ def full_width(paged):
     return replace(paged, block_tables=table), memory
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("ids", [torch.int32, torch.int64])
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 @pytest.mark.parametrize("context", [1, 63, 64, 65, 128, 300])
@@ -56,6 +57,7 @@ def test_decode(context, block_size, ids):
         check_close(got, expected)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("window", [None, 33])
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 @pytest.mark.parametrize("lengths", [(1, 1), (64, 64), (65, 65), (5, 128), (70, 300)])

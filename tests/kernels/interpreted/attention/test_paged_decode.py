@@ -47,6 +47,7 @@ def expected_of(paged, options):
     return paged_decode_reference(*paged.decode_arguments, **options)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 @pytest.mark.parametrize("num_wanted", [0, 9])
 def test_lengths_around_blocks_and_tiles(block_size, num_wanted):
@@ -54,6 +55,7 @@ def test_lengths_around_blocks_and_tiles(block_size, num_wanted):
           block_size=block_size)  # fmt: skip
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("num_wanted", [1, 8, 64])
 @pytest.mark.parametrize(
     "options", [{}, {"window": 170}, {"sinks": torch.tensor([2.0, -9, 0, 30])}]
@@ -62,18 +64,21 @@ def test_whole_and_split_contexts_of_one_batch(num_wanted, options):
     check(num_wanted, options=options, heads=(4, 1))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("heads", [(2, 2), (3, 1), (6, 2), (16, 2), (7, 1), (17, 1), (71, 1)])
 @pytest.mark.parametrize("num_wanted", [0, 9])
 def test_groups(heads, num_wanted):
     check(num_wanted, (1, 170), heads=heads)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_head_dims(head_dim, dtype):
     check(9, (1, 33, 170), head_dim=head_dim, dtype=dtype, block_size=32)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("num_wanted", [0, 20])
 @pytest.mark.parametrize("window", [1, 2, 16, 64, 127, 128, 129, 300, 1000])
 def test_windows(num_wanted, window):
@@ -93,6 +98,7 @@ def test_a_window_hides_what_is_before_it(num_wanted):
     check_close(got, expected)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("num_wanted", [0, 20])
 @pytest.mark.parametrize(
     "options",
@@ -108,6 +114,7 @@ def test_softcap_and_sinks(num_wanted, options):
     check(num_wanted, options=options, dtype=torch.float32)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("cache_dtype", [torch.uint8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_fp8_caches(dtype, cache_dtype):
@@ -116,6 +123,7 @@ def test_fp8_caches(dtype, cache_dtype):
         check(num_wanted, (1, 17, 190), options=scales, dtype=dtype, cache_dtype=cache_dtype)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("cache_dtype", [torch.uint8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("size", [1e-30, 1e30])
 def test_fp8_caches_take_queries_of_any_size(cache_dtype, size):
@@ -128,6 +136,7 @@ def test_fp8_caches_take_queries_of_any_size(cache_dtype, size):
     check_close(got, paged_decode_reference(*arguments, scale=SCALE / size))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["HND", "pair"])
 @pytest.mark.parametrize("ids", [torch.int32, torch.int64])
 def test_layouts(layout, ids):

@@ -46,6 +46,7 @@ def make_work(paged, num_splits, window=None):
     return prefill_work(*arguments, window=window, min_split_keys=1)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_mixed_batch(block_size, dtype):
@@ -74,6 +75,7 @@ def test_splits_with_windows_softcap_and_sinks(options):
     check(LONG, options, num_splits=30, dtype=torch.half, heads=(4, 1))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_splits_of_every_head_dim(head_dim, dtype):
@@ -91,6 +93,7 @@ def test_one_long_prefix_among_many_short_prompts():
     check([*short, (20, 700), *short, (2, 310), *short, (0, 90), (20, 333)], num_splits=24)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 @pytest.mark.parametrize("cached", [0, 1, 16, 64])
 def test_lengths_around_blocks_and_tiles(block_size, cached):
@@ -104,6 +107,7 @@ def test_groups(heads):
     check(SHORT, heads=heads)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_head_dims(head_dim, dtype):
@@ -130,6 +134,7 @@ def test_softcap_and_sinks(options):
     check(MIXED, options, dtype=torch.float16)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("cache_dtype", [torch.uint8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_fp8_caches(dtype, cache_dtype):
@@ -141,6 +146,7 @@ def test_fp8_caches(dtype, cache_dtype):
         check([(5, 170)], options, num_splits=num_splits, head_dim=256, heads=(2, 1), **types)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["HND", "pair"])
 @pytest.mark.parametrize("ids", [torch.int32, torch.int64])
 def test_layouts(layout, ids):

@@ -82,6 +82,7 @@ def check_spans(spans, lengths, tile, window):
         assert all(end == begin for (_, end), (begin, _) in pairwise(items))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("window", [None, 100, 4096])
 @pytest.mark.parametrize("num_splits", [0, 1, 9, 66, 400])
 @pytest.mark.parametrize("name", BATCHES)
@@ -158,6 +159,7 @@ def test_the_blocks_of_one_sequence_see_more_keys_than_int32_can_count():
     assert {len(items) for items in spans.values()} == {32 // 5}
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize(
     ("dtype", "tile", "window"), [(torch.int32, (1, 16), None), (torch.int64, (16, 16), 70_000)]
 )

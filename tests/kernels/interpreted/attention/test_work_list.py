@@ -29,6 +29,7 @@ def items_by_sequence(work):
     return found
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("lens", [torch.int32, torch.int64])
 @pytest.mark.parametrize("window", [None, 100, 1000, 4096])
 @pytest.mark.parametrize("num_wanted", [1, 7, 50, 400])
@@ -76,6 +77,7 @@ def test_splits_are_of_whole_units(min_split_keys):
         make_work_list(torch.ones(2, dtype=torch.int32), 2, min_split_keys=min_split_keys)
 
 
+@pytest.mark.matrix(cases=2)
 @pytest.mark.parametrize("count", [1, 256, 300])
 def test_any_number_of_sequences(count):
     contexts = torch.arange(count, dtype=torch.int32) * 7 % 3000

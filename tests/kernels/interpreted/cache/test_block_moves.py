@@ -32,6 +32,7 @@ def equal(table, other):
     return all(torch.equal(bits(mine), bits(theirs)) for mine, theirs in pairs)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_copy_blocks(layout, dtype):
@@ -45,6 +46,7 @@ def test_copy_blocks(layout, dtype):
     assert equal(mine, twin)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_gather_and_scatter(layout, dtype):

@@ -30,6 +30,7 @@ def make_rows(heads, dim, dtype):
     return torch.randn(len(SLOTS), heads, dim).mul(3).to(dtype)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("heads", "dim"), [(2, 64), (3, 80), (1, 256), (20, 128)])
@@ -43,6 +44,7 @@ def test_block_sizes(block_size):
     check(rows, rows + 1, torch.bfloat16, "HND", block_size)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("cache_dtype", FP8)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_fp8_is_rounded_and_saturated(dtype, cache_dtype):

@@ -67,6 +67,7 @@ def check(rows, rotary_dim, cache_dtype, *, width=None, layout="NHD", block_size
             assert torch.equal(got, expected)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("heads", "head_dim", "rotary_dim"),
@@ -78,6 +79,7 @@ def test_shapes_and_dtypes(heads, head_dim, rotary_dim, dtype):
         check(merged(heads, head_dim, dtype), rotary_dim, dtype, width=width)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 def test_layouts_and_block_sizes(layout, block_size):
@@ -85,6 +87,7 @@ def test_layouts_and_block_sizes(layout, block_size):
     check(rows, 64, torch.bfloat16, layout=layout, block_size=block_size)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("cache_dtype", FP8)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rotary_dim", [64, 48])

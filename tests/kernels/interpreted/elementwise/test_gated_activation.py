@@ -21,6 +21,7 @@ def exact(gate_up, activation):
     return 0.5 * gate * (1 + (math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)).tanh()) * up
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("tokens", "width"), [(5, 48), (3, 1025), (2, 2816), (1, 7)])

@@ -22,6 +22,7 @@ def make_weight(width, dtype):
     return torch.rand(width, generator=torch.Generator().manual_seed(1)).add(0.5).to(dtype)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "shape",
@@ -40,6 +41,7 @@ def test_against_fp64(shape, dtype):
     assert torch.equal(rows, before)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(5, 3, 64), (3, 33, 80), (4, 1, 256)])
 def test_a_weight_for_each_head(shape, dtype):
@@ -77,6 +79,7 @@ def test_weights_of_another_dtype_and_no_rows():
     assert rms_norm(rows[:0], weight, EPS).shape == (0, 64)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(7, 64), (5, 100), (3, 896), (2, 5120), (2, 8192), (33, 24)])
 def test_add_rms_norm_equals_two_operations(shape, dtype):

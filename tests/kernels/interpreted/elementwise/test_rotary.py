@@ -34,6 +34,7 @@ def merged(num_tokens, num_heads, num_kv_heads, head_dim, dtype):
     return rows.split((num_heads, num_kv_heads, num_kv_heads), 1)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(
     ("heads", "head_dim", "rotary_dim"),

@@ -42,6 +42,7 @@ def check(rows, weights, ends):
     assert ((got.double() - exact).abs() <= limit).all()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("num_inputs", "num_outputs"), [(64, 64), (128, 80), (100, 130), (72, 1), (1, 48), (16, 200)]
@@ -50,6 +51,7 @@ def test_widths(num_inputs, num_outputs, dtype):
     check(*make([3, 0, 17, 1], num_inputs, num_outputs, dtype))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "counts",

@@ -58,6 +58,7 @@ def check(kind, counts, num_outputs, num_inputs, group_size, dtype=BF16):
     assert ((got.double() - exact).abs() <= limit).all()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("kind", PER_BYTE)
 @pytest.mark.parametrize(
@@ -69,6 +70,7 @@ def test_widths_and_groups(kind, dtype, num_inputs, num_outputs, group_size):
     check(kind, [3, 0, 17, 1], num_outputs, num_inputs, group_size, dtype)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", PER_BYTE)
 @pytest.mark.parametrize(
     "counts",
@@ -180,6 +182,7 @@ def load(folder, dtype=torch.float16, **changes):
     return load_own_decoder(source, 128, Phases())
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("precision", QUANTIZERS)
 @pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe", "gpt_oss"])
 def test_models_that_are_quantized_at_load(architecture, precision, tmp_path, monkeypatch):

@@ -33,6 +33,7 @@ def check(rows, made, kind, group_size, bias=None):
     assert ((got.double() - exact).abs() <= limit).all()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("kind", PER_BYTE)
 @pytest.mark.parametrize(
@@ -44,6 +45,7 @@ def test_groups(kind, dtype, num_inputs, group_size):
     check(rows, make(kind, 40, num_inputs, group_size), kind, group_size)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", PER_BYTE)
 @pytest.mark.parametrize("num_rows", [1, 16, 17, 33, 70])
 def test_tiles_of_rows(kind, num_rows):

@@ -1,0 +1,92 @@
+"""Of a test that is marked matrix, a sample of the cases runs, and with --matrix all of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.conftest import sample
+
+ROOT = Path(__file__).parents[1]
+TABLE = """
+import pytest
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", range(5))
+@pytest.mark.parametrize("strategy", range(3))
+def test_table(family, strategy):
+    pass
+
+def test_another():
+    pass
+"""
+
+
+class Case:
+    """What the sample reads of a case whose names of parameters are those of `tables`."""
+
+    def __init__(self, tables, *, enough=None, **params):
+        self.mark = (pytest.mark.matrix(cases=enough) if enough else pytest.mark.matrix).mark
+        self.nodeid = str(params)
+        self.callspec = SimpleNamespace(params=params)
+        self._marks = [pytest.mark.parametrize(names, []).mark for names in tables]
+
+    def iter_markers(self, name):
+        return self._marks
+
+    def get_closest_marker(self, name):
+        return self.mark
+
+
+def values(cases, *names):
+    return {tuple(case.callspec.params[name] for name in names) for case in cases}
+
+
+def test_a_sample_has_each_row_of_each_table():
+    """A parametrized fixture is a table, too."""
+    rows = [("a", "get"), ("a", "post"), ("b", "get"), ("c", "get"), ("d", "put")]
+    cases = [
+        Case([("path", "method"), "mode"], path=path, method=method, mode=mode, fixture=fixture)
+        for (path, method), mode, fixture in product(rows, range(3), range(4))
+    ]
+    kept = sample(cases)
+    assert len(kept) == len(rows)
+    assert values(kept, "path", "method") == {*rows}
+    assert values(kept, "mode") == values(cases, "mode")
+    assert values(kept, "fixture") == values(cases, "fixture")
+    assert sample(cases[::-1]) == kept[::-1], "it does not depend on the order"
+
+
+def test_a_table_of_one_dimension_is_whole():
+    cases = [Case(["family"], family=family) for family in range(7)]
+    assert sample(cases) == cases
+
+
+def test_a_mark_may_say_how_many_cases_are_enough():
+    cases = [Case(["seed"], enough=2, seed=seed) for seed in range(7)]
+    assert len(sample(cases)) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "passed", "line"),
+    [
+        ((), 6, "matrix: 5 of 15 cases; make matrix runs all"),
+        (("--numprocesses=1",), 6, "matrix: 5 of 15 cases; make matrix runs all"),
+        (("--matrix", "-m", "matrix"), 15, "matrix: 15 of 15 cases"),
+        (("-k", "test_table and 0-3"), 1, "matrix: 1 of 1 cases"),
+    ],
+)
+def test_a_run_says_what_it_covers(tmp_path, options, passed, line):
+    """A case that is named runs, even if it is not in the sample."""
+    (tmp_path / "test_table.py").write_text(TABLE)
+    settings = ["-c", ROOT / "pyproject.toml", "--rootdir", tmp_path, "-p", "tests.conftest"]
+    command = [sys.executable, "-m", "pytest", *settings, "-p", "no:cacheprovider", *options]
+    run = subprocess.run([*command, tmp_path], cwd=ROOT, capture_output=True, text=True)
+    assert not run.returncode, run.stdout + run.stderr
+    assert line in run.stdout.splitlines()
+    assert f"{passed} passed" in run.stdout
