@@ -33,6 +33,7 @@ from engine.loading.model_source import ModelSource
 from engine.tasks.lengths import check_length, longest_text, plan_windows
 from engine.tasks.loading import load_with_head
 from engine.tasks.pipelines.answers import postprocessor
+from engine.tasks.pipelines.conversation import CONVERSATION_PIPELINES
 from engine.tasks.pipelines.input_reader import InputReader, Parameters
 from engine.tasks.pipelines.parts import check_packages, load_parts
 from engine.tasks.pipelines.speech import transcribe
@@ -72,6 +73,8 @@ class PipelineModel:
         self.model = load_with_head(source, kind, task)
         if task == VIDEO_CLASSIFICATION:
             parts["pipeline_class"] = FramesPipeline
+        if task in CHAT_TASKS:
+            parts["pipeline_class"] = CONVERSATION_PIPELINES[task]
         try:
             make: Any = pipeline  # untyped: its overloads take literal names only
             with contained:
