@@ -48,7 +48,7 @@ _TOKENIZER_PARAMETERS = ("tokenizer_kwargs", "tokenize_kwargs")
 """Parameters that hold arguments of the tokenizer; their names depend on the pipeline."""
 _PAGE_STRIDE = 256
 """transformers' own number of tokens by which the windows of a page overlap."""
-_HINT = "; set parameters.truncation=true to truncate the text"
+_HINT = "; set {}.truncation=true to truncate the text"
 _WITHOUT_BF16 = ("depth-estimation", "table-question-answering")
 """Pipelines that convert the model's output to numpy, which has no bf16."""
 
@@ -103,7 +103,9 @@ class PipelineModel:
             if _is_truncated(parameters):
                 self._check_max_length(parameters, is_pair="text_pair" in texts)
             else:
-                check_length(texts, self.pipeline.tokenizer, self.model, "inputs", _HINT)
+                in_kwargs = "truncation" not in PIPELINE_TASKS[self._task].parameters
+                hint = _HINT.format("parameters.tokenizer_kwargs" if in_kwargs else "parameters")
+                check_length(texts, self.pipeline.tokenizer, self.model, "inputs", hint)
         if self._task == "token-classification" and "stride" in parameters:
             self._check_stride(parameters["stride"])
         return self._reader.read(given, parameters)

@@ -179,6 +179,15 @@ class TestConversations:
         )
         assert decoded(two) == [decoded(one)] * 2
 
+    @pytest.mark.parametrize("kwargs", [{"max_new_tokens": 8}, {"temperature": 0}], ids=str)
+    def test_parameters_that_transformers_refuses_are_named(self, task_model, kwargs):
+        engine = engine_of(task_model("chatter"), task="image-text-to-text")
+        kwargs |= {"do_sample": True}
+        (outcome,) = perform(
+            engine, body({"text": "who"}, max_new_tokens=4, generate_kwargs=kwargs)
+        )
+        assert outcome.field == "parameters"
+
     def test_inputs_that_are_too_long_are_rejected(self, task_model):
         engine = engine_of(task_model("chatter"), task="image-text-to-text")
         text = "cat " * 40
