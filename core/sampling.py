@@ -324,7 +324,7 @@ def _defaults() -> dict[str, object]:
 
 
 def _text(bound: float) -> str:
-    return f"{bound:g}" if bound == MAX_TEMPERATURE else f"{bound}"
+    return "1e30" if bound == MAX_TEMPERATURE else f"{bound}"
 
 
 def _require(condition: bool, field: str, message: str) -> None:

@@ -46,8 +46,8 @@ class GrammarCompiler:
         form = message.params.structured_outputs
         if form is None or self._grammars.is_compiled(form):
             return False
-        self._held[client, message.id] = message
         done = self._thread.submit(self._grammars.matcher, form)
+        self._held[client, message.id] = message
         done.add_done_callback(
             lambda done: self._inbox.put((client, Compiled(message, arrival, done.exception())))
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from collections import defaultdict
@@ -13,6 +14,7 @@ from functools import partial
 import msgspec
 
 from core.errors import LongshoreError, OverloadedError, RequestError
+from core.foreign_code import contained
 from core.output import Output
 from core.protocol.messages import (
     Abort,
@@ -51,6 +53,8 @@ from engine.serve.meter import WORKER_LOST, Meter, RequestProgress
 from engine.serve.watchers import MIN_INTERVAL_S, Watchers
 from engine.tasks.engine import TaskEngine, TaskOutput
 from engine.tasks.performer import Answer, Job
+
+logger = logging.getLogger(__name__)
 
 IDLE_PULSE_S = 0.5
 """Longest wait for a message, so that the pulse stays fresh while nothing runs."""
@@ -199,37 +203,45 @@ class Server:
 
         is_new: whether a full queue may refuse it. False for one that waited for its grammar.
         """
-        key = client, message.id
         try:
-            if key in self._request_ids or key in self._grammar_compiler:
-                raise RequestError("id", "this id is in use")
-            if is_new:
-                self._check_queue(message)
-            if self._grammar_compiler.take(client, message, arrival):
-                return
-            match message, self._engine:
-                case Submit(), Engine() as engine:
-                    request_id = engine.add(
-                        message.prompt_token_ids,
-                        message.params,
-                        arrival,
-                        message.adapter,
-                        message.images,
-                    )
-                    progress = RequestProgress.of(message, arrival)
-                case Perform(), TaskEngine() as engine:
-                    send = partial(self._send_part, client, message.id)
-                    request_id = engine.add(Job(message.body, message.headers, send), arrival)
-                    progress = RequestProgress(arrival)
-                case _:
-                    raise RequestError("task", f"this container serves {self._engine.facts.task}")
-        except LongshoreError as error:
+            with contained:
+                added = self._add(client, message, arrival, is_new=is_new)
+        except Exception as error:  # whatever goes wrong belongs to this request alone
+            if not isinstance(error, LongshoreError):
+                logger.exception("request not added id=%s", message.id)
             self._connection.send(client, failed(message.id, error))
             return
+        if added is None:
+            return
+        request_id, progress = added
         open_answers = set(range(progress.num_answers))
         request = _ClientRequest(client, message.id, open_answers, progress)
         self._requests[request_id] = request
-        self._request_ids[key] = request_id
+        self._request_ids[client, message.id] = request_id
+
+    def _add(
+        self, client: bytes, message: Submit | Perform, arrival: float, *, is_new: bool
+    ) -> tuple[int, RequestProgress] | None:
+        """Add a request to the engine. Return None if its grammar must be compiled first."""
+        key = client, message.id
+        if key in self._request_ids or key in self._grammar_compiler:
+            raise RequestError("id", "this id is in use")
+        if is_new:
+            self._check_queue(message)
+        if self._grammar_compiler.take(client, message, arrival):
+            return None
+        match message, self._engine:
+            case Submit(), Engine() as engine:
+                progress = RequestProgress.of(message, arrival)
+                prompt, params = message.prompt_token_ids, message.params
+                id = engine.add(prompt, params, arrival, message.adapter, message.images)
+                return id, progress
+            case Perform(), TaskEngine() as engine:
+                send = partial(self._send_part, client, message.id)
+                job = Job(message.body, message.headers, send)
+                return engine.add(job, arrival), RequestProgress(arrival)
+            case _:
+                raise RequestError("task", f"this container serves {self._engine.facts.task}")
 
     def _send_part(self, client: bytes, id: str, part: Answer) -> bool:
         """Send a part of a task's answer. Return False if the request was aborted.

@@ -12,15 +12,20 @@ from typing import Any
 from core.errors import RequestError
 
 
-def longest_text(tokenizer: Any, model: Any) -> int:
-    """Return the maximum tokens that both the tokenizer and the model's position table allow."""
+def num_positions(model: Any) -> int | None:
+    """Return the maximum tokens that the model's position table allows; None without a table."""
     positions: Any = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     embeddings = getattr(model.base_model, "embeddings", None)
     padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
     if positions and padding is not None:
         positions -= padding + 1  # RoBERTa counts positions from padding_idx + 1
+    return positions or None
+
+
+def longest_text(tokenizer: Any, model: Any) -> int:
+    """Return the maximum tokens that both the tokenizer and the model's position table allow."""
     # A tokenizer without a limit has model_max_length 10^30.
-    return min(positions or tokenizer.model_max_length, tokenizer.model_max_length)
+    return min(num_positions(model) or tokenizer.model_max_length, tokenizer.model_max_length)
 
 
 def check_length(

@@ -148,7 +148,7 @@ def stalls(after: list[int] | None = None) -> Script:
     return script
 
 
-def performs(answer: Callable[[Perform], Performed]) -> Script:
+def performs(answer: Callable[[Perform], Performed | Failed]) -> Script:
     """A script that answers every task with `answer`."""
 
     def script(perform: Perform) -> Answer:

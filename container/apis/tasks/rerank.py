@@ -169,7 +169,10 @@ class RerankApi:
         TASK_TEXTS.check(field, sum(len(first) + len(second) for first, second in pairs))
         inputs: list[object] = [{"text": first, "text_pair": second} for first, second in pairs]
         body = msgspec.msgpack.encode(PipelineBody(inputs, True, parameters))
-        reply = self._service.wait_for(context, self._service.client.choose().perform(body, {}))
+        try:
+            reply = self._service.wait_for(context, self._service.client.choose().perform(body, {}))
+        except RequestError as error:  # every pair is wrong
+            raise _refusal(error.message, field) from error
         results = msgspec.json.decode(reply.body, type=list[list[_Label] | _Error])
         return [_score(result, field) for result in results]
 
@@ -179,11 +182,16 @@ def _score(result: list[_Label] | _Error, field: str) -> float:
         case [label]:
             return label.score
         case _Error(error, 400):
-            raise RequestError(field, error.removeprefix("inputs: "))
+            raise _refusal(error.removeprefix("inputs: "), field)
         case _Error(error):
             raise GenerationError(error)
         case _:
             raise RequestError("model", "has several labels; scores need a model with one")
+
+
+def _refusal(message: str, field: str) -> RequestError:
+    """Return the pipeline's error with the names that the client knows."""
+    return RequestError(field, message.replace("parameters.truncation", "truncate"))
 
 
 def _text(value: object) -> str | None:

@@ -127,8 +127,8 @@ class Embedder:
         if len(token_ids) > limit:
             raise RequestError(
                 field,
-                f"has {len(token_ids)} tokens; the model takes at most {limit}; shorten it, or ask "
-                "for truncation",
+                f"has {len(token_ids)} tokens; the model takes at most {limit}; shorten it, or set "
+                "truncate=true (truncate_prompt_tokens=-1 in /v1/embeddings)",
             )
         if not token_ids:
             raise RequestError(field, "has no tokens")

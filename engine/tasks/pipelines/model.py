@@ -33,6 +33,7 @@ from engine.loading.model_source import ModelSource
 from engine.tasks.lengths import check_length, longest_text, plan_windows
 from engine.tasks.loading import load_with_head
 from engine.tasks.pipelines.answers import postprocessor
+from engine.tasks.pipelines.conversation import CONVERSATION_PIPELINES
 from engine.tasks.pipelines.input_reader import InputReader, Parameters
 from engine.tasks.pipelines.parts import check_packages, load_parts
 from engine.tasks.pipelines.speech import transcribe
@@ -47,7 +48,7 @@ _TOKENIZER_PARAMETERS = ("tokenizer_kwargs", "tokenize_kwargs")
 """Parameters that hold arguments of the tokenizer; their names depend on the pipeline."""
 _PAGE_STRIDE = 256
 """transformers' own number of tokens by which the windows of a page overlap."""
-_HINT = "; set parameters.truncation=true to truncate the text"
+_HINT = "; set {}.truncation=true to truncate the text"
 _WITHOUT_BF16 = ("depth-estimation", "table-question-answering")
 """Pipelines that convert the model's output to numpy, which has no bf16."""
 
@@ -72,6 +73,8 @@ class PipelineModel:
         self.model = load_with_head(source, kind, task)
         if task == VIDEO_CLASSIFICATION:
             parts["pipeline_class"] = FramesPipeline
+        if task in CHAT_TASKS:
+            parts["pipeline_class"] = CONVERSATION_PIPELINES[task]
         try:
             make: Any = pipeline  # untyped: its overloads take literal names only
             with contained:
@@ -100,7 +103,9 @@ class PipelineModel:
             if _is_truncated(parameters):
                 self._check_max_length(parameters, is_pair="text_pair" in texts)
             else:
-                check_length(texts, self.pipeline.tokenizer, self.model, "inputs", _HINT)
+                in_kwargs = "truncation" not in PIPELINE_TASKS[self._task].parameters
+                hint = _HINT.format("parameters.tokenizer_kwargs" if in_kwargs else "parameters")
+                check_length(texts, self.pipeline.tokenizer, self.model, "inputs", hint)
         if self._task == "token-classification" and "stride" in parameters:
             self._check_stride(parameters["stride"])
         return self._reader.read(given, parameters)

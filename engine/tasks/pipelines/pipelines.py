@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -108,7 +109,9 @@ def _blame_request(result: Any, body: PipelineBody) -> Any:
     """Turn an error about the client's input into a RequestError; return anything else as it is."""
     if isinstance(result, RequestError) or not isinstance(result, _WRONG_INPUT):
         return result
-    about_parameters = isinstance(result, KeyError) or "keyword argument" in str(result)
+    nested = [value for value in body.parameters.values() if isinstance(value, Mapping)]
+    names = ["keyword argument", *body.parameters, *chain.from_iterable(nested)]
+    about_parameters = isinstance(result, KeyError) or any(name in str(result) for name in names)
     field = "parameters" if body.parameters and about_parameters else "inputs"
     return RequestError(field, f"not accepted: {result}")
 

@@ -255,7 +255,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"max_token": 5}, "max_token", "did you mean 'max_tokens'"),
     ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "twice"),
     ({"max_tokens": 95}, "max_tokens", "95 is more than the 94"),
-    ({"temperature": -1}, "temperature", "0 to 1e+30"),
+    ({"temperature": -1}, "temperature", "0 to 1e30"),
     ({"stop": ["x"] * 17}, "stop", "at most 16"),
     ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", "true or false"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", ""),

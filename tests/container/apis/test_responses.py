@@ -263,7 +263,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
      "tool_choice", "combined"),
     ({"reasoning": {"effort": "very"}}, "reasoning.effort", "one of none"),
     ({"max_output_tokens": 99}, "max_output_tokens", "maximum context length"),
-    ({"temperature": -1}, "temperature", "0 to 1e+30"),
+    ({"temperature": -1}, "temperature", "0 to 1e30"),
     ({"request_id": "a b"}, "request_id", "ASCII"),
     ({"n": 2}, "n", "no such field"),
 ]  # fmt: skip

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from flask.testing import FlaskClient
 
-from core.protocol.messages import Perform, Performed
+from core.protocol.messages import Failed, Perform, Performed
 from core.protocol.task_bodies import PipelineBody
 from tests.container.conftest import Serve
 from tests.container.fake_engine import FakeEngine, performs
@@ -43,6 +43,19 @@ def encoder(task_app: Serve, engine: FakeEngine) -> FlaskClient:
 
     engine.script = performs(answer)
     return task_app("pipeline")
+
+
+def test_a_request_that_the_model_cannot_take_at_all(task_app: Serve, engine: FakeEngine) -> None:
+    """The engine then answers with one error, in the names of the pipeline's own API."""
+
+    def refuse(job: Perform) -> Failed:
+        hint = "has 40 tokens; set parameters.truncation=true"
+        return Failed(job.id, "rejected", hint, "inputs")
+
+    engine.script = performs(refuse)
+    error = task_app("pipeline").post("/v1/rerank", json=ASK).get_json()["error"]
+    assert error["param"] == "documents"
+    assert error["message"] == "documents: has 40 tokens; set truncate=true"
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank", "/invocations"])

@@ -187,6 +187,29 @@ def test_an_exception_of_the_strategy_fails_only_its_request(client, engine, mon
     assert engine.strategy.memory.num_held_blocks == 0
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), SystemExit("a panic")])
+def test_an_exception_while_a_request_is_added_fails_only_that_request(
+    client, engine, gate, monkeypatch, error
+):
+    add = engine.add
+
+    def add_or_raise(prompt, *others):
+        if prompt == [7]:
+            raise error
+        return add(prompt, *others)
+
+    monkeypatch.setattr(engine, "add", add_or_raise)
+    gate.open.clear()
+    client.send(Submit("good", [1, 2, 3], greedy()))
+    client.send(Submit("bad", [7], greedy()))
+    gate.open.set()
+    failed = client.receive(Failed)
+    reason = f"{type(error).__name__}: {error}"
+    assert (failed.id, failed.kind, failed.message) == ("bad", "failed", reason)
+    client.send(Submit("bad", [1], greedy(2)))
+    assert client.answer("bad") == (expected(1, [1], 2), Finish.LENGTH), "its id can be reused"
+
+
 def test_invalid_messages_are_ignored(client):
     client.socket.send(b"\xc1 no msgpack")
     client.socket.send_multipart([b"two", b"frames"])

@@ -61,6 +61,7 @@ from tests.engine.tasks.words import BERT, tokenizer
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
          "intermediate_size": 16}  # fmt: skip
+LLAMA = {**SMALL, "model_type": "llama", "num_key_value_heads": 1}
 PYRAMID = {"num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1], "hidden_sizes": [8, 16],
            "patch_sizes": [3, 3], "strides": [2, 2], "num_attention_heads": [1, 2],
            "mlp_ratios": [2, 2], "decoder_hidden_size": 8}  # fmt: skip
@@ -202,19 +203,23 @@ def picture_reader(path: Path) -> None:
     words.save_pretrained(path)
 
 
-def chatter(path: Path) -> None:
+def chatter(path: Path, text: Mapping[str, object] = LLAMA) -> None:
     words = tokenizer()
     words.add_special_tokens({"additional_special_tokens": ["<image>"]})
     vision = {**SMALL, "model_type": "clip_vision_model", "num_hidden_layers": 2, "image_size": 8,
               "patch_size": 4, "projection_dim": 8}  # fmt: skip
-    text = {**SMALL, "model_type": "llama", "vocab_size": len(words), "num_key_value_heads": 1,
-            "max_position_embeddings": 64, "pad_token_id": 0}  # fmt: skip
+    text = {**text, "vocab_size": len(words), "max_position_embeddings": 64, "pad_token_id": 0}
     config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=len(words) - 1)
     save(LlavaForConditionalGeneration(config), path)
     images = CLIPImageProcessorPil(size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8})
     LlavaProcessor(images, words, patch_size=4, vision_feature_select_strategy="default",
                    image_token="<image>", num_additional_image_tokens=1,
                    chat_template=CHAT_TEMPLATE).save_pretrained(path)  # fmt: skip
+
+
+def chatter_with_table(path: Path) -> None:
+    """A model whose positions are a table of embeddings."""
+    chatter(path, {**SMALL, "model_type": "biogpt"})
 
 
 def speaker(path: Path) -> None:
@@ -246,5 +251,5 @@ MEDIA_MODELS: Mapping[str, Callable[[Path], None]] = {
     make.__name__: make
     for make in (segmenter, panoptic_segmenter, depth_estimator, mask_maker, matcher, watcher,
                  sound_labeller, table_reader, page_reader, page_and_picture_reader, picture_reader,
-                 chatter, speaker)
+                 chatter, chatter_with_table, speaker)
 }  # fmt: skip

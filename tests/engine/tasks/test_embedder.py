@@ -208,6 +208,7 @@ def test_a_text_that_is_too_long_is_rejected_or_truncated(task_model):
     )
     assert isinstance(refused, RequestError)
     assert refused.field == "input[1]"
+    assert "truncate_prompt_tokens=-1" in str(refused)
     assert vectors(beside)[1] == [4]
     assert [vectors(outcome)[1] for outcome in (cut, less, tokens)] == [[MAX_LENGTH], [5], [5]]
     expected = unit(hidden(path, "cat cat cat").mean(0))

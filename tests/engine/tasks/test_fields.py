@@ -179,12 +179,40 @@ class TestConversations:
         )
         assert decoded(two) == [decoded(one)] * 2
 
+    @pytest.mark.parametrize("kwargs", [{"max_new_tokens": 8}, {"temperature": 0}], ids=str)
+    def test_parameters_that_transformers_refuses_are_named(self, task_model, kwargs):
+        engine = engine_of(task_model("chatter"), task="image-text-to-text")
+        kwargs |= {"do_sample": True}
+        (outcome,) = perform(
+            engine, body({"text": "who"}, max_new_tokens=4, generate_kwargs=kwargs)
+        )
+        assert outcome.field == "parameters"
+
     def test_inputs_that_are_too_long_are_rejected(self, task_model):
         engine = engine_of(task_model("chatter"), task="image-text-to-text")
         text = "cat " * 40
         messages = [{"role": "user", "content": [{"type": "text", "text": text}]}]
         outcomes = perform(engine, body({"text": text}), body({"messages": messages}))
         assert [outcome.field for outcome in outcomes] == ["inputs.text", "inputs.messages"]
+
+    @pytest.mark.parametrize("beams", [1, 2])
+    def test_answers_end_at_the_model_s_limit(self, task_model, beams):
+        """transformers would look up positions beyond the table's last."""
+        engine = engine_of(task_model("chatter_with_table"), task="image-text-to-text")
+        kwargs = {"min_new_tokens": 8192, "num_beams": beams}
+        limited, short = perform(
+            engine,
+            body({"text": "who is"}, max_new_tokens=8192, generate_kwargs=kwargs),
+            body({"text": "who is"}, max_new_tokens=4, generate_kwargs={"min_new_tokens": 4}),
+        )
+        assert len(decoded(limited)[0]["generated_text"].split()) > 20
+        assert len(decoded(short)[0]["generated_text"].split()) <= 4
+
+    def test_images_count_as_tokens_of_the_prompt(self, task_model):
+        engine = engine_of(task_model("chatter_with_table"), task="image-text-to-text")
+        many = {"text": "<image> " * 20, "images": [image("red")] * 20}
+        (outcome,) = perform(engine, body(many, max_new_tokens=2))
+        assert (outcome.field, "tokens with its images" in outcome.message) == ("inputs", True)
 
     def test_any_to_any_reports_missing_torchvision(self, task_model, monkeypatch):
         monkeypatch.setattr(loading, "find_spec", lambda name: name != "torchvision" or None)

@@ -157,6 +157,8 @@ def test_only_a_text_that_is_truncated_may_be_too_long(task_model, model, parame
     assert isinstance(outcome, Answer) == is_truncated
     if not is_truncated:
         assert (outcome.field, "the model takes 32" in str(outcome)) == ("inputs", True)
+        where = "parameters.tokenizer_kwargs" if model == "filler" else "parameters"
+        assert f"set {where}.truncation=true" in str(outcome), "the cure is one that works"
 
 
 @pytest.mark.parametrize(
