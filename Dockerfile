@@ -65,7 +65,7 @@ print(LLM(str(default_model_dir())).generate(['ROMEO:'])[0].outputs[0].text)"
 FROM ${BASE}
 # hadolint ignore=DL3008
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends ca-certificates python3 \
+ && apt-get install --yes --no-install-recommends ca-certificates python3 tini \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* \
  && useradd --uid 1000 --create-home longshore
 COPY --from=build /opt/longshore /opt/longshore
@@ -84,5 +84,6 @@ LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true \
 # A number, so that Kubernetes' runAsNonRoot accepts it. Only /tmp and /dev/shm are written.
 USER 1000
 EXPOSE 8080
-ENTRYPOINT ["longshore"]
+# Process 1 gets no signal before it has a handler, and Python needs some 0.1 s for that.
+ENTRYPOINT ["tini", "--", "longshore"]
 CMD ["serve"]

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(not IMAGE, reason="needs an image: make image-ch
 
 def test_the_image_starts_as_sagemaker_expects():
     configuration = image_configuration()
-    assert configuration["Entrypoint"] == ["python", "-m", "container"]
+    assert configuration["Entrypoint"] == ["tini", "--", "longshore"]
     assert configuration["Cmd"] == ["serve"]
     assert configuration["User"] == "1000", "not root"
     assert "8080/tcp" in configuration["ExposedPorts"]
