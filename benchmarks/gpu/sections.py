@@ -32,7 +32,6 @@ SECTIONS = {
     "sampling": Section("Sampling of 128k logits", "kernels.sampling", 6),
     "quantized": Section("Linear layers with quantized weights", "kernels.quantized", 9),
     "experts": Section("Quantized experts", "kernels.experts", 5),
-    "flex": Section("FlexAttention with pages of 128 tokens", "kernels.flex", 28),
     "fp8": Section("Decode over fp8 caches", "kernels.fp8", 5),
     "sweep": Section("Tile configurations", "kernels.sweep", 26),
     "serve": Section(
