@@ -1,4 +1,4 @@
-"""Measure the saved demo model, sample from it and write its model card."""
+"""Measure the saved demo model and sample from it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MESSAGES = [{"role": "user", "content": "Good morrow, cousin. What news from the
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures of the model card; `size` is in bytes."""
+    """`size` is in bytes."""
 
     parameters: int
     size: int
@@ -85,46 +85,3 @@ def samples(directory: Path, seed: int) -> dict[str, str]:
         f"{form}, temperature {TEMPERATURE}": sample(model, tokenizer, prompt)
         for form, prompt in (("Play", PROMPT), ("Chat", chat))
     }
-
-
-def model_card(figures: Figures, command: str, texts: dict[str, str]) -> str:
-    """Return the text of the README.md beside the model."""
-    blocks = "\n\n".join(f"{title}:\n\n```text\n{text}\n```" for title, text in texts.items())
-    return CARD.format(figures=figures, command=command, samples=blocks)
-
-
-CARD = """\
-# Demo model
-
-A small Llama (grouped-query attention, tied embeddings, bfloat16) that writes plays in the manner
-of Shakespeare. It is big enough to be fun and small enough to ship with the project. It knows
-only its corpus: use it to try out and test the server, not to answer questions.
-
-- Plain prompts continue a play: `ROMEO:` starts a speech of Romeo.
-- Chat prompts are answered with one speech. A system message `You are ROMEO.` names the speaker.
-- `<|endoftext|>` ends documents and answers; it is the eos token. There is no bos token.
-
-| figure | value |
-| --- | --- |
-{figures}
-
-The validation loss was measured with these files on the end of the corpus, as plain documents.
-Neither the tokenizer nor the weights were trained on that part; it only selected the best step.
-
-## Training
-
-The corpus is tinyshakespeare, 1.1 MB of plays. Each epoch cuts it into new documents and renders
-some of them as conversations. The model was trained on two CPU cores with
-
-```sh
-{command}
-```
-
-## Samples
-
-{samples}
-
-## Licence
-
-The plays, from which everything here was made, are in the public domain.
-"""
