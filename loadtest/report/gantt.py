@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from loadtest.load.record import Record
 from loadtest.report.charts import WIDTH, Spec
-from loadtest.report.style import STAGES, number, percent
+from loadtest.report.style import LEGEND, STAGES, number, percent
 from loadtest.report.time_axis import TimeAxis, time_axes
 from loadtest.study.results import Run
 from loadtest.study.tuning import describe
@@ -137,7 +137,7 @@ def _panel(run: Run, bars: Sequence[Bar], axis: TimeAxis, *, is_last: bool) -> S
             "color": {
                 "field": "stage",
                 "scale": {"domain": list(STAGES), "range": list(STAGES.values())},
-                "legend": {"orient": "bottom", "direction": "horizontal"} if is_last else None,
+                "legend": LEGEND if is_last else None,
             },
             "tooltip": [
                 {"field": "stage"},
