@@ -58,8 +58,6 @@ class PackedParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of one rank."""
-
     config: PreTrainedConfig
     model: PackedModel | LibraryModel
     executor_reason: str

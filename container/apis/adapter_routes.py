@@ -60,8 +60,6 @@ VLLM_UNLOAD_FIELDS: Fields = {
 
 @dataclass(frozen=True, slots=True)
 class AdapterRequest:
-    """An adapter to load."""
-
     name: str
     src: str
 
@@ -120,7 +118,6 @@ class AdapterRoutes:
         return json_response({"adapters": list(map(_described, self._service.client.adapters))})
 
     def adapter(self, name: str, model: str | None = None) -> Response:
-        """Describe one adapter."""
         self._require_lora(model)
         return json_response(_described(self._loaded(name)))
 

@@ -59,8 +59,6 @@ def metrics_text(client: EngineClient, model_name: str, options: Options) -> byt
 
 
 class _EngineMetrics:
-    """The metrics of one engine."""
-
     def __init__(
         self, facts: Facts, stats: Stats, labels: Mapping[str, str], options: Options
     ) -> None:

@@ -135,8 +135,6 @@ MESSAGES_FIELDS: Fields = {
 
 @dataclass(frozen=True, slots=True)
 class MessagesRequest:
-    """A validated request."""
-
     turn: Turn
     stream: bool
     request_id: str | None

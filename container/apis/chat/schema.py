@@ -74,8 +74,6 @@ CHAT_FIELDS: Fields = {
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A validated request."""
-
     turn: Turn
     uses_functions: bool
     """Whether calls are returned as OpenAI's former `function_call`."""

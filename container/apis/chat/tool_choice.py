@@ -69,7 +69,6 @@ def with_functions_as_tools(values: Values) -> Values:
 
 
 def _called(call: object) -> str | None:
-    """Return the function that `function_call` names, or None."""
     match call:
         case {"name": str(name)}:
             return name
@@ -151,8 +150,6 @@ def read_tool_choice(values: Values) -> Literal["none", "auto"] | ForcedCalls:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools of a request."""
-
     visible: tuple[Mapping[str, object], ...]
     """The tools that the model sees."""
     forced_calls: ForcedCalls | None

@@ -124,7 +124,6 @@ _FormatField = tuple[str, str, object]
 
 
 def _format_fields(values: Values, prefix: str) -> Iterator[_FormatField]:
-    """Yield every field of the request that sets a format."""
     for name, form in _GUIDED.items():
         if name in values:
             yield name, form, values.given[name]

@@ -142,8 +142,6 @@ RESPONSES_FIELDS: Fields = {
 
 @dataclass(frozen=True, slots=True)
 class ResponsesRequest:
-    """A validated request."""
-
     turn: Turn
     stream: bool
     logprobs: bool
@@ -288,7 +286,6 @@ def _echo(values: Values, decoding: Decoding, effort: str | None) -> Record:
 
 
 def _ignored_fields(values: Values) -> tuple[str, ...]:
-    """Return warnings for values without effect."""
     warnings: list[str] = []
     if values.get("store", False):
         warnings.append("store has no effect here: nothing is stored")
