@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,26 +19,6 @@ TEMPERATURE = 0.8
 MESSAGES = [{"role": "user", "content": "Good morrow, cousin. What news from the king?"}]
 
 
-@dataclass(frozen=True)
-class Figures:
-    """`size` is in bytes."""
-
-    parameters: int
-    size: int
-    nats_per_token: float
-    nats_per_byte: float
-    tokens_per_second: float
-
-    def __str__(self) -> str:
-        return (
-            f"| parameters | {self.parameters:,} |\n"
-            f"| size on disk | {self.size / 1e6:.2f} MB |\n"
-            f"| validation loss | {self.nats_per_token:.4f} nats per token, "
-            f"{self.nats_per_byte:.4f} nats per byte |\n"
-            f"| training speed | {self.tokens_per_second:,.0f} tokens/s |"
-        )
-
-
 @torch.inference_mode()
 def total_loss(model: LlamaForCausalLM, tokens: list[int]) -> float:
     """Return the summed loss in nats of all tokens but the first, over windows of full context."""
@@ -54,17 +33,19 @@ def total_loss(model: LlamaForCausalLM, tokens: list[int]) -> float:
     return nats
 
 
-def measure(directory: Path, documents: list[str], tokens_per_second: float) -> Figures:
-    """Load the saved model and measure it on the held-out documents."""
+def measure(directory: Path, documents: list[str], tokens_per_second: float) -> str:
+    """Measure the saved model on the held-out documents; return rows of the model card's table."""
     model = AutoModelForCausalLM.from_pretrained(directory)
     tokens = encode(AutoTokenizer.from_pretrained(directory), documents)
     nats = total_loss(model, tokens)
-    return Figures(
-        parameters=model.num_parameters(),
-        size=sum(file.stat().st_size for file in directory.iterdir()),
-        nats_per_token=nats / (len(tokens) - 1),
-        nats_per_byte=nats / sum(len(text.removesuffix(END).encode()) for text in documents),
-        tokens_per_second=tokens_per_second,
+    num_bytes = sum(len(text.removesuffix(END).encode()) for text in documents)
+    size = sum(file.stat().st_size for file in directory.iterdir() if file.name != "README.md")
+    return (
+        f"| parameters | {model.num_parameters():,} |\n"
+        f"| size on disk | {size / 1e6:.2f} MB |\n"
+        f"| validation loss | {nats / (len(tokens) - 1):.4f} nats per token, "
+        f"{nats / num_bytes:.4f} nats per byte |\n"
+        f"| training speed | {tokens_per_second:,.0f} tokens/s |"
     )
 
 

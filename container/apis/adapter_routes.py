@@ -193,10 +193,7 @@ class AdapterRoutes:
 
 
 def _fields(context: RequestContext) -> Mapping[str, object]:
-    """Return the fields of the query string, as DJL Serving does.
-
-    Without a query string, return the body's fields.
-    """
+    """Return the fields of the query string, as DJL Serving does, or without one the body's."""
     query = {name: _BOOLEANS.get(value, value) for name, value in request.args.items()}
     if query or not context.body:
         return query

@@ -102,16 +102,8 @@ def latencies(runs: Sequence[Run]) -> Spec:
     labels = [run.label for run in runs]
     panels = []
     for title, values_of in (
-        (
-            "end-to-end latency",
-            lambda run: quantiles(r.latency_s for r in run.records if r.is_good),
-        ),
-        (
-            "time to first token",
-            lambda run: quantiles(
-                r.first_token_s for r in run.records if r.is_good and r.first_token_s is not None
-            ),
-        ),
+        ("end-to-end latency", lambda run: _of_records(run, "latency_s")),
+        ("time to first token", lambda run: _of_records(run, "first_token_s")),
         ("inter-token latency", lambda run: run.gap_quantiles_s),
     ):
         rows = [
@@ -123,6 +115,11 @@ def latencies(runs: Sequence[Run]) -> Spec:
         if rows:
             panels.append(_distribution(rows, labels, title, has_axis=not panels))
     return {"hconcat": panels, "spacing": 34}
+
+
+def _of_records(run: Run, name: str) -> list[float]:
+    seconds = (getattr(record, name) for record in run.records if record.is_good)
+    return quantiles(value for value in seconds if value is not None)
 
 
 def _distribution(
