@@ -287,7 +287,6 @@ def serve_model(configuration: Configuration, model_dir: Path, port: int, host: 
 def _serve_strategies(
     parsed: argparse.Namespace, models: Mapping[str, Path] | None, flags: Sequence[Setting]
 ) -> int:
-    """Serve one model with several strategies."""
     from container.multi_model.server import serve_models
     from container.multi_model.strategies import compare_strategies, read_strategies
 

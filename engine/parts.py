@@ -58,8 +58,6 @@ class PackedParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of one rank."""
-
     config: PreTrainedConfig
     model: PackedModel | LibraryModel
     executor_reason: str
@@ -147,10 +145,7 @@ def _check_task(options: Options, config: PreTrainedConfig) -> None:
 def _load(
     source: ModelSource, options: Options, phases: Phases, group: Group
 ) -> tuple[PackedModel | LibraryModel, str]:
-    """Load the model for the packed executor if possible, else for the library executor.
-
-    Return it and the reason for the choice.
-    """
+    """Return the model, for the packed executor if possible, and the reason for the choice."""
     config = source.config
     reason = "option.executor=library"
     if options.executor != "library":

@@ -169,10 +169,7 @@ def compile_driver_module() -> Path:
 
 
 def _make_stub(path: Path) -> None:
-    """Build a stub with the driver's symbols.
-
-    Without them, the linker would drop the library, as no symbol of it would be used.
-    """
+    """Build a stub with the driver's symbols, or the linker would drop the library as unused."""
     source = Path(driver.__file__).with_name("driver.c").read_text()
     names = sorted(set(re.findall(r"\bcu[A-Z]\w+(?=\()", source)))
     stub = "\n".join(f"void {name}(void) {{}}" for name in names)

@@ -1,8 +1,7 @@
-"""Measure the saved demo model, sample from it and write its model card."""
+"""Measure the saved demo model and sample from it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,26 +19,6 @@ TEMPERATURE = 0.8
 MESSAGES = [{"role": "user", "content": "Good morrow, cousin. What news from the king?"}]
 
 
-@dataclass(frozen=True)
-class Figures:
-    """Figures of the model card; `size` is in bytes."""
-
-    parameters: int
-    size: int
-    nats_per_token: float
-    nats_per_byte: float
-    tokens_per_second: float
-
-    def __str__(self) -> str:
-        return (
-            f"| parameters | {self.parameters:,} |\n"
-            f"| size on disk | {self.size / 1e6:.2f} MB |\n"
-            f"| validation loss | {self.nats_per_token:.4f} nats per token, "
-            f"{self.nats_per_byte:.4f} nats per byte |\n"
-            f"| training speed | {self.tokens_per_second:,.0f} tokens/s |"
-        )
-
-
 @torch.inference_mode()
 def total_loss(model: LlamaForCausalLM, tokens: list[int]) -> float:
     """Return the summed loss in nats of all tokens but the first, over windows of full context."""
@@ -54,17 +33,19 @@ def total_loss(model: LlamaForCausalLM, tokens: list[int]) -> float:
     return nats
 
 
-def measure(directory: Path, documents: list[str], tokens_per_second: float) -> Figures:
-    """Load the saved model and measure it on the held-out documents."""
+def measure(directory: Path, documents: list[str], tokens_per_second: float) -> str:
+    """Measure the saved model on the held-out documents; return rows of the model card's table."""
     model = AutoModelForCausalLM.from_pretrained(directory)
     tokens = encode(AutoTokenizer.from_pretrained(directory), documents)
     nats = total_loss(model, tokens)
-    return Figures(
-        parameters=model.num_parameters(),
-        size=sum(file.stat().st_size for file in directory.iterdir()),
-        nats_per_token=nats / (len(tokens) - 1),
-        nats_per_byte=nats / sum(len(text.removesuffix(END).encode()) for text in documents),
-        tokens_per_second=tokens_per_second,
+    num_bytes = sum(len(text.removesuffix(END).encode()) for text in documents)
+    size = sum(file.stat().st_size for file in directory.iterdir() if file.name != "README.md")
+    return (
+        f"| parameters | {model.num_parameters():,} |\n"
+        f"| size on disk | {size / 1e6:.2f} MB |\n"
+        f"| validation loss | {nats / (len(tokens) - 1):.4f} nats per token, "
+        f"{nats / num_bytes:.4f} nats per byte |\n"
+        f"| training speed | {tokens_per_second:,.0f} tokens/s |"
     )
 
 
@@ -85,46 +66,3 @@ def samples(directory: Path, seed: int) -> dict[str, str]:
         f"{form}, temperature {TEMPERATURE}": sample(model, tokenizer, prompt)
         for form, prompt in (("Play", PROMPT), ("Chat", chat))
     }
-
-
-def model_card(figures: Figures, command: str, texts: dict[str, str]) -> str:
-    """Return the text of the README.md beside the model."""
-    blocks = "\n\n".join(f"{title}:\n\n```text\n{text}\n```" for title, text in texts.items())
-    return CARD.format(figures=figures, command=command, samples=blocks)
-
-
-CARD = """\
-# Demo model
-
-A small Llama (grouped-query attention, tied embeddings, bfloat16) that writes plays in the manner
-of Shakespeare. It is big enough to be fun and small enough to ship with the project. It knows
-only its corpus: use it to try out and test the server, not to answer questions.
-
-- Plain prompts continue a play: `ROMEO:` starts a speech of Romeo.
-- Chat prompts are answered with one speech. A system message `You are ROMEO.` names the speaker.
-- `<|endoftext|>` ends documents and answers; it is the eos token. There is no bos token.
-
-| figure | value |
-| --- | --- |
-{figures}
-
-The validation loss was measured with these files on the end of the corpus, as plain documents.
-Neither the tokenizer nor the weights were trained on that part; it only selected the best step.
-
-## Training
-
-The corpus is tinyshakespeare, 1.1 MB of plays. Each epoch cuts it into new documents and renders
-some of them as conversations. The model was trained on two CPU cores with
-
-```sh
-{command}
-```
-
-## Samples
-
-{samples}
-
-## Licence
-
-The plays, from which everything here was made, are in the public domain.
-"""

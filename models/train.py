@@ -1,15 +1,15 @@
 """Train the demo model: a small Llama that continues plays and answers chats in their style.
 
 The corpus is a text file of speeches ("SPEAKER:", line break, text, blank line), such as
-tinyshakespeare. The output directory is a Hugging Face checkpoint in bfloat16 with a tokenizer,
-a chat template and a model card. The same seed on the same machine gives the same model.
+tinyshakespeare. The output directory is a Hugging Face checkpoint in bfloat16 with a tokenizer and
+a chat template. The figures and samples that are printed are those of its README.md, the model
+card. The same seed on the same machine gives the same model.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import shlex
 import time
 from copy import deepcopy
 from itertools import islice
@@ -24,7 +24,7 @@ from corpus import (
     train_tokenizer,
     validation_documents,
 )
-from report import measure, model_card, samples, total_loss
+from report import measure, samples, total_loss
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import AdamW, Muon, Optimizer
@@ -177,15 +177,8 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, directory:
     tokenizer.save_pretrained(directory)
 
 
-def command_line(arguments: argparse.Namespace) -> str:
-    """Return the command that repeats this training, without local directories."""
-    options = {k: v for k, v in vars(arguments).items() if k not in ("corpus", "out")}
-    words = [word for k, v in options.items() for word in (f"--{k.replace('_', '-')}", str(v))]
-    return shlex.join(["python", "models/train.py", arguments.corpus.name, *words])
-
-
 def main() -> None:
-    """Train and save the model, measure the saved files and write the model card."""
+    """Train and save the model, measure the saved files and print samples."""
     arguments = parse_arguments()
     torch.manual_seed(arguments.seed)
     speeches, held_out = split(read_speeches(arguments.corpus), arguments.validation_share)
@@ -196,10 +189,9 @@ def main() -> None:
     validation = validation_documents(held_out)
     speed = train(model, stream, encode(tokenizer, validation), arguments)
     save(model, tokenizer, arguments.out)
-    figures = measure(arguments.out, validation, speed)
-    card = model_card(figures, command_line(arguments), samples(arguments.out, arguments.seed))
-    (arguments.out / "README.md").write_text(card, encoding="utf-8")
-    print(card)
+    print(measure(arguments.out, validation, speed))
+    for title, text in samples(arguments.out, arguments.seed).items():
+        print(f"\n{title}:\n\n{text}")
 
 
 if __name__ == "__main__":

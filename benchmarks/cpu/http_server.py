@@ -50,10 +50,7 @@ def measure_server(
 
 
 def _load(url: str, folder: Path, users: int, requests: int, seed: int) -> dict:
-    """Run the load test and return its only run, from results.json.
-
-    Warms up with one request per user, but at most 16.
-    """
+    """Run the load test and return its only run. Warms up with one request per user, at most 16."""
     command = [sys.executable, "-m", "loadtest", "compare", "--target", url, "--schema", "openai"]
     command += ["--rounds", "1", "--workload", "aws"]
     command += ["--users", str(users), "--requests", str(requests)]

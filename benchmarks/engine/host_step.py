@@ -10,17 +10,13 @@ Example: OMP_NUM_THREADS=1 python -m benchmarks.engine.host_step --decodes 8 --p
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import partial
 from statistics import median
-from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -50,15 +46,6 @@ DECODE_CONTEXT = 60
 """Context length of each decoding sequence."""
 WARM_UP = 3
 """Untimed steps; the first one compiles."""
-WRAPPERS = (
-    "elementwise.rms_norm.rms_norm",
-    "elementwise.rms_norm.add_rms_norm",
-    "elementwise.gated_activation.gated_activation",
-    "cache.rotary_cache_write.rotary_write_kv",
-    "attention.paged_decode.paged_decode",
-    "attention.paged_prefill.paged_prefill",
-)
-"""Functions of kernels/ that one layer calls."""
 Spent = dict[str, float]
 """Seconds, by name."""
 
@@ -84,8 +71,6 @@ class HostStep:
     times: Sequence[Times]
     launches: Mapping[str, int]
     """Launches per step, by kernel."""
-    wrappers: Spent
-    """Seconds per step by wrapper, including the timers' own time."""
 
 
 class _TimedDense(Dense):
@@ -141,54 +126,15 @@ class _Model:
 
 
 def measure(num_layers: int, num_decodes: int, num_prompt_tokens: int, repeats: int) -> HostStep:
-    sizes = (num_layers, num_decodes, num_prompt_tokens)
     with dry_run.idle_gpu(ARCH), torch.inference_mode():
-        model = _Model(*sizes)
+        model = _Model(num_layers, num_decodes, num_prompt_tokens)
         for _ in range(WARM_UP):
             model.step()
         with dry_run.target(ARCH) as recorded:
             model.step()
         launches = Counter(launch.name for launch in recorded)
         times = [model.step() for _ in range(repeats)]
-        return HostStep(num_layers, times, launches, _time_wrappers(sizes, repeats))
-
-
-def _time_wrappers(sizes: tuple[int, int, int], repeats: int) -> Spent:
-    """Time the wrappers in a separate model, because the timers take time themselves.
-
-    The model keeps the timed wrappers that it was built with.
-    """
-    with _timed_wrappers() as spent:
-        model = _Model(*sizes)
-    for _ in range(WARM_UP):
-        model.step()
-    spent.clear()
-    for _ in range(repeats):
-        model.step()
-    return {name: seconds / repeats for name, seconds in spent.items()}
-
-
-@contextmanager
-def _timed_wrappers() -> Iterator[Spent]:
-    """Patch the wrappers in their modules with timed versions, and yield the seconds by name."""
-    spent: Spent = defaultdict(float)
-    with ExitStack() as stack:
-        for path in WRAPPERS:
-            module, _, name = path.rpartition(".")
-            kernels = importlib.import_module(f"kernels.{module}")
-            stack.enter_context(patch.object(kernels, name, _timed(getattr(kernels, name), spent)))
-        yield spent
-
-
-def _timed(wrapper: Callable[..., Any], spent: Spent) -> Callable[..., Any]:
-    @wraps(wrapper)
-    def call(*args: Any, **keywords: Any) -> Any:
-        begin = time.perf_counter()
-        result = wrapper(*args, **keywords)
-        spent[wrapper.__name__] += time.perf_counter() - begin
-        return result
-
-    return call
+        return HostStep(num_layers, times, launches)
 
 
 def _config(num_layers: int) -> LlamaConfig:
@@ -233,9 +179,6 @@ def report(result: HostStep) -> str:
     total = sum(result.launches.values())
     lines.append(f"\nkernel launches: {total / layers:.2f} per layer")
     lines += [f"  {name:28}{count / layers:8.2f}" for name, count in result.launches.items()]
-    lines.append("\nslowest wrappers, ms per step")
-    slowest = sorted(result.wrappers.items(), key=lambda wrapper: -wrapper[1])[:5]
-    lines += [f"  {name:28}{seconds * 1e3:8.3f}" for name, seconds in slowest]
     return "\n".join(lines)
 
 

@@ -5,22 +5,15 @@ also show how evenly the work is split. The bytes are those of one rank's tensor
 the same tensors, in the model's dtype.
 
     OMP_NUM_THREADS=1 python -m benchmarks.engine.ranks models/demo --ranks 2 --sequences 8
-
-With --nodes, each rank behaves as on a node of its own. Orders then go through gloo instead of
-pipes; tensors go through gloo in any case. All nodes are this machine, so the times do not include
-the delay of a network.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import socket
-import subprocess
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -29,7 +22,6 @@ from torch import Tensor
 
 from benchmarks.cpu.machine import describe_machine
 from core.configuration.options import Options, make_options
-from core.process.names import python_command
 from core.sampling import SamplingParams
 from engine.build import build_rank_0
 from engine.engine import Engine
@@ -97,21 +89,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default: 2)")
     parser.add_argument("--sequences", type=int, default=8, help="batch size (default: 8)")
     parser.add_argument("--steps", type=int, default=100, help="number of steps (default: 100)")
-    parser.add_argument("--nodes", action="store_true", help="give each rank a node of its own")
     given = parser.parse_args(arguments)
     options = make_options({"device": "cpu", "batching": "paged"})
     alone = build_rank_0(given.model, options, CPU, Phases(), SingleRank(CPU), None)
     one_rank_s = median(run(alone, given.sequences, given.steps, lambda: None))
     totals = {kind: Traffic() for kind in KINDS}
-    with ExitStack() as closing:
-        address = f"127.0.0.1:{free_port()}"
-        if given.nodes:
-            options = replace(options, nodes=given.ranks)
-            closing.enter_context(other_nodes(given.model, given.ranks, address))
-        engine = closing.enter_context(ranked(given.model, options, given.ranks, totals, address))
+    with ranked(given.model, options, given.ranks, totals) as engine:
         steps_s = run(engine, given.sequences, given.steps, lambda: restart(totals))
-    how = "orders through gloo" if given.nodes else "orders through pipes"
-    print(report(totals, steps_s, one_rank_s, f"{given.ranks} ranks, {how}", given.sequences))
+    print(report(totals, steps_s, one_rank_s, given.ranks, given.sequences))
     return 0
 
 
@@ -119,33 +104,11 @@ def restart(totals: Totals) -> None:
     totals.update({kind: Traffic() for kind in KINDS})
 
 
-def free_port() -> int:
-    with socket.socket() as any_socket:
-        any_socket.bind(("127.0.0.1", 0))
-        return any_socket.getsockname()[1]
-
-
 @contextmanager
-def other_nodes(model_dir: Path, size: int, address: str) -> Generator[None]:
-    """Start all ranks but rank 0, as on other nodes, and kill them when the block ends."""
-    command = [*python_command("engine.follow"), address]
-    rest = [str(model_dir), "--parent", str(os.getpid())]
-    processes = [subprocess.Popen([*command, str(rank), *rest]) for rank in range(1, size)]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-@contextmanager
-def ranked(
-    model_dir: Path, options: Options, size: int, totals: Totals, address: str = ""
-) -> Generator[Engine]:
+def ranked(model_dir: Path, options: Options, size: int, totals: Totals) -> Generator[Engine]:
     """Yield an engine on `size` ranks, whose messages are counted in `totals`."""
     with ExitStack() as closing:
-        followers = Followers(model_dir, options, size, CPU, lambda error: None, address)
+        followers = Followers(model_dir, options, size, CPU, lambda error: None)
         closing.callback(followers.close)
         followers.wait()
         group = MeasuredGroup(size, followers, totals)
@@ -182,11 +145,11 @@ def run(engine: Engine, count: int, num_steps: int, begin: Callable[[], None]) -
 
 
 def report(
-    totals: Totals, steps_s: list[float], one_rank_s: float, ranks: str, sequences: int
+    totals: Totals, steps_s: list[float], one_rank_s: float, ranks: int, sequences: int
 ) -> str:
     lines = [
         describe_machine(),
-        f"decode steps of {sequences} sequences on {ranks}: {1e3 * median(steps_s):.2f} ms "
+        f"decode steps of {sequences} sequences on {ranks} ranks: {1e3 * median(steps_s):.2f} ms "
         f"(median of {len(steps_s)}); on one rank {1e3 * one_rank_s:.2f} ms",
         f"{'a step':<8} {'calls':>6} {'bytes':>10} {'us':>9}",
     ]

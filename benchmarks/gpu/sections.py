@@ -32,7 +32,6 @@ SECTIONS = {
     "sampling": Section("Sampling of 128k logits", "kernels.sampling", 6),
     "quantized": Section("Linear layers with quantized weights", "kernels.quantized", 9),
     "experts": Section("Quantized experts", "kernels.experts", 5),
-    "flex": Section("FlexAttention with pages of 128 tokens", "kernels.flex", 28),
     "fp8": Section("Decode over fp8 caches", "kernels.fp8", 5),
     "sweep": Section("Tile configurations", "kernels.sweep", 26),
     "serve": Section(
@@ -57,8 +56,6 @@ SECTIONS = {
     "roofline": Section("Decode steps against their roofline", "engine.roofline", 22),
     "profile": Section("Time breakdown of a decode step", "engine.profile", 15),
     "mixed": Section("Steps with a prompt, as CUDA graphs and without, 0.6B", "engine.mixed", 28),
-    # Left out on one GPU. On several, it adds about a minute to the ten minutes of the others.
-    "two-gpus": Section("A model on two GPUs", "engine.two_gpus"),
 }
 
 

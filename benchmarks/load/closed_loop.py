@@ -85,10 +85,7 @@ class ClosedLoop:
         return not (has_begun and self._engine.facts.batching in STATIC)
 
     def _sleep_if_waiting(self) -> bool:
-        """Sleep until the strategy's wake-up time, if it waits for a batch to fill.
-
-        Returns whether it slept.
-        """
+        """Sleep while the strategy waits for a batch to fill. Return whether it slept."""
         wake_at = self._engine.strategy.wake_at()
         if wake_at is None:
             return False

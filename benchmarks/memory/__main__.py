@@ -160,10 +160,7 @@ def _requests(lengths: list[Lengths], *, system_prompt: int = 0, **params: Any) 
 def _row(
     what: str, value: float, paper: str, running: float = 0.0, used_of_all: float = 0.0
 ) -> Row:
-    """Return a row of the table.
-
-    running: mean number of running sequences; used_of_all: used share of the whole KV cache.
-    """
+    """running: mean number of running sequences; used_of_all: used share of the whole KV cache."""
     note = f"{used_of_all:.1%} of the KV cache, {running:.1f} running" if running else ""
     return {"what": what, "value": value, "paper": paper, "note": note,
             "running": running, "used_of_all": used_of_all}  # fmt: skip

@@ -77,6 +77,5 @@ def _requests(
 
 
 def _run(engine: Engine, requests: Sequence[WorkloadRequest]) -> float:
-    """Run the requests and return requests per second."""
     journal = ClosedLoop(engine, CLIENTS).run(requests)
     return len(requests) / (journal.end - journal.begin)

@@ -39,22 +39,13 @@ class Fleet:
         num_machines: int = 1,
         *,
         leaps: bool = True,
-        report_s: float = 0.0,
     ) -> None:
-        """report_s: seconds between two reports of loads to the router; 0: a report per request.
-
-        Between two reports the router counts the requests that it has sent since.
-        """
         self.tally = Tally(arrivals)
         self.machines = [
             setup.machine(system, self.tally, leaps=leaps) for _ in range(num_machines)
         ]
         self._arrivals = arrivals
         self._router = router
-        self._report_s = report_s
-        self._next_report_s = 0.0
-        self._loads = {str(index): 0 for index in range(num_machines)}
-        """Unfinished requests of each machine, as far as the router knows."""
         self._received = [0] * num_machines
 
     def run(
@@ -70,11 +61,10 @@ class Fleet:
         now = 0.0
         for arrival in self._arrivals:
             now = arrival.at_s
-            if now >= self._next_report_s:
-                self._report(now)
-                if self.tally.least_normalized_latency(now) > bound:
-                    return None
-                progress(now)
+            self._advance(now)
+            if self.tally.least_normalized_latency(now) > bound:
+                return None
+            progress(now)
             self._route(arrival)
         while not self.tally.is_complete():
             now += SLICE_S
@@ -88,18 +78,12 @@ class Fleet:
         for machine in self.machines:
             machine.advance(now)
 
-    def _report(self, now: float) -> None:
-        self._advance(now)
-        self._loads = {str(index): machine.load(now) for index, machine in enumerate(self.machines)}
-        self._next_report_s = now + self._report_s
-
     def _route(self, arrival: Arrival) -> None:
-        name = self._router.choose(arrival.routed(), self._loads)
-        self._loads[name] += 1
-        chosen = int(name)
+        now = arrival.at_s
+        loads = {str(index): machine.load(now) for index, machine in enumerate(self.machines)}
+        chosen = int(self._router.choose(arrival.routed(), loads))
         self._received[chosen] += 1
         self.tally.begin(arrival)
-        self.machines[chosen].advance(arrival.at_s)
         self.machines[chosen].add(arrival)
 
     def _outcome(self) -> Outcome:

@@ -16,8 +16,6 @@ from strategies.base import Limits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """A system to simulate."""
-
     name: str
     batching: Batching
     kv_reservation: KVReservation = "oracle"

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
-from operator import itemgetter
 
 import msgspec
 
@@ -133,46 +129,3 @@ class Trace(Traffic):
             ((at_s - self._start_s) * self.rate / rate, lengths) for at_s, lengths in self._rows
         ]
         return [row for row in timed if row[0] < duration_s]
-
-
-class Superposed(Trace):
-    """Several services with one trace, each starting at a random place and wrapping around.
-
-    The more services, the more their bursts even out. At a higher rate, each service gets further
-    in the trace.
-    """
-
-    def __init__(
-        self,
-        rows: list[tuple[float, Lengths]],
-        max_length: int,
-        prefixes: Prefixes | None = None,
-        seed: int = 0,
-        *,
-        num_services: int,
-    ) -> None:
-        """Raises ValueError as Trace does."""
-        super().__init__(rows, max_length, prefixes, seed)
-        self._num_services = num_services
-
-    def _timed(self, rate: float, duration_s: float) -> list[tuple[float, Lengths]]:
-        rng, scale = random.Random(self.seed), self.rate * self._num_services / rate
-        period_s = len(self._rows) / self.rate
-        timed = [
-            (at_s * scale, lengths)
-            for _ in range(self._num_services)
-            for at_s, lengths in self._window(rng.random() * period_s, duration_s / scale)
-        ]
-        return sorted(timed, key=itemgetter(0))
-
-    def _window(self, from_s: float, length_s: float) -> Iterator[tuple[float, Lengths]]:
-        """Yield the requests of `length_s` seconds of the trace, with seconds since `from_s`."""
-        from_s, period_s = from_s + self._start_s, len(self._rows) / self.rate
-        first = bisect_left(self._rows, from_s, key=itemgetter(0))
-        for index in count(first):
-            lap, place = divmod(index, len(self._rows))
-            at_s, lengths = self._rows[place]
-            since_s = at_s + lap * period_s - from_s
-            if since_s >= length_s:
-                return
-            yield since_s, lengths

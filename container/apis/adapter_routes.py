@@ -60,8 +60,6 @@ VLLM_UNLOAD_FIELDS: Fields = {
 
 @dataclass(frozen=True, slots=True)
 class AdapterRequest:
-    """An adapter to load."""
-
     name: str
     src: str
 
@@ -120,7 +118,6 @@ class AdapterRoutes:
         return json_response({"adapters": list(map(_described, self._service.client.adapters))})
 
     def adapter(self, name: str, model: str | None = None) -> Response:
-        """Describe one adapter."""
         self._require_lora(model)
         return json_response(_described(self._loaded(name)))
 
@@ -196,10 +193,7 @@ class AdapterRoutes:
 
 
 def _fields(context: RequestContext) -> Mapping[str, object]:
-    """Return the fields of the query string, as DJL Serving does.
-
-    Without a query string, return the body's fields.
-    """
+    """Return the fields of the query string, as DJL Serving does, or without one the body's."""
     query = {name: _BOOLEANS.get(value, value) for name, value in request.args.items()}
     if query or not context.body:
         return query

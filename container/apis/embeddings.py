@@ -55,8 +55,6 @@ INPUTS_FIELDS: Fields = {
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """A checked request."""
-
     body: EmbeddingBody
     is_base64: bool
     warnings: tuple[str, ...]
@@ -123,7 +121,6 @@ class EmbeddingApi:
         return _response(vectors, lambda: list(map(_numbers, vectors)))
 
     def embeddings(self) -> Response:
-        """Handle POST /v1/embeddings."""
         context = request_context()
         return self._openai(context, context.json_fields())
 

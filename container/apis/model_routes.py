@@ -46,8 +46,6 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """A request for one page of a list."""
-
     limit: int
     after: str
     """The token of the previous page; '' for the first page."""
@@ -121,7 +119,6 @@ class ModelRoutes:
         self._created = int(time.time())
 
     def add_to(self, app: Flask) -> None:
-        """Add the routes to the app."""
         app.add_url_rule("/v1/models", view_func=self.models)
         app.add_url_rule("/v1/models/<path:name>", view_func=self.model)
         app.add_url_rule("/models", view_func=self.listing)

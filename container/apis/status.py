@@ -16,12 +16,10 @@ class StatusRoutes:
         self._service = service
 
     def add_to(self, app: Flask) -> None:
-        """Add the routes to the app."""
         app.add_url_rule("/version", view_func=self.version)
         app.add_url_rule("/load", view_func=self.server_load)
 
     def version(self) -> Response:
-        """Return the version of this server."""
         return json_response({"version": importlib.metadata.version("longshore")})
 
     def server_load(self) -> Response:

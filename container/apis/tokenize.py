@@ -44,8 +44,6 @@ DETOKENIZE_FIELDS: Fields = {
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:
-    """A checked request."""
-
     prompt: str | Conversation
     add_special_tokens: bool
     return_token_strs: bool
@@ -75,13 +73,10 @@ def read_detokenize_request(body: Mapping[str, object]) -> list[int]:
 
 
 class TokenizeRoutes:
-    """The routes /tokenize and /detokenize."""
-
     def __init__(self, service: GenerationService) -> None:
         self._service = service
 
     def add_to(self, app: Flask) -> None:
-        """Add the routes to the app."""
         app.add_url_rule("/tokenize", view_func=self.tokenize, methods=["POST"])
         app.add_url_rule("/detokenize", view_func=self.detokenize, methods=["POST"])
 

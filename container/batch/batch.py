@@ -161,7 +161,6 @@ class _Sender:
             raise BatchStoppedError(f"{num_left} lines have no outcome")
 
     def _finish(self, number: int, text: bytes) -> None:
-        """Write the outcome of a line."""
         line = parse_line(text)
         outcome = self._outcome(line) if isinstance(line, Line) else line
         if outcome is None or self._failure is not None:

@@ -47,7 +47,6 @@ def banner_lines(
 
 
 def _given_options(configuration: Configuration) -> list[Option]:
-    """Return the options that some source sets."""
     return [option for option in option_table().values() if option.name in configuration.sources]
 
 

@@ -96,7 +96,6 @@ class Connections:
 
     @property
     def _num_excess(self) -> int:
-        """Connections beyond the maximum."""
         return len(self._open) - len(self._ending) - self._maximum
 
 

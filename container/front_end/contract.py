@@ -73,7 +73,6 @@ def with_tables(page: str) -> str:
 
 
 def _with_part(page: str, name: str, lines: Iterable[str]) -> str:
-    """Return the page with these lines between the markers of a part."""
     begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
     before, _, rest = page.partition(begin)
     return "".join([before, begin, *(f"{line}\n" for line in lines), end, rest.partition(end)[2]])

@@ -70,18 +70,15 @@ class OpenAIRoutes:
         self._completions = CompletionsApi(service)
 
     def add_to(self, app: Flask) -> None:
-        """Add the routes to the app."""
         app.add_url_rule("/v1/chat/completions", view_func=self.chat, methods=["POST"])
         app.add_url_rule("/v1/completions", view_func=self.completions, methods=["POST"])
 
     def chat(self) -> Response:
-        """Handle POST /v1/chat/completions."""
         context = request_context()
         response = self._chat.start(context, context.json_fields())
         return self._service.send(context, response, "sse")
 
     def completions(self) -> Response:
-        """Handle POST /v1/completions."""
         context = request_context()
         response = self._completions.start(context, context.json_fields())
         return self._service.send(context, response, "sse")

@@ -38,7 +38,7 @@ def openapi_document(kind: Kind = "generation", *, with_runtime: bool) -> Json:
     """
     bodies = _BODIES[kind]
     paths = {**_invocations_paths(bodies), **_OWN_PATHS[kind], **_MODEL_PATHS}
-    return _document({**paths, **(_runtime_paths(bodies) if with_runtime else {})}, _schemas(kind))
+    return _document({**paths, **(_runtime_paths(bodies) if with_runtime else {})}, _SCHEMAS[kind])
 
 
 def multi_model_document() -> Json:
@@ -55,46 +55,6 @@ def _document(paths: Json, schemas: Json) -> Json:
         "info": {"title": "Longshore", "version": importlib.metadata.version("longshore")},
         "paths": paths,
         "components": {"schemas": schemas},
-    }
-
-
-def _schemas(kind: Kind) -> Json:
-    match kind:
-        case "generation":
-            return _generation_schemas()
-        case "embedding":
-            return {
-                "Embedding": _object(EMBEDDING_FIELDS, ["input"]),
-                "Inputs": _object(INPUTS_FIELDS, ["inputs"]),
-            }
-        case "pipeline":
-            return {
-                "Pipeline": _object(PIPELINE_FIELDS, ["inputs"]),
-                "Rerank": _object(RERANK_FIELDS, ["query", "documents"]),
-                "Texts": _object(TEXTS_FIELDS, ["query", "texts"]),
-                "Score": _object(SCORE_FIELDS, ["text_1", "text_2"]),
-                "Transcription": _form(TRANSCRIPTION_FIELDS, ["file"]),
-            }
-        case "handler":
-            return {}
-
-
-def _generation_schemas() -> Json:
-    text = _object(TEXT_FIELDS, ["inputs"])
-    return {
-        "Text": {**text, "properties": {**_properties(TEXT_FIELDS), "parameters": _PARAMETERS}},
-        "Parameters": _object(PARAMETERS),
-        "Chat": _object(CHAT_FIELDS, ["messages"]),
-        "Completion": _object(COMPLETION_FIELDS, ["prompt"]),
-        "Response": _object(RESPONSES_FIELDS, ["input"]),
-        "Messages": _object(MESSAGES_FIELDS, ["messages"]),
-        "CountTokens": _object(COUNT_FIELDS, ["messages"]),
-        "Tokenize": _object(TOKENIZE_FIELDS),
-        "Detokenize": _object(DETOKENIZE_FIELDS, ["tokens"]),
-        "Adapter": _object(ADAPTER_FIELDS, ["name", "src"]),
-        "AdapterUpdate": _object(UPDATE_FIELDS),
-        "LoadLora": _object(VLLM_LOAD_FIELDS, ["lora_name", "lora_path"]),
-        "UnloadLora": _object(VLLM_UNLOAD_FIELDS, ["lora_name"]),
     }
 
 
@@ -210,6 +170,38 @@ _NO_SLOT: dict[str, Json] = {
 }
 _UPGRADE: dict[str, Json] = {"101": {"description": "The connection is now a WebSocket."}}
 _PARAMETERS = {"anyOf": [_ref("Parameters"), {"type": "null"}]}
+_SCHEMAS: Mapping[Kind, Json] = {
+    "generation": {
+        "Text": {
+            **_object(TEXT_FIELDS, ["inputs"]),
+            "properties": {**_properties(TEXT_FIELDS), "parameters": _PARAMETERS},
+        },
+        "Parameters": _object(PARAMETERS),
+        "Chat": _object(CHAT_FIELDS, ["messages"]),
+        "Completion": _object(COMPLETION_FIELDS, ["prompt"]),
+        "Response": _object(RESPONSES_FIELDS, ["input"]),
+        "Messages": _object(MESSAGES_FIELDS, ["messages"]),
+        "CountTokens": _object(COUNT_FIELDS, ["messages"]),
+        "Tokenize": _object(TOKENIZE_FIELDS),
+        "Detokenize": _object(DETOKENIZE_FIELDS, ["tokens"]),
+        "Adapter": _object(ADAPTER_FIELDS, ["name", "src"]),
+        "AdapterUpdate": _object(UPDATE_FIELDS),
+        "LoadLora": _object(VLLM_LOAD_FIELDS, ["lora_name", "lora_path"]),
+        "UnloadLora": _object(VLLM_UNLOAD_FIELDS, ["lora_name"]),
+    },
+    "embedding": {
+        "Embedding": _object(EMBEDDING_FIELDS, ["input"]),
+        "Inputs": _object(INPUTS_FIELDS, ["inputs"]),
+    },
+    "pipeline": {
+        "Pipeline": _object(PIPELINE_FIELDS, ["inputs"]),
+        "Rerank": _object(RERANK_FIELDS, ["query", "documents"]),
+        "Texts": _object(TEXTS_FIELDS, ["query", "texts"]),
+        "Score": _object(SCORE_FIELDS, ["text_1", "text_2"]),
+        "Transcription": _form(TRANSCRIPTION_FIELDS, ["file"]),
+    },
+    "handler": {},
+}
 _RESPONSES = {
     "200": {"description": "The response."},
     "4XX": {"description": "What is wrong with the request, and the field that is wrong."},

@@ -58,7 +58,6 @@ class PatientArbiter(Arbiter):
     """Gives workers the graceful timeout to end, even if somebody sets the wall clock meanwhile."""
 
     def stop(self, graceful: bool = True) -> None:
-        """Stop the workers."""
         self._deadline = time.monotonic() + self.cfg.graceful_timeout
         super().stop(graceful)
 

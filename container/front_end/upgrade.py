@@ -24,7 +24,6 @@ class UpgradeRoute:
         self._allowed_origin = options.cors_allowed_origin
 
     def add_to(self, app: Flask) -> None:
-        """Add the route to the app."""
         app.add_url_rule(PATH, view_func=self.upgrade, websocket=True)
         app.add_url_rule(PATH, view_func=self.upgrade)  # so that other requests get a 426
         app.after_request(_mark_upgraded)

@@ -257,7 +257,6 @@ class WebSocket:
 
 
 def _texts(response: WSGIResponse) -> Iterator[str]:
-    """Yield the messages of a response."""
     if response.status_code >= 400:
         yield _error_text(response)
     elif response.mimetype in _STREAMS:

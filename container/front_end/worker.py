@@ -159,7 +159,6 @@ class HttpWorker(GeventWorker):
         return self.connections.idle(self.cfg.keepalive if self.alive else 0)
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
-        """Serve a connection until it is closed."""
         with self.connections.open():
             connection = self.connections.shake_hands(client, self.tls)
             if connection is not None:

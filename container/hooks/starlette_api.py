@@ -65,7 +65,6 @@ class HookResponse:
 
     @property
     def status_code(self) -> int:
-        """The status."""
         return self.inner.status_code
 
     @status_code.setter

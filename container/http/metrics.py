@@ -59,8 +59,6 @@ def metrics_text(client: EngineClient, model_name: str, options: Options) -> byt
 
 
 class _EngineMetrics:
-    """The metrics of one engine."""
-
     def __init__(
         self, facts: Facts, stats: Stats, labels: Mapping[str, str], options: Options
     ) -> None:
@@ -148,32 +146,17 @@ class _EngineMetrics:
         )  # fmt: skip
         for name, value, doc in sums:
             yield self._counter(name, doc, {"": value})
-        for name, doc, values, label in (
-            (
-                "vllm:request_success",
-                "Sequences that ended, by reason: stop, length, abort or error.",
-                stats.finished,
-                "finished_reason",
-            ),
-            (
-                "longshore:requests_aborted",
-                "Requests that were aborted while they ran or waited, by reason.",
-                stats.aborted,
-                "reason",
-            ),
-            (
-                "longshore:requests_refused",
-                "HTTP requests that were refused with a 4xx, 503 or 507, by reason.",
-                stats.refused,
-                "reason",
-            ),
-            (
-                "longshore:preemptions",
-                "Preemptions, by what happens to the KV blocks: swap or recompute.",
-                preemptions,
-                "mode",
-            ),
-        ):
+        by_label = (
+            ("vllm:request_success", stats.finished, "finished_reason",
+             "Sequences that ended, by reason: stop, length, abort or error."),
+            ("longshore:requests_aborted", stats.aborted, "reason",
+             "Requests that were aborted while they ran or waited, by reason."),
+            ("longshore:requests_refused", stats.refused, "reason",
+             "HTTP requests that were refused with a 4xx, 503 or 507, by reason."),
+            ("longshore:preemptions", preemptions, "mode",
+             "Preemptions, by what happens to the KV blocks: swap or recompute."),
+        )  # fmt: skip
+        for name, values, label, doc in by_label:
             yield self._counter(name, doc, values, label)
 
     def _counter(self, name: str, doc: str, values: Mapping[str, float], label: str = "") -> Metric:

@@ -92,10 +92,7 @@ def _with_hooks(
 
 
 def _check_in_process(module: str, *arguments: str) -> None:
-    """Have another process load the user's code, because this one must not run it.
-
-    Raises ConfigurationError with what that process says.
-    """
+    """Load the user's code in another process. Raises ConfigurationError with what that says."""
     result = run_to_end([*python_command(module), *arguments])
     if result.returncode != 0:
         raise ConfigurationError(result.stderr.strip())

@@ -164,10 +164,7 @@ class Supervisor:
         return True
 
     def _stop(self, children: Sequence[Child], timeout_s: float) -> None:
-        """Terminate the children and wait until all have ended.
-
-        Waits for at most `timeout_s`, and not after a second signal.
-        """
+        """End the children. Waits up to `timeout_s`, and not after a second signal."""
         for child in children:
             child.terminate()
         deadline = time.monotonic() + timeout_s

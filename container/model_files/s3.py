@@ -41,10 +41,7 @@ def download_from_s3(uri: str) -> Path:
 
 
 def _listed(client: Any, bucket: str, prefix: str) -> dict[str, _Object]:
-    """List the objects by their path below the prefix.
-
-    The prefix is a whole path: for `a/b`, `a/bc` does not count.
-    """
+    """List objects by path below the prefix, a whole path: for `a/b`, `a/bc` does not count."""
     below = prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
     objects: dict[str, _Object] = {}
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):

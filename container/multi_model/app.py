@@ -90,7 +90,6 @@ class Routes:
         self._sources = sources
 
     def add_to(self, app: Flask) -> None:
-        """Add the routes to the app."""
         app.add_url_rule("/ping", view_func=self.ping, methods=["GET", "POST"])
         for path in set(HEALTH_PATHS) - {"/ping"}:
             app.add_url_rule(path, view_func=self.ping)
@@ -127,7 +126,6 @@ class Routes:
         return json_response({"status": "healthy"})
 
     def metrics(self) -> Response:
-        """Return the metrics of all models."""
         text = merge_metrics(self._models.sockets())
         return Response(text, content_type=METRICS_MIMETYPE)
 
@@ -146,7 +144,6 @@ class Routes:
         return json_response({"status": f"Model '{load.name}' loaded"})
 
     def describe(self, name: str) -> Response:
-        """Describe one model."""
         return json_response(self._models.describe(name).description())
 
     def unload(self, name: str) -> Response:

@@ -34,7 +34,6 @@ class HttpServer(StreamServer):
         super().__init__(listener, self._serve, spawn=self._worker.connections.pool())
 
     def _serve(self, client: Any, address: Any) -> None:
-        """Serve a connection until it is closed."""
         self._worker.handle(self, client, client_address(address))
 
     def getsockname(self) -> object:

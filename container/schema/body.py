@@ -47,7 +47,6 @@ def _decoded(body: bytes) -> str:
 
 
 def _csv_inputs(text: str) -> list[str]:
-    """Return the rows below the header `inputs`."""
     try:
         # Empty lines are dropped. One row more than allowed is enough to refuse the body.
         found = (row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row)

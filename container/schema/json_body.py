@@ -76,7 +76,6 @@ def _is_deep(value: object) -> bool:
 
 
 def _children(parent: object) -> list[object]:
-    """Return the lists and objects of a list or object."""
     if isinstance(parent, dict):
         parent = cast(dict[str, object], parent).values()
     return [child for child in cast(Iterable[object], parent) if isinstance(child, dict | list)]

@@ -100,6 +100,17 @@ def number(least: float, greatest: float) -> Kind:
     )
 
 
+def object_schema(properties: Schema, required: Sequence[str] | None = None) -> Schema:
+    """Return the JSON Schema of an object. required: names of properties; None stands for all."""
+    names = properties if required is None else required
+    return {"type": "object", "properties": properties, "required": list(names)}
+
+
+def content_schema(*parts: Schema) -> Schema:
+    """Return the JSON Schema of a text, or a list of such parts."""
+    return {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": list(parts)}}]}
+
+
 _INTEGER_SCHEMA = {"type": "integer", "minimum": -MAX_INT64, "maximum": MAX_INT64}
 _STRING_SCHEMA = {"type": "string"}
 _STRINGS_SCHEMA = {"type": "array", "items": _STRING_SCHEMA}

@@ -35,7 +35,6 @@ class RepeatFilter(logging.Filter):
         self._logged_at: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log the record."""
         if record.created < self._logged_at.get(record.msg, -REPEAT_S) + REPEAT_S:
             return False
         self._logged_at[record.msg] = record.created

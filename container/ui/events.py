@@ -57,7 +57,6 @@ def event_stream(service: Service, *, has_chat_template: bool, copy: int = 0) ->
 
 
 def _state(engine: EngineConnection) -> Facts | str:
-    """Return the facts of the engine, or why there is none."""
     try:
         return engine.facts
     except EngineUnavailableError as error:

@@ -54,16 +54,13 @@ class Page:
         self._files = _load_files()
 
     def add_to(self, app: Flask) -> None:
-        """Add the routes to the app."""
         app.add_url_rule(PAGE_PATH, "page", self.page)
         app.add_url_rule(FILE_PATH, "page's file", self.file)
 
     def page(self) -> Response:
-        """Return the page."""
         return self.file(self._name)
 
     def file(self, name: str) -> Response:
-        """Return one of the page's files."""
         self.check_client()
         file = self._files.get(name)
         if file is None:

@@ -161,5 +161,4 @@ def visible_gpus(variables: Mapping[str, str], devices: Path = Path("/dev")) -> 
 
 
 def quantity(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun."""
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"

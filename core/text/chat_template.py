@@ -115,7 +115,6 @@ class ChatTemplate:
         return {**self._special_tokens, "messages": messages, "add_generation_prompt": True}
 
     def _converted(self, message: ChatMessage) -> dict[str, object]:
-        """Return the message with its content in the form that the template takes."""
         content = message.get("content")
         if isinstance(content, list) and self._takes_text:
             parts = cast(list[Mapping[str, str]], content)

@@ -95,10 +95,7 @@ class Replica:
         await self._container.stop()
 
     async def _wait_for_the_end(self) -> None:
-        """Wait for the end of any of this replica's processes.
-
-        Raises ContainerEndedError or RanksEndedError then.
-        """
+        """Wait for the end of any process. Raises ContainerEndedError or RanksEndedError then."""
         waits = [self._container.wait_until_ended()]
         if self._others is not None:
             waits.append(self._others.wait_until_ended())

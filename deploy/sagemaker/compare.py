@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from deploy.sagemaker.errors import DeployError
 from deploy.sagemaker.resources.aws import Aws
@@ -18,21 +18,13 @@ _LOADTEST = __name__.replace("deploy.sagemaker.compare", "loadtest")
 """`longshore.loadtest` if this is an installed wheel."""
 
 
-class LoadTester(Protocol):
-    """Load-tests an endpoint into `out`/results.json, and makes one report of several runs."""
-
-    def measure(self, endpoint: str, out: Path) -> None: ...
-
-    def report(self, folders: Sequence[Path], out: Path) -> None: ...
-
-
 def compare(
     aws: Aws,
     name: str,
     strategies: Sequence[str],
     *,
     bring_up: Callable[[str, str], None],
-    load_test: LoadTester,
+    load_test: LoadTest,
     take_down: Callable[[str], None],
     out: Path,
 ) -> None:

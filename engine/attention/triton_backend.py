@@ -98,7 +98,6 @@ class TritonBackend:
     def _decode_work(
         self, query: Tensor, keys: Tensor, window: int | None, parts: _Parts
     ) -> WorkList:
-        """Return the work list of the decodes, which the layers of a step share."""
         num_wanted = self._decode_splits(
             query, keys, self._num_processors, self._max_model_len, window
         )

@@ -137,10 +137,7 @@ def _ropes(config: Any) -> list[Mapping[str, Any]]:
 
 
 class _Survey:
-    """Runs the probe once and records the calls of attention and of linear layers.
-
-    Attention returns zeros in this run.
-    """
+    """Records the calls of attention, which returns zeros, and of linear layers in one probe."""
 
     def __init__(self, model: Any) -> None:
         config = model.config.get_text_config()

@@ -101,7 +101,6 @@ class Checkpoint:
                 )
 
     def _pop(self, name: str) -> tuple[str, Tensor]:
-        """Remove a tensor; return its file and the tensor."""
         if name not in self._tensors:
             raise ConfigurationError(f"{self._origin} has no tensor '{name}': {INCOMPLETE}")
         file, read = self._tensors.pop(name)

@@ -29,8 +29,6 @@ Logprobs = dict[int, Logprob]
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One answer."""
-
     index: int
     text: str
     token_ids: list[int]

@@ -66,7 +66,6 @@ def embed(
 
 
 def _text_or_token_ids(prompt: Prompt) -> str | list[int]:
-    """Return the prompt's token ids if it has them, else its text."""
     if isinstance(prompt, Mapping):
         token_ids = prompt.get("prompt_token_ids")
         return list(token_ids) if token_ids is not None else str(prompt.get("prompt") or "")

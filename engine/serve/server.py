@@ -309,7 +309,6 @@ class Server:
             del self._request_ids[request.client, request.id]
 
     def _first_token(self, request_id: int) -> float | None:
-        """Return when a request got its first token."""
         request = self._requests.get(request_id)
         return request.progress.first_token if request is not None else None
 

@@ -120,7 +120,6 @@ class StepGraphs:
         """The captured sizes, smallest first."""
 
     def __len__(self) -> int:
-        """Return the number of graphs."""
         return len(self._graphs)
 
     def graph_for(self, plan: StepPlan) -> StepGraph | None:

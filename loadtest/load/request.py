@@ -46,8 +46,6 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """A request to send."""
-
     index: int
     shape: Shape
     prompt: str

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loadtest.report.leading import LATENCY, THROUGHPUT, TOKENS, Measure
 from loadtest.report.regime import conditions
 from loadtest.report.rounds import Rounds, in_rounds, labels_of
-from loadtest.report.style import GRID, INK, MUTED, colours, dashes
+from loadtest.report.style import GRID, INK, LEGEND, MUTED, colours, dashes
 from loadtest.study.measures import filled, quantiles
 from loadtest.study.results import Run
 from loadtest.study.tuning import TUNED, describe
@@ -69,10 +69,7 @@ def _bars(servers: Sequence[Rounds], measure: Measure, labels: Sequence[str], wi
         and (spread := [v for v in map(measure.value, rounds.runs) if math.isfinite(v)])
     ]
     highest = max((row["high"] for row in values), default=1.0)
-    x = {
-        "field": "value", "type": "quantitative", "axis": None,
-        "scale": {"nice": False, "domain": [0, 1.2 * highest]},
-    }  # fmt: skip
+    x = _quantitative("value", None, {"nice": False, "domain": [0, 1.2 * highest]})
     axis = {"title": None, "domain": False, "ticks": False, "labelColor": INK, "labelPadding": 8}
     title = f"{servers[0].workload}: {measure.title}{', less is better' if measure.is_cost else ''}"
     return {
@@ -86,7 +83,7 @@ def _bars(servers: Sequence[Rounds], measure: Measure, labels: Sequence[str], wi
         "layer": [
             {
                 "mark": {"type": "bar", "cornerRadiusEnd": 2, "height": 16},
-                "encoding": {"x": x, "color": _colour(labels, legend=False)},
+                "encoding": {"x": x, "color": _by_run(colours(labels), legend=False)},
             },
             {
                 "mark": {"type": "rule", "strokeWidth": 1.5, "color": INK},
@@ -105,16 +102,8 @@ def latencies(runs: Sequence[Run]) -> Spec:
     labels = [run.label for run in runs]
     panels = []
     for title, values_of in (
-        (
-            "end-to-end latency",
-            lambda run: quantiles(r.latency_s for r in run.records if r.is_good),
-        ),
-        (
-            "time to first token",
-            lambda run: quantiles(
-                r.first_token_s for r in run.records if r.is_good and r.first_token_s is not None
-            ),
-        ),
+        ("end-to-end latency", lambda run: _of_records(run, "latency_s")),
+        ("time to first token", lambda run: _of_records(run, "first_token_s")),
         ("inter-token latency", lambda run: run.gap_quantiles_s),
     ):
         rows = [
@@ -128,9 +117,17 @@ def latencies(runs: Sequence[Run]) -> Spec:
     return {"hconcat": panels, "spacing": 34}
 
 
+def _of_records(run: Run, name: str) -> list[float]:
+    seconds = (getattr(record, name) for record in run.records if record.is_good)
+    return quantiles(value for value in seconds if value is not None)
+
+
 def _distribution(
     rows: Sequence[Spec], labels: Sequence[str], title: str, *, has_axis: bool
 ) -> Spec:
+    x_axis = {"title": "seconds (log scale)", "tickCount": 4, "format": "~g", "grid": False}
+    y_title = "cumulative share" if has_axis else None
+    y_axis = {"title": y_title, "format": ".0%", "values": [0, 0.25, 0.5, 0.75, 1]}
     return {
         "title": title,
         "width": (WIDTH - 215) / 3,
@@ -138,29 +135,11 @@ def _distribution(
         "data": {"values": rows},
         "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 1.8, "clip": True},
         "encoding": {
-            "x": {
-                "field": "seconds",
-                "type": "quantitative",
-                "scale": {"type": "log", "nice": False},
-                "axis": {
-                    "title": "seconds (log scale)",
-                    "tickCount": 4,
-                    "format": "~g",
-                    "grid": False,
-                },
-            },
-            "y": {
-                "field": "share",
-                "type": "quantitative",
-                "axis": {
-                    "title": "cumulative share" if has_axis else None,
-                    "format": ".0%",
-                    "values": [0, 0.25, 0.5, 0.75, 1],
-                },
-            },
+            "x": _quantitative("seconds", x_axis, {"type": "log", "nice": False}),
+            "y": _quantitative("share", y_axis),
             "order": {"field": "share"},
-            "color": _colour(labels),
-            "strokeDash": _dash(labels),
+            "color": _by_run(colours(labels)),
+            "strokeDash": _by_run(dashes(labels)),
             "tooltip": [
                 {"field": "run", "title": "run"},
                 {"field": "share", "format": ".1%"},
@@ -200,6 +179,7 @@ def _batch(
         if "running" in sample.metrics
     ]
     colour = colours(labels)[run.label]
+    axis = {"title": "batch size", "tickCount": 4} if has_axis else None
     return {
         "title": run.label,
         "width": width,
@@ -211,12 +191,7 @@ def _batch(
         },
         "encoding": {
             "x": _seconds(None),
-            "y": {
-                "field": "running",
-                "type": "quantitative",
-                "scale": {"domain": [0, highest]},
-                "axis": {"title": "batch size", "tickCount": 4} if has_axis else None,
-            },
+            "y": _quantitative("running", axis, {"domain": [0, highest]}),
         },
     }  # fmt: skip
 
@@ -239,17 +214,11 @@ def _memory(run: Run, width: float, *, has_axis: bool) -> Spec:
         "mark": {"type": "area", "interpolate": "step-after"},
         "encoding": {
             "x": _seconds("seconds"),
-            "y": {
-                "field": "share",
-                "type": "quantitative",
-                "stack": None,
-                "scale": {"domain": [0, 1]},
-                "axis": axis,
-            },
+            "y": {**_quantitative("share", axis, {"domain": [0, 1]}), "stack": None},
             "color": {
                 "field": "kind",
                 "scale": {"domain": ["allocated", "filled"], "range": ["#d3dae3", "#46678c"]},
-                "legend": {"orient": "bottom", "direction": "horizontal"} if has_axis else None,
+                "legend": LEGEND if has_axis else None,
             },
         },
     }
@@ -257,18 +226,15 @@ def _memory(run: Run, width: float, *, has_axis: bool) -> Spec:
 
 def rates(runs: Sequence[Run], bound: str, limit_s: float, values: Sequence[float | None]) -> Spec:
     """Return the measured value of an objective's bound at each rate, with the limit as a line."""
+    labels = [run.label for run in runs]
     rows = [
         {"run": run.label, "rate": run.rate, "seconds": max(value, LEAST_S)}
         for run, value in zip(runs, values, strict=True)
         if value is not None
     ]
-    x = {"field": "rate", "type": "quantitative", "axis": {"title": "requests/s sent"}}
-    y = {
-        "field": "seconds",
-        "type": "quantitative",
-        "scale": {"type": "log"},
-        "axis": {"title": "seconds (log scale)", "tickCount": 5, "format": "~g"},
-    }
+    x = _quantitative("rate", {"title": "requests/s sent"})
+    axis = {"title": "seconds (log scale)", "tickCount": 5, "format": "~g"}
+    y = _quantitative("seconds", axis, {"type": "log"})
     return {
         "title": bound,
         "width": (WIDTH - 130) / 2,
@@ -280,8 +246,8 @@ def rates(runs: Sequence[Run], bound: str, limit_s: float, values: Sequence[floa
                 "encoding": {
                     "x": x,
                     "y": y,
-                    "color": _colour([run.label for run in runs]),
-                    "strokeDash": _dash([run.label for run in runs]),
+                    "color": _by_run(colours(labels)),
+                    "strokeDash": _by_run(dashes(labels)),
                 },
             },
             {
@@ -295,24 +261,19 @@ def rates(runs: Sequence[Run], bound: str, limit_s: float, values: Sequence[floa
 
 def _seconds(title: str | None) -> Spec:
     axis = {"title": title, "tickCount": 4, "gridColor": GRID}
-    return {"field": "at", "type": "quantitative", "axis": axis, "scale": {"nice": False}}
+    return _quantitative("at", axis, {"nice": False})
 
 
-def _dash(labels: Sequence[str]) -> Spec:
-    table = dashes(labels)
+def _quantitative(field: str, axis: Spec | None, scale: Spec | None = None) -> Spec:
+    channel = {"field": field, "type": "quantitative", "axis": axis}
+    return channel if scale is None else {**channel, "scale": scale}
+
+
+def _by_run(table: Mapping[str, object], *, legend: bool = True) -> Spec:
+    """table: the colour or the dashes of each label."""
     return {
         "field": "run",
         "type": "nominal",
         "scale": {"domain": list(table), "range": list(table.values())},
-        "legend": {"orient": "bottom", "direction": "horizontal"},
-    }
-
-
-def _colour(labels: Sequence[str], *, legend: bool = True) -> Spec:
-    table = colours(labels)
-    return {
-        "field": "run",
-        "type": "nominal",
-        "scale": {"domain": list(table), "range": list(table.values())},
-        "legend": {"orient": "bottom", "direction": "horizontal"} if legend else None,
+        "legend": LEGEND if legend else None,
     }

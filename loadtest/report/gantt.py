@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from loadtest.load.record import Record
 from loadtest.report.charts import WIDTH, Spec
-from loadtest.report.style import STAGES, number, percent
+from loadtest.report.style import LEGEND, STAGES, number, percent
 from loadtest.report.time_axis import TimeAxis, time_axes
 from loadtest.study.results import Run
 from loadtest.study.tuning import describe
@@ -53,8 +54,9 @@ def bars_of(run: Run, count: int) -> Iterator[Bar]:
     good = [record for record in run.records if record.is_good]
     is_timed = bool(good) and all(record.timings is not None for record in good)
     ends = _batch_ends(good) if is_timed and run.strategy == "dynamic" else {}
-    first = sorted(good, key=_arrived if is_timed else _sent)[:count]
-    start = min(map(_arrived if is_timed else _sent, first), default=0.0)
+    begin_of = _arrived if is_timed else attrgetter("sent_s")
+    first = sorted(good, key=begin_of)[:count]
+    start = min(map(begin_of, first), default=0.0)
     for row, record in enumerate(first):
         for stage, begin, end in _stages(record, ends, is_timed=is_timed):
             if end > begin:
@@ -85,10 +87,7 @@ def _stages(
 
 
 def _batch_ends(records: Sequence[Record]) -> dict[float, float]:
-    """Return when the last request of each dynamic batch finished, by the batch's admission time.
-
-    All requests of a batch share their admission time.
-    """
+    """Return when the last request of each batch finished, by the admission time of all of them."""
     ends: dict[float, float] = {}
     for record in records:
         if record.timings is not None:
@@ -99,10 +98,6 @@ def _batch_ends(records: Sequence[Record]) -> dict[float, float]:
 
 def _arrived(record: Record) -> float:
     return record.timings.arrived if record.timings is not None else record.sent_s
-
-
-def _sent(record: Record) -> float:
-    return record.sent_s
 
 
 def _facts(run: Run) -> list[str]:
@@ -137,7 +132,7 @@ def _panel(run: Run, bars: Sequence[Bar], axis: TimeAxis, *, is_last: bool) -> S
             "color": {
                 "field": "stage",
                 "scale": {"domain": list(STAGES), "range": list(STAGES.values())},
-                "legend": {"orient": "bottom", "direction": "horizontal"} if is_last else None,
+                "legend": LEGEND if is_last else None,
             },
             "tooltip": [
                 {"field": "stage"},

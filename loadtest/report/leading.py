@@ -23,10 +23,6 @@ class Measure(NamedTuple):
     """Whether less of it is better."""
 
 
-def _requests_per_s(run: Run) -> float:
-    return run.measures.requests_per_s
-
-
 def _tokens_per_s(run: Run) -> float:
     tokens_per_s = run.measures.tokens_per_s
     return math.nan if tokens_per_s is None else tokens_per_s
@@ -42,7 +38,7 @@ def _latency_text(seconds: float) -> str:
     return duration(seconds if math.isfinite(seconds) else None)
 
 
-THROUGHPUT = Measure("requests/s", _requests_per_s, number, is_cost=False)
+THROUGHPUT = Measure("requests/s", lambda run: run.measures.requests_per_s, number, is_cost=False)
 TOKENS = Measure("output tokens/s", _tokens_per_s, number, is_cost=False)
 LATENCY = Measure("median latency", _median_latency, _latency_text, is_cost=True)
 

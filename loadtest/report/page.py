@@ -49,7 +49,6 @@ class Section(NamedTuple):
 
 
 def write_report(results: Results, folder: Path) -> Path:
-    """Write report.html and return its path."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,

@@ -32,6 +32,7 @@ STAGES = {
 }
 FONT = "Inter, 'Helvetica Neue', Helvetica, Arial, sans-serif"
 INK, MUTED, GRID = "#1d2733", "#667382", "#e8ecf0"
+LEGEND = {"orient": "bottom", "direction": "horizontal"}
 UNKNOWN = "-"
 """Table cell of an unknown value."""
 

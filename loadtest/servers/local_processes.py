@@ -37,7 +37,6 @@ def server_processes(url: str) -> list[psutil.Process]:
 
 
 def _is_local(host: str) -> bool:
-    """Whether a host name stands for this machine."""
     try:
         infos = socket.getaddrinfo(host, None)
     except OSError:

@@ -20,7 +20,6 @@ class Setting(msgspec.Struct, frozen=True):
     delay_ms: int
 
     def properties(self) -> dict[str, str]:
-        """Return the setting as properties of the server."""
         return {"batch_size": str(self.batch_size), "max_batch_delay": str(self.delay_ms)}
 
 

@@ -224,10 +224,7 @@ class PagedMemory(KVMemory):
         )
 
     def _block_at(self, span: Span) -> int | None:
-        """Return the held block where the span starts, if any.
-
-        It is the only block of the span that other sequences may share.
-        """
+        """Return the held block where the span starts, if any; only this one may be shared."""
         table = self.table(span.sequence_id)
         index = span.start // self.block_size
         return table[index] if index < len(table) else None

@@ -29,7 +29,7 @@ from kernels.attention.prefill_work import PrefillWork
 from kernels.attention.sdpa import Scratch, paged_attention
 from kernels.attention.work_list import UNIT, WAVES, make_work_list
 from kernels.cache import block_copy, cache_write, rotary_cache_write, swap, torch_cache
-from kernels.cache.cache_table import CacheTable, cache_table
+from kernels.cache.cache_table import cache_table
 from kernels.elementwise import torch_elementwise
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 5e-3}
@@ -192,13 +192,20 @@ def _moves(bench: Bench) -> None:
         bench.attempt(case, partial(_block_moves, bench, layout, case))
 
 
-def _cache_write(bench: Bench, dtype: torch.dtype, layout: str, case: str) -> None:
+def _caches(bench: Bench, dtype: torch.dtype, layout: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Return K, V and the slots to write, some of which are padding."""
     num_blocks, kv_heads, dim = (4, 1, 64) if bench.is_dry else (256, 8, 128)
     pool = (num_blocks, 16, kv_heads, dim)
     keys, values = (random_cache(pool, dtype, layout, bench.device) for _ in range(2))
-    expected = [keys.clone(), values.clone()]
     slots = torch.randperm(num_blocks * 16, device=bench.device)[: num_blocks * 8]
     slots[::7] = -1
+    return keys, values, slots
+
+
+def _cache_write(bench: Bench, dtype: torch.dtype, layout: str, case: str) -> None:
+    keys, values, slots = _caches(bench, dtype, layout)
+    kv_heads, dim = keys.shape[2:]
+    expected = [keys.clone(), values.clone()]
     rows = torch.randn(2, len(slots), kv_heads, dim, device=bench.device).to(bench.dtype) * 99
     scales = {"key_scale": KEY_SCALE, "value_scale": VALUE_SCALE}
     cache_write.write_kv(rows[0], rows[1], keys, values, slots, **scales)
@@ -207,12 +214,9 @@ def _cache_write(bench: Bench, dtype: torch.dtype, layout: str, case: str) -> No
 
 
 def _rotary_write(bench: Bench, dtype: torch.dtype, layout: str, case: str) -> None:
-    num_blocks, kv_heads, dim = (4, 1, 64) if bench.is_dry else (256, 8, 128)
+    keys, values, slots = _caches(bench, dtype, layout)
+    kv_heads, dim = keys.shape[2:]
     heads = (4 * kv_heads, kv_heads, kv_heads)
-    pool = (num_blocks, 16, kv_heads, dim)
-    keys, values = (random_cache(pool, dtype, layout, bench.device) for _ in range(2))
-    slots = torch.randperm(num_blocks * 16, device=bench.device)[: num_blocks * 8]
-    slots[::7] = -1
     rows = torch.randn(len(slots), sum(heads), dim, device=bench.device).to(bench.dtype)
     angle = torch.rand(len(slots), dim // 2, device=bench.device) * 7
     cos, sin = angle.cos().to(bench.dtype), angle.sin().to(bench.dtype)
@@ -237,29 +241,13 @@ def _block_moves(bench: Bench, layout: str, case: str) -> None:
     expected = [cache.clone() for cache in caches]
     ids = torch.randperm(num_blocks, device=bench.device)
     sources, targets = ids[: num_blocks // 2], ids[num_blocks // 2 :]
-    for kernels, memory in (
-        ((block_copy.copy_blocks, swap.gather_blocks, swap.scatter_blocks), caches),
-        (
-            (torch_cache.copy_blocks, torch_cache.gather_blocks, torch_cache.scatter_blocks),
-            expected,
-        ),
-    ):
-        _move(*kernels, cache_table(memory), sources, targets)
+    for copies, swaps, memory in ((block_copy, swap, caches), (torch_cache, torch_cache, expected)):
+        table = cache_table(memory)
+        staging = table.addresses.new_empty(len(sources), table.words_per_block)
+        copies.copy_blocks(table, torch.stack([sources[::2], targets[::2]], 1))
+        swaps.gather_blocks(table, sources, staging)
+        swaps.scatter_blocks(table, targets, staging)
     _verdict(bench, case, caches, expected)
-
-
-def _move(
-    copy: Callable[..., None],
-    gather: Callable[..., None],
-    scatter: Callable[..., None],
-    table: CacheTable,
-    sources: Tensor,
-    targets: Tensor,
-) -> None:
-    staging = table.addresses.new_empty(len(sources), table.words_per_block)
-    copy(table, torch.stack([sources[::2], targets[::2]], 1))
-    gather(table, sources, staging)
-    scatter(table, targets, staging)
 
 
 def _verdict(bench: Bench, case: str, results: list[Tensor], expected: list[Tensor]) -> None:

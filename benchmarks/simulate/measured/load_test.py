@@ -120,7 +120,6 @@ def _whole_blocks(num_hits: float, block_size: int) -> int:
 
 
 def _options(settings: Mapping[str, str]) -> Options:
-    """Return the options that a server's properties set."""
     by_key = {option.key: option for option in option_table().values()}
     known = {by_key[key]: text for key, text in settings.items() if key in by_key}
     return make_options({option.name: option.parse(text) for option, text in known.items()})

@@ -67,7 +67,6 @@ class Replay:
             self._send()
 
     def _send(self) -> None:
-        """Send the next request, if one is left."""
         if not self._waiting:
             return
         index, sent = self._waiting.popleft()

@@ -20,12 +20,10 @@ class MessagesRoutes:
         self._assistant = Assistant(service)
 
     def add_to(self, app: Flask) -> None:
-        """Add the routes to the app."""
         app.add_url_rule("/v1/messages", view_func=self.create_message, methods=["POST"])
         app.add_url_rule("/v1/messages/count_tokens", view_func=self.count_tokens, methods=["POST"])
 
     def create_message(self) -> Response:
-        """Handle POST /v1/messages."""
         context = request_context()
         body = context.json_fields()
         request = context.checked(lambda: read_messages_request(body))
@@ -36,7 +34,6 @@ class MessagesRoutes:
         return self._service.send(context, response, "named_sse")
 
     def count_tokens(self) -> Response:
-        """Handle POST /v1/messages/count_tokens."""
         context = request_context()
         body = context.json_fields()
         conversation, warnings = context.checked(lambda: read_count_request(body))

@@ -85,7 +85,6 @@ class MessagesResponse:
         }  # fmt: skip
 
     def _content(self, block: Block) -> Record:
-        """Return a content block with its text so far."""
         match block.kind:
             case "text":
                 return {"type": "text", "text": block.text}
@@ -97,7 +96,6 @@ class MessagesResponse:
                 return {"type": "tool_use", "id": id, "name": block.name, "input": arguments}
 
     def _stop(self, finish: Finish | None) -> Record:
-        """Return why the message has stopped."""
         stop_string = self._generation.answers[0].stop_string
         if stop_string is not None:
             return {"stop_reason": "stop_sequence", "stop_sequence": stop_string}

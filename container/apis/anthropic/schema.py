@@ -14,6 +14,7 @@ from container.apis.chat.turn import Turn
 from container.apis.generation.conversation import (
     EFFORT,
     TEMPLATE_FIELDS,
+    TEXT_PART,
     Conversation,
     template_variables,
 )
@@ -35,6 +36,8 @@ from container.schema.kinds import (
     OBJECTS,
     STRINGS,
     Kind,
+    content_schema,
+    object_schema,
     with_schema,
 )
 from core.configuration.limits import MESSAGES, TOOLS
@@ -44,31 +47,17 @@ from core.structured_outputs import StructuredOutputsParams
 _DIALECT = Dialect(prompt="messages", names={"stop": "stop_sequences"}, operation="chat")
 _CHOICES: Mapping[object, str] = {"auto": "auto", "any": "required", "none": "none"}
 """Anthropic's tool choices, with the names that chat completions have for them."""
-_NAMED_TOOL = {
-    "type": "object",
-    "properties": {
+_NAMED_TOOL = object_schema(
+    {
         "name": {"type": "string"},
         "type": {"const": "custom"},
         "input_schema": {"type": "object", "properties": {"type": {"const": "object"}}},
     },
-    "required": ["name"],
-}
-_TEXT = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-}
-_IMAGE = {
-    "type": "object",
-    "properties": {"type": {"const": "image"}, "source": BASE64_SOURCE},
-    "required": ["type", "source"],
-}
-_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [_TEXT, _IMAGE]}}]}
-_MESSAGE = {
-    "type": "object",
-    "properties": {"role": {"enum": ["user", "assistant"]}, "content": _CONTENT},
-    "required": ["role", "content"],
-}
+    ["name"],
+)
+_IMAGE = object_schema({"type": {"const": "image"}, "source": BASE64_SOURCE})
+_CONTENT = content_schema(TEXT_PART, _IMAGE)
+_MESSAGE = object_schema({"role": {"enum": ["user", "assistant"]}, "content": _CONTENT})
 _SYSTEM = Kind(
     "a string or a list of text blocks",
     lambda value: isinstance(value, str | list),
@@ -146,8 +135,6 @@ MESSAGES_FIELDS: Fields = {
 
 @dataclass(frozen=True, slots=True)
 class MessagesRequest:
-    """A validated request."""
-
     turn: Turn
     stream: bool
     request_id: str | None

@@ -74,8 +74,6 @@ CHAT_FIELDS: Fields = {
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A validated request."""
-
     turn: Turn
     uses_functions: bool
     """Whether calls are returned as OpenAI's former `function_call`."""
@@ -140,9 +138,6 @@ def _last_text(conversation: Conversation) -> str:
 
 
 def _default_top_logprobs(values: Values) -> int:
-    """Return the default of `top_logprobs`: 1, as in LMI.
-
-    The default is 0 without `logprobs`, and for beam search, which has no top_logprobs.
-    """
+    """Return LMI's default, 1; 0 without `logprobs`, and for beam search, which has none."""
     is_beam_search = values.get("num_beams", 1) != 1 or values.get("use_beam_search", False)
     return 1 if values.get("logprobs", False) and not is_beam_search else 0

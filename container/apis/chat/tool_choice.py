@@ -7,37 +7,24 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from container.schema.fields import Values
-from container.schema.kinds import Kind, Schema
+from container.schema.kinds import Kind, object_schema
 from core.errors import RequestError
 from core.text.tools.notation import Function
 
-_FUNCTION: Schema = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "properties": {"name": {"type": "string"}},
-            "required": ["name"],
-        },
-    },
-    "required": ["type", "function"],
-}
-_ALLOWED: Schema = {
-    "type": "object",
-    "properties": {
+_FUNCTION = object_schema(
+    {"type": {"const": "function"}, "function": object_schema({"name": {"type": "string"}})}
+)
+_ALLOWED = object_schema(
+    {
         "type": {"const": "allowed_tools"},
-        "allowed_tools": {
-            "type": "object",
-            "properties": {
+        "allowed_tools": object_schema(
+            {
                 "mode": {"enum": ["auto", "required"]},
                 "tools": {"type": "array", "items": _FUNCTION},
-            },
-            "required": ["mode", "tools"],
-        },
-    },
-    "required": ["type", "allowed_tools"],
-}
+            }
+        ),
+    }
+)
 TOOL_CHOICE = Kind(
     "none, auto, required, a function or allowed_tools",
     lambda value: isinstance(value, str | dict),
@@ -51,11 +38,7 @@ FUNCTION_CALL = Kind(
     {
         "anyOf": [
             {"enum": ["none", "auto"]},
-            {
-                "type": "object",
-                "properties": {"name": {"type": "string"}},
-                "required": ["name"],
-            },
+            object_schema({"name": {"type": "string"}}),
         ]
     },
 )
@@ -86,7 +69,6 @@ def with_functions_as_tools(values: Values) -> Values:
 
 
 def _called(call: object) -> str | None:
-    """Return the function that `function_call` names, or None."""
     match call:
         case {"name": str(name)}:
             return name
@@ -168,8 +150,6 @@ def read_tool_choice(values: Values) -> Literal["none", "auto"] | ForcedCalls:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools of a request."""
-
     visible: tuple[Mapping[str, object], ...]
     """The tools that the model sees."""
     forced_calls: ForcedCalls | None

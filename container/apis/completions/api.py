@@ -51,6 +51,5 @@ class CompletionsApi:
         return [next(encoded) if isinstance(prompt, str) else prompt for prompt in request.prompts]
 
     def _echoes(self, request: CompletionRequest) -> list[str]:
-        """Return the text of each prompt."""
         decode = self._service.prompting.decode
         return [prompt if isinstance(prompt, str) else decode(prompt) for prompt in request.prompts]

@@ -125,7 +125,6 @@ class CompletionsResponse:
         return [] if self._request.only_echo else tokens
 
     def _end(self, answer: AnswerText) -> Record:
-        """Return the fields that say why an answer has ended."""
         if self._request.only_echo:
             return {"finish_reason": finish_reason(Finish.LENGTH), "stop_reason": None}
         return {"finish_reason": finish_reason(answer.finish), "stop_reason": answer.stop_reason}
@@ -141,7 +140,6 @@ class CompletionsResponse:
         return prompt * self._request.n + index
 
     def _record(self, prompt: int, choice: Record) -> Record:
-        """Return a chunk with a choice of this prompt."""
         generation = self._generations[prompt]
         usage_field = self._request.stream_usage.field(lambda: self._usage([generation]))
         return self._envelope.record("text_completion", [choice], **usage_field)

@@ -56,8 +56,6 @@ COMPLETION_FIELDS: Fields = {
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """A checked request."""
-
     prompts: tuple[Prompt, ...]
     decoding: Decoding
     model: object

@@ -17,51 +17,31 @@ from container.schema.kinds import (
     Kind,
     Schema,
     check_integers,
+    content_schema,
     is_list,
+    object_schema,
     with_schema,
 )
 from core.configuration.limits import MESSAGES, TOOLS
 from core.errors import RequestError
 from core.images import ImageFile
 
-_TEXT_PART: Schema = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-}
-_IMAGE_PART: Schema = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "image_url"},
-        "image_url": {"type": "object", "properties": {"url": URL}, "required": ["url"]},
-    },
-    "required": ["type", "image_url"],
-}
-_CONTENT: Schema = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"anyOf": [_TEXT_PART, _IMAGE_PART]}},
-    ]
-}
+TEXT_PART = object_schema({"type": {"const": "text"}, "text": {"type": "string"}})
+_IMAGE_PART = object_schema(
+    {"type": {"const": "image_url"}, "image_url": object_schema({"url": URL})}
+)
+_CONTENT = content_schema(TEXT_PART, _IMAGE_PART)
 _ARGUMENTS: Schema = {
     "anyOf": [{"type": "string", "contentMediaType": "application/json"}, {"type": "object"}]
 }
-_CALL: Schema = {
-    "type": "object",
-    "properties": {
+_CALL = object_schema(
+    {
         "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "properties": {"name": {"type": "string"}, "arguments": _ARGUMENTS},
-            "required": ["name", "arguments"],
-        },
-    },
-    "required": ["type", "function"],
-}
+        "function": object_schema({"name": {"type": "string"}, "arguments": _ARGUMENTS}),
+    }
+)
 _MESSAGE: Schema = {
-    "type": "object",
-    "properties": {"role": {"type": "string"}},
-    "required": ["role"],
+    **object_schema({"role": {"type": "string"}}),
     "anyOf": [
         {"properties": {"content": _CONTENT}, "required": ["content"]},
         {

@@ -7,7 +7,7 @@ import binascii
 import re
 from collections.abc import Sequence
 
-from container.schema.kinds import Schema
+from container.schema.kinds import Schema, object_schema
 from core.configuration.limits import IMAGE_BYTES, IMAGES
 from core.errors import RequestError
 from core.images import ImageFile
@@ -20,15 +20,13 @@ _DATA_URL = re.compile("data:image/(png|jpe?g|webp);base64,", re.IGNORECASE)
 _MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp")
 _EXPECTED = "a PNG, JPEG or WebP image as data:image/png;base64,..."
 URL: Schema = {"type": "string", "pattern": "^data:image/"}
-BASE64_SOURCE: Schema = {
-    "type": "object",
-    "properties": {
+BASE64_SOURCE = object_schema(
+    {
         "type": {"const": "base64"},
         "media_type": {"enum": list(_MEDIA_TYPES)},
         "data": {"type": "string"},
-    },
-    "required": ["type", "media_type", "data"],
-}
+    }
+)
 
 
 class Images:

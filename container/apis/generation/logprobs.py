@@ -111,7 +111,6 @@ def prompt_logprobs(
 
 
 def _likely(top: TopLogprobs | None) -> Iterator[tuple[int, float]]:
-    """Yield the most likely tokens with their logprobs."""
     return zip(top.token_ids, top.logprobs, strict=True) if top else iter(())
 
 

@@ -124,7 +124,6 @@ _FormatField = tuple[str, str, object]
 
 
 def _format_fields(values: Values, prefix: str) -> Iterator[_FormatField]:
-    """Yield every field of the request that sets a format."""
     for name, form in _GUIDED.items():
         if name in values:
             yield name, form, values.given[name]
@@ -192,10 +191,7 @@ def _tgi_grammar(
 
 
 def _schema_as_text(value: object) -> object:
-    """Encode a schema as JSON and return other values unchanged.
-
-    Raises RequestError if the schema is nested too deeply.
-    """
+    """Encode a schema as JSON; keep other values. Raises RequestError if nested too deeply."""
     if not isinstance(value, dict):
         return value
     try:

@@ -38,7 +38,6 @@ class Invocations:
         self._sessions = SessionRequests(service.options)
 
     def add_to(self, app: Flask) -> None:
-        """Add the routes to the app."""
         app.add_url_rule("/ping", view_func=self.ping, methods=["GET", "POST"])
         for path in set(HEALTH_PATHS) - {"/ping"}:
             app.add_url_rule(path, view_func=self.ping)

@@ -24,7 +24,6 @@ class RuntimeRoutes:
         self._invocations = invocations
 
     def add_to(self, app: Flask) -> None:
-        """Add the routes to the app."""
         path = "/endpoints/<name>/invocations"
         app.add_url_rule(path, view_func=self.invoke_endpoint, methods=["POST"])
         app.add_url_rule(
@@ -34,7 +33,6 @@ class RuntimeRoutes:
         )
 
     def invoke_endpoint(self, name: str) -> Response:
-        """Handle InvokeEndpoint."""
         return self._answer("Accept")
 
     def invoke_endpoint_with_response_stream(self, name: str) -> Response:

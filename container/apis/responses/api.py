@@ -14,18 +14,14 @@ from container.http.request_context import request_context
 
 
 class ResponsesRoutes:
-    """The route of the responses API."""
-
     def __init__(self, service: GenerationService) -> None:
         self._service = service
         self._assistant = Assistant(service)
 
     def add_to(self, app: Flask) -> None:
-        """Add the route to the app."""
         app.add_url_rule("/v1/responses", view_func=self.create_response, methods=["POST"])
 
     def create_response(self) -> Response:
-        """Handle POST /v1/responses."""
         context = request_context()
         body = context.json_fields()
         request = context.checked(lambda: read_responses_request(body))

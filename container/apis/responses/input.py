@@ -14,21 +14,13 @@ from container.apis.generation.images import (
     content_of,
     text_part,
 )
-from container.schema.kinds import Kind, is_list
+from container.schema.kinds import Kind, content_schema, is_list, object_schema
 from core.errors import RequestError
 from core.images import ImageFile
 
-_TEXT = {
-    "type": "object",
-    "properties": {"type": {"const": "input_text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-}
-_IMAGE = {
-    "type": "object",
-    "properties": {"type": {"const": "input_image"}, "image_url": URL},
-    "required": ["type", "image_url"],
-}
-_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [_TEXT, _IMAGE]}}]}
+_TEXT = object_schema({"type": {"const": "input_text"}, "text": {"type": "string"}})
+_IMAGE = object_schema({"type": {"const": "input_image"}, "image_url": URL})
+_CONTENT = content_schema(_TEXT, _IMAGE)
 INPUT = Kind(
     "a string or a list of objects",
     lambda value: (
@@ -40,15 +32,14 @@ INPUT = Kind(
             {
                 "type": "array",
                 "minItems": 1,
-                "items": {
-                    "type": "object",
-                    "properties": {
+                "items": object_schema(
+                    {
                         "type": {"const": "message"},
                         "role": {"enum": ["user", "assistant", "system", "developer"]},
                         "content": _CONTENT,
                     },
-                    "required": ["role", "content"],
-                },
+                    ["role", "content"],
+                ),
             },
         ]
     },

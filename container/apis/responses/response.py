@@ -116,7 +116,6 @@ class ResponsesResponse:
         return [*events, done]
 
     def _push(self, tokens: Sequence[TokenText], *, is_last: bool) -> list[Record]:
-        """Add tokens of the answer and return the events for them."""
         if not self._request.logprobs or not tokens:
             pieces = self._parser.push(tokens, is_last=is_last)
             return self._blocks.push(pieces, is_last=is_last)
@@ -136,7 +135,6 @@ class ResponsesResponse:
         return [self._event(name, response=self._document("in_progress")) for name in names]
 
     def _ended(self) -> Record:
-        """Return the document of an answer that has ended."""
         if self._finish == Finish.LENGTH:
             details = {"reason": "max_output_tokens"}
             return {**self._document("incomplete"), "incomplete_details": details}
@@ -169,7 +167,6 @@ class ResponsesResponse:
         return "incomplete" if is_last and self._finish == Finish.LENGTH else "completed"
 
     def _item(self, block: Block, status: str) -> Record:
-        """Return the output item of a block."""
         item: Record = {"id": self._item_id(block), "status": status}
         match block.kind:
             case "reasoning":

@@ -35,6 +35,7 @@ from container.schema.kinds import (
     STRING,
     STRINGS,
     Kind,
+    object_schema,
     with_schema,
 )
 from core.configuration.limits import MESSAGES, TOOLS
@@ -54,26 +55,21 @@ _TOOL_CHOICE = Kind(
     {
         "anyOf": [
             {"enum": ["none", "auto"]},
-            {
-                "type": "object",
-                "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
-                "required": ["type", "name"],
-            },
+            object_schema({"type": {"const": "function"}, "name": {"type": "string"}}),
         ]
     },
 )
 _TOOLS = with_schema(
     OBJECTS,
     {
-        "items": {
-            "type": "object",
-            "properties": {
+        "items": object_schema(
+            {
                 "type": {"const": "function"},
                 "name": {"type": "string"},
                 "parameters": {"type": "object"},
             },
-            "required": ["type", "name"],
-        }
+            ["type", "name"],
+        )
     },
 )
 _TEXT: Fields = {
@@ -146,8 +142,6 @@ RESPONSES_FIELDS: Fields = {
 
 @dataclass(frozen=True, slots=True)
 class ResponsesRequest:
-    """A validated request."""
-
     turn: Turn
     stream: bool
     logprobs: bool
@@ -292,7 +286,6 @@ def _echo(values: Values, decoding: Decoding, effort: str | None) -> Record:
 
 
 def _ignored_fields(values: Values) -> tuple[str, ...]:
-    """Return warnings for values without effect."""
     warnings: list[str] = []
     if values.get("store", False):
         warnings.append("store has no effect here: nothing is stored")

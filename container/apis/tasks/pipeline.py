@@ -87,7 +87,6 @@ def _is_file_type(mimetype: str, task: PipelineTask) -> bool:
 
 
 def _prefers_audio(accept: str | None) -> bool:
-    """Return whether the client prefers audio to JSON."""
     accepted = parse_accept_header(accept, MIMEAccept)
     return accepted.best_match(["application/json", AUDIO_TYPE]) == AUDIO_TYPE
 

@@ -11,14 +11,14 @@ from typing import cast
 
 from container.schema.kinds import (
     BOOLEAN,
-    NUMBER,
     OBJECT,
     STRING,
     STRING_OR_STRINGS,
     STRINGS,
     Kind,
-    is_integer,
+    integer,
     is_list,
+    number,
 )
 from core.configuration.limits import (
     LABELED_INPUTS,
@@ -42,22 +42,6 @@ _KEPT_NULL = "top_k"
 """The one parameter that may be null: all labels."""
 
 
-def _integer(lowest: int, highest: int) -> Kind:
-    return Kind(
-        f"an integer from {lowest} to {highest}",
-        lambda value: is_integer(value) and lowest <= value <= highest,
-        {"type": "integer", "minimum": lowest, "maximum": highest},
-    )
-
-
-def _number(lowest: float, highest: float) -> Kind:
-    return Kind(
-        f"a number from {lowest} to {highest}",
-        lambda value: NUMBER.accepts(value) and lowest <= cast(float, value) <= highest,
-        {"type": "number", "minimum": lowest, "maximum": highest},
-    )
-
-
 def _one_of(*values: object) -> Kind:
     expected = " or ".join(str(value).lower() for value in values)
     accepts = [(type(value), value) for value in values]
@@ -66,35 +50,35 @@ def _one_of(*values: object) -> Kind:
 
 def _pair_of_seconds(value: object) -> bool:
     numbers = value if is_list(value) else [value, value]
-    return len(numbers) == 2 and all(map(_number(0, MAX_SECONDS).accepts, numbers))
+    return len(numbers) == 2 and all(map(number(0, MAX_SECONDS).accepts, numbers))
 
 
-_COUNT = _integer(1, 1024)
-_TOKENS = _integer(1, 8192)
-_SHARE = _number(0, 1)
-_SCORE = _number(-1e6, 1e6)
+_COUNT = integer(1, 1024)
+_TOKENS = integer(1, 8192)
+_SHARE = number(0, 1)
+_SCORE = number(-1e6, 1e6)
 _TRUNCATION = _one_of(True, False, "longest_first", "do_not_truncate")
-_LENGTH = _integer(1, MAX_WINDOW)
+_LENGTH = integer(1, MAX_WINDOW)
 _TOKENIZER: Mapping[str, Kind] = {"truncation": _TRUNCATION, "max_length": _LENGTH}
 _GENERATION: Mapping[str, Kind] = {
     "max_new_tokens": _TOKENS,
-    "min_new_tokens": _integer(0, 8192),
+    "min_new_tokens": integer(0, 8192),
     "do_sample": BOOLEAN,
-    "temperature": _number(0, 100),
-    "top_k": _integer(0, MAX_WINDOW),
+    "temperature": number(0, 100),
+    "top_k": integer(0, MAX_WINDOW),
     "top_p": _SHARE,
     "min_p": _SHARE,
     "typical_p": _SHARE,
-    "num_beams": _integer(1, 16),
-    "length_penalty": _number(-10, 10),
+    "num_beams": integer(1, 16),
+    "length_penalty": number(-10, 10),
     "early_stopping": _one_of(True, False, "never"),
-    "repetition_penalty": _number(0.01, 100),
-    "no_repeat_ngram_size": _integer(0, 8192),
+    "repetition_penalty": number(0.01, 100),
+    "no_repeat_ngram_size": integer(0, 8192),
 }
 
 NESTED: Mapping[str, Mapping[str, Kind]] = {
     "generate_kwargs": _GENERATION,
-    "forward_params": {"speaker_id": _integer(0, 2**31 - 1)},
+    "forward_params": {"speaker_id": integer(0, 2**31 - 1)},
     "tokenizer_kwargs": _TOKENIZER,
     "tokenize_kwargs": _TOKENIZER,
 }
@@ -106,14 +90,14 @@ PARAMETERS: Mapping[str, Kind] = {
     "max_length": _LENGTH,
     "aggregation_strategy": _one_of("none", "simple", "first", "average", "max"),
     "ignore_labels": STRINGS,
-    "stride": _integer(0, MAX_WINDOW),
+    "stride": integer(0, MAX_WINDOW),
     "targets": STRING_OR_STRINGS,
     "candidate_labels": STRING_OR_STRINGS,
     "hypothesis_template": STRING,
     "multi_label": BOOLEAN,
-    "doc_stride": _integer(0, MAX_WINDOW),
+    "doc_stride": integer(0, MAX_WINDOW),
     "max_answer_len": _LENGTH,
-    "max_seq_len": _integer(32, MAX_WINDOW),
+    "max_seq_len": integer(32, MAX_WINDOW),
     "handle_impossible_answer": BOOLEAN,
     "sequential": BOOLEAN,
     "pool": BOOLEAN,
@@ -122,16 +106,16 @@ PARAMETERS: Mapping[str, Kind] = {
     "mask_threshold": _SCORE,
     "overlap_mask_area_threshold": _SHARE,
     "points_per_batch": _COUNT,
-    "points_per_crop": _integer(1, 64),
-    "crops_n_layers": _integer(0, 3),
+    "points_per_crop": integer(1, 64),
+    "crops_n_layers": integer(0, 3),
     "crop_overlap_ratio": _SHARE,
-    "crop_n_points_downscale_factor": _integer(1, 64),
+    "crop_n_points_downscale_factor": integer(1, 64),
     "crops_nms_thresh": _SHARE,
     "pred_iou_thresh": _SHARE,
     "stability_score_thresh": _SHARE,
     "stability_score_offset": _SCORE,
-    "max_hole_area": _number(0, 1e6),
-    "max_sprinkle_area": _number(0, 1e6),
+    "max_hole_area": number(0, 1e6),
+    "max_sprinkle_area": number(0, 1e6),
     "output_rle_mask": BOOLEAN,
     "output_bboxes_mask": BOOLEAN,
     "max_new_tokens": _TOKENS,
@@ -139,11 +123,11 @@ PARAMETERS: Mapping[str, Kind] = {
     "stop_sequence": STRING_OR_STRINGS,
     "continue_final_message": BOOLEAN,
     "skip_special_tokens": BOOLEAN,
-    "num_frames": _integer(1, 128),
-    "frame_sampling_rate": _integer(1, 128),
+    "num_frames": integer(1, 128),
+    "frame_sampling_rate": integer(1, 128),
     "return_timestamps": _one_of(True, False, "word", "char"),
     "return_language": BOOLEAN,
-    "chunk_length_s": _number(1, MAX_SECONDS),
+    "chunk_length_s": number(1, MAX_SECONDS),
     "stride_length_s": Kind(
         f"a number from 0 to {MAX_SECONDS}, or a list of two", _pair_of_seconds, {}
     ),

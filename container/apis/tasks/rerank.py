@@ -91,7 +91,6 @@ class RerankApi:
         self._task = task
 
     def add_to(self, app: Flask) -> None:
-        """Add the routes to the app."""
         for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
             app.add_url_rule(path, view_func=self.rerank, methods=["POST"])
         for path in ("/score", "/v1/score"):

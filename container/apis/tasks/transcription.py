@@ -80,16 +80,13 @@ class TranscriptionApi:
         self._task = task
 
     def add_to(self, app: Flask) -> None:
-        """Add the routes to the app."""
         app.add_url_rule("/v1/audio/transcriptions", view_func=self.transcribe, methods=["POST"])
         app.add_url_rule("/v1/audio/translations", view_func=self.translate, methods=["POST"])
 
     def transcribe(self) -> Response:
-        """Handle POST /v1/audio/transcriptions."""
         return self._answer(request_context(), translates=False)
 
     def translate(self) -> Response:
-        """Handle POST /v1/audio/translations."""
         return self._answer(request_context(), translates=True)
 
     def _answer(self, context: RequestContext, *, translates: bool) -> Response:

@@ -55,7 +55,6 @@ class TextApi:
     def _fitting(
         self, text: str | RequestError, request: TextRequest, index: int
     ) -> str | RequestError:
-        """Return the text, or the error that it is too long."""
         try:
             if isinstance(text, str):
                 self._service.prompting.check_length(text, request.prompt_field(index))

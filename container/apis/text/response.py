@@ -176,7 +176,6 @@ class TextResponse:
         return self._style.token(token.id, token.text, token.logprob)
 
     def _top(self, token: TokenText) -> list[Record]:
-        """Return the most likely tokens at the token's position."""
         assert token.top_logprobs is not None
         ranked = zip(token.top_logprobs.token_ids, token.top_logprobs.logprobs, strict=True)
         return [self._style.token(id, self._piece(id), logprob) for id, logprob in ranked]

@@ -144,8 +144,6 @@ TEXT_FIELDS: Fields = {
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """A checked request."""
-
     inputs: tuple[str | RequestError, ...]
     """An invalid input of a batch is replaced by its error; the others are answered."""
     is_batch: bool

@@ -23,7 +23,6 @@ class TgiRoutes:
         self._list = TextApi(service, "tgi")
 
     def add_to(self, app: Flask) -> None:
-        """Add the routes to the app."""
         app.add_url_rule("/", view_func=self.root, methods=["POST"])
         app.add_url_rule("/generate", view_func=self.generate, methods=["POST"])
         app.add_url_rule("/generate_stream", view_func=self.generate_stream, methods=["POST"])
@@ -42,7 +41,6 @@ class TgiRoutes:
         return self._service.send(context, response, "sse")
 
     def generate_stream(self) -> Response:
-        """Answer with a stream."""
         context = request_context()
         response = self._one.start(context, {**context.json_fields(), "stream": True})
         return self._service.send(context, response, "sse")

@@ -48,7 +48,6 @@ class Aws:
 
     @property
     def account(self) -> str:
-        """The account number."""
         return self.client("sts").get_caller_identity()["Account"]
 
 

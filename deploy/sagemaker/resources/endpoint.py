@@ -106,10 +106,7 @@ class Endpoint:
             self._aws.say(f"updating component {self.name}")
 
     def _wait(self, kind: str, timeout_s: float) -> None:
-        """Wait until the "endpoint" or "component" is in service.
-
-        Raises DeployError if it fails or `timeout_s` passes.
-        """
+        """Wait for "endpoint" or "component". Raises DeployError if it fails or the time is up."""
         started, printed = self._aws.clock(), None
         while True:
             status, description = self._status(kind)

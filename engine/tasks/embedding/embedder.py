@@ -83,7 +83,6 @@ class Embedder:
         ]
 
     def _tokenize(self, body: EmbeddingBody) -> list[list[int]] | Exception:
-        """Return the token ids of each input of a request, or the first error found in them."""
         try:
             self._check_dimensions(body.dimensions)
             with contained:

@@ -227,7 +227,6 @@ def choose_model_class(task: str, source: ModelSource) -> Any:
 
 
 def _is_truncated(parameters: Parameters) -> bool:
-    """Return whether the parameters make the tokenizer truncate a text."""
     choices = (arguments.get("truncation") for _, arguments in _tokenizer_arguments(parameters))
     return any(choice in (True, "longest_first") for choice in choices)
 

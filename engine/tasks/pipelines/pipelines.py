@@ -30,8 +30,6 @@ _WRONG_INPUT = (TypeError, ValueError, KeyError, PipelineException)
 
 
 class _Item(NamedTuple):
-    """One input of a batch."""
-
     job: int
     """Index of the request in the batch."""
     position: int

@@ -143,7 +143,6 @@ def _check_times(pipeline: Any, samples: Samples, request: Transcription) -> Non
 
 
 def _is_long(pipeline: Any, samples: Samples) -> bool:
-    """Return whether a sound is longer than Whisper's window."""
     return len(samples) > pipeline.feature_extractor.n_samples
 
 

@@ -6,7 +6,6 @@ import pytest
 from triton.runtime import driver
 
 from benchmarks.engine import host_step
-from kernels.elementwise import rms_norm
 
 IN_EVERY_LAYER = {
     "rotary_write_kv_kernel",
@@ -29,16 +28,12 @@ def test_launches_per_layer_are_counted(decodes, prompt_tokens, attention):
     assert found.launches == expected | once | {"add_rms_norm_kernel": 2 * 2}
     assert len(found.times) == 2
     assert all(0 < times.products < times.step for times in found.times)
-    wrappers = {"rms_norm", "add_rms_norm", "gated_activation", "rotary_write_kv"}
-    wrappers |= {"paged_decode"} if decodes else set()
-    wrappers |= {"paged_prefill"} if prompt_tokens else set()
-    assert found.wrappers.keys() == wrappers
 
 
-def test_patches_are_undone():
-    before = driver._active, rms_norm.rms_norm
+def test_the_driver_is_put_back():
+    before = driver._active
     host_step.measure(1, 1, 0, repeats=1)
-    assert (driver._active, rms_norm.rms_norm) == before
+    assert driver._active is before
 
 
 def test_the_report_has_figures_per_step_and_per_layer(capsys):

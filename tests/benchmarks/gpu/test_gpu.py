@@ -42,7 +42,7 @@ def test_the_dry_run_runs_every_section_and_reports_no_times(tmp_path):
     assert found["machine"]["versions"]["torch"]
     assert list(found["sections"]) == list(SECTIONS)
     for name, section in found["sections"].items():
-        assert section["rows"] or name in ("flashinfer", "two-gpus")
+        assert section["rows"] or name == "flashinfer"
         assert not any("failed" in note for note in section["notes"]), section["notes"]
         for row in section["rows"]:
             assert set(row.get("us", {}).values()) <= {None}
@@ -59,7 +59,6 @@ def test_the_dry_run_runs_every_section_and_reports_no_times(tmp_path):
         rows = found["sections"][name]["rows"]
         assert not section.cases or [row["case"] for row in rows] == list(section.cases)
     assert found["sections"]["serve"]["notes"][0] == "a tiny model in fp32 on cpu"
-    assert found["sections"]["two-gpus"]["notes"] == ["left out: it needs two GPUs"]
     small = {row["case"]: row for row in found["sections"]["small-pool"]["rows"]}
     assert small["paged"]["preemptions"] > 0
     assert small["paged"]["steps"] < small["continuous-max"]["steps"]
@@ -118,7 +117,7 @@ def test_the_next_worker_runs_the_remaining_jobs(tmp_path, monkeypatch):
 
 def test_a_worker_that_dies_between_jobs_drops_none(tmp_path, monkeypatch):
     """The next worker takes over, and the run counts as failed."""
-    jobs, report, lines = ["moves", "flex", "fp8"], Report(is_dry=True), queue.SimpleQueue()
+    jobs, report, lines = ["moves", "quantized", "fp8"], Report(is_dry=True), queue.SimpleQueue()
     end = {"event": "end", "seconds": 1.0}
     for event in (begin("moves"), end):
         lines.put(json.dumps(event) + "\n")
@@ -126,7 +125,7 @@ def test_a_worker_that_dies_between_jobs_drops_none(tmp_path, monkeypatch):
     progress = gpu.collect(lines, report, tmp_path, len(jobs))
     assert progress == gpu.Progress(1, None, "it died; see above")
     monkeypatch.setattr(gpu, "collect", lambda *_: progress)
-    assert gpu.run_worker(jobs, report, options_of(tmp_path)) == ["flex", "fp8"]
+    assert gpu.run_worker(jobs, report, options_of(tmp_path)) == ["quantized", "fp8"]
     assert report.section("moves")["notes"] == ["worker failed after moves: it died; see above"]
     assert not report.is_sound("moves")
 
@@ -134,12 +133,12 @@ def test_a_worker_that_dies_between_jobs_drops_none(tmp_path, monkeypatch):
 def test_a_worker_that_never_starts_is_not_tried_again(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "collect", lambda *_: gpu.Progress(0, None, "it died"))
     report = Report(is_dry=True)
-    assert gpu.run_worker(["moves", "flex"], report, options_of(tmp_path)) == []
+    assert gpu.run_worker(["moves", "quantized"], report, options_of(tmp_path)) == []
     assert report.section("moves")["notes"] == ["worker failed before moves: it died"]
     assert not report.is_sound("moves")
 
 
-@pytest.mark.parametrize(("sections", "code"), [("moves", 0), ("moves,flex", 1)])
+@pytest.mark.parametrize(("sections", "code"), [("moves", 0), ("moves,quantized", 1)])
 def test_a_section_that_never_ran_fails_the_run(tmp_path, monkeypatch, sections, code):
     def run_moves_only(remaining, report, options):
         for event in (begin("moves"), {"event": "end", "seconds": 1.0}):
@@ -257,13 +256,13 @@ def test_the_written_table_can_be_read_back():
 
 
 def test_each_case_has_its_own_process_except_in_a_dry_run():
-    jobs = jobs_of(["moves", "flex", "small-pool", "roofline", "profile", "mixed"])
+    jobs = jobs_of(["moves", "quantized", "small-pool", "roofline", "profile", "mixed"])
     processes, left = [], jobs
     while left:
         processes.append(one_process(left, is_dry=False))
         left = left[len(processes[-1]) :]
     assert processes == [
-        ["moves", "flex"],
+        ["moves", "quantized"],
         ["small-pool/paged"],
         ["small-pool/continuous-oracle"],
         ["small-pool/continuous-max"],

@@ -1,1 +1,0 @@
-"""Simulates what fleets of many machines serve, and what that costs; see __main__."""
