@@ -101,7 +101,8 @@ def _check_shapes(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None
         raise ValueError(
             f"query {list(query.shape)}, caches {list(key_cache.shape)} and "
             f"{list(value_cache.shape)}; the query must be [tokens, heads, dim] and both caches "
-            "[blocks, block_size, kv_heads, dim]; kernels.attention.sdpa takes others"
+            "[blocks, block_size, kv_heads, dim]; "
+            "kernels.attention.sdpa takes K and V of different dims"
         )
     _, block_size, num_kv_heads, head_dim = key_cache.shape
     if head_dim not in HEAD_DIMS or query.shape[2] != head_dim:

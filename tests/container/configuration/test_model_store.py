@@ -36,11 +36,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, Path] | Path]:
     """Record what the command line would serve: several models, or one directory."""
     seen: list[Any] = []
 
-    def several(models: Mapping[str, Path], port: int, variables: Mapping[str, str]) -> int:
+    def several(
+        models: Mapping[str, Path], port: int, variables: Mapping[str, str], host: str
+    ) -> int:
         seen.append(models)
         return 0
 
-    def one(configuration: object, model_dir: Path, port: int) -> int:
+    def one(configuration: object, model_dir: Path, port: int, host: str) -> int:
         seen.append(model_dir)
         return 0
 

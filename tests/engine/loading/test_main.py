@@ -43,7 +43,7 @@ QUITTER = """
 import sys, time
 from engine import __main__, build
 
-def quit(model_dir, options, phases, on_lost):
+def quit(model_dir, options, phases, on_lost, rank_address):
     while not (model_dir / "may_quit").exists():
         time.sleep(0.01)
     sys.exit(0)

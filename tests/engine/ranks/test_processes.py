@@ -145,7 +145,7 @@ def test_a_rank_without_enough_memory_for_its_part_says_so():
 
 def test_a_rank_whose_code_exits_says_why():
     group = Group(2, FULL.replace("MemoryError(", "SystemExit("))
-    joined = ProcessGroup(Shard(0, 2), CPU, group.followers.address)
+    joined = ProcessGroup(Shard(0, 2), CPU, group.followers.address, HANG_S)
     group.wait_for_the_end()
     joined.close()
     group.followers.close()

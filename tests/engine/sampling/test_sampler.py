@@ -124,7 +124,7 @@ def test_rounding_never_selects_a_filtered_token(monkeypatch):
         {"temperature": 1e30},
         {"top_p": 1e-50},
         {"repetition_penalty": 0.01, "temperature": 2e-5},
-        {"repetition_penalty": 100.0, "top_k": 2**70},
+        {"repetition_penalty": 100.0, "top_k": 2**31 - 1},
         {"top_k": 3, "top_p": 1e-50},
         {"min_p": 1.0},
         {"typical_p": 1e-50},
