@@ -24,7 +24,7 @@ class _Stopped(BaseException):
     """A stop signal has arrived before the fleet was ready to serve."""
 
 
-def main(arguments: Sequence[str] | None = None, prog: str = "python -m fleet") -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m deploy.fleet") -> int:
     """Run a command line and return the exit code. prog: the program's name in its help.
 
     Raises ModuleNotFoundError if Ray is not installed.

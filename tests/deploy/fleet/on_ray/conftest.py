@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FleetProcess:
-    """A running `python -m fleet serve --local-nodes 2`."""
+    """A running `python -m deploy.fleet serve --local-nodes 2`."""
 
     process: subprocess.Popen[bytes]
     port: int
@@ -99,7 +99,7 @@ SCALE = ("--replicas", "2", "--cpus", "0.5")
 def run_fleet(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "fleet", *arguments],
+            [sys.executable, "-m", "deploy.fleet", *arguments],
             cwd=ROOT, stdout=output, stderr=output, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
 
