@@ -149,7 +149,8 @@ def test_a_signal_at_any_moment_of_a_start(
     assert started
     assert "Traceback" not in errors
     assert all("generated_text" in line for line in last)
-    assert output.splitlines()[-1].startswith("stopp")
+    # Not always the last line: the engine writes to the same file until it hears of the stop.
+    assert any(line.startswith("stopp") for line in output.splitlines())
     assert list(short_dir.iterdir()) == []
 
 
