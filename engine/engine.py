@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 
 import msgspec
@@ -23,12 +23,13 @@ from core.adapter import Adapter, lora_disabled
 from core.configuration.limits import IMAGES_IN_USE
 from core.errors import EngineUnavailableError, OverloadedError, RequestError
 from core.foreign_code import contained, reason_of
-from core.images import NO_IMAGES, PromptImage
+from core.images import PromptImage
 from core.output import Output
 from core.plan import StepPlan
 from core.protocol.messages import Facts
 from core.request import Request
-from core.sampling import MAX_SEED, NO_LIMIT, SamplingParams
+from core.request_check import checked
+from core.sampling import MAX_SEED, SamplingParams
 from engine.device import is_out_of_memory
 from engine.executor import Executor, SubmittedStep
 from engine.failures import Guard
@@ -107,10 +108,13 @@ class Engine:
         chosen = self._find_adapter(adapter) if adapter else None
         # The front end has truncated and checked its prompts already; `LLM` has not.
         prompt_token_ids = params.truncated(prompt_token_ids, self.facts.max_model_len)
-        params = self._resolved(params, len(prompt_token_ids))
-        self._check(prompt_token_ids, params)
+        params = checked(prompt_token_ids, params, self.facts, images)
+        if params.structured_outputs is not None and self.grammars is None:
+            raise RequestError("structured_outputs", "this engine does not support it")
+        if params.seed is None:
+            params = msgspec.structs.replace(params, seed=secrets.randbelow(MAX_SEED))
         if images:
-            self._check_images(images, params, len(prompt_token_ids))
+            self._check_room_for(images)
         request = Request(
             self._next_id,
             prompt_token_ids,
@@ -223,58 +227,8 @@ class Engine:
             raise lora_disabled()
         return self.adapters.find(name)
 
-    def _resolved(self, params: SamplingParams, num_prompt: int) -> SamplingParams:
-        """Fill in `max_tokens` and `seed` where the request leaves them open."""
-        if params.max_tokens == NO_LIMIT:
-            room = max(1, params.min_tokens, self.facts.max_model_len - num_prompt)
-            params = msgspec.structs.replace(params, max_tokens=room)
-        if params.seed is None:
-            params = msgspec.structs.replace(params, seed=secrets.randbelow(MAX_SEED))
-        return params
-
-    def _check(self, prompt_token_ids: Tokens[int], params: SamplingParams) -> None:
-        num_prompt, limit = len(prompt_token_ids), self.facts.max_model_len
-        if num_prompt == 0:
-            raise RequestError("prompt", "must have at least one token")
-        if num_prompt >= limit:
-            raise RequestError(
-                "prompt",
-                f"has {num_prompt} tokens; at most {limit - 1} fit (max_model_len {limit})",
-            )
-        if num_prompt + params.max_tokens > limit:
-            raise RequestError(
-                "max_tokens",
-                f"{params.max_tokens} after a prompt of {num_prompt} tokens is more than "
-                f"max_model_len {limit}; at most {limit - num_prompt} fit",
-            )
-        self._check_token_ids("prompt", prompt_token_ids)
-        self._check_token_ids("logit_bias", params.logit_bias)
-        self._check_token_ids("allowed_token_ids", params.allowed_token_ids or ())
-        for word in params.bad_words:
-            if isinstance(word, str):
-                raise RequestError("bad_words", "needs the model's tokenizer.json; give token ids")
-            self._check_token_ids("bad_words", word)
-        if params.structured_outputs is not None and self.grammars is None:
-            raise RequestError("structured_outputs", "this engine does not support it")
-        if params.prompt_logprobs is not None and not self.facts.scores_prompts:
-            raise RequestError("prompt_logprobs", "not available for an encoder-decoder model")
-
-    def _check_images(
-        self, images: tuple[PromptImage, ...], params: SamplingParams, num_prompt: int
-    ) -> None:
-        if not self.facts.takes_images:
-            raise RequestError("messages", NO_IMAGES)
-        if params.truncate_prompt_tokens is not None:
-            raise RequestError("truncate_prompt_tokens", "cannot cut a prompt with images")
-        if images[-1].end > num_prompt:
-            raise RequestError(
-                "images", f"the last one ends at token {images[-1].end} of {num_prompt}"
-            )
+    def _check_room_for(self, images: tuple[PromptImage, ...]) -> None:
         groups = (*self.strategy.running, *self.strategy.waiting)
         held = {group.request.id: group.request.num_image_bytes for group in groups}
         if sum(held.values()) + sum(image.num_bytes for image in images) > IMAGES_IN_USE.maximum:
             raise OverloadedError(f"the images in use have more than {IMAGES_IN_USE.maximum} bytes")
-
-    def _check_token_ids(self, field: str, token_ids: Iterable[int]) -> None:
-        if not all(0 <= token_id < self.facts.vocab_size for token_id in token_ids):
-            raise RequestError(field, f"token ids must be 0 to {self.facts.vocab_size - 1}")

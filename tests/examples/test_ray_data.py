@@ -54,7 +54,7 @@ def test_parts_have_each_line_once(text: str, lines_per_part: int, tmp_path: Pat
         (b"{}", "expected a prompt, or messages"),
         (b'{"prompt": ["a"]}', "expected a prompt, or messages"),
         (b'{"messages": [{"role": "user", "content": "a"}, "a"]}', "expected a prompt, or mess"),
-        (b'{"prompt": "%s"}' % (b"what light " * 2000), "at most 1023 fit"),
+        (b'{"prompt": "%s"}' % (b"what light " * 2000), "length is 1024 tokens"),
     ],
 )
 def test_a_line_that_cannot_be_answered_is_an_error(answerer: Answerer, line: bytes, why: str):

@@ -11,6 +11,7 @@ from container.isolation.jobs import Render
 from core.configuration.limits import TEXT_CHARACTERS
 from core.errors import RequestError
 from core.images import EncodedPrompt, ReadImages
+from core.request_check import too_long
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 
@@ -142,11 +143,3 @@ class Prompting:
             return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
         return in_thread_if_long(decode, size=len(token_ids))
-
-
-def too_long(limit: int) -> str:
-    """Return OpenAI's wording of the error for a request that is too long.
-
-    Clients such as litellm recognize it and choose a model with more context.
-    """
-    return f"this model's maximum context length is {limit} tokens (option.max_model_len)"

@@ -188,8 +188,6 @@ class Decoding:
 
     params: SamplingParams
     dialect: Dialect
-    fills_context: bool = False
-    """Whether the answer may fill the context. `params.max_tokens` is then set for each prompt."""
     warnings: tuple[str, ...] = ()
     """One sentence for each ignored field."""
 
@@ -242,7 +240,6 @@ def read_decoding(
     return Decoding(
         params,
         dialect,
-        fills_context=max_tokens is None,
         warnings=tuple(
             f"{dialect.name(name)} has no effect without beam search"
             for name in without_effect

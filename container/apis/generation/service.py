@@ -11,7 +11,7 @@ from flask import Response
 
 from container.apis.generation.conversation import Conversation
 from container.apis.generation.generation import Generation
-from container.apis.generation.prompting import Prompting, too_long
+from container.apis.generation.prompting import Prompting
 from container.apis.generation.response import ApiResponse
 from container.apis.generation.sampling import Decoding
 from container.apis.generation.stream import MIMETYPES, StreamFormat, stream_lines
@@ -26,6 +26,7 @@ from core.configuration.limits import BAD_WORDS_CHARACTERS, PROMPT_LOGPROBS
 from core.configuration.options import Options
 from core.errors import RequestError
 from core.images import NO_IMAGES, EncodedPrompt, PromptImage
+from core.request_check import checked
 from core.sampling import SamplingParams
 from core.text.answers import Answers
 from core.text.bad_words import with_bad_word_ids
@@ -125,7 +126,7 @@ class GenerationService(Service):
             for prompt in prompts:
                 turns.give()
                 token_ids = decoding.params.truncated(prompt, self.client.facts.max_model_len)
-                params = self._params(token_ids, decoding)
+                params = self._params(token_ids, decoding, images)
                 submitted = context.record.now()
                 connection = self.client.choose(context.session, token_ids, adapter)
                 stream = connection.submit(token_ids, params, adapter, images)
@@ -173,32 +174,24 @@ class GenerationService(Service):
         streamed.call_on_close(response.abort)
         return streamed
 
-    def _params(self, prompt_token_ids: Sequence[int], decoding: Decoding) -> SamplingParams:
+    def _params(
+        self,
+        prompt_token_ids: Sequence[int],
+        decoding: Decoding,
+        images: tuple[PromptImage, ...],
+    ) -> SamplingParams:
         """Return the sampling parameters, with `max_tokens` resolved for this prompt.
 
-        The engine makes the same checks, but it does not know the names of the client's fields.
+        Raises RequestError that names the client's field.
         """
-        facts, dialect = self.client.facts, decoding.dialect
-        num_tokens, limit = len(prompt_token_ids), facts.max_model_len
-        if num_tokens == 0:
-            raise RequestError(dialect.prompt, "has no tokens")
-        remaining = limit - num_tokens
-        if remaining < 1:
-            raise RequestError(
-                dialect.prompt,
-                f"{too_long(limit)}, and {num_tokens} tokens leave no room for an answer",
+        params, dialect = decoding.params, decoding.dialect
+        try:
+            params = checked(
+                prompt_token_ids, params, self.client.facts, images, prompt=dialect.prompt
             )
-        if not 0 <= min(prompt_token_ids) <= max(prompt_token_ids) < facts.vocab_size:
-            raise RequestError(dialect.prompt, f"token ids are 0 to {facts.vocab_size - 1}")
-        if decoding.params.prompt_logprobs is not None:
-            num_logprobs = num_tokens * (decoding.params.prompt_logprobs + 1)
+        except RequestError as error:
+            raise dialect.error(error) from None
+        if params.prompt_logprobs is not None:
+            num_logprobs = len(prompt_token_ids) * (params.prompt_logprobs + 1)
             PROMPT_LOGPROBS.check(dialect.name("prompt_logprobs"), num_logprobs)
-        if decoding.fills_context:
-            return msgspec.structs.replace(decoding.params, max_tokens=remaining)
-        if decoding.params.max_tokens > remaining:
-            raise RequestError(
-                dialect.name("max_tokens"),
-                f"{too_long(limit)}; {dialect.prompt} has {num_tokens} of them, so "
-                f"{decoding.params.max_tokens} is more than the {remaining} that remain",
-            )
-        return decoding.params
+        return params

@@ -1,0 +1,90 @@
+"""Checks a request against the facts of the engine, in the worker and for `LLM` in the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from core.errors import RequestError
+from core.images import NO_IMAGES, PromptImage
+from core.protocol.messages import Facts
+from core.sampling import NO_LIMIT, SamplingParams
+
+
+def checked(
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    facts: Facts,
+    images: Sequence[PromptImage] = (),
+    *,
+    prompt: str = "prompt",
+) -> SamplingParams:
+    """Return the parameters, with `max_tokens` as many as fit if the request leaves it open.
+
+    prompt: the name of the client's field with the prompt, for the texts of errors.
+
+    Raises RequestError if the engine can never run the request. Its field is `prompt`, `images` or
+    one of SamplingParams.
+    """
+    room = _room(prompt_token_ids, facts)
+    if params.max_tokens == NO_LIMIT:
+        params = msgspec.structs.replace(params, max_tokens=room)
+    if params.max_tokens > room:
+        raise RequestError(
+            "max_tokens",
+            f"{too_long(facts.max_model_len)}; {prompt} has {len(prompt_token_ids)} of them, so "
+            f"{params.max_tokens} is more than the {room} that remain",
+        )
+    _check_token_ids(params, facts.vocab_size)
+    if params.prompt_logprobs is not None and not facts.scores_prompts:
+        raise RequestError("prompt_logprobs", "not available for an encoder-decoder model")
+    if images:
+        _check_images(images, params, facts, len(prompt_token_ids))
+    return params
+
+
+def too_long(max_model_len: int) -> str:
+    """Return OpenAI's wording of the error for a request that is too long.
+
+    Clients such as litellm recognize it and choose a model with more context.
+    """
+    return f"this model's maximum context length is {max_model_len} tokens (option.max_model_len)"
+
+
+def _room(prompt_token_ids: Sequence[int], facts: Facts) -> int:
+    """Return how many tokens an answer to the prompt may have."""
+    num_tokens, limit = len(prompt_token_ids), facts.max_model_len
+    if num_tokens == 0:
+        raise RequestError("prompt", "has no tokens")
+    if num_tokens >= limit:
+        raise RequestError(
+            "prompt", f"{too_long(limit)}, and {num_tokens} tokens leave no room for an answer"
+        )
+    _check_range("prompt", prompt_token_ids, facts.vocab_size)
+    return limit - num_tokens
+
+
+def _check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+    _check_range("logit_bias", params.logit_bias, vocab_size)
+    _check_range("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
+    for word in params.bad_words:
+        if isinstance(word, str):
+            raise RequestError("bad_words", "needs the model's tokenizer.json; give token ids")
+        _check_range("bad_words", word, vocab_size)
+
+
+def _check_range(field: str, token_ids: Collection[int], vocab_size: int) -> None:
+    if len(token_ids) and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        raise RequestError(field, f"token ids are 0 to {vocab_size - 1}")
+
+
+def _check_images(
+    images: Sequence[PromptImage], params: SamplingParams, facts: Facts, num_prompt: int
+) -> None:
+    if not facts.takes_images:
+        raise RequestError("messages", NO_IMAGES)
+    if params.truncate_prompt_tokens is not None:
+        raise RequestError("truncate_prompt_tokens", "cannot cut a prompt with images")
+    if images[-1].end > num_prompt:
+        raise RequestError("images", f"the last one ends at token {images[-1].end} of {num_prompt}")
