@@ -6,7 +6,8 @@ all of its entries would equal those of the previous step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,7 +15,20 @@ from torch import Tensor
 
 from core.configuration.step_size import MAX_PROMPTS
 from core.plan import Chunk
-from engine.staging import Upload
+from engine.staging import Slot, Upload
+
+
+@dataclass(frozen=True, slots=True)
+class TableUpdate:
+    """The entries that a step's chunks change, on their way to the device."""
+
+    rows: list[int]
+    """The row of each chunk's sequence."""
+    changed: Sequence[Chunk]
+    targets: Slot | None
+    """[E] int64: indices into the flat table; None if all entries are there already."""
+    entries: Slot | None
+    """[E] int32: the block at each of them."""
 
 
 class BlockTables:
@@ -35,15 +49,8 @@ class BlockTables:
         self._sent: dict[int, tuple[int, ...]] = {}
         """Blocks by sequence id."""
 
-    def put(
-        self, chunks: Sequence[Chunk], upload: Upload
-    ) -> tuple[list[int], Callable[[Tensor, int], Tensor]]:
-        """Add the entries that changed to the upload.
-
-        Return the row of each chunk's sequence, and a function to call after the upload's `send`.
-        The function takes row numbers [N] and a width, and returns the first entries of these rows,
-        [N, width].
-        """
+    def put(self, chunks: Sequence[Chunk], upload: Upload) -> TableUpdate:
+        """Add the entries that changed to the upload. Call `write` after its `send`."""
         sent = self._sent
         changed = [chunk for chunk in chunks if sent.get(chunk.sequence.id) is not chunk.blocks]
         longest = max((len(chunk.blocks) for chunk in changed), default=0)
@@ -61,24 +68,24 @@ class BlockTables:
             targets += range(first + start, first + len(new))
             entries += new[start:]
         if not targets:  # the same blocks as before, in a new tuple
-            self._note_sent(changed)
-            return rows, self._gather
-        sent_targets = upload.put(np.array(targets, np.int64))
-        sent_entries = upload.put(np.array(entries, np.int32))
+            return TableUpdate(rows, changed, None, None)
+        return TableUpdate(
+            rows,
+            changed,
+            upload.put(np.array(targets, np.int64)),
+            upload.put(np.array(entries, np.int32)),
+        )
 
-        def write_and_gather(rows: Tensor, width: int) -> Tensor:
-            self._table.view(-1).index_copy_(0, sent_targets(), sent_entries())
-            self._note_sent(changed)
-            return self._gather(rows, width)
-
-        return rows, write_and_gather
-
-    def _gather(self, rows: Tensor, width: int) -> Tensor:
-        return self._table[:, :width].index_select(0, rows)
-
-    def _note_sent(self, chunks: Sequence[Chunk]) -> None:
-        for chunk in chunks:
+    def write(self, update: TableUpdate) -> None:
+        """Write the entries of the last `put`."""
+        if update.targets is not None and update.entries is not None:
+            self._table.view(-1).index_copy_(0, update.targets.tensor, update.entries.tensor)
+        for chunk in update.changed:
             self._sent[chunk.sequence.id] = chunk.blocks
+
+    def read(self, rows: Tensor, width: int) -> Tensor:
+        """Return the first entries of the rows [N], [N, width]."""
+        return self._table[:, :width].index_select(0, rows)
 
     def _assign_rows(self, chunks: Sequence[Chunk], changed: Sequence[Chunk]) -> None:
         """Give each new sequence a row. If too few are free, drop all sequences without a chunk."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -48,8 +48,21 @@ class Staging:
         ]
 
 
-DeviceTensor = Callable[[], Tensor]
-"""Returns an array's tensor on the device. Call it after the upload's `send`."""
+class Slot:
+    """The place of an array in an upload."""
+
+    __slots__ = ("_tensor", "array")
+
+    def __init__(self, array: NDArray[np.generic]) -> None:
+        self.array = array
+        self._tensor: Tensor | None = None
+
+    @property
+    def tensor(self) -> Tensor:
+        """The array on the device. Raises RuntimeError before the upload is sent."""
+        if self._tensor is None:
+            raise RuntimeError("the upload has not been sent")
+        return self._tensor
 
 
 class Upload:
@@ -57,19 +70,20 @@ class Upload:
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
-        self._arrays: list[NDArray[np.generic]] = []
-        self._tensors: list[Tensor] = []
+        self._slots: list[Slot] = []
 
-    def put(self, array: NDArray[np.generic]) -> DeviceTensor:
-        """Add an array. Return a function that gives its tensor once the upload is sent."""
-        index = len(self._arrays)
-        self._arrays.append(array)
-        return lambda: self._tensors[index]
+    def put(self, array: NDArray[np.generic]) -> Slot:
+        """Add an array, which `send` copies as it is then."""
+        slot = Slot(array)
+        self._slots.append(slot)
+        return slot
 
     def send(self) -> None:
         """Start the copy. Call once, after the last `put`."""
-        if self._arrays:
-            self._tensors = self._staging.upload(self._arrays)
+        if self._slots:
+            tensors = self._staging.upload([slot.array for slot in self._slots])
+            for slot, tensor in zip(self._slots, tensors, strict=True):
+                slot._tensor = tensor
 
 
 class HostCopy:

@@ -15,7 +15,7 @@ from core.configuration.step_size import StepSize
 from core.images import PromptImage
 from core.plan import Chunk, StepPlan
 from engine.block_tables import BlockTables
-from engine.staging import DeviceTensor, Staging, Upload
+from engine.staging import Slot, Staging, Upload
 from kernels.attention.batch import ImageSpan, PagedBatch, QuerySpan
 
 PADDING_SLOT = -1
@@ -138,14 +138,14 @@ class InputBuilder:
         upload.send()
         if fill is not None:
             assert newest is not None
-            fill(tokens()[0], newest)
+            fill(tokens.tensor[0], newest)
         return StepInputs(
-            tokens(),
-            sampled_rows(),
-            batch(tokens()[2]),
+            tokens.tensor,
+            sampled_rows.tensor,
+            batch(tokens.tensor[2]),
             tuple(chunk for chunk in chunks if chunk.samples_token),
-            _scored(chunks, scored()),
-            adapter_slots() if adapter_slots is not None else None,
+            _scored(chunks, scored.tensor),
+            adapter_slots.tensor if adapter_slots is not None else None,
             images() if images is not None else None,
         )
 
@@ -159,19 +159,24 @@ class InputBuilder:
         lens = [chunk.end for chunk in chunks]
         context_lens = upload.put(places.by_sequence(lens).astype(np.int32))
         starts = upload.put(places.query_starts())
-        row_numbers, tables = self._tables.put(chunks, upload)
-        rows = upload.put(places.by_sequence(row_numbers))
+        update = self._tables.put(chunks, upload)
+        rows = upload.put(places.by_sequence(update.rows))
         num_blocks = -(-max(lens) // self._block_size)
         image_spans = _image_spans(chunks, places.ends)
-        return lambda slot_mapping: PagedBatch(
-            query_starts=starts(),
-            context_lens=context_lens(),
-            block_tables=tables(rows(), num_blocks),
-            slot_mapping=slot_mapping,
-            spans=places.spans(chunks),
-            num_decodes=places.size.num_decodes,
-            images=image_spans,
-        )
+
+        def batch(slot_mapping: Tensor) -> PagedBatch:
+            self._tables.write(update)
+            return PagedBatch(
+                query_starts=starts.tensor,
+                context_lens=context_lens.tensor,
+                block_tables=self._tables.read(rows.tensor, num_blocks),
+                slot_mapping=slot_mapping,
+                spans=places.spans(chunks),
+                num_decodes=places.size.num_decodes,
+                images=image_spans,
+            )
+
+        return batch
 
     def _tokens(self, chunks: Sequence[Chunk], places: _Places) -> NDArray[np.int64]:
         """Return [3, T]: ids, positions and slots. The id of a token in flight is 0."""
@@ -264,12 +269,12 @@ def _plan_fill(
     targets, rows = (upload.put(np.array(column, int)) for column in zip(*in_flight, strict=True))
 
     def fill(ids: Tensor, newest: Tensor) -> None:
-        ids.index_copy_(0, targets(), newest.index_select(0, rows()))
+        ids.index_copy_(0, targets.tensor, newest.index_select(0, rows.tensor))
 
     return fill
 
 
-def _adapter_slots(chunks: Sequence[Chunk], places: _Places, upload: Upload) -> DeviceTensor | None:
+def _adapter_slots(chunks: Sequence[Chunk], places: _Places, upload: Upload) -> Slot | None:
     """Return [T] int64 slots, or None if no sequence has an adapter."""
     if not any(chunk.sequence.adapter for chunk in chunks):
         return None
@@ -302,7 +307,7 @@ def _image_tokens(
     sent = upload.put(np.array(rows, np.int64))
     positions = None if axes is None else upload.put(axes)
     return lambda: ImageTokens(
-        sent(), torch.cat(parts), positions() if positions is not None else None
+        sent.tensor, torch.cat(parts), positions.tensor if positions is not None else None
     )
 
 

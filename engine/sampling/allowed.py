@@ -31,10 +31,10 @@ class Allowed:
         flat_index = upload.put(owner * vocab_size + concatenated(token_ids))
 
         def change(scores: Tensor, newest: Tensor) -> None:
-            row_scores = scores[row_index()]
+            row_scores = scores[row_index.tensor]
             kept = torch.full_like(row_scores, float("-inf")).view(-1)
-            kept.scatter_(0, flat_index(), row_scores.view(-1)[flat_index()])
-            scores.index_copy_(0, row_index(), kept.view_as(row_scores))
+            kept.scatter_(0, flat_index.tensor, row_scores.view(-1)[flat_index.tensor])
+            scores.index_copy_(0, row_index.tensor, kept.view_as(row_scores))
 
         return change
 

@@ -38,18 +38,18 @@ def _plan_draw(rows: Sequence[Row], indices: list[int], vocab_size: int, upload:
     filters = plan_filters(random, vocab_size, upload)
 
     def draw(scores: Tensor, token_ids: Tensor) -> None:
-        row_scores = scores[row_index()].float()
-        row_scores.sub_(row_scores.amax(1, keepdim=True)).div_(temperature())
+        row_scores = scores[row_index.tensor].float()
+        row_scores.sub_(row_scores.amax(1, keepdim=True)).div_(temperature.tensor)
         weights = weigh(row_scores)
         for keep in filters:
             keep(row_scores, weights)
         cumulative = weights.cumsum_(1)
         total = cumulative[:, -1:]
-        threshold = (uniform() * total).to(torch.int64).minimum(total - 1)
+        threshold = (uniform.tensor * total).to(torch.int64).minimum(total - 1)
         tokens = torch.searchsorted(cumulative, threshold, right=True)
         # A row of only NaN or masked tokens has no weight: it keeps its greedy token.
-        tokens = torch.where(total > 0, tokens, token_ids[row_index()][:, None])
-        token_ids.index_copy_(0, row_index(), tokens[:, 0])
+        tokens = torch.where(total > 0, tokens, token_ids[row_index.tensor][:, None])
+        token_ids.index_copy_(0, row_index.tensor, tokens[:, 0])
 
     return draw
 

@@ -53,8 +53,10 @@ class Edits:
         flat_index = upload.put(indices * vocab_size + tokens)
 
         def change(scores: Tensor, newest: Tensor) -> None:
-            applies = (after() == ANY) | (after() == newest[row_index()])
-            scores.view(-1).scatter_add_(0, flat_index(), torch.where(applies, added(), 0.0))
+            applies = (after.tensor == ANY) | (after.tensor == newest[row_index.tensor])
+            scores.view(-1).scatter_add_(
+                0, flat_index.tensor, torch.where(applies, added.tensor, 0.0)
+            )
 
         return change
 

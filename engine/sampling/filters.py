@@ -65,7 +65,7 @@ def _min_p(rows: Sequence[Row], indices: list[int], upload: Upload) -> Filter:
     share = upload.put(np.array([[rows[index].params.min_p] for index in indices], np.float32))
 
     def keep(scores: Tensor, weights: Tensor) -> None:
-        _drop(weights, row_index(), scores[row_index()].exp() < share())
+        _drop(weights, row_index.tensor, scores[row_index.tensor].exp() < share.tensor)
 
     return keep
 
@@ -79,17 +79,19 @@ def _top(rows: Sequence[Row], indices: list[int], width: int, upload: Upload) ->
     mass = upload.put(np.array([[params.top_p] for params in all_params]))
 
     def keep(scores: Tensor, weights: Tensor) -> None:
-        row_scores, row_weights = scores[row_index()], weights[row_index()]
+        row_scores, row_weights = scores[row_index.tensor], weights[row_index.tensor]
         if width < row_scores.shape[1]:
             ranked, order = row_scores.topk(width)
         else:
             ranked, order = row_scores.sort(descending=True)
-        lowest = ranked.gather(1, last())
+        lowest = ranked.gather(1, last.tensor)
         row_weights.masked_fill_(row_scores < lowest, 0)
         ranked_weights = row_weights.gather(1, order)
-        nucleus = _value_at_mass(ranked, ranked_weights, mass() * row_weights.sum(1, keepdim=True))
-        lowest = torch.where(mass() < 1, nucleus, lowest)
-        _drop(weights, row_index(), row_scores < lowest)
+        nucleus = _value_at_mass(
+            ranked, ranked_weights, mass.tensor * row_weights.sum(1, keepdim=True)
+        )
+        lowest = torch.where(mass.tensor < 1, nucleus, lowest)
+        _drop(weights, row_index.tensor, row_scores < lowest)
 
     return keep
 
@@ -103,15 +105,15 @@ def _typical(rows: Sequence[Row], indices: list[int], upload: Upload) -> Filter:
     mass = upload.put(np.array([[rows[index].params.typical_p] for index in indices]))
 
     def keep(scores: Tensor, weights: Tensor) -> None:
-        row_scores, row_weights = scores[row_index()], weights[row_index()]
+        row_scores, row_weights = scores[row_index.tensor], weights[row_index.tensor]
         total = row_weights.sum(1, keepdim=True)
         mean = (
             torch.where(row_weights > 0, row_scores * row_weights.double(), 0).sum(1, True) / total
         )
         distance = (row_scores - mean.float()).abs()
         ranked, order = distance.sort()
-        farthest = _value_at_mass(ranked, row_weights.gather(1, order), mass() * total)
-        _drop(weights, row_index(), distance > farthest)
+        farthest = _value_at_mass(ranked, row_weights.gather(1, order), mass.tensor * total)
+        _drop(weights, row_index.tensor, distance > farthest)
 
     return keep
 

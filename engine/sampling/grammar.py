@@ -15,7 +15,7 @@ from core.sampling import Sampled, SequenceFailure
 from core.text.grammar import converting_errors, grammar_error
 from engine.sampling.grammars import MAX_OVERRUN_S, Constraint, Grammars
 from engine.sampling.rows import Row, integers
-from engine.staging import DeviceTensor, Upload
+from engine.staging import Slot, Upload
 
 TOO_AMBIGUOUS = (
     "the grammar is too ambiguous: its masks take too long; write left-recursive rules, "
@@ -58,23 +58,21 @@ class GrammarMask:
     become equally likely.
     """
 
-    def __init__(
-        self, constraints: Mapping[int, Constraint], row_index: DeviceTensor, masks: DeviceTensor
-    ) -> None:
+    def __init__(self, constraints: Mapping[int, Constraint], row_index: Slot, masks: Slot) -> None:
         """constraints: by row; row_index: [P] int64, these rows; masks: [P, bytes] uint8."""
         self._constraints = constraints
         self._row_index = row_index
         self._masks = masks
 
     def __call__(self, scores: Tensor, newest: Tensor) -> None:
-        logits = scores[self._row_index()]
+        logits = scores[self._row_index.tensor]
         bit = torch.arange(8, dtype=torch.uint8, device=logits.device)
-        bits = (self._masks()[:, :, None] >> bit).bitwise_and_(1)
+        bits = (self._masks.tensor[:, :, None] >> bit).bitwise_and_(1)
         is_allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
         logits.masked_fill_(~is_allowed, float("-inf"))
         is_empty = logits.amax(1, keepdim=True) == float("-inf")
         logits.masked_fill_(is_empty & is_allowed, 0.0)
-        scores.index_copy_(0, self._row_index(), logits)
+        scores.index_copy_(0, self._row_index.tensor, logits)
 
     def settle(self, sampled: list[Sampled | SequenceFailure]) -> None:
         """Advance the matchers by the sampled tokens of all rows of the step.

@@ -44,21 +44,23 @@ class Penalties:
         )
 
         def change(scores: Tensor, newest: Tensor) -> None:
-            latest = newest[row_index()]
-            is_latest = tokens() == latest[owner()]
+            latest = newest[row_index.tensor]
+            is_latest = tokens.tensor == latest[owner.tensor]
             # The newest token is added as an entry of its own, even if it has one already. Both
             # entries hold the same count, so it does not matter which is written last.
-            known = times() + is_latest * generated()[owner()]
-            before = torch.zeros_like(generated()).index_add_(0, owner(), times() * is_latest)
-            entry_owner = torch.cat([owner(), torch.arange(len(latest), device=latest.device)])
-            entry_times = torch.cat([known, before + generated()])
-            entry_token = torch.cat([tokens(), latest])
-            flat_index = row_index()[entry_owner] * vocab_size + entry_token
+            known = times.tensor + is_latest * generated.tensor[owner.tensor]
+            before = torch.zeros_like(generated.tensor).index_add_(
+                0, owner.tensor, times.tensor * is_latest
+            )
+            entry_owner = torch.cat([owner.tensor, torch.arange(len(latest), device=latest.device)])
+            entry_times = torch.cat([known, before + generated.tensor])
+            entry_token = torch.cat([tokens.tensor, latest])
+            flat_index = row_index.tensor[entry_owner] * vocab_size + entry_token
             flat = scores.view(-1)
-            score, penalty = flat[flat_index], repetition()[entry_owner]
+            score, penalty = flat[flat_index], repetition.tensor[entry_owner]
             score = torch.where(score > 0, score / penalty, score * penalty)
-            score = score - frequency()[entry_owner] * entry_times
-            score = score - presence()[entry_owner] * (entry_times > 0)
+            score = score - frequency.tensor[entry_owner] * entry_times
+            score = score - presence.tensor[entry_owner] * (entry_times > 0)
             flat.scatter_(0, flat_index, score)
 
         return change

@@ -76,7 +76,7 @@ def plan_ranking(rows: Sequence[Row], upload: Upload) -> Rank | None:
     width = max(wanted.values())
 
     def apply(logits: Tensor, token_ids: Tensor, normalizers: Tensor) -> Ranking:
-        index = row_index()
+        index = row_index.tensor
         return rank(logits[index], token_ids[index], normalizers[index], width)
 
     return apply

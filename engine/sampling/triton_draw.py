@@ -33,10 +33,11 @@ def plan_draws(rows: Sequence[Row], vocab_size: int, upload: Upload) -> list[Dra
     top_p = upload.put(np.array([params.top_p for params in all_params]))
     typical_p = upload.put(np.array([params.typical_p for params in all_params]))
     uniform = upload.put(uniforms(random))
+    columns = (row_index, temperature, min_p, top_k, top_p, typical_p)
 
     def draw(scores: Tensor, token_ids: Tensor) -> None:
-        drawn_rows = DrawnRows(row_index(), temperature(), min_p(), top_k(), top_p(), typical_p())
+        drawn_rows = DrawnRows(*(column.tensor for column in columns))
         limits = filter_limits(collect_candidates(scores, token_ids, drawn_rows), drawn_rows)
-        draw_tokens(scores, token_ids, drawn_rows, limits, uniform())
+        draw_tokens(scores, token_ids, drawn_rows, limits, uniform.tensor)
 
     return [draw]

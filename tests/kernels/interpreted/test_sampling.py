@@ -154,7 +154,7 @@ def drawn_rows_of(batch):
         integers([min(sequence.params.top_k, 2**31) for sequence in batch])
     )
     upload.send()
-    return DrawnRows(**{name: column() for name, column in columns.items()})
+    return DrawnRows(**{name: column.tensor for name, column in columns.items()})
 
 
 def kept_by_torch(logits, batch):
