@@ -1,0 +1,122 @@
+"""Limits of what a reader must know, so that a change makes nothing worse (tests/measures).
+
+The goals are 12 files for each feature, and 75, 45 and 110 for the first three doors. Lower a limit
+with the change that makes it possible.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from tests.measures import tree
+from tests.measures.smear import FEATURES
+from tests.measures.trace import Function, Trace
+from tests.measures.tree import ROOT, closure, files, imports
+
+SMEAR = {
+    "images": 35,
+    "adapters": 53,
+    "ranks": 33,
+    "copies": 17,
+    "prompt_logprobs": 27,
+    "grammars": 19,
+    "tasks": 16,
+    "beams": 12,
+}
+"""Files outside a feature's home that name it, at most."""
+CLOSURE = {
+    "engine.step.packed_executor": 113,
+    "container.apis.text.api": 72,
+    "engine.offline.llm": 172,
+    "strategies.paged": 29,
+}
+"""Files that a door imports, at most."""
+PLAIN_PATH = (
+    "core.sequence", "core.plan", "core.request", "engine.engine", "engine.model.decoder",
+    "engine.step.packed_executor", "engine.step_inputs",
+    *(module for module in files() if module.startswith("strategies.")),
+)  # fmt: skip
+"""Modules that every request needs."""
+STILL_IMPORTED = {
+    ("core.plan", "core.beams"),
+    ("core.plan", "core.images"),
+    ("core.request", "core.adapter"),
+    ("core.request", "core.beams"),
+    ("core.request", "core.images"),
+    ("core.sequence", "core.adapter"),
+    ("core.sequence", "core.images"),
+    ("engine.engine", "core.adapter"),
+    ("engine.engine", "core.images"),
+    ("engine.engine", "engine.lora.adapter_registry"),
+    ("engine.engine", "engine.sampling.grammars"),
+    ("engine.step.packed_executor", "core.beams"),
+    ("engine.step.packed_executor", "engine.sampling.grammars"),
+    ("engine.step.packed_executor", "engine.step.beam_candidates"),
+    ("engine.step.packed_executor", "engine.step.leader"),
+    ("engine.step.packed_executor", "engine.step.prompt_scores"),
+    ("engine.step_inputs", "core.images"),
+    ("strategies.base", "strategies.beam_group"),
+}
+"""Imports of optional features that are still on the plain path. None may be added."""
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_features_are_named_in_few_files(name: str) -> None:
+    """`python -m tests.measures --feature NAME` lists the files."""
+    assert len(FEATURES[name].named_in) <= SMEAR[name]
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_the_home_of_a_feature_exists(name: str) -> None:
+    assert [place for place in FEATURES[name].home if not (ROOT / place).exists()] == []
+
+
+@pytest.mark.parametrize("door", CLOSURE)
+def test_doors_import_few_files(door: str) -> None:
+    """`python -m tests.measures --door NAME` lists the files."""
+    assert len(closure(door)) <= CLOSURE[door]
+
+
+def test_the_plain_path_imports_no_feature() -> None:
+    """Nor for type checkers: whoever reads the path would have to know the feature."""
+    found = {
+        (module, other)
+        for module in PLAIN_PATH
+        for other in imports(module, everywhere=True)
+        for feature in FEATURES.values()
+        if feature.is_home(files()[other]) and not feature.is_home(files()[module])
+    }
+    assert found <= STILL_IMPORTED
+
+
+CODE = """
+def sign(number):
+    'Return -1 or 1.'
+    if number < 0:
+        return -1
+    return 1
+
+
+def unused():
+    pass
+"""
+
+
+def test_a_trace_counts_what_ran_of_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "sign.py"
+    path.write_text(CODE)
+    monkeypatch.setattr(tree, "ROOT", tmp_path)
+    monkeypatch.setattr(tree, "files", lambda: {"sign": path})
+    monkeypatch.syspath_prepend(tmp_path)
+    trace = Trace()
+    trace.install()
+    sign = importlib.import_module("sign").sign
+    trace.start()
+    assert sign(3) == 1
+    trace.stop()
+    assert trace.functions() == [Function("sign.py:2 sign", lines=5, statements=3, ran=2)]
