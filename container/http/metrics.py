@@ -37,13 +37,13 @@ def metrics_text(client: EngineClient, model_name: str, options: Options) -> byt
     has_several = len(client.copies) > 1
     engines = [
         _EngineMetrics(
-            copy.facts,
-            copy.stats,
+            copy.state.facts,
+            copy.state.stats,
             {**labels, "engine": str(number)} if has_several else labels,
             options,
         )
         for number, copy in enumerate(client.copies)
-        if copy.is_ready
+        if copy.state.is_ready
     ]
     registry = CollectorRegistry()
     registry.register(MergedMetrics(metric for engine in engines for metric in engine.collect()))

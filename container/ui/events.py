@@ -49,7 +49,9 @@ def event_stream(service: Service, *, has_chat_template: bool, copy: int = 0) ->
                 about |= {"copy": copy, "copies": len(service.client.copies)}
             yield _event("engine", about | _settings(state, service.options))
         if snapshot is not None:
-            yield _event("snapshot", {"snapshot": snapshot, "counters": _counters(engine.stats)})
+            yield _event(
+                "snapshot", {"snapshot": snapshot, "counters": _counters(engine.state.stats)}
+            )
         else:
             yield _COMMENT
         known = state
@@ -58,7 +60,7 @@ def event_stream(service: Service, *, has_chat_template: bool, copy: int = 0) ->
 
 def _state(engine: EngineConnection) -> Facts | str:
     try:
-        return engine.facts
+        return engine.state.facts
     except EngineUnavailableError as error:
         return str(error)
 

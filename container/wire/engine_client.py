@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 import gevent
 
-from container.wire.engine_connection import Clock, EngineConnection, Health
+from container.wire.channel import Clock
+from container.wire.engine_connection import EngineConnection
+from container.wire.engine_state import Health
 from container.wire.task_reply import TaskReply
 from core.adapter import Adapter
 from core.protocol.messages import Facts
@@ -46,15 +48,15 @@ class EngineClient:
 
         Raises EngineUnavailableError while no engine is ready.
         """
-        ready = [copy.facts for copy in self.copies if copy.is_ready]
-        return min(ready or [self.copies[0].facts], key=lambda facts: facts.max_model_len)
+        ready = [copy.state.facts for copy in self.copies if copy.state.is_ready]
+        return min(ready or [self.copies[0].state.facts], key=lambda facts: facts.max_model_len)
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
         """The adapters that at least one engine has loaded; empty while no engine is ready."""
         by_name: dict[str, Adapter] = {}
         for copy in self.copies:
-            for adapter in copy.adapters:
+            for adapter in copy.state.adapters:
                 by_name.setdefault(adapter.name, adapter)
         return tuple(by_name.values())
 
@@ -147,10 +149,12 @@ class EngineClient:
 
     def _ready(self) -> list[EngineConnection]:
         """Return the engines that are ready. If none is, return the first, whose methods raise."""
-        return [copy for copy in self.copies if copy.is_ready] or [self.copies[0]]
+        return [copy for copy in self.copies if copy.state.is_ready] or [self.copies[0]]
 
     def _without(self, adapter: str, copies: Sequence[EngineConnection]) -> list[EngineConnection]:
-        return [copy for copy in copies if all(loaded.name != adapter for loaded in copy.adapters)]
+        return [
+            copy for copy in copies if all(loaded.name != adapter for loaded in copy.state.adapters)
+        ]
 
 
 def _weight(session: str, endpoint: str) -> bytes:

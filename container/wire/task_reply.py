@@ -13,8 +13,10 @@ from core.protocol.messages import AbortReason, Failed, Performed
 class TaskReply:
     """A queue of the reply's parts, which the request handler reads."""
 
-    def __init__(self, id: str, on_abort: Callable[[str, AbortReason], None]) -> None:
+    def __init__(self, id: str, on_abort: Callable[[str, None, AbortReason], None]) -> None:
         self.id = id
+        self.has_ended = False
+        """Whether the last part, or a failure, has arrived."""
         self._on_abort = on_abort
         self._arrived: gevent.queue.SimpleQueue[Performed | Failed] = gevent.queue.SimpleQueue()
 
@@ -33,8 +35,9 @@ class TaskReply:
 
     def push(self, message: Performed | Failed) -> None:
         """Add a part that the engine sent. Only EngineConnection calls this."""
+        self.has_ended = isinstance(message, Failed) or message.is_last
         self._arrived.put(message)
 
     def abort(self, reason: AbortReason = "disconnect") -> None:
         """Abort the request in the engine, unless it has ended. May be called at any time."""
-        self._on_abort(self.id, reason)
+        self._on_abort(self.id, None, reason)

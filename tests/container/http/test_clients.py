@@ -333,7 +333,7 @@ def test_both_prefixes_of_openais_routes(http: FlaskClient, path: str) -> None:
 def test_version_and_load(http: FlaskClient, engine: FakeEngine, client: EngineClient) -> None:
     assert re.match(r"\d+\.\d+", http.get("/version").get_json()["version"])
     engine.stats = Stats(num_running=2, num_waiting=3)
-    eventually(lambda: client.copies[0].stats.num_waiting)
+    eventually(lambda: client.copies[0].state.stats.num_waiting)
     assert http.get("/load").get_json() == {"server_load": 5}
 
 

@@ -54,7 +54,7 @@ def test_metrics_have_the_engines_values(
     for seconds in (0.2, 0.3, 1000.0):
         stats.queue.add(seconds)
     engine.stats = stats
-    eventually(lambda: client.copies[0].stats.num_running == 3)
+    eventually(lambda: client.copies[0].state.stats.num_running == 3)
     found = samples(http)
     assert found["vllm:num_requests_running"] == 3
     assert found["vllm:num_requests_waiting"] == 2
@@ -107,7 +107,7 @@ def test_the_cache_and_the_adapters_are_labels(
 ) -> None:
     http = serve(enable_lora=True, max_loras=3)
     engine.stats = Stats(running_adapters=("a", "b"), waiting_adapters=("c",))
-    eventually(lambda: client.copies[0].stats.waiting_adapters)
+    eventually(lambda: client.copies[0].state.stats.waiting_adapters)
     [cache] = infos(http, "vllm:cache_config_info")
     assert (cache["block_size"], cache["num_gpu_blocks"], cache["num_cpu_blocks"]) == (
         "16",
@@ -155,7 +155,7 @@ def test_failed_health_checks_do_not_count_as_refused_requests(
     engine.step_age_s = 100.0
     eventually(lambda: http.get("/ping").status_code == 503)
     engine.stats = Stats(num_running=1)
-    eventually(lambda: client.copies[0].stats.num_running == 1)
+    eventually(lambda: client.copies[0].state.stats.num_running == 1)
     assert engine.of_type(Refused) == []
 
 
@@ -170,7 +170,11 @@ def test_every_worker_reports_the_same(
     other = EngineClient(endpoint, heartbeat_timeout_s=60)
     try:
         engine.stats = STATS
-        eventually(lambda: client.copies[0].stats.num_steps == other.copies[0].stats.num_steps == 9)
+        eventually(
+            lambda: (
+                client.copies[0].state.stats.num_steps == other.copies[0].state.stats.num_steps == 9
+            )
+        )
         theirs = create_app(other, tokenizer, Options(), "demo").test_client()
         assert samples(http) == samples(theirs)
     finally:

@@ -209,7 +209,7 @@ def test_metrics_have_series_of_each_copy(
 ) -> None:
     for number, engine in enumerate(engines):
         engine.stats = Stats(num_running=number + 1, num_waiting=1, finished={"stop": 5 + number})
-    eventually(lambda: [copy.stats.num_running for copy in client.copies] == [1, 2])
+    eventually(lambda: [copy.state.stats.num_running for copy in client.copies] == [1, 2])
     assert series(http, "vllm:num_requests_running") == {"0": 1, "1": 2}
     assert series(http, "vllm:request_success_total") == {"0": 5, "1": 6}
     assert series(http, "longshore:copies_serving") == {None: 2}

@@ -6,12 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from container.wire.channel import HELLO_INTERVAL_S, MAX_UNANSWERED_HELLOS
 from container.wire.engine_client import EngineClient
-from container.wire.engine_connection import (
-    HELLO_INTERVAL_S,
-    MAX_SILENCE_S,
-    MAX_UNANSWERED_HELLOS,
-)
+from container.wire.engine_connection import MAX_SILENCE_S
 from container.wire.token_stream import TokenStream
 from core.errors import (
     EngineUnavailableError,
