@@ -27,7 +27,8 @@ from core.foreign_code import contained, reason_of
 from core.process.internal_arguments import internal_arguments
 from core.process.logs import configure_logs, log_event
 from core.process.processes import die_with_parent
-from core.protocol.messages import Dead, Launch
+from core.protocol.launch import Launch
+from core.protocol.messages import Dead
 from engine.phases import Phases
 
 if TYPE_CHECKING:

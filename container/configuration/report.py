@@ -15,7 +15,8 @@ from core.configuration.options import Option, Options, Value, option_table
 from core.configuration.strategy_table import STRATEGIES
 from core.configuration.task import Task, choose_batching_of
 from core.errors import ConfigurationError
-from core.protocol.messages import Facts, Launch
+from core.protocol.launch import Launch
+from core.protocol.messages import Facts
 
 ERROR_PREFIX = "longshore: "
 """Starts every line of a configuration error on stderr."""

@@ -36,7 +36,7 @@ from core.process.internal_arguments import internal_arguments
 from core.process.logs import configure_logs
 from core.process.names import full_name
 from core.process.processes import die_with_parent, num_cores
-from core.protocol.messages import Launch
+from core.protocol.launch import Launch
 from core.routing import LeastLoaded, PrefixAware
 
 if TYPE_CHECKING:

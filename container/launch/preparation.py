@@ -26,7 +26,7 @@ from core.text.tokenizer import tokenizer_file
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """The model's part of `core.protocol.messages.Launch`."""
+    """The model's part of `core.protocol.launch.Launch`."""
 
     model_dir: Path
     """The directory of the model's files; for a handler, the directory of its file."""

@@ -29,7 +29,8 @@ from core.errors import ConfigurationError
 from core.process.logs import configure_logs
 from core.process.names import python_command
 from core.process.processes import note_stop_signals, reap_orphans
-from core.protocol.messages import Facts, Launch
+from core.protocol.launch import Launch
+from core.protocol.messages import Facts
 
 logger = logging.getLogger(__name__)
 

@@ -8,13 +8,15 @@ import gevent
 import msgspec
 import zmq
 
-from container.wire.silence import Silence
 from core.protocol.messages import FromEngine, Hello, ToEngine
 
 HELLO_INTERVAL_S = 1.0
 MAX_UNANSWERED_HELLOS = 60
 """After so many Hellos without an answer the channel is to be replaced, because its socket would
 keep every Hello until an engine reads it."""
+MAX_PAUSE_S = 0.5
+"""The most time that counts as silence between two readings. If more time passes, this process was
+held up, and messages that the engine sent meanwhile may still be on their way."""
 
 Clock = Callable[[], float]
 
@@ -94,3 +96,22 @@ class Channel:
             return self._socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
+
+
+class Silence:
+    """How long the engine has been silent, counted only while its messages could be read."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.heard()
+
+    def heard(self) -> None:
+        """Start again at zero: a message has been read."""
+        self.seconds = 0.0
+        self._read_at = self._clock()
+
+    def listened(self) -> None:
+        """Count the time since the last reading: no message waits to be read."""
+        now = self._clock()
+        self.seconds += min(now - self._read_at, MAX_PAUSE_S)
+        self._read_at = now

@@ -1,4 +1,4 @@
-"""The engine's reply to a task request or to loading or unloading an adapter."""
+"""The engine's reply to a request that generates no tokens."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The messages between front end and engine: tagged msgpack structs over ZeroMQ.
 
 Each front-end worker owns a DEALER socket for every engine. Each engine owns a ROUTER socket at its
-address in `Launch.endpoints`.
+address in `Launch.endpoints` (core/protocol/launch.py).
 
 ```
 front end                                engine
@@ -30,15 +30,12 @@ Any other id ends with one `Performed` that has `is_last`, or one `Failed`, unle
 
 from __future__ import annotations
 
-from pathlib import PurePath
 from typing import Literal
 
 import msgspec
 
 from core.adapter import Adapter
-from core.configuration.options import Options
 from core.configuration.strategy_table import Batching
-from core.configuration.task import GENERATION, Task
 from core.errors import FailureKind
 from core.images import PromptImage
 from core.output import Output
@@ -125,7 +122,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str
-    task: str = GENERATION[0]
+    task: str = "text-generation"
     architecture: str
     batching: Batching
     batching_reason: str
@@ -237,41 +234,3 @@ class Dead(Message, frozen=True):
 
 ToEngine = Hello | Submit | Perform | LoadAdapter | UnloadAdapter | Abort | Refused | Watch
 FromEngine = Ready | Adapters | Step | Performed | Failed | Heartbeat | Watched | Dead
-
-
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that the supervisor passes to its child processes, as a JSON file."""
-
-    model_dir: str
-    """Local directory with the model's files."""
-    endpoint: str
-    """ZeroMQ address of the first engine's socket. Further copies append `.` and their number."""
-    port: int
-    host: str = ""
-    """The IP address to listen on. Empty for all addresses."""
-    socket: str = ""
-    """Path of a Unix socket to serve on instead of the port."""
-    name: str = ""
-    """The model's name, if the operator has set one."""
-    options: Options
-    task: Task = Task()
-    library_dir: str = ""
-    """Directory of the packages installed from the requirements.txt of the user's code."""
-    formatters: str = ""
-    """The file with the user's input and output formatters, for the front end."""
-    hooks: dict[str, str] = {}
-    """The user's hooks by the names of their options, each as FILE:FUNCTION, for the front end."""
-    rank_address: str = ""
-    """HOST:PORT at which the ranks on other nodes find rank 0, if option.nodes is above 1."""
-
-    @property
-    def endpoints(self) -> tuple[str, ...]:
-        """The addresses of the engines, one for each copy of the model."""
-        others = range(1, self.options.copies)
-        return (self.endpoint, *(f"{self.endpoint}.{copy}" for copy in others))
-
-    @property
-    def model_name(self) -> str:
-        """The model's name for clients and in metrics."""
-        path = PurePath(self.options.model_id or self.model_dir)
-        return self.name or self.options.served_model_name or path.name

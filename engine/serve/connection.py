@@ -32,7 +32,7 @@ class ClientGone(Message, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBroken:
-    """The socket's thread has failed, or a rank is lost. Never sent over the wire."""
+    """The engine cannot go on, for example without its socket. Never sent over the wire."""
 
     error: LongshoreError
 

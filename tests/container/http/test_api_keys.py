@@ -20,7 +20,7 @@ from container.security.rate_limits import RateLimits
 from container.wire.engine_client import EngineClient
 from core.configuration.options import Options
 from core.errors import ConfigurationError, RateLimitError
-from core.protocol.messages import Launch
+from core.protocol.launch import Launch
 from core.text.tokenizer import Tokenizer
 from tests.clock import Clock
 from tests.container.fake_engine import FakeEngine, fails

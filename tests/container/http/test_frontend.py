@@ -22,7 +22,8 @@ import pytest
 from container.front_end.connections import EXTRA_CONNECTIONS, OTHER_FILES
 from container.front_end.start import NICENESS
 from core.configuration.options import Options
-from core.protocol.messages import Abort, Launch, Submit
+from core.protocol.launch import Launch
+from core.protocol.messages import Abort, Submit
 from tests.container.fake_engine import FakeEngine, says, stalls
 from tests.container.processes import (
     HANG_S,

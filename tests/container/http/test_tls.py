@@ -26,7 +26,8 @@ from container.front_end.upgrade import PATH
 from container.security.tls import tls_context
 from core.configuration.options import Options
 from core.errors import ConfigurationError
-from core.protocol.messages import Abort, Launch, Submit
+from core.protocol.launch import Launch
+from core.protocol.messages import Abort, Submit
 from tests.container.fake_engine import FakeEngine, stalls
 from tests.container.processes import HANG_S, free_port, running, running_alone, wait_until
 

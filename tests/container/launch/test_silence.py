@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from container.wire.silence import MAX_PAUSE_S, Silence
+from container.wire.channel import MAX_PAUSE_S, Silence
 from tests.clock import Clock
 
 

@@ -11,7 +11,8 @@ import pytest
 from core.configuration.options import Options
 from core.configuration.task import Task
 from core.errors import InsufficientMemoryError
-from core.protocol.messages import Dead, Heartbeat, Hello, Launch, Perform, Performed, Ready
+from core.protocol.launch import Launch
+from core.protocol.messages import Dead, Heartbeat, Hello, Perform, Performed, Ready
 from tests.container.processes import running
 from tests.engine.serve.serving import Client
 
