@@ -22,7 +22,7 @@ settings.load_profile("tests")
 
 
 MATRIX_CASES = "matrix cases"
-"""A property of one case of each matrix: how many cases run, and how many there are."""
+"""A property of one test for each matrix: how many cases run, and how many there are."""
 counts: list[tuple[int, int]] = []
 """This property of all tests that have run, also in workers."""
 
@@ -41,7 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker."""
     config.addinivalue_line(
         "markers",
-        "matrix(cases): a wide table, of which a sample (of so many cases) runs without --matrix",
+        "matrix(cases): a wide table, of which a sample (of so many cases) runs without --matrix; "
+        "cases=0: it runs only with --matrix, or if its file or its name is given",
     )
 
 
@@ -53,17 +54,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     matrices: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("matrix") and hasattr(item, "callspec"):
+        if item.get_closest_marker("matrix") and (hasattr(item, "callspec") or _enough(item) == 0):
             assert isinstance(item, pytest.Function)
             matrices[item.nodeid.partition("[")[0]].append(item)
-    dropped: set[pytest.Item] = set()
-    for cases in matrices.values():
-        kept = cases if config.option.matrix else sample(cases)
-        kept[0].user_properties.append((MATRIX_CASES, (len(kept), len(cases))))
-        dropped.update(set(cases) - set(kept))
+    runs = {name: _chosen(config, cases) for name, cases in matrices.items()}
+    dropped = {case for name, cases in matrices.items() for case in cases if case not in runs[name]}
     config.hook.pytest_deselected(items=[item for item in items if item in dropped])
     items[:] = [item for item in items if item not in dropped]
+    for name, cases in matrices.items():
+        for teller in (runs[name] or items)[:1]:
+            teller.user_properties.append((MATRIX_CASES, (len(runs[name]), len(cases))))
     items.sort(key=lambda item: item.path.name != "test_interpreted.py")
+
+
+def _chosen(config: pytest.Config, cases: list[pytest.Function]) -> list[pytest.Function]:
+    if config.option.matrix:
+        return cases
+    if _enough(cases[0]) == 0:
+        is_named = config.option.keyword or any(cases[0].path.name in arg for arg in config.args)
+        return cases if is_named else []
+    return sample(cases)
+
+
+def _enough(case: pytest.Item) -> int | None:
+    """Return how many cases are enough; None if every row of each parametrize is needed."""
+    mark = case.get_closest_marker("matrix")
+    return mark.kwargs.get("cases") if mark else None
 
 
 def sample(cases: list[pytest.Function]) -> list[pytest.Function]:
@@ -73,8 +89,7 @@ def sample(cases: list[pytest.Function]) -> list[pytest.Function]:
     says how many cases are enough, since the rows are alike, there are no more.
     """
     rows = {case: _rows(case) for case in cases}
-    mark = cases[0].get_closest_marker("matrix")
-    enough = mark.kwargs.get("cases", len(cases)) if mark else len(cases)
+    enough = _enough(cases[0]) or len(cases)
     left = set().union(*rows.values())
     kept: set[pytest.Function] = set()
     while left and len(kept) < enough:

@@ -22,6 +22,10 @@ import pytest
 def test_table(family, strategy):
     pass
 
+@pytest.mark.matrix(cases=0)
+def test_long():
+    pass
+
 def test_another():
     pass
 """
@@ -75,18 +79,29 @@ def test_a_mark_may_say_how_many_cases_are_enough():
 @pytest.mark.parametrize(
     ("options", "passed", "line"),
     [
-        ((), 6, "matrix: 5 of 15 cases; make matrix runs all"),
-        (("--numprocesses=1",), 6, "matrix: 5 of 15 cases; make matrix runs all"),
-        (("--matrix", "-m", "matrix"), 15, "matrix: 15 of 15 cases"),
+        ((), 6, "matrix: 5 of 16 cases; make matrix runs all"),
+        (("--numprocesses=1",), 6, "matrix: 5 of 16 cases; make matrix runs all"),
+        (("--matrix", "-m", "matrix"), 16, "matrix: 16 of 16 cases"),
         (("-k", "test_table and 0-3"), 1, "matrix: 1 of 1 cases"),
+        (("-k", "test_long"), 1, "matrix: 1 of 1 cases"),
     ],
 )
 def test_a_run_says_what_it_covers(tmp_path, options, passed, line):
-    """A case that is named runs, even if it is not in the sample."""
-    (tmp_path / "test_table.py").write_text(TABLE)
-    settings = ["-c", ROOT / "pyproject.toml", "--rootdir", tmp_path, "-p", "tests.conftest"]
-    command = [sys.executable, "-m", "pytest", *settings, "-p", "no:cacheprovider", *options]
-    run = subprocess.run([*command, tmp_path], cwd=ROOT, capture_output=True, text=True)
-    assert not run.returncode, run.stdout + run.stderr
-    assert line in run.stdout.splitlines()
-    assert f"{passed} passed" in run.stdout
+    """A case that is named runs, even if it is not in the sample, or only in `make matrix`."""
+    found = run(tmp_path, *options, tmp_path)
+    assert line in found.splitlines()
+    assert f"{passed} passed" in found
+
+
+def test_a_named_file_is_not_left_to_the_matrix(tmp_path):
+    assert "7 passed" in run(tmp_path, tmp_path / "test_table.py")
+
+
+def run(folder, *arguments):
+    """Return the output of pytest with our settings, in a folder with TABLE."""
+    (folder / "test_table.py").write_text(TABLE)
+    settings = ["-c", ROOT / "pyproject.toml", "--rootdir", folder, "-p", "tests.conftest"]
+    command = [sys.executable, "-m", "pytest", *settings, "-p", "no:cacheprovider", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert not done.returncode, done.stdout + done.stderr
+    return done.stdout

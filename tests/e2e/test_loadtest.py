@@ -80,6 +80,7 @@ def test_load_test_through_boto3(url: str, tmp_path: Path) -> None:
     assert all(record.timings is not None for record in run.records)
 
 
+@pytest.mark.matrix(cases=0)
 def test_a_strategy_beside_running_servers(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +129,7 @@ def _read(path: Path) -> str:
         return ""
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("schema", ["lmi", "openai"])
 @pytest.mark.parametrize("workload", ["parallel", "beam"])
 def test_workloads_of_several_sequences(

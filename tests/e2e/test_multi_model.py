@@ -34,6 +34,7 @@ def models(tmp_path):
     return path
 
 
+@pytest.mark.matrix(cases=0)
 @pytest.mark.timeout(300)  # starts four engines
 def test_models_are_loaded_and_unloaded(tmp_path, models):
     with serve_models(tmp_path, models, OPTION_LOCAL_RUNTIME_API="true") as container:

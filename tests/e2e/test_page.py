@@ -6,10 +6,13 @@ import os
 import signal
 import time
 
+import pytest
+
 from tests.container.processes import Caller
 from tests.e2e.serving import LONG_ANSWER, long_winded, serve
 
 
+@pytest.mark.matrix(cases=0)
 def test_the_library_executor_is_shown_while_it_generates(tmp_path):
     properties = "option.batching=dynamic\noption.executor=library\nmax_batch_delay=10\n"
     model = long_winded(tmp_path)
@@ -27,6 +30,7 @@ def test_the_library_executor_is_shown_while_it_generates(tmp_path):
         assert sequence["num_prompt_tokens"] < sequence["max_length"]
 
 
+@pytest.mark.matrix(cases=0)
 def test_an_open_page_survives_the_engine_and_does_not_delay_the_stop(tmp_path):
     with serve(tmp_path, "retry_threshold=1\n") as container, container.events() as events:
         assert next(events)[0] == "engine"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.serving import ROOT, Container, serve
 from tests.engine.tasks.models import save_task_model
 from tests.examples.conftest import ENVIRONMENT, MODULE
@@ -24,6 +26,7 @@ def ask(
     )  # fmt: skip
 
 
+@pytest.mark.matrix(cases=0)
 def test_index_and_ask(container: Container, tmp_path: Path) -> None:
     documents = tmp_path / "documents"
     documents.mkdir()

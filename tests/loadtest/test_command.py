@@ -64,6 +64,7 @@ def test_a_missing_package_is_reported_before_measuring(stub: Stub, tmp_path: Pa
     assert not stub.bodies
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("workload", ["parallel", "beam"])
 def test_workloads_of_several_sequences(stub: Stub, tmp_path: Path, workload: str) -> None:
     found = compare(stub, tmp_path, "--workload", workload, "--requests", "6", "--warm-up", "0")

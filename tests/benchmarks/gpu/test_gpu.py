@@ -31,6 +31,7 @@ TIMED = ("requests/s", "tokens/s", "seconds", "step us", "GPU us", "us/step", "s
 SPREADS = ("TTFT ms", "ITL ms", "set-up s", "GPU idle")
 
 
+@pytest.mark.matrix(cases=0)
 @pytest.mark.timeout(600)
 def test_the_dry_run_runs_every_section_and_reports_no_times(tmp_path):
     before = TABLE.read_text()

@@ -76,6 +76,7 @@ def command_line(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
+@pytest.mark.matrix(cases=0)
 @pytest.mark.timeout(240)
 def test_two_machines_answer_as_one_and_a_cut_between_them_is_noticed(
     machines: Machines, tmp_path: Path

@@ -55,6 +55,7 @@ def wait_until_idle(container):
     wait_until(lambda: series(container, RUNNING) == {"0": 0, "1": 0})
 
 
+@pytest.mark.matrix(cases=0)
 @pytest.mark.timeout(240)  # engines start three times
 def test_two_copies_share_the_requests_and_one_survives_the_other(tmp_path):
     with serve(tmp_path, PROPERTIES, model=long_winded(tmp_path)) as container:

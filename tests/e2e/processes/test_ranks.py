@@ -31,6 +31,7 @@ def is_ready(container):
     return container.request("GET", "/ping")[0] == 200
 
 
+@pytest.mark.matrix(cases=0)
 @pytest.mark.timeout(240)  # two processes start twice
 def test_a_lost_rank_ends_its_requests_and_the_engine_starts_again(tmp_path):
     """Tests of ranks that hang instead of dying are in tests/engine/ranks."""

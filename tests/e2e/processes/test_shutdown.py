@@ -41,6 +41,7 @@ ANSWERED = "vllm:request_success_total"
 pytestmark = pytest.mark.skipif(bool(IMAGE), reason="signals processes of the checkout")
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize(
     ("batching", "max_new_tokens"), [("none", 60), ("dynamic", 150), ("paged", 240)]
 )
@@ -111,6 +112,7 @@ def unshare_is_permitted() -> bool:
     return subprocess.run([*UNSHARE, "true"], capture_output=True).returncode == 0
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("is_process_1", [True, False])
 @pytest.mark.parametrize("moment", [is_imported, is_loading, is_serving])
 def test_a_signal_at_any_moment_of_a_start(
@@ -154,6 +156,7 @@ def test_a_signal_at_any_moment_of_a_start(
     assert list(short_dir.iterdir()) == []
 
 
+@pytest.mark.matrix(cases=0)
 def test_a_second_signal_stops_at_once(tmp_path: Path, short_dir: Path) -> None:
     """Running requests are cut off without an error, which they would get after one signal."""
     with serve(tmp_path, model=long_winded(tmp_path), TMPDIR=str(short_dir)) as container:
@@ -167,6 +170,7 @@ def test_a_second_signal_stops_at_once(tmp_path: Path, short_dir: Path) -> None:
     assert list(short_dir.iterdir()) == []
 
 
+@pytest.mark.matrix(cases=0)
 def test_a_frozen_engine_is_noticed_and_the_container_recovers_when_it_goes_on(
     tmp_path: Path,
 ) -> None:
@@ -190,6 +194,7 @@ def test_a_frozen_engine_is_noticed_and_the_container_recovers_when_it_goes_on(
         assert container.stop() == 0
 
 
+@pytest.mark.matrix(cases=0)
 def test_kill_9_of_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dead engine is replaced, and its clients get an error; a dead supervisor leaves no process.
 

@@ -77,6 +77,7 @@ def rank_process(address, rank, path):
     return started("-m", "engine.follow", *arguments)
 
 
+@pytest.mark.matrix(cases=0)
 @pytest.mark.timeout(240)
 def test_ranks_on_two_nodes_answer_as_one_rank_does_and_end_together(tiny_model, address):
     """Two of the four ranks are on another node. One of these two is killed."""
@@ -129,6 +130,7 @@ def group(address, **options):
         group.followers.close()
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_on_another_node_that_dies_or_stops_is_noticed(address, signum):
     with started("-c", IDLE, address) as process, group(address) as it:
@@ -146,6 +148,7 @@ def test_a_rank_on_another_node_ends_with_rank_0(address):
         assert not it.lost.is_set()
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_ends_if_the_node_of_rank_0_no_longer_answers(address, signum):
     with started("-c", STORE, address) as rank_0, started("-c", IDLE, address) as process:

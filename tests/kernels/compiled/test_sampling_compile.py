@@ -26,10 +26,11 @@ READS_LOGITS = {
 }  # fmt: skip
 
 
-def variants():
+def variants(arch):
     """Return (vocabulary size, dtype). GPT-2's size, 50257, is a multiple of neither 16 nor 2."""
     if not ALL:
-        return [(128256, FP32), (151936, BF16), (50257, BF16)]
+        few = [(128256, FP32), (151936, BF16), (50257, BF16)]
+        return [few[dry_run.ARCHS.index(arch) % len(few)]]
     sizes = (1000, 32000, 50257, 128256, 151936, 262144)
     return product(sizes, (FP32, BF16, torch.float16))
 
@@ -37,7 +38,7 @@ def variants():
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("arch", dry_run.ARCHS)
 def test_compiled_kernels_meet_the_requirements(arch):
-    for vocab_size, dtype in variants():
+    for vocab_size, dtype in variants(arch):
         for launch in compiled(arch, vocab_size, dtype):
             variant, found = (launch.name, vocab_size, dtype), facts(launch.kernel)
             assert not faults(launch.kernel, arch), (variant, found)
