@@ -6,6 +6,11 @@
 // keeps a running maximum (the online softmax of Milakov and Gimelshein, tiled as in FlashAttention).
 // Splits are combined at the end, as in Flash-Decoding.
 //
+// A row has the same bits whatever is computed with it. Keys are summed in segments at fixed positions,
+// and the segments of a row are merged in their order, by one function, wherever its splits begin. Tiles
+// of keys begin at fixed positions too. A tile or segment that a row may not see changes no bit of it,
+// because its weights are 0 and e^0 is 1. Few rows and many rows are summed in the same order.
+//
 // For a few rows, as in most decodes, both matrix products read the cache directly (few_rows.h). For
 // more rows they use the kernel of linear layers (tiles.h): a tile of keys is packed into panels whose
 // columns are keys, then its values into panels whose columns are dims. If the CPU multiplies bf16
@@ -42,7 +47,7 @@ struct Attention {
 namespace {
 
 constexpr int64_t MAX_ROWS = 32;
-constexpr int64_t MIN_SPLIT = 256;         // in keys
+constexpr int64_t SEGMENT = 256;           // in keys; a split has whole segments
 constexpr int64_t ITEMS_PER_THREAD = 4;    // several, so that the load is balanced
 constexpr int64_t CHUNKS_PER_THREAD = 16;  // a chunk is a run of items that a thread takes at once
 constexpr float INITIAL_MAX = -1e30f;  // finite, so that the difference of two initial maxima is not NaN
@@ -56,12 +61,21 @@ struct Item {
     int64_t sequence, kv_head;
     int64_t first_row, num_rows;
     int64_t first_key, last_key;
-    int64_t partial;  // index of the item's first row in Partials; -1: it writes to `out`
+    int64_t partial;  // index in Partials of its first segment's first row; -1: it writes to `out`
 };
 
-// Keys per tile. Each tile is prefetched while the previous tile is computed. With few rows there is too
-// little computation to hide the prefetches behind, so tiles are smaller.
-inline int64_t tile_of(const Item& item) { return item.num_rows > TILE_ROWS ? TILE : TILE / 2; }
+// The sums of an item's rows over the keys of some segments.
+struct Sums {
+    float out[MAX_ROWS][MAX_DIM];
+    float top[MAX_ROWS];    // the largest score so far
+    float total[MAX_ROWS];  // the sum of e^(score - top) so far
+
+    void clear(int64_t num_rows, int64_t value_dim) {
+        for (int64_t row = 0; row < num_rows; row++) std::fill_n(out[row], value_dim, 0.0f);
+        std::fill_n(top, num_rows, INITIAL_MAX);
+        std::fill_n(total, num_rows, 0.0f);
+    }
+};
 
 // One thread's working memory.
 template <class T>
@@ -70,17 +84,16 @@ struct alignas(64) Scratch {
     Element<T> query[MAX_ROWS][MAX_DIM];
     Element<T> weights[MAX_ROWS][TILE];
     float scores[MAX_ROWS][TILE];
-    float out[MAX_ROWS][MAX_DIM];
-    float top[MAX_ROWS];    // the largest score so far
-    float total[MAX_ROWS];  // the sum of e^(score - top) so far
+    Sums sums;     // of the segments so far
+    Sums segment;  // of one segment, to be merged into `sums`
 };
 
-// A row whose keys are split. The results of its splits have to be combined.
+// A row whose keys are split. The sums of its segments have to be combined.
 struct Combined {
-    int64_t sequence, kv_head, row, first, stride, num_splits;
+    int64_t sequence, kv_head, row, first, stride, num_segments;
 };
 
-// The partial results of splits, which are to be combined: each row is [out (value_dim), top, total].
+// The sums of segments that are to be combined: each row is [out (value_dim), top, total].
 struct Partials {
     std::vector<float> floats;
     int64_t count, value_dim;
@@ -101,9 +114,9 @@ struct Tile {
 
 // One online softmax step of a row: turns scores into weights and rescales the sums to the new maximum.
 template <class T>
-void update_softmax(Scratch<T>& my, int64_t row, int64_t num_keys, int64_t value_dim) {
+void update_softmax(Scratch<T>& my, Sums& sums, int64_t row, int64_t num_keys, int64_t value_dim) {
     const float* scores = my.scores[row];
-    Floats tops = all(my.top[row]);
+    Floats tops = all(sums.top[row]);
     for (int64_t key = 0; key < num_keys; key += LANES) tops = maximum(tops, load(scores + key));
     const float top = largest(tops);
     Floats totals = {};
@@ -112,11 +125,11 @@ void update_softmax(Scratch<T>& my, int64_t row, int64_t num_keys, int64_t value
         store(my.weights[row] + key, weights);
         totals += weights;
     }
-    const float shrink = exponential(all(my.top[row] - top))[0];
-    my.total[row] = my.total[row] * shrink + sum(totals);
-    my.top[row] = top;
+    const float shrink = exponential(all(sums.top[row] - top))[0];
+    sums.total[row] = sums.total[row] * shrink + sum(totals);
+    sums.top[row] = top;
     if (shrink == 1.0f) return;
-    float* out = my.out[row];
+    float* out = sums.out[row];
     for (int64_t dim = 0; dim < value_dim; dim += LANES) store(out + dim, load(out + dim) * shrink);
 }
 
@@ -157,7 +170,7 @@ T* out_row(const Attention& a, const Span& span, int64_t kv_head, int64_t row, i
 template <class T>
 void find(const Attention& a, const Item* item, int64_t first, const void* cache, const int64_t* strides,
           Rows<T>& rows) {
-    rows.num_rows = item ? std::clamp<int64_t>(item->last_key - first, 0, tile_of(*item)) : 0;
+    rows.num_rows = item ? std::clamp<int64_t>(item->last_key - first, 0, TILE) : 0;
     if (rows.num_rows == 0) return;
     const int32_t* table = a.block_tables + item->sequence * a.table_stride;
     int64_t place = first / a.block_size, slot = first % a.block_size;
@@ -174,6 +187,18 @@ void find(const Attention& a, const Item* item, int64_t first, Tile<T>& tile) {
     find(a, item, first, a.values, a.value_strides, tile.values);
 }
 
+// Merges a row's sums over the next segment into those of the segments before. It must be the same machine code wherever
+// it is called, because a compiler may contract the sum of two products in two ways: hence noipa.
+__attribute__((noipa)) void merge(float* out, float& top, float& total, const float* next, float next_top,
+                                  float next_total, int64_t value_dim) {
+    const float new_top = std::max(top, next_top);
+    const float share = exponential(all(top - new_top))[0], next_share = exponential(all(next_top - new_top))[0];
+    top = new_top;
+    total = total * share + next_total * next_share;
+    for (int64_t dim = 0; dim < value_dim; dim += LANES)
+        store(out + dim, load(out + dim) * share + load(next + dim) * next_share);
+}
+
 // `next` is the item that the thread probably runs afterwards, or null. Without noipa the compiler would look up
 // the address of the thread_local scratch in the innermost loops.
 template <class T>
@@ -185,80 +210,81 @@ __attribute__((noipa)) void run(const Attention& a, const Span& span, const Item
         const int64_t head = item.kv_head * group + (item.first_row + row) % group;
         const T* query = (const T*)a.query + token * a.query_strides[0] + head * a.query_strides[1];
         for (int64_t dim = 0; dim < a.key_dim; dim += LANES) store(my.query[row] + dim, load(query + dim));
-        std::fill_n(my.out[row], a.value_dim, 0.0f);
-        my.top[row] = INITIAL_MAX;
-        my.total[row] = 0.0f;
     }
     // Multiplies the rows of `from` by each panel, into the rows of `to`.
-    const auto multiply_panels = [&](auto* to, const auto* from, int64_t num_columns, int64_t depth, bool adds) {
+    const auto multiply_panels = [&](auto summing, auto* to, const auto* from, int64_t num_columns, int64_t depth) {
         const auto* panel = (const Unit<T>*)my.panels;
         for (int64_t column = 0; column < num_columns; column += PANEL, panel += depth * PANEL)
-            multiply(Product<Unit<T>, Unit<T>>{
+            multiply<summing.value>(Product<Unit<T>, Unit<T>>{
                 to[0] + column, (const Unit<T>*)from[0], panel, item.num_rows, depth,
-                sizeof to[0] / sizeof(float), sizeof from[0] / sizeof(Unit<T>), adds});
+                sizeof to[0] / sizeof(float), sizeof from[0] / sizeof(Unit<T>)});
     };
-    const bool is_few = item.num_rows <= FEW_ROWS;
-    const FewRows<T> few{my.query, my.scores, my.weights, my.out};
+    constexpr std::integral_constant<Summing, Summing::BY_LANES> by_lanes;
+    constexpr std::integral_constant<Summing, Summing::CONTINUED> continued;
+    const bool is_few = item.num_rows <= FEW_ROWS, is_partial = item.partial >= 0;
     const Tile<T> none{{0, a.key_dim}, {0, a.value_dim}};
     Tile<T> tiles[] = {none, none};
     find(a, &item, item.first_key, tiles[0]);
     int turn = 0;
-    for (int64_t first = item.first_key; first < item.last_key; first += tile_of(item), turn = !turn) {
-        const Tile<T>& tile = tiles[turn];
-        Tile<T>& ahead = tiles[!turn];
-        const int64_t num_keys = tile.keys.num_rows;
-        if (first + num_keys < item.last_key)
-            find(a, &item, first + num_keys, ahead);
-        else
-            find(a, next, next ? next->first_key : 0, ahead);
-        if (is_few) {
-            for_few_rows(COMPUTE_SCORES<T>, few, item.num_rows, tile.keys, ahead.keys);
-        } else {
-            pack_keys(tile.keys, (Unit<T>*)my.panels, ahead.keys);
-            multiply_panels(my.scores, my.query, num_keys, a.key_dim / ELEMENTS_PER_UNIT<T>, false);
+    float* partial = is_partial ? partials.row(item.partial) : nullptr;
+    for (int64_t first = item.first_key; first < item.last_key;) {
+        const int64_t end = std::min((first / SEGMENT + 1) * SEGMENT, item.last_key);
+        const bool merges = !is_partial && first > item.first_key;
+        Sums& sums = merges ? my.segment : my.sums;
+        const FewRows<T> few{my.query, my.scores, my.weights, sums.out};
+        sums.clear(item.num_rows, a.value_dim);
+        for (; first < end; first += TILE, turn = !turn) {
+            const Tile<T>& tile = tiles[turn];
+            Tile<T>& ahead = tiles[!turn];
+            const int64_t num_keys = tile.keys.num_rows;
+            if (first + num_keys < item.last_key)
+                find(a, &item, first + num_keys, ahead);
+            else
+                find(a, next, next ? next->first_key : 0, ahead);
+            if (is_few) {
+                for_few_rows(COMPUTE_SCORES<T>, few, item.num_rows, tile.keys, ahead.keys);
+            } else {
+                pack_keys(tile.keys, (Unit<T>*)my.panels, ahead.keys);
+                multiply_panels(by_lanes, my.scores, my.query, num_keys, a.key_dim / ELEMENTS_PER_UNIT<T>);
+            }
+            for (int64_t row = 0; row < item.num_rows; row++) {
+                scale(my.scores[row], num_keys, a.scale, a.softcap);
+                const int64_t position = span.context - span.num_queries + (item.first_row + row) / group;
+                mask(my.scores[row], first, num_keys, position, a.window);
+                update_softmax(my, sums, row, num_keys, a.value_dim);
+            }
+            if (is_few) {
+                for_few_rows(ADD_VALUES<T>, few, item.num_rows, tile.values, ahead.values);
+            } else {
+                pack_values(tile.values, (Unit<T>*)my.panels, ahead.values);
+                const int64_t depth = (num_keys + ELEMENTS_PER_UNIT<T> - 1) / ELEMENTS_PER_UNIT<T>;
+                multiply_panels(continued, sums.out, my.weights, a.value_dim, depth);
+            }
         }
-        for (int64_t row = 0; row < item.num_rows; row++) {
-            scale(my.scores[row], num_keys, a.scale, a.softcap);
-            const int64_t position = span.context - span.num_queries + (item.first_row + row) / group;
-            mask(my.scores[row], first, num_keys, position, a.window);
-            update_softmax(my, row, num_keys, a.value_dim);
+        for (int64_t row = 0; is_partial && row < item.num_rows; row++, partial += a.value_dim + 2) {
+            std::copy_n(sums.out[row], a.value_dim, partial);
+            partial[a.value_dim] = sums.top[row];
+            partial[a.value_dim + 1] = sums.total[row];
         }
-        if (is_few) {
-            for_few_rows(ADD_VALUES<T>, few, item.num_rows, tile.values, ahead.values);
-        } else {
-            pack_values(tile.values, (Unit<T>*)my.panels, ahead.values);
-            const int64_t depth = (num_keys + ELEMENTS_PER_UNIT<T> - 1) / ELEMENTS_PER_UNIT<T>;
-            multiply_panels(my.out, my.weights, a.value_dim, depth, true);
-        }
+        for (int64_t row = 0; merges && row < item.num_rows; row++)
+            merge(my.sums.out[row], my.sums.top[row], my.sums.total[row], sums.out[row], sums.top[row],
+                  sums.total[row], a.value_dim);
     }
-    for (int64_t row = 0; row < item.num_rows; row++) {
-        const float* out = my.out[row];
-        if (item.partial >= 0) {
-            float* partial = partials.row(item.partial + row);
-            std::copy_n(out, a.value_dim, partial);
-            partial[a.value_dim] = my.top[row];
-            partial[a.value_dim + 1] = my.total[row];
-        } else {
-            int64_t head;
-            T* to = out_row<T>(a, span, item.kv_head, item.first_row + row, &head);
-            write(a, to, out, my.top[row], my.total[row], head);
-        }
+    for (int64_t row = 0; !is_partial && row < item.num_rows; row++) {
+        int64_t head;
+        T* to = out_row<T>(a, span, item.kv_head, item.first_row + row, &head);
+        write(a, to, my.sums.out[row], my.sums.top[row], my.sums.total[row], head);
     }
 }
 
-// Combines the splits of one row: num_splits partial rows, `stride` rows apart.
+// Combines the segments of one row: num_segments partial rows, `stride` rows apart.
 template <class T>
 void combine(const Attention& a, T* out, Partials& partials, int64_t first, int64_t stride,
-             int64_t num_splits, int64_t head) {
+             int64_t num_segments, int64_t head) {
     float top = INITIAL_MAX, total = 0.0f, row[MAX_DIM] = {};
-    for (int64_t split = 0; split < num_splits; split++)
-        top = std::max(top, partials.row(first + split * stride)[a.value_dim]);
-    for (int64_t split = 0; split < num_splits; split++) {
-        const float* partial = partials.row(first + split * stride);
-        const float share = exponential(all(partial[a.value_dim] - top))[0];
-        total += partial[a.value_dim + 1] * share;
-        for (int64_t dim = 0; dim < a.value_dim; dim += LANES)
-            store(row + dim, load(row + dim) + load(partial + dim) * share);
+    for (int64_t segment = 0; segment < num_segments; segment++) {
+        const float* partial = partials.row(first + segment * stride);
+        merge(row, top, total, partial, partial[a.value_dim], partial[a.value_dim + 1], a.value_dim);
     }
     write(a, out, row, top, total, head);
 }
@@ -299,20 +325,25 @@ void Plan::add(const Attention& a, int64_t sequence, int64_t target_splits) {
         const int64_t num_rows = std::min(MAX_ROWS, all_rows - row);
         const int64_t position = span.context - span.num_queries + row / group;
         const int64_t end = span.context - span.num_queries + (row + num_rows - 1) / group + 1;
-        const int64_t start = a.window ? std::max<int64_t>(0, position + 1 - a.window) : 0;
-        const int64_t max_splits = std::max<int64_t>(1, (end - start) / MIN_SPLIT);
+        const int64_t seen = a.window ? std::max<int64_t>(0, position + 1 - a.window) : 0;
+        const int64_t start = seen / TILE * TILE;
+        const int64_t first_segment = start / SEGMENT, num_segments = (end - 1) / SEGMENT + 1 - first_segment;
+        const int64_t max_splits = std::max<int64_t>(1, (end - start) / SEGMENT);
         const int64_t splits = std::min(max_splits, target_splits);
-        const int64_t size = ((end - start + splits - 1) / splits + TILE - 1) / TILE * TILE;
-        const int64_t num_splits = (end - start + size - 1) / size;
+        const int64_t per_split = (num_segments + splits - 1) / splits;
         for (int64_t kv_head = 0; kv_head < a.num_kv_heads; kv_head++) {
-            if (num_splits == 1) {
+            if (per_split == num_segments) {
                 items.push_back({sequence, kv_head, row, num_rows, start, end, -1});
                 continue;
             }
             for (int64_t r = 0; r < num_rows; r++)
-                combined.push_back({sequence, kv_head, row + r, partials.count + r, num_rows, num_splits});
-            for (int64_t key = start; key < end; key += size, partials.count += num_rows)
-                items.push_back({sequence, kv_head, row, num_rows, key, std::min(key + size, end), partials.count});
+                combined.push_back({sequence, kv_head, row + r, partials.count + r, num_rows, num_segments});
+            for (int64_t segment = 0; segment < num_segments; segment += per_split) {
+                const int64_t key = (first_segment + segment) * SEGMENT;
+                items.push_back({sequence, kv_head, row, num_rows, std::max(key, start),
+                                 std::min(key + per_split * SEGMENT, end), partials.count});
+                partials.count += std::min(per_split, num_segments - segment) * num_rows;
+            }
         }
     }
 }
@@ -365,7 +396,7 @@ void attend(const Attention& a, Team& team) {
         const Combined& row = plan.combined[i];
         int64_t head;
         T* out = out_row<T>(a, plan.spans[row.sequence], row.kv_head, row.row, &head);
-        combine(a, out, plan.partials, row.first, row.stride, row.num_splits, head);
+        combine(a, out, plan.partials, row.first, row.stride, row.num_segments, head);
     });
 }
 

@@ -1,7 +1,8 @@
 // Both matrix products of attention for a few rows, computed directly from the KV cache.
 //
 // Packing keys and values into panels (packed_rows.h) would take longer than multiplying a few rows by them. Each
-// score is first summed in the lanes of its own vector. Then the lanes of LANES such vectors are added at once.
+// score is first summed in the lanes of its own vector. Then the lanes of LANES such vectors are added at once. Results
+// have the same bits as those of packed rows: `multiply_tile_by_lanes` (tiles.h) sums in the order of `compute_scores`.
 #pragma once
 
 #include <algorithm>

@@ -156,6 +156,7 @@ inline void transpose(Words (&square)[LANES]) {
 }
 
 // Returns the sum of each vector's lanes: lane i is the sum of vectors[i]. Overwrites the vectors.
+// `multiply_tile_by_lanes` (tiles.h) adds in the same order.
 template <int STEP = LANES / 2>
 inline Floats lane_sums(Floats (&vectors)[LANES]) {
     for (int i = 0; i < STEP; i++) {
