@@ -18,10 +18,8 @@ from core.configuration.options import KVReservation
 from core.configuration.sizing import reserved_tokens
 from core.sequence import Sequence
 from strategies.base import Limits, ReservingStrategy
-from strategies.factory import StrategySettings
 from strategies.group import SequenceGroup
 from strategies.memory.base import KVMemory
-from strategies.memory.slots import SlotMemory
 
 
 class ContinuousStrategy(ReservingStrategy):
@@ -44,10 +42,3 @@ class ContinuousStrategy(ReservingStrategy):
             sequence.params.max_tokens,
             self.max_model_len,
         )
-
-
-def make(settings: StrategySettings) -> ContinuousStrategy:
-    memory = SlotMemory(settings.num_blocks, settings.block_size)
-    return ContinuousStrategy(
-        memory, settings.limits, settings.kv_reservation, settings.max_model_len
-    )

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from strategies.base import Limits, ReservingStrategy
-from strategies.factory import StrategySettings
 from strategies.group import SequenceGroup
 from strategies.memory.base import KVMemory
-from strategies.memory.slots import SlotMemory
 
 
 class DynamicStrategy(ReservingStrategy):
@@ -38,8 +36,3 @@ class DynamicStrategy(ReservingStrategy):
     def _deadline(self) -> float:
         # More urgent requests may have overtaken the oldest one.
         return min(group.request.arrival for group in self.waiting) + self.max_delay_s
-
-
-def make(settings: StrategySettings) -> DynamicStrategy:
-    memory = SlotMemory(settings.num_blocks, settings.block_size)
-    return DynamicStrategy(memory, settings.limits, settings.max_delay_s)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
 
 from core.configuration.options import KVReservation, PreemptionMode
 from core.configuration.strategy_table import Batching
 from strategies.base import Limits, Strategy
+from strategies.continuous import ContinuousStrategy
+from strategies.dynamic import DynamicStrategy
+from strategies.memory.blocks import PagedMemory
+from strategies.memory.slots import SlotMemory
+from strategies.none import NoneStrategy
+from strategies.paged import PagedStrategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +32,21 @@ class StrategySettings:
 
 
 def make_strategy(settings: StrategySettings) -> Strategy:
-    """Call `make(settings)` of the module that has the strategy's name.
-
-    So adding a strategy needs no change here.
-    """
-    return import_module(f".{settings.batching}", __package__).make(settings)
+    """Make the strategy that the settings name, with its memory."""
+    limits, slots = settings.limits, SlotMemory(settings.num_blocks, settings.block_size)
+    match settings.batching:
+        case "none":
+            return NoneStrategy(slots, limits)
+        case "dynamic":
+            return DynamicStrategy(slots, limits, settings.max_delay_s)
+        case "continuous":
+            reservation, longest = settings.kv_reservation, settings.max_model_len
+            return ContinuousStrategy(slots, limits, reservation, longest)
+        case "paged":
+            blocks = PagedMemory(
+                settings.num_blocks,
+                settings.block_size,
+                num_host_blocks=settings.num_swap_blocks,
+                caches_prefixes=settings.enable_prefix_caching,
+            )
+            return PagedStrategy(blocks, limits, settings.preemption_mode)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from strategies.base import ReservingStrategy
-from strategies.factory import StrategySettings
 from strategies.group import SequenceGroup
-from strategies.memory.slots import SlotMemory
 
 
 class NoneStrategy(ReservingStrategy):
@@ -15,8 +13,3 @@ class NoneStrategy(ReservingStrategy):
 
     def _admissible(self, now: float) -> Iterator[SequenceGroup]:
         return self._reserved(0 if self.running else 1)
-
-
-def make(settings: StrategySettings) -> NoneStrategy:
-    memory = SlotMemory(settings.num_blocks, settings.block_size)
-    return NoneStrategy(memory, settings.limits)

@@ -20,7 +20,6 @@ from core.configuration.options import PreemptionMode
 from core.plan import Chunk
 from core.request import Request
 from strategies.base import Limits, StepBudget, Strategy
-from strategies.factory import StrategySettings
 from strategies.group import SequenceGroup, Turn
 from strategies.memory.base import Span
 from strategies.memory.blocks import PagedMemory
@@ -186,16 +185,6 @@ class PagedStrategy(Strategy):
     def _chunks(self, turns: list[Turn], budget: StepBudget) -> list[Chunk]:
         budget.take(sum(length for _, length in turns))
         return [self._chunk(sequence, length) for sequence, length in turns]
-
-
-def make(settings: StrategySettings) -> PagedStrategy:
-    memory = PagedMemory(
-        settings.num_blocks,
-        settings.block_size,
-        num_host_blocks=settings.num_swap_blocks,
-        caches_prefixes=settings.enable_prefix_caching,
-    )
-    return PagedStrategy(memory, settings.limits, settings.preemption_mode)
 
 
 def _spans(turns: list[Turn]) -> list[Span]:
