@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 import msgspec
 
+from core.part import Part
 from core.process.frames import Refused
 
 NO_IMAGES = (
@@ -48,6 +50,43 @@ class PromptImage(msgspec.Struct, frozen=True, array_like=True):
     @property
     def num_bytes(self) -> int:
         return sum(len(array.data) for array in self.inputs.values())
+
+
+class Images(Part):
+    """The images of a sequence's prompt, in the order of their positions."""
+
+    __slots__ = ("images", "num_bytes")
+
+    def __init__(self, images: tuple[PromptImage, ...]) -> None:
+        self.images = images
+        self.num_bytes = sum(image.num_bytes for image in images)
+
+    def within(self, start: int, end: int) -> tuple[PromptImage, ...]:
+        """Return the images with tokens at the positions `start : end`."""
+        if start >= self.images[-1].end:
+            return ()
+        first = bisect_right(self.images, start, key=lambda image: image.end)
+        after = bisect_left(self.images, end, key=lambda image: image.start)
+        return self.images[first:after]
+
+    def chunk_end(self, end: int) -> int:
+        """A chunk must not end inside a bidirectional image. It may begin inside one, because the K
+        and V of all earlier tokens are final.
+        """
+        for image in self.within(end - 1, end + 1):
+            if image.is_bidirectional and image.start < end < image.end:
+                return image.start
+        return end
+
+    def content(self, start: int, end: int) -> bytes:
+        """The tokens of all images have the same id, so their ids do not tell them apart."""
+        return b"".join(image.digest for image in self.within(start, end))
+
+
+def images_in(parts: tuple[Part, ...], start: int, end: int) -> tuple[PromptImage, ...]:
+    """Return a sequence's images with tokens at the positions `start : end`."""
+    images = Images.of(parts)
+    return images.within(start, end) if images is not None else ()
 
 
 class ReaderSetup(msgspec.Struct, frozen=True):

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import msgspec
 
 from core.beams import Candidates, Hypotheses
-from core.images import PromptImage
 from core.sampling import Sampled, SequenceFailure
 from core.sequence import Sequence
 
@@ -45,11 +44,6 @@ class Chunk(msgspec.Struct, frozen=True):
     def ends_in_flight(self) -> bool:
         """Whether the last token is still being sampled by the previous step."""
         return self.start + self.length > len(self.sequence.token_ids)
-
-    @property
-    def images(self) -> list[PromptImage]:
-        """The images with tokens in the chunk."""
-        return self.sequence.images_in(self.start, self.end)
 
 
 BlockPairs = tuple[tuple[int, int], ...]

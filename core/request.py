@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
 
 import msgspec
 
-from core.adapter import Adapter
 from core.beams import Hypothesis
-from core.images import PromptImage
 from core.output import Output
+from core.part import Part
 from core.sampling import SamplingParams, TopLogprobs
 from core.sequence import Sequence
 
@@ -33,13 +31,11 @@ class Request:
         *,
         arrival: float = 0.0,
         eos_token_ids: Collection[int] = (),
-        adapter: Adapter | None = None,
-        images: tuple[PromptImage, ...] = (),
+        parts: tuple[Part, ...] = (),
     ) -> None:
         self.id = id
         self.params = params
-        self.adapter = adapter
-        self.images = images
+        self.parts = parts
         self.arrival = arrival
         self.admitted: float | None = None
         """When the request was first scheduled."""
@@ -50,15 +46,10 @@ class Request:
                 _params_of_sample(params, index),
                 index=index,
                 eos_token_ids=eos_token_ids,
-                adapter=adapter,
-                images=images,
+                parts=parts,
             )
             for index in range(1 if params.beam_width else params.num_samples)
         )
-
-    @cached_property
-    def num_image_bytes(self) -> int:
-        return sum(image.num_bytes for image in self.images)
 
     @property
     def sequence_ids(self) -> tuple[int, ...]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
 from collections.abc import Collection
 from copy import copy
 
-from core.adapter import Adapter
-from core.images import PromptImage
+from core.part import Part
 from core.sampling import Finish, Sampled, SamplingParams, TopLogprobs
 
 
@@ -26,11 +24,9 @@ class Sequence:
 
     __slots__ = (
         "__weakref__",
-        "adapter",
         "end_token_ids",
         "finish",
         "id",
-        "images",
         "index",
         "logprobs",
         "max_length",
@@ -40,6 +36,8 @@ class Sequence:
         "num_prompt_tokens",
         "num_scored_rows",
         "params",
+        "parts",
+        "prefix_salt",
         "stop_token_ids",
         "token_ids",
         "top_logprobs",
@@ -53,8 +51,7 @@ class Sequence:
         *,
         index: int = 0,
         eos_token_ids: Collection[int] = (),
-        adapter: Adapter | None = None,
-        images: tuple[PromptImage, ...] = (),
+        parts: tuple[Part, ...] = (),
     ) -> None:
         self.id = id
         self.index = index
@@ -69,10 +66,9 @@ class Sequence:
         self.num_scored_rows = 0
         """How many of the prompt's first positions are scored (see `rows_to_score`)."""
         self.params = params
-        self.adapter = adapter
-        """The LoRA adapter to use, if any."""
-        self.images = images
-        """The images of the prompt, in the order of their positions."""
+        self.parts = parts
+        self.prefix_salt = "".join(part.salt for part in parts) + f"|{params.cache_salt}"
+        """Sequences share cached blocks only if their salts are equal."""
         self.needs_newest_token = params.needs_newest_token
         self.logprobs: list[float] = []
         """Logprobs of the generated tokens, in nats."""
@@ -107,39 +103,16 @@ class Sequence:
     def num_generated_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 
-    @property
-    def prefix_salt(self) -> str:
-        """Sequences share cached blocks only if their salts are equal."""
-        generation = self.adapter.generation if self.adapter else 0
-        return f"{generation}/{self.params.cache_salt}"
-
-    def images_in(self, start: int, end: int) -> list[PromptImage]:
-        """Return the images with tokens at the positions `start : end`."""
-        if not self.images or start >= self.images[-1].end:
-            return []
-        first = bisect_right(self.images, start, key=lambda image: image.end)
-        after = bisect_left(self.images, end, key=lambda image: image.start)
-        return list(self.images[first:after])
-
     def chunk_end(self, end: int) -> int:
-        """Return the last position up to `end` where a chunk may end.
-
-        A chunk must not end inside a bidirectional image. It may begin inside one, because the K
-        and V of all earlier tokens are final.
-        """
-        cut = self.images_in(end - 1, end + 1) if self.images else ()
-        inside = [
-            image for image in cut if image.is_bidirectional and image.start < end < image.end
-        ]
-        return inside[0].start if inside else end
+        """Return the last position up to `end` where a chunk may end."""
+        for part in self.parts:
+            end = part.chunk_end(end)
+        return end
 
     def content(self, start: int, end: int) -> bytes:
-        """Return bytes that identify the tokens `start : end`: their ids, and their images.
-
-        The ids alone are not enough, because the tokens of all images have the same id.
-        """
+        """Return bytes that identify the tokens `start : end`."""
         ids = array("q", self.token_ids[start:end]).tobytes()
-        return b"".join([ids, *(image.digest for image in self.images_in(start, end))])
+        return b"".join([ids, *(part.content(start, end) for part in self.parts)])
 
     def rows_to_score(self, start: int, end: int) -> range:
         """Return the positions in `start : end` whose logits score the next prompt token.

@@ -19,12 +19,13 @@ from collections.abc import Sequence as Tokens
 
 import msgspec
 
-from core.adapter import Adapter, lora_disabled
+from core.adapter import Adapted, Adapter, adapter_of, lora_disabled
 from core.configuration.limits import IMAGES_IN_USE
 from core.errors import EngineUnavailableError, OverloadedError, RequestError
 from core.foreign_code import contained, reason_of
-from core.images import PromptImage
+from core.images import Images, PromptImage
 from core.output import Output
+from core.part import Part
 from core.plan import StepPlan
 from core.protocol.messages import Facts
 from core.request import Request
@@ -121,8 +122,7 @@ class Engine:
             params,
             arrival=now,
             eos_token_ids=self.facts.eos_token_ids,
-            adapter=chosen,
-            images=images,
+            parts=_parts(chosen, images),
         )
         if self.grammars is not None and params.structured_outputs is not None:
             self.grammars.hold(request.sequences)
@@ -149,7 +149,8 @@ class Engine:
         after that step.
         """
         groups = (*self.strategy.running, *self.strategy.waiting)
-        return {group.request.adapter.slot for group in groups if group.request.adapter}
+        adapters = (adapter_of(group.request.parts) for group in groups)
+        return {adapter.slot for adapter in adapters if adapter is not None}
 
     def has_work(self) -> bool:
         is_busy = self.strategy.has_work() or self._in_flight is not None
@@ -229,6 +230,13 @@ class Engine:
 
     def _check_room_for(self, images: tuple[PromptImage, ...]) -> None:
         groups = (*self.strategy.running, *self.strategy.waiting)
-        held = {group.request.id: group.request.num_image_bytes for group in groups}
-        if sum(held.values()) + sum(image.num_bytes for image in images) > IMAGES_IN_USE.maximum:
+        held = {group.request.id: Images.of(group.request.parts) for group in groups}
+        parts = (*filter(None, held.values()), Images(images))
+        if sum(part.num_bytes for part in parts) > IMAGES_IN_USE.maximum:
             raise OverloadedError(f"the images in use have more than {IMAGES_IN_USE.maximum} bytes")
+
+
+def _parts(adapter: Adapter | None, images: tuple[PromptImage, ...]) -> tuple[Part, ...]:
+    """Return the parts of a request's sequences: one for each feature that it uses."""
+    parts = (Adapted(adapter) if adapter else None, Images(images) if images else None)
+    return tuple(part for part in parts if part is not None)

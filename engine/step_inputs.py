@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from core.adapter import adapter_of
 from core.configuration.step_size import StepSize
-from core.images import PromptImage
+from core.images import Images, PromptImage, images_in
 from core.plan import Chunk, StepPlan
 from engine.block_tables import BlockTables
 from engine.staging import Slot, Staging, Upload
@@ -276,12 +277,12 @@ def _plan_fill(
 
 def _adapter_slots(chunks: Sequence[Chunk], places: _Places, upload: Upload) -> Slot | None:
     """Return [T] int64 slots, or None if no sequence has an adapter."""
-    if not any(chunk.sequence.adapter for chunk in chunks):
+    if not any(adapter_of(chunk.sequence.parts) for chunk in chunks):
         return None
     slots = np.full(places.size.num_tokens, NO_ADAPTER, np.int64)
     for chunk, end in zip(chunks, places.ends, strict=True):
-        if chunk.sequence.adapter is not None:
-            slots[end - chunk.length : end] = chunk.sequence.adapter.slot
+        if adapter := adapter_of(chunk.sequence.parts):
+            slots[end - chunk.length : end] = adapter.slot
     return upload.put(slots)
 
 
@@ -296,7 +297,7 @@ def _image_tokens(
     rows: list[int] = []
     parts: list[Tensor] = []
     for chunk, end in zip(chunks, ends, strict=True) if embeddings else ():
-        for image in chunk.images:
+        for image in images_in(chunk.sequence.parts, chunk.start, chunk.end):
             if image.digest in embeddings:
                 first, last = max(image.start, chunk.start), min(image.end, chunk.end)
                 rows += range(end - chunk.end + first, end - chunk.end + last)
@@ -321,8 +322,7 @@ def _image_spans(chunks: Sequence[Chunk], ends: Sequence[int]) -> tuple[ImageSpa
             image.end,
         )
         for index, (chunk, end) in enumerate(zip(chunks, ends, strict=True))
-        if chunk.sequence.images
-        for image in chunk.images
+        for image in images_in(chunk.sequence.parts, chunk.start, chunk.end)
         if image.is_bidirectional
     )
 
@@ -336,23 +336,23 @@ def _axes(
     of a generated token are equal. After an image they continue from its largest coordinate.
     """
     gridded = [
-        (chunk, end)
+        (chunk, end, images)
         for chunk, end in zip(chunks, ends, strict=True)
-        if chunk.sequence.images and chunk.sequence.images[0].grid
+        if (images := Images.of(chunk.sequence.parts)) and images.images[0].grid
     ]
     if not gridded:
         return None
     axes = np.tile(positions, (3, 1))
-    for chunk, end in gridded:
-        _place_on_grids(axes[:, end - chunk.length : end], chunk)
+    for chunk, end, images in gridded:
+        _place_on_grids(axes[:, end - chunk.length : end], chunk, images)
     return axes
 
 
-def _place_on_grids(axes: NDArray[np.int64], chunk: Chunk) -> None:
+def _place_on_grids(axes: NDArray[np.int64], chunk: Chunk, images: Images) -> None:
     """Shift a chunk's coordinates, [3, length], for the images before it and in it."""
-    shift = sum(_growth(image) for image in chunk.sequence.images if image.end <= chunk.start)
+    shift = sum(_growth(image) for image in images.images if image.end <= chunk.start)
     axes += shift
-    for image in chunk.images:
+    for image in images.within(chunk.start, chunk.end):
         _, width = _grid(image)
         inside = np.arange(max(image.start, chunk.start), min(image.end, chunk.end))
         row, column = np.divmod(inside - image.start, width)

@@ -94,4 +94,4 @@ def chunk_length(sequence: Sequence, num_wanted: int, budget: int) -> int:
     """Return the length of a sequence's next chunk; 0 or less if none fits into the budget."""
     length = min(num_wanted, budget)
     start = sequence.num_computed_tokens
-    return sequence.chunk_end(start + length) - start if sequence.images else length
+    return sequence.chunk_end(start + length) - start if sequence.parts else length

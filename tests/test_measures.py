@@ -42,21 +42,18 @@ PLAIN_PATH = (
 """Modules that every request needs."""
 STILL_IMPORTED = {
     ("core.plan", "core.beams"),
-    ("core.plan", "core.images"),
-    ("core.request", "core.adapter"),
     ("core.request", "core.beams"),
-    ("core.request", "core.images"),
-    ("core.sequence", "core.adapter"),
-    ("core.sequence", "core.images"),
     ("engine.engine", "core.adapter"),
     ("engine.engine", "core.images"),
     ("engine.engine", "engine.lora.adapter_registry"),
     ("engine.engine", "engine.sampling.grammars"),
     ("engine.step.packed_executor", "core.beams"),
+    ("engine.step.packed_executor", "core.images"),
     ("engine.step.packed_executor", "engine.sampling.grammars"),
     ("engine.step.packed_executor", "engine.step.beam_candidates"),
     ("engine.step.packed_executor", "engine.step.leader"),
     ("engine.step.packed_executor", "engine.step.prompt_scores"),
+    ("engine.step_inputs", "core.adapter"),
     ("engine.step_inputs", "core.images"),
     ("strategies.base", "strategies.beam_group"),
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from core.adapter import adapter_of
 from core.output import Output
 from core.protocol.messages import AbortReason, Submit
 from core.protocol.stats import Stats, Timing
@@ -165,7 +166,7 @@ class Meter:
 
 def _adapters(groups: Collection[SequenceGroup]) -> tuple[str, ...]:
     """Return the names of the LoRA adapters that the groups use, sorted."""
-    adapters = (group.request.adapter for group in groups)
+    adapters = (adapter_of(group.request.parts) for group in groups)
     return tuple(sorted({adapter.name for adapter in adapters if adapter is not None}))
 
 

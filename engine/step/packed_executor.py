@@ -12,6 +12,7 @@ from torch import Tensor
 
 from core.beams import Candidates, Hypotheses
 from core.foreign_code import contained
+from core.images import images_in
 from core.plan import Chunk, StepPlan, StepResult
 from core.sampling import Sampled, SequenceFailure, TopLogprobs
 from engine.attention.backends import AttentionBackend
@@ -107,7 +108,7 @@ class PackedExecutor:
         for chunk in plan.chunks:
             try:
                 with contained:
-                    for image in chunk.images:
+                    for image in images_in(chunk.sequence.parts, chunk.start, chunk.end):
                         embeddings[image.digest] = encoder(image, chunk.sequence.prefix_salt)
             except Exception as error:  # transformers' code may raise anything
                 logger.exception("image encoder failed request=%d", chunk.sequence.id)

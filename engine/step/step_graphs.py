@@ -17,7 +17,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from core.adapter import adapter_of
 from core.configuration.step_size import StepSize
+from core.images import images_in
 from core.plan import StepPlan
 from engine.attention.backends import AttentionBackend
 from engine.attention.kv_cache import KVCache
@@ -130,12 +132,14 @@ class StepGraphs:
         """
         if any(chunk.scored_positions for chunk in plan.chunks):
             return None
-        if self._model.encoder is not None and any(chunk.images for chunk in plan.chunks):
+        if self._model.encoder is not None and any(
+            images_in(c.sequence.parts, c.start, c.end) for c in plan.chunks
+        ):
             return None
         step = StepSize.of(plan.chunks)
         for size in self.sizes:
             if size.fits(step):
-                has_adapters = any(chunk.sequence.adapter for chunk in plan.chunks)
+                has_adapters = any(adapter_of(chunk.sequence.parts) for chunk in plan.chunks)
                 return self.graph(size, has_adapters=has_adapters)
         return None
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from core.errors import RequestError
-from core.images import PromptImage
+from core.images import Images, PromptImage
 from core.output import Output
 from core.protocol.messages import Step, Submit
 from core.sampling import Finish, Sampled, SamplingParams, TopLogprobs
@@ -206,6 +206,6 @@ def test_out_of_range_numbers_of_answers_are_named(params, field):
 )
 def test_chunks_do_not_end_inside_bidirectional_images(end, cut):
     images = tuple(PromptImage(start, 4, b"digest", {}, is_bidirectional=True) for start in (2, 6))
-    assert Sequence(0, range(12), SamplingParams(), images=images).chunk_end(end) == cut
+    assert Sequence(0, range(12), SamplingParams(), parts=(Images(images),)).chunk_end(end) == cut
     causal = tuple(PromptImage(start, 4, b"digest", {}) for start in (2, 6))
-    assert Sequence(0, range(12), SamplingParams(), images=causal).chunk_end(end) == end
+    assert Sequence(0, range(12), SamplingParams(), parts=(Images(causal),)).chunk_end(end) == end

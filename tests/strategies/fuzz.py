@@ -40,7 +40,7 @@ from core.adapter import Adapter
 from core.beams import BeamSearch
 from core.configuration.strategy_table import BATCHING_NAMES
 from core.errors import GenerationError, RequestError
-from core.images import PromptImage
+from core.images import Images, PromptImage
 from core.plan import Chunk, StepPlan
 from core.request import Request
 from core.sampling import Finish, Sampled, SamplingParams, SequenceFailure
@@ -161,8 +161,10 @@ class Executor(FakeExecutor):
         return strikes
 
     def digest(self, sequence: Any, prefix: Any) -> int:
-        images = tuple(image.digest for image in sequence.images_in(0, len(prefix)))
-        return hash((sequence.prefix_salt, images, tuple(prefix)))
+        part = Images.of(sequence.parts)
+        images = part.within(0, len(prefix)) if part is not None else ()
+        digests = tuple(image.digest for image in images)
+        return hash((sequence.prefix_salt, digests, tuple(prefix)))
 
     def sample(self, chunk: Chunk, prefix: Any) -> Any:
         sequence = chunk.sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.adapter import Adapter
+from core.adapter import Adapted, Adapter
 from core.output import Output
 from core.protocol.stats import BOUNDS_S, BOUNDS_TOKENS, Durations, Timing
 from core.request import Request
@@ -186,7 +186,7 @@ def test_adapters_of_running_and_waiting_requests():
     params = SamplingParams(max_tokens=2, ignore_eos=True)
     for id, name in enumerate(("b", "a", "b")):
         adapter = Adapter(name, "/src", rank=4, slot=id, generation=1)
-        strategy.add(Request(id, [1, 2], params, adapter=adapter))
+        strategy.add(Request(id, [1, 2], params, parts=(Adapted(adapter),)))
     engine.step(0.0)
     seen = stats(Meter(), engine)
     assert (seen.running_adapters, seen.waiting_adapters) == (("b",), ("a", "b"))

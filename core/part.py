@@ -1,0 +1,35 @@
+"""A part of a sequence: what one feature, such as images, adds to it.
+
+A plain sequence has none, and nobody who schedules it knows one part from another: it asks all of
+them. Whoever does know, because the feature is its own, asks for its part: `Images.of(parts)`.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+
+class Part:
+    """The answers of a feature that changes nothing. A feature overrides those that it changes."""
+
+    __slots__ = ()
+
+    salt: str = ""
+    """Sequences share cached blocks only if the salts of their parts are equal. A salt names its
+    feature, and has no `|`."""
+    needs_newest: bool = False
+    """Whether the host needs the newest token to sample the next one. If so, the sequence is not
+    scheduled while that token is in flight."""
+
+    def chunk_end(self, end: int) -> int:
+        """Return the last position up to `end` where a chunk may end."""
+        return end
+
+    def content(self, start: int, end: int) -> bytes:
+        """Return what the tokens `start : end` stand for, as far as their ids do not tell."""
+        return b""
+
+    @classmethod
+    def of(cls, parts: tuple[Part, ...]) -> Self | None:
+        """Return the part of this kind, if it is one of `parts`."""
+        return next((part for part in parts if isinstance(part, cls)), None)
