@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from core.checked import Checked
+from core.configuration.checked import Checked
 from core.errors import RequestError
 from core.structured_outputs import StructuredOutputsParams
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from core.checked import Checked
+from core.configuration.checked import Checked
 from core.errors import RequestError
 
 
