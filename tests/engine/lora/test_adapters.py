@@ -106,6 +106,7 @@ def test_a_mixed_batch_equals_single_requests(adapted, batching, decoder):
         assert llm.llm_engine.strategy.num_preemptions > 0
 
 
+@pytest.mark.matrix(cases=2)
 @pytest.mark.parametrize(
     ("architecture", "targets"),
     [

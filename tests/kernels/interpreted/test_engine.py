@@ -50,10 +50,14 @@ def _poison() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "decoder"),
-    [(name, "transformers" if name == "mistral" else "own") for name in SETTINGS],
+    "architecture",
+    [
+        name if name == "llama" else pytest.param(name, marks=pytest.mark.matrix(cases=0))
+        for name in SETTINGS
+    ],
 )
-def test_same_tokens_as_with_torch(architecture, decoder, tmp_path, monkeypatch):
+def test_same_tokens_as_with_torch(architecture, tmp_path, monkeypatch):
+    decoder = "transformers" if architecture == "mistral" else "own"
     save_model(tmp_path, architecture, SETTINGS[architecture])
     expected = answers(tmp_path)
     backends = use_triton(monkeypatch)

@@ -53,6 +53,7 @@ def test_a_mixed_batch(block_size, dtype):
     check(MIXED, block_size=block_size, dtype=dtype)
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize(("num_splits", "block_size"), [(12, 16), (17, 64), (60, 32)])
 def test_splits_of_a_mixed_batch(block_size, num_splits):
     """If there may be 60 splits, they are as short as possible."""
@@ -60,6 +61,7 @@ def test_splits_of_a_mixed_batch(block_size, num_splits):
     check(LONG, num_splits=num_splits, block_size=block_size, heads=(2, 1))
 
 
+@pytest.mark.matrix(cases=2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -82,6 +84,7 @@ def test_splits_of_every_head_dim(head_dim, dtype):
     check([(5, 170), (9, 9)], num_splits=9, head_dim=head_dim, dtype=dtype)
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("heads", [(2, 2), (7, 1), (130, 1)])
 def test_splits_of_groups(heads):
     check([(1, 20), (2, 270)], num_splits=8, heads=heads)
@@ -101,6 +104,7 @@ def test_lengths_around_blocks_and_tiles(block_size, cached):
     check([(new, new + cached) for new in news], block_size=block_size, heads=(2, 1))
 
 
+@pytest.mark.matrix(cases=3)
 @pytest.mark.parametrize("heads", [(2, 2), (3, 1), (6, 2), (16, 2), (7, 1), (71, 1), (130, 1)])
 def test_groups(heads):
     """130 query heads per KV head are more than a tile has rows."""
@@ -114,12 +118,14 @@ def test_head_dims(head_dim, dtype):
     check(SHORT, head_dim=head_dim, dtype=dtype, block_size=32)
 
 
+@pytest.mark.matrix(cases=3)
 @pytest.mark.parametrize("window", [1, 2, 16, 31, 33, 64, 1000])
 def test_windows(window):
     """With 64 query rows and a window of 1, some rows see no key of some tiles."""
     check([(1, 131), (64, 128), (70, 70)], {"window": window}, heads=(2, 1))
 
 
+@pytest.mark.matrix(cases=2)
 @pytest.mark.parametrize(
     "options",
     [

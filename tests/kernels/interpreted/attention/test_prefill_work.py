@@ -97,6 +97,7 @@ def test_items_divide_the_visible_keys(name, num_splits, window):
         )
 
 
+@pytest.mark.matrix(cases=2)
 @pytest.mark.parametrize("tile", [(1, 16), (18, 64), (128, 64), (16, 16), (64, 128)])
 def test_blocks_and_tiles_of_any_size(tile):
     """Splits may be as short as a tile."""

@@ -182,7 +182,7 @@ def load(folder, dtype=torch.float16, **changes):
     return load_own_decoder(source, 128, Phases())
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("precision", QUANTIZERS)
 @pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe", "gpt_oss"])
 def test_models_that_are_quantized_at_load(architecture, precision, tmp_path, monkeypatch):
