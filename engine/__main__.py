@@ -15,7 +15,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,10 +31,9 @@ from core.protocol.messages import Dead
 from engine.phases import Phases
 
 if TYPE_CHECKING:
-    from engine.engine import Engine
     from engine.serve.connection import Connection
     from engine.serve.emf import EmfReporter
-    from engine.tasks.engine import TaskEngine
+    from engine.serve.service import Service
 
 logger = logging.getLogger(__package__)
 
@@ -84,12 +82,12 @@ def _serve(parent: int, launch_path: Path, copy: int) -> int:
     with Connection(launch.endpoints[copy], may_sleep=may_sleep) as connection:
         try:
             with contained:
-                engine = _build(launch, phases, partial(_on_lost, connection))
+                service = _build(launch, phases, connection)
             gc.collect()
             gc.freeze()  # the model stays: keep the collector from scanning it between steps
             options = launch.options
             server = Server(
-                engine,
+                service,
                 connection,
                 options.job_queue_size,
                 max_waiting_tokens=options.job_queue_tokens,
@@ -135,9 +133,7 @@ def _on_lost(connection: Connection, error: LongshoreError) -> None:
     timer.start()
 
 
-def _build(
-    launch: Launch, phases: Phases, on_lost: Callable[[LongshoreError], None]
-) -> Engine | TaskEngine:
+def _build(launch: Launch, phases: Phases, connection: Connection) -> Service:
     from engine.device import explaining_out_of_memory
 
     model_dir = Path(launch.model_dir)
@@ -146,13 +142,17 @@ def _build(
     with explaining_out_of_memory():
         if launch.task.kind == "generation":
             from engine.build import build_engine
+            from engine.serve.text_service import TextService
 
             _end_imports(phases)
-            return build_engine(model_dir, launch.options, phases, on_lost, launch.rank_address)
+            on_lost = partial(_on_lost, connection)
+            engine = build_engine(model_dir, launch.options, phases, on_lost, launch.rank_address)
+            return TextService(engine, connection)
+        from engine.serve.task_service import TaskService
         from engine.tasks.build import build_task_engine
 
         _end_imports(phases)
-        return build_task_engine(launch.task, model_dir, launch.options)
+        return TaskService(build_task_engine(launch.task, model_dir, launch.options), connection)
 
 
 def _end_imports(phases: Phases) -> None:

@@ -169,7 +169,8 @@ def test_the_front_end_loads_without_torch():
 
 
 @pytest.mark.parametrize(
-    "modules", ["container.front_end.app", "engine.build, engine.serve.server"]
+    "modules",
+    ["container.front_end.app", "engine.build, engine.serve.server, engine.serve.text_service"],
 )
 def test_llguidance_is_imported_by_the_first_grammar(modules):
     code = f"import sys, {modules}; sys.exit('llguidance' in sys.modules)"
@@ -177,7 +178,11 @@ def test_llguidance_is_imported_by_the_first_grammar(modules):
 
 
 @pytest.mark.parametrize(
-    "modules", ["engine.serve.server, engine.tasks.build", "engine.parts, engine.step.follower"]
+    "modules",
+    [
+        "engine.serve.server, engine.serve.task_service, engine.tasks.build",
+        "engine.parts, engine.step.follower",
+    ],
 )
 def test_engines_of_handlers_and_other_ranks_do_not_import_transformers_models(modules):
     code = f"import sys, {modules}; sys.exit('transformers.modeling_utils' in sys.modules)"

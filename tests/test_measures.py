@@ -22,8 +22,8 @@ SMEAR = {
     "ranks": 33,
     "copies": 17,
     "prompt_logprobs": 27,
-    "grammars": 19,
-    "tasks": 16,
+    "grammars": 18,
+    "tasks": 12,
     "beams": 12,
 }
 """Files outside a feature's home that name it, at most."""

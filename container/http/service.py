@@ -10,7 +10,7 @@ from flask import Response
 from container.http.deadline import Deadline
 from container.http.request_context import RequestContext
 from container.wire.engine_client import EngineClient
-from container.wire.task_reply import TaskReply
+from container.wire.reply import Reply
 from core.configuration.options import Options
 from core.errors import GenerationError, NotFoundError
 from core.protocol.messages import Performed
@@ -29,15 +29,15 @@ class Service:
         if name != self.model_name:
             raise NotFoundError(f"no model '{name}'; this container serves '{self.model_name}'")
 
-    def wait_for(self, context: RequestContext, reply: TaskReply) -> Performed:
+    def wait_for(self, context: RequestContext, reply: Reply) -> Performed:
         """Return the only part of a reply. Raises what `parts_of` raises."""
         (part,) = self.parts_of(context, reply)
         return part
 
-    def parts_of(self, context: RequestContext, reply: TaskReply) -> Generator[Performed]:
+    def parts_of(self, context: RequestContext, reply: Reply) -> Generator[Performed]:
         """Yield the parts of a reply as they arrive, up to and including the last.
 
-        Raises what `TaskReply.get` and `Deadline.wait` raise. If the generator raises or is
+        Raises what `Reply.get` and `Deadline.wait` raise. If the generator raises or is
         closed early, the request is aborted in the engine.
         """
         deadline = Deadline(context.has_hung_up, self.options.predict_timeout)

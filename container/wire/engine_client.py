@@ -11,7 +11,7 @@ import gevent
 from container.wire.channel import Clock
 from container.wire.engine_connection import EngineConnection
 from container.wire.engine_state import Health
-from container.wire.task_reply import TaskReply
+from container.wire.reply import Reply
 from core.adapter import Adapter
 from core.protocol.messages import Facts
 from core.routing import PrefixAware, RoutedRequest, Router, prefix_keys
@@ -93,7 +93,7 @@ class EngineClient:
         loads = {name: copy.load for name, copy in by_name.items()}
         return by_name[self._router.choose(request, loads)]
 
-    def load_adapter(self, name: str, src: str) -> list[TaskReply]:
+    def load_adapter(self, name: str, src: str) -> list[Reply]:
         """Load the adapter at `src` into every engine that is ready and has none of that name.
 
         If every engine has one, the first engine is asked, and refuses. Raises
@@ -102,7 +102,7 @@ class EngineClient:
         ready = self._ready()
         return [copy.load_adapter(name, src) for copy in self._without(name, ready) or ready[:1]]
 
-    def unload_adapter(self, name: str) -> list[TaskReply]:
+    def unload_adapter(self, name: str) -> list[Reply]:
         """Unload an adapter from every engine that has it.
 
         If no engine has it, the first engine is asked, and refuses. Raises EngineUnavailableError

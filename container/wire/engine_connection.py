@@ -19,8 +19,8 @@ import zmq.green as zmq
 
 from container.wire.channel import Channel, Clock
 from container.wire.engine_state import EngineState, Health
+from container.wire.reply import Reply
 from container.wire.snapshots import SnapshotFeed
-from container.wire.task_reply import TaskReply
 from container.wire.token_stream import TokenStream
 from core.errors import EngineUnavailableError
 from core.images import PromptImage
@@ -73,7 +73,7 @@ class EngineConnection:
         self._clock = clock
         self._name = uuid.uuid4().hex
         self._numbers = itertools.count(1)
-        self._open: dict[str, TokenStream | TaskReply] = {}
+        self._open: dict[str, TokenStream | Reply] = {}
         """The running requests by their ids."""
         self._refused: dict[str, int] = {}
         self.snapshots = SnapshotFeed(self._watch, clock)
@@ -106,15 +106,15 @@ class EngineConnection:
         self._open[stream.id] = stream
         return stream
 
-    def perform(self, body: bytes, headers: Mapping[str, str]) -> TaskReply:
+    def perform(self, body: bytes, headers: Mapping[str, str]) -> Reply:
         """Start a task. Raises EngineUnavailableError while the engine is not ready."""
         return self._request(Perform(self._new_id(), body, dict(headers)))
 
-    def load_adapter(self, name: str, src: str) -> TaskReply:
+    def load_adapter(self, name: str, src: str) -> Reply:
         """Load the adapter at `src`. Raises EngineUnavailableError like `perform`."""
         return self._request(LoadAdapter(self._new_id(), name, src))
 
-    def unload_adapter(self, name: str) -> TaskReply:
+    def unload_adapter(self, name: str) -> Reply:
         """Unload an adapter. Raises EngineUnavailableError like `perform`."""
         return self._request(UnloadAdapter(self._new_id(), name))
 
@@ -150,8 +150,8 @@ class EngineConnection:
         self._channel.close()
         self._context.term()
 
-    def _request(self, message: Perform | LoadAdapter | UnloadAdapter) -> TaskReply:
-        reply = TaskReply(message.id, self.abort)
+    def _request(self, message: Perform | LoadAdapter | UnloadAdapter) -> Reply:
+        reply = Reply(message.id, self.abort)
         self._channel.send(message)
         self._open[reply.id] = reply
         return reply
@@ -225,7 +225,7 @@ class EngineConnection:
         match self._open.get(id), message:
             case TokenStream() as request, Output() | Failed():
                 request.push(message)
-            case TaskReply() as request, Performed() | Failed():
+            case Reply() as request, Performed() | Failed():
                 request.push(message)
             case _:
                 return  # aborted while this message was in flight

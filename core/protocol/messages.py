@@ -36,7 +36,8 @@ import msgspec
 
 from core.adapter import Adapter
 from core.configuration.strategy_table import Batching
-from core.errors import FailureKind
+from core.errors import FailureKind, LongshoreError, RequestError
+from core.foreign_code import reason_of
 from core.images import PromptImage
 from core.output import Output
 from core.protocol.snapshot import Snapshot
@@ -52,10 +53,21 @@ class Hello(Message, frozen=True):
     """Register a client, which repeats this until Ready arrives. The engine answers every Hello."""
 
 
-class Submit(Message, frozen=True):
-    """Generate text. `id` is unique among all clients."""
+class NewRequest(Message, frozen=True):
+    """Base class of the messages that start a request."""
 
     id: str
+    """Unique among all clients."""
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Tokens that the request adds to the queue: those of its prompt, once per answer."""
+        return 0
+
+
+class Submit(NewRequest, frozen=True):
+    """Generate text."""
+
     prompt_token_ids: list[int]
     params: SamplingParams
     adapter: str = ""
@@ -63,11 +75,14 @@ class Submit(Message, frozen=True):
     images: tuple[PromptImage, ...] = ()
     """The images of the prompt, in the order of their positions."""
 
+    @property
+    def num_queued_tokens(self) -> int:
+        return len(self.prompt_token_ids) * self.params.num_samples
 
-class Perform(Message, frozen=True):
-    """Run the container's task on a body. `id` is unique among all clients."""
 
-    id: str
+class Perform(NewRequest, frozen=True):
+    """Run the container's task on a body."""
+
     body: bytes
     """A struct of `core.protocol.task_bodies`, or for a handler the body of the HTTP request."""
     headers: dict[str, str] = {}
@@ -207,6 +222,19 @@ class Failed(Message, frozen=True):
     message: str
     field: str = ""
     """For `rejected`, the invalid field: `prompt`, or a field of SamplingParams or of the body."""
+
+    @classmethod
+    def of(cls, id: str, error: BaseException) -> Failed:
+        """Return the message from which a worker restores the error (`failure_of`).
+
+        An error without a kind of its own becomes `failed`, with its type in the message.
+        """
+        kind = error.kind if isinstance(error, LongshoreError) else "failed"
+        if kind == "failed":
+            return cls(id, kind, reason_of(error))
+        if isinstance(error, RequestError):
+            return cls(id, kind, error.message, error.field)
+        return cls(id, kind, str(error))
 
 
 class Heartbeat(Message, frozen=True):

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
 from core.adapter import Adapter, lora_disabled
 from core.errors import LongshoreError
 from core.foreign_code import contained
-from core.protocol.messages import Adapters, LoadAdapter, Performed, UnloadAdapter
+from core.protocol.messages import Adapters, Failed, LoadAdapter, Performed, UnloadAdapter
 from engine.engine import Engine
 from engine.lora.adapter_registry import AdapterRegistry
-from engine.serve.connection import AdapterRead, Connection, failed
-from engine.tasks.engine import TaskEngine
+from engine.lora.files import AdapterWeights
+from engine.serve.connection import Connection, Finished, Inbound
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRead(Finished):
+    """The result of reading a LoadAdapter's files."""
+
+    id: str
+    name: str
+    src: str
+    outcome: AdapterWeights | Exception
 
 
 class AdapterService:
@@ -20,19 +31,21 @@ class AdapterService:
     Each load reads its files in a new thread, which ends by putting an AdapterRead into the inbox.
     """
 
-    def __init__(self, engine: Engine | TaskEngine, connection: Connection) -> None:
+    def __init__(self, engine: Engine, connection: Connection) -> None:
         self._engine = engine
         self._connection = connection
 
     @property
     def loaded(self) -> tuple[Adapter, ...]:
-        adapters = self._engine.adapters if isinstance(self._engine, Engine) else None
+        adapters = self._engine.adapters
         return adapters.loaded if adapters else ()
 
-    def handle(self, client: bytes, message: LoadAdapter | UnloadAdapter | AdapterRead) -> None:
+    def handle(self, client: bytes, message: Inbound) -> None:
         """Answer with Performed or Failed; a load is answered once its files are read."""
+        if not isinstance(message, LoadAdapter | UnloadAdapter | AdapterRead):
+            return
         try:
-            if not isinstance(self._engine, Engine) or self._engine.adapters is None:
+            if self._engine.adapters is None:
                 raise lora_disabled()
             adapters = self._engine.adapters
             match message:
@@ -46,13 +59,13 @@ class AdapterService:
                 case AdapterRead(id, name, src, outcome):
                     if isinstance(outcome, Exception):
                         adapters.cancel(name)
-                        self._connection.send(client, failed(id, outcome))
+                        self._connection.send(client, Failed.of(id, outcome))
                         return
                     adapters.install(name, src, outcome)
                 case UnloadAdapter(id, name):
                     adapters.unload(name)
         except LongshoreError as error:
-            self._connection.send(client, failed(message.id, error))
+            self._connection.send(client, Failed.of(message.id, error))
             return
         # The broadcast first: every client knows the new list before this client hears "done".
         self._connection.broadcast(Adapters(adapters.loaded))

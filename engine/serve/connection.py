@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 import msgspec
 import zmq
 
-from core.errors import EngineUnavailableError, LongshoreError, RequestError
-from core.foreign_code import reason_of
-from core.protocol.messages import Failed, FromEngine, Heartbeat, Message, Submit, ToEngine
+from core.errors import EngineUnavailableError, LongshoreError
+from core.protocol.messages import FromEngine, Heartbeat, Message, NewRequest, ToEngine
 from core.protocol.stats import Stats
-from engine.lora.files import AdapterWeights
 from engine.serve.stall_timer import StallTimer
 
 logger = logging.getLogger(__name__)
@@ -38,23 +36,17 @@ class ConnectionBroken:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterRead:
-    """The result of reading a LoadAdapter's files. Never sent over the wire."""
+class Prepared:
+    """A request that was prepared, or cannot be. Never sent over the wire."""
 
-    id: str
-    name: str
-    src: str
-    outcome: AdapterWeights | Exception
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """A request whose grammar has been compiled, or cannot be. Never sent over the wire."""
-
-    message: Submit
+    message: NewRequest
     arrival: float
     error: BaseException | None
-    """Why the grammar could not be compiled; None if it was."""
+    """Why the request cannot run."""
+
+
+class Finished:
+    """Base class of what threads of a service report to it. Never sent over the wire."""
 
 
 @dataclass(slots=True)
@@ -68,20 +60,7 @@ class Pulse:
     stats: Stats = field(default_factory=Stats)
 
 
-def failed(id: str, error: BaseException) -> Failed:
-    """Return the message from which `container.wire.token_stream.failure_of` restores the error.
-
-    An error without a kind of its own becomes `failed`, with its type in the message.
-    """
-    kind = error.kind if isinstance(error, LongshoreError) else "failed"
-    if kind == "failed":
-        return Failed(id, kind, reason_of(error))
-    if isinstance(error, RequestError):
-        return Failed(id, kind, error.message, error.field)
-    return Failed(id, kind, str(error))
-
-
-Inbound = ToEngine | ClientGone | ConnectionBroken | AdapterRead | Compiled
+Inbound = ToEngine | ClientGone | ConnectionBroken | Prepared | Finished
 
 
 class Connection:

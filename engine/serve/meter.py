@@ -9,12 +9,10 @@ import msgspec
 
 from core.adapter import adapter_of
 from core.output import Output
-from core.protocol.messages import AbortReason, Submit
+from core.protocol.messages import AbortReason, NewRequest, Submit
 from core.protocol.stats import Stats, Timing
 from core.sampling import Finish
-from engine.engine import Engine
-from engine.tasks.engine import TaskEngine, TaskOutput
-from engine.tasks.performer import Answer
+from engine.serve.service import Result, StepEngine
 from strategies.group import SequenceGroup
 
 WORKER_LOST = "worker_lost"
@@ -39,7 +37,9 @@ class RequestProgress:
     """Answers that ended by themselves, or that a worker aborted at a stop string."""
 
     @classmethod
-    def of(cls, message: Submit, arrival: float) -> RequestProgress:
+    def of(cls, message: NewRequest, arrival: float) -> RequestProgress:
+        if not isinstance(message, Submit):
+            return cls(arrival)
         params = message.params
         num_prompt_tokens = len(message.prompt_token_ids)
         return cls(arrival, num_prompt_tokens, params.num_answers, params.max_tokens)
@@ -94,15 +94,15 @@ class Meter:
         """Count a step that computed this many tokens."""
         self._sums.iteration_tokens.add(num_tokens)
 
-    def record_task(self, progress: RequestProgress, output: TaskOutput, now: float) -> None:
-        """Count a job that has ended. Jobs have no tokens."""
-        _count(self._sums.finished, "stop" if isinstance(output.outcome, Answer) else "error")
+    def record_result(self, progress: RequestProgress, result: Result, now: float) -> None:
+        """Count a request without tokens that has ended."""
+        _count(self._sums.finished, "error" if result.has_failed else "stop")
         self._sums.end_to_end.add(now - progress.arrived)
-        if output.admitted is not None:
-            self._sums.queue.add(output.admitted - progress.arrived)
-            self._sums.inference.add(now - output.admitted)
+        if result.admitted is not None:
+            self._sums.queue.add(result.admitted - progress.arrived)
+            self._sums.inference.add(now - result.admitted)
 
-    def snapshot(self, engine: Engine | TaskEngine, host_s: float = 0.0) -> Stats:
+    def snapshot(self, engine: StepEngine, host_s: float = 0.0) -> Stats:
         """Return all statistics as of now, in an object that no longer changes.
 
         host_s: the seconds of `HostTime`.

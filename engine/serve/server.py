@@ -8,7 +8,6 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -20,39 +19,27 @@ from core.protocol.messages import (
     Abort,
     Failed,
     FromEngine,
-    Heartbeat,
     Hello,
-    LoadAdapter,
-    Perform,
-    Performed,
-    Ready,
+    NewRequest,
     Refused,
     Step,
-    Submit,
-    UnloadAdapter,
     Watch,
 )
 from core.sampling import Finish
-from engine.engine import Engine
-from engine.serve.adapter_service import AdapterService
 from engine.serve.connection import (
-    HEARTBEAT_INTERVAL_S,
-    AdapterRead,
     ClientGone,
-    Compiled,
     Connection,
     ConnectionBroken,
     Inbound,
-    Pulse,
-    failed,
+    Prepared,
 )
 from engine.serve.emf import EmfReporter
-from engine.serve.grammar_compiler import GrammarCompiler, num_prompt_tokens
+from engine.serve.heart import Heart
 from engine.serve.host_time import HostTime
 from engine.serve.meter import WORKER_LOST, Meter, RequestProgress
+from engine.serve.open_requests import ClientRequest, OpenRequests
+from engine.serve.service import Result, Service
 from engine.serve.watchers import MIN_INTERVAL_S, Watchers
-from engine.tasks.engine import TaskEngine, TaskOutput
-from engine.tasks.performer import Answer, Job
 
 logger = logging.getLogger(__name__)
 
@@ -60,24 +47,12 @@ IDLE_PULSE_S = 0.5
 """Longest wait for a message, so that the pulse stays fresh while nothing runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class _ClientRequest:
-    """A request that the engine has accepted and not finished."""
-
-    client: bytes
-    id: str
-    """The id that the client chose."""
-    open_answers: set[int]
-    """Indices of the answers that have not ended."""
-    progress: RequestProgress
-
-
 class Server:
-    """Runs an engine for the clients of a connection, in the caller's thread."""
+    """Runs the engine of a service for the clients of a connection, in the caller's thread."""
 
     def __init__(
         self,
-        engine: Engine | TaskEngine,
+        service: Service,
         connection: Connection,
         max_waiting: int,
         *,
@@ -89,22 +64,20 @@ class Server:
         max_waiting_tokens: prompt tokens that may wait.
         reporter: gets the statistics whenever the loop has done a step or waited.
         """
-        self._engine = engine
+        self._service = service
+        self._engine = service.engine
         self._connection = connection
         self._max_waiting = max_waiting
         self._max_waiting_tokens = max_waiting_tokens
-        self._requests: dict[int, _ClientRequest] = {}
-        """By the engine's request id."""
-        self._request_ids: dict[tuple[bytes, str], int] = {}
-        """The engine's request ids, by client and the client's id."""
-        self._adapters = AdapterService(engine, connection)
-        grammars = engine.grammars if isinstance(engine, Engine) else None
-        self._grammar_compiler = GrammarCompiler(grammars, connection.inbox)
+        self._requests = OpenRequests()
+        self._held: dict[tuple[bytes, str], NewRequest] = {}
+        """Requests that are being prepared, by client and the client's id."""
         self._meter = Meter()
-        self._host_time = HostTime(engine.model_time)
-        self._watchers = Watchers(engine.strategy, connection.send, self._first_token)
-        self._stats_due = 0.0
-        self._was_idle = True
+        self._host_time = HostTime(self._engine.model_time)
+        self._heart = Heart(self._engine, connection, self._meter, self._host_time)
+        self._watchers = Watchers(
+            self._engine.strategy, connection.send, self._requests.first_token
+        )
         self._reporter = reporter
 
     def serve_forever(self) -> None:
@@ -117,29 +90,21 @@ class Server:
                 self._meter.record_step(num_tokens)
             messages = self._messages_of(outputs)
             # Before the messages: a client that gets its last token finds it counted in /metrics.
-            self._update_pulse()
+            self._report()
             for client, message in messages:
                 self._connection.send(client, message)
 
     def _between_tokens(self) -> None:
         """Handle messages, above all aborts, within a step that generates whole answers."""
         self._receive(0)
-        self._update_pulse()
+        self._report()
 
-    def _update_pulse(self) -> None:
-        now, stats = time.monotonic(), self._connection.pulse.stats
-        is_idle = not self._engine.has_work()
-        has_become_idle = is_idle and not self._was_idle
-        self._was_idle = is_idle
-        if now >= self._stats_due or has_become_idle:
-            stats = self._meter.snapshot(self._engine, self._host_time.seconds())
-            self._stats_due = now + HEARTBEAT_INTERVAL_S
-        self._connection.pulse = Pulse(now, stats)
+    def _report(self) -> None:
+        """Tell everyone who wants to know how the engine is."""
+        now = time.monotonic()
+        stats = self._heart.beat(now)
         if self._reporter is not None:
             self._reporter.tick(self._engine.facts, stats, now)
-        if has_become_idle:
-            # Otherwise /metrics would show ended requests until the next heartbeat.
-            self._connection.broadcast(Heartbeat(0.0, stats))
         if self._watchers:
             self._watchers.update()
 
@@ -167,14 +132,11 @@ class Server:
     def _handle(self, client: bytes, message: Inbound) -> None:
         match message:
             case Hello():
-                ready = Ready(self._engine.facts, self._adapters.loaded)
-                self._connection.send(client, ready)
-            case Submit() | Perform():
+                self._connection.send(client, self._service.ready())
+            case NewRequest():
                 self._submit(client, message, time.monotonic(), is_new=True)
-            case Compiled():
-                self._take_compiled(client, message)
-            case LoadAdapter() | UnloadAdapter() | AdapterRead():
-                self._adapters.handle(client, message)
+            case Prepared():
+                self._take_prepared(client, message)
             case Abort(id, index, reason):
                 self._abort(client, id, index, reason)
             case Refused(counts):
@@ -186,91 +148,75 @@ class Server:
             case ClientGone():
                 self._watchers.remove(client)
                 self._abort_all(client)
+            case _:
+                self._service.handle(client, message)
 
-    def _take_compiled(self, client: bytes, compiled: Compiled) -> None:
-        submit = compiled.message
-        if self._grammar_compiler.release(client, submit.id) is None:
-            return  # aborted while its grammar was compiled
-        if compiled.error is None:
-            self._submit(client, submit, compiled.arrival)
+    def _take_prepared(self, client: bytes, prepared: Prepared) -> None:
+        message = prepared.message
+        if self._held.pop((client, message.id), None) is None:
+            return  # aborted meanwhile
+        if prepared.error is None:
+            self._submit(client, message, prepared.arrival)
         else:
-            self._connection.send(client, failed(submit.id, compiled.error))
+            self._connection.send(client, Failed.of(message.id, prepared.error))
 
     def _submit(
-        self, client: bytes, message: Submit | Perform, arrival: float, *, is_new: bool = False
+        self, client: bytes, message: NewRequest, arrival: float, *, is_new: bool = False
     ) -> None:
-        """Add a request to the engine once its grammar is compiled, or answer with Failed.
+        """Add a request to the engine once it is prepared, or answer with Failed.
 
-        is_new: whether a full queue may refuse it. False for one that waited for its grammar.
+        is_new: whether a full queue may refuse it. False for one that has been prepared.
         """
         try:
             with contained:
-                added = self._add(client, message, arrival, is_new=is_new)
+                self._add(client, message, arrival, is_new=is_new)
         except Exception as error:  # whatever goes wrong belongs to this request alone
             if not isinstance(error, LongshoreError):
                 logger.exception("request not added id=%s", message.id)
-            self._connection.send(client, failed(message.id, error))
-            return
-        if added is None:
-            return
-        request_id, progress = added
-        open_answers = set(range(progress.num_answers))
-        request = _ClientRequest(client, message.id, open_answers, progress)
-        self._requests[request_id] = request
-        self._request_ids[client, message.id] = request_id
+            self._connection.send(client, Failed.of(message.id, error))
 
-    def _add(
-        self, client: bytes, message: Submit | Perform, arrival: float, *, is_new: bool
-    ) -> tuple[int, RequestProgress] | None:
-        """Add a request to the engine. Return None if its grammar must be compiled first."""
+    def _add(self, client: bytes, message: NewRequest, arrival: float, *, is_new: bool) -> None:
         key = client, message.id
-        if key in self._request_ids or key in self._grammar_compiler:
+        if key in self._requests or key in self._held:
             raise RequestError("id", "this id is in use")
         if is_new:
             self._check_queue(message)
-        if self._grammar_compiler.take(client, message, arrival):
-            return None
-        match message, self._engine:
-            case Submit(), Engine() as engine:
-                progress = RequestProgress.of(message, arrival)
-                prompt, params = message.prompt_token_ids, message.params
-                id = engine.add(prompt, params, arrival, message.adapter, message.images)
-                return id, progress
-            case Perform(), TaskEngine() as engine:
-                send = partial(self._send_part, client, message.id)
-                job = Job(message.body, message.headers, send)
-                return engine.add(job, arrival), RequestProgress(arrival)
-            case _:
-                raise RequestError("task", f"this container serves {self._engine.facts.task}")
+        if self._service.prepares(client, message, arrival):
+            self._held[key] = message
+            return
+        progress = RequestProgress.of(message, arrival)
+        send = partial(self._send_part, client, message.id)
+        self._requests.add(self._service.add(message, arrival, send), client, message.id, progress)
 
-    def _send_part(self, client: bytes, id: str, part: Answer) -> bool:
-        """Send a part of a task's answer. Return False if the request was aborted.
+    def _send_part(self, client: bytes, id: str, part: FromEngine) -> bool:
+        """Send a part of an answer. Return False if the request was aborted.
 
         Called within a step, which lasts until the answer is complete. Handles waiting messages
         first, since the client may have disconnected.
         """
         self._between_tokens()
-        if (client, id) not in self._request_ids:
+        if (client, id) not in self._requests:
             return False
-        self._connection.send(client, _part(id, part, is_last=False))
+        self._connection.send(client, part)
         return True
 
-    def _check_queue(self, message: Submit | Perform) -> None:
+    def _check_queue(self, message: NewRequest) -> None:
         """Raise OverloadedError if the request does not fit into the queue.
 
         The queue holds `max_waiting` requests beyond those that fit into a batch. Their prompts may
         have `max_waiting_tokens` tokens; a single request may have any number.
         """
         strategy = self._engine.strategy
-        num_held = len(strategy.waiting) + len(strategy.running) + len(self._grammar_compiler)
+        num_held = len(strategy.waiting) + len(strategy.running) + len(self._held)
         if num_held >= self._max_waiting + strategy.limits.max_sequences:
             raise OverloadedError(
                 f"{self._max_waiting} requests are waiting already (job_queue_size)"
             )
-        if self._max_waiting_tokens is None or not isinstance(message, Submit):
+        num_tokens = message.num_queued_tokens
+        if self._max_waiting_tokens is None or not num_tokens:
             return
-        waiting = strategy.num_waiting_tokens + self._grammar_compiler.num_waiting_tokens
-        num_tokens = num_prompt_tokens(message)
+        held = sum(request.num_queued_tokens for request in self._held.values())
+        waiting = strategy.num_waiting_tokens + held
         if waiting and waiting + num_tokens > self._max_waiting_tokens:
             raise OverloadedError(
                 f"{waiting} prompt tokens are waiting already, and {num_tokens} more would exceed "
@@ -278,43 +224,29 @@ class Server:
             )
 
     def _abort_all(self, client: bytes) -> None:
-        for owner, id in (*self._request_ids, *self._grammar_compiler):
+        for owner, id in (*self._requests, *self._held):
             if owner == client:
                 self._abort(owner, id, None, WORKER_LOST)
 
     def _abort(self, client: bytes, id: str, index: int | None, reason: str) -> None:
         now = time.monotonic()
-        held = self._grammar_compiler.release(client, id)
+        held = self._held.pop((client, id), None)
         if held is not None:
-            answers = range(held.params.num_answers)
-            self._meter.record_abort(RequestProgress.of(held, now), answers, reason, now)
-        request_id = self._request_ids.get((client, id))
-        if request_id is None:
+            progress = RequestProgress.of(held, now)
+            self._meter.record_abort(progress, range(progress.num_answers), reason, now)
+        request_id = self._requests.id_of(client, id)
+        request = None if request_id is None else self._requests.get(request_id)
+        if request_id is None or request is None:
             return
-        request = self._requests[request_id]
         open_before = frozenset(request.open_answers)
-        self._close(request_id, index)
+        self._requests.close(request_id, index)
         ended = open_before - request.open_answers
         timings = self._meter.record_abort(request.progress, ended, reason, now)
         for answer, timing in timings.items():
             self._watchers.note_end(request_id + answer, timing)
-        self._engine.abort(request_id, index if request_id in self._requests else None)
+        self._engine.abort(request_id, index if request.open_answers else None)
 
-    def _close(self, request_id: int, index: int | None) -> None:
-        """Close an answer, or all if `index` is None. Forget the request with its last answer."""
-        request = self._requests[request_id]
-        request.open_answers.difference_update(request.open_answers if index is None else {index})
-        if not request.open_answers:
-            del self._requests[request_id]
-            del self._request_ids[request.client, request.id]
-
-    def _first_token(self, request_id: int) -> float | None:
-        request = self._requests.get(request_id)
-        return request.progress.first_token if request is not None else None
-
-    def _messages_of(
-        self, outputs: Sequence[Output | TaskOutput]
-    ) -> list[tuple[bytes, FromEngine]]:
+    def _messages_of(self, outputs: Sequence[Output | Result]) -> list[tuple[bytes, FromEngine]]:
         """Count a step's outputs, and return the messages to the clients.
 
         Each client gets its new tokens in one Step message.
@@ -326,36 +258,27 @@ class Server:
             request = self._requests.get(output.request_id)
             if request is None:
                 continue
-            if isinstance(output, TaskOutput):
-                self._meter.record_task(request.progress, output, now)
-                messages.append((request.client, _performed(request.id, output)))
-                self._close(output.request_id, None)
+            if not isinstance(output, Output):
+                self._meter.record_result(request.progress, output, now)
+                messages.append((request.client, output.message(request.id)))
+                self._requests.close(output.request_id)
             elif output.finish == Finish.ERROR:
                 self._meter.record(request.progress, output, now)
                 kind = "rejected" if output.failed_field else "failed"
                 failure = Failed(request.id, kind, output.failure, output.failed_field)
                 messages.append((request.client, failure))
-                self._close(output.request_id, None)
+                self._requests.close(output.request_id)
             elif output.index in request.open_answers:
-                timing = self._meter.record(request.progress, output, now)
-                if timing is not None:
-                    output = msgspec.structs.replace(output, timing=timing)
-                    self._watchers.note_end(output.request_id + output.index, timing)
-                steps[request.client].append((request.id, output))
-                if output.finish is not None:
-                    self._close(output.request_id, output.index)
+                steps[request.client].append((request.id, self._delivered(request, output, now)))
         messages += ((client, Step(outputs)) for client, outputs in steps.items())
         return messages
 
-
-def _performed(id: str, output: TaskOutput) -> Performed | Failed:
-    match output.outcome:
-        case Answer() as answer:
-            return _part(id, answer, is_last=True)
-        case error:
-            return failed(id, error)
-
-
-def _part(id: str, answer: Answer, *, is_last: bool) -> Performed:
-    headers = dict(answer.headers)
-    return Performed(id, answer.body, answer.content_type, answer.code, headers, is_last)
+    def _delivered(self, request: ClientRequest, output: Output, now: float) -> Output:
+        """Count an answer's new tokens. Return them, at the answer's end with its timing."""
+        timing = self._meter.record(request.progress, output, now)
+        if timing is not None:
+            output = msgspec.structs.replace(output, timing=timing)
+            self._watchers.note_end(output.request_id + output.index, timing)
+        if output.finish is not None:
+            self._requests.close(output.request_id, output.index)
+        return output

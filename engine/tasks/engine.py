@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from core.errors import GenerationError
 from core.output import Output
-from core.protocol.messages import Facts
+from core.protocol.messages import Facts, Failed, Performed
 from core.request import Request
 from core.sampling import Sampled, SamplingParams
 from engine.failures import Guard
 from engine.stopwatch import Stopwatch
-from engine.tasks.performer import Job, Outcome, Performer
+from engine.tasks.performer import Answer, Job, Outcome, Performer
 from strategies.base import Strategy
 
 _ONE_STEP = SamplingParams(max_tokens=1, seed=0)
@@ -31,6 +31,18 @@ class TaskOutput:
     outcome: Outcome
     admitted: float | None
     """When the strategy admitted the job."""
+
+    @property
+    def has_failed(self) -> bool:
+        return not isinstance(self.outcome, Answer)
+
+    def message(self, id: str) -> Performed | Failed:
+        """Return the message to the client, who knows the request by `id`."""
+        match self.outcome:
+            case Answer() as answer:
+                return answer.message(id, is_last=True)
+            case error:
+                return Failed.of(id, error)
 
 
 class TaskEngine:

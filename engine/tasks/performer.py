@@ -11,6 +11,7 @@ import torch
 
 from core.errors import EngineUnavailableError, RequestError
 from core.foreign_code import contained
+from core.protocol.messages import Performed
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,10 @@ class Answer:
     content_type: str = "application/json"
     code: int = 200
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def message(self, id: str, *, is_last: bool) -> Performed:
+        """Return the message that sends the answer, or one part of it, for the request `id`."""
+        return Performed(id, self.body, self.content_type, self.code, dict(self.headers), is_last)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,11 +45,12 @@ class Feature:
 
 
 _TASKS = (
+    "engine/serve/task_service.py",
     "engine/tasks",
     "engine/offline/tasks.py",
     "container/apis/embeddings.py",
     "container/apis/tasks",
-    "container/wire/task_reply.py",
+    "container/wire/reply.py",
     "core/configuration/pipeline_tasks.py",
     "core/configuration/task.py",
     "core/protocol/task_bodies.py",

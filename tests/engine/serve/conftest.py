@@ -11,6 +11,7 @@ from core.sampling import SamplingParams
 from engine.engine import Engine
 from engine.serve.connection import Connection
 from engine.serve.server import Server
+from engine.serve.text_service import TextService
 from tests.engine.serve.serving import FACTS, Client, Gate, Stop
 from tests.strategies.fakes import strategy_of
 
@@ -53,7 +54,7 @@ def endpoint(engine, gate, connection, queue_limits):
 
 def _serve(engine, connection, queue_limits):
     try:
-        Server(engine, connection, **queue_limits).serve_forever()
+        Server(TextService(engine, connection), connection, **queue_limits).serve_forever()
     except Stop:
         pass
     except Exception as error:

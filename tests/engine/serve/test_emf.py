@@ -14,6 +14,7 @@ from engine.engine import Engine
 from engine.serve.connection import Connection
 from engine.serve.emf import EmfReporter
 from engine.serve.server import Server
+from engine.serve.text_service import TextService
 from tests.engine.serve.serving import FACTS, Client, Gate, Stop
 from tests.strategies.fakes import strategy_of
 
@@ -85,7 +86,12 @@ def test_the_server_reports_also_while_it_is_idle(tmp_path, lines):
     gate = Gate()
     engine = Engine(strategy_of("paged"), gate, FACTS)
     with Connection(f"ipc://{tmp_path}/e") as connection:
-        server = Server(engine, connection, 8, reporter=EmfReporter("demo", 0.01, write=write))
+        server = Server(
+            TextService(engine, connection),
+            connection,
+            8,
+            reporter=EmfReporter("demo", 0.01, write=write),
+        )
 
         def serve():
             with pytest.raises(Stop):

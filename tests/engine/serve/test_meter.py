@@ -58,7 +58,7 @@ def test_gaps_are_measured_per_answer(engine):
 )
 def test_a_job_has_no_tokens(engine, outcome, reason):
     meter = Meter()
-    meter.record_task(RequestProgress(1.0, 0), TaskOutput(0, outcome, admitted=3.0), 8.0)
+    meter.record_result(RequestProgress(1.0, 0), TaskOutput(0, outcome, admitted=3.0), 8.0)
     seen = stats(meter, engine)
     assert seen.finished == {reason: 1}
     assert (seen.queue.sum, seen.end_to_end.sum, sum(seen.first_token.counts)) == (2, 7, 0)

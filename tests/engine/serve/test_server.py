@@ -23,6 +23,7 @@ from core.sampling import Finish, SamplingParams, SequenceFailure
 from engine.engine import MAX_FAILED_STEPS
 from engine.serve.connection import EVERYONE, ConnectionBroken
 from engine.serve.server import Server
+from engine.serve.text_service import TextService
 from tests.engine.serve.serving import (
     FACTS,
     Client,
@@ -222,7 +223,7 @@ def test_a_socket_error_ends_the_engine(connection, engine, monkeypatch):
     client = Client(connection.endpoint)
     client.send(Hello())
     with pytest.raises(EngineUnavailableError, match="ZeroDivisionError"):
-        Server(engine, connection, max_waiting=2).serve_forever()
+        Server(TextService(engine, connection), connection, max_waiting=2).serve_forever()
     connection.send(b"nobody", Dead("never blocks"))
     client.close()
 
@@ -300,4 +301,4 @@ def test_a_single_answer_can_be_aborted(client, engine, gate, connection):
 def test_the_server_ends_with_the_error_of_a_lost_rank(engine, connection):
     connection.inbox.put((EVERYONE, ConnectionBroken(InsufficientMemoryError("rank 1: no room"))))
     with pytest.raises(InsufficientMemoryError, match="rank 1: no room"):
-        Server(engine, connection, max_waiting=2).serve_forever()
+        Server(TextService(engine, connection), connection, max_waiting=2).serve_forever()

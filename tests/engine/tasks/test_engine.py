@@ -24,6 +24,7 @@ from core.protocol.messages import (
 from core.sampling import SamplingParams
 from engine.serve.connection import Connection
 from engine.serve.server import Server
+from engine.serve.task_service import TaskService
 from engine.tasks.build import build_task_engine
 from engine.tasks.performer import Answer, Description, Job
 from strategies.group import SequenceGroup
@@ -170,7 +171,7 @@ def client(make, echo, tmp_path):
 
         def serve():
             with pytest.raises(StoppedError):
-                Server(make(), connection, max_waiting=2).serve_forever()
+                Server(TaskService(make(), connection), connection, max_waiting=2).serve_forever()
 
         thread = threading.Thread(target=serve)
         thread.start()

@@ -10,7 +10,7 @@ from container.wire.token_stream import failure_of
 from core.protocol.messages import AbortReason, Failed, Performed
 
 
-class TaskReply:
+class Reply:
     """A queue of the reply's parts, which the request handler reads."""
 
     def __init__(self, id: str, on_abort: Callable[[str, None, AbortReason], None]) -> None:

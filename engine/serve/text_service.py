@@ -1,0 +1,36 @@
+"""Serves text generation: requests, their grammars, and LoRA adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from core.errors import RequestError
+from core.protocol.messages import FromEngine, NewRequest, Ready, Submit
+from engine.engine import Engine
+from engine.serve.adapter_service import AdapterService
+from engine.serve.connection import Connection, Inbound
+from engine.serve.grammar_compiler import GrammarCompiler
+
+
+class TextService:
+    """The `Service` of an engine that generates text."""
+
+    def __init__(self, engine: Engine, connection: Connection) -> None:
+        self.engine = engine
+        self._adapters = AdapterService(engine, connection)
+        self._grammars = GrammarCompiler(engine.grammars, connection.inbox)
+
+    def ready(self) -> Ready:
+        return Ready(self.engine.facts, self._adapters.loaded)
+
+    def prepares(self, client: bytes, message: NewRequest, arrival: float) -> bool:
+        return isinstance(message, Submit) and self._grammars.compiles(client, message, arrival)
+
+    def add(self, message: NewRequest, now: float, send: Callable[[FromEngine], bool]) -> int:
+        if not isinstance(message, Submit):
+            raise RequestError("task", f"this container serves {self.engine.facts.task}")
+        prompt, params = message.prompt_token_ids, message.params
+        return self.engine.add(prompt, params, now, message.adapter, message.images)
+
+    def handle(self, client: bytes, message: Inbound) -> None:
+        self._adapters.handle(client, message)
