@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -117,7 +118,9 @@ def running_fleet(folder: Path, text: str, *scale: str) -> Iterator[FleetProcess
     process = run_fleet([*arguments, "--properties", str(properties)], log)
     try:
         wait_until(lambda: _serves(process, log), START_S)
-        yield FleetProcess(process, port, properties, log)
+        fleet = FleetProcess(process, port, properties, log)
+        wait_until(lambda: _has_routes(fleet))
+        yield fleet
     finally:
         process.terminate()
         process.wait(120)
@@ -133,3 +136,12 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
 def _serves(process: subprocess.Popen[bytes], log: Path) -> bool:
     assert process.poll() is None, log.read_text()[-5000:]
     return "the fleet serves" in log.read_text()
+
+
+def _has_routes(fleet: FleetProcess) -> bool:
+    """Return whether Serve's proxy knows the fleet. On a busy machine, it learns of it later."""
+    try:
+        return fleet.get("/ping") != ""
+    except urllib.error.HTTPError as error:
+        assert error.code == 404, error
+        return False
