@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -26,12 +25,10 @@ from engine.loading.random_weights import load_random_reference, random_weights
 from engine.model.checkpoint import Checkpoint, checkpoint_of, open_checkpoint
 from engine.model.decoder import Decoder
 from engine.model.loader import Loader
-from engine.model.native import NativeLayers
 from engine.model.quantization.schemes import quantization_method, read_scheme
 from engine.model.spec import DecoderSpec, read_spec
 from engine.phases import Phases
 from engine.ranks.group import Group, SingleRank
-from kernels.cpu.prepared import NoKernelError
 
 
 @torch.inference_mode()
@@ -162,8 +159,4 @@ def _decoder(
         is_exact=source.is_exact,
         group=group,
     )
-    decoder = Decoder(loader, spec, num_layers, show_progress=show_progress)
-    if group.shard.is_whole:  # the native call has no sums over ranks between its layers
-        with suppress(NoKernelError):
-            decoder.native = NativeLayers(decoder)
-    return decoder
+    return Decoder(loader, spec, num_layers, show_progress=show_progress)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine.model.loader import Loader
+from kernels.cpu.elementwise import GatedActivation
 
 Activation = Callable[[Tensor], Tensor]
-FUSED: Mapping[str, Literal["silu", "gelu_tanh"]] = {
+FUSED: Mapping[str, GatedActivation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",

@@ -8,30 +8,21 @@ is stored; `engine.model.families` lists how each family differs from Llama.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from engine.attention.call import AttentionCall, PagedAttention, Rotation
-from engine.model.activations import make_gated, make_plain
-from engine.model.experts import Experts
-from engine.model.families import ExpertNames
-from engine.model.heads import elements_of, halves_of_pairs, load_qk_norms, qkv_sources
-from engine.model.loader import Loader, Source
-from engine.model.norms import add_and_norm, norm_of_all_heads
-from engine.model.rotary import Angles, Rotary
+from engine.attention.call import PagedAttention
+from engine.model.layer import Layer
+from engine.model.loader import Loader
+from engine.model.norms import add_and_norm
+from engine.model.one_call import OneCall
+from engine.model.rotary import Rotary
 from engine.model.spec import DecoderSpec
 from engine.step_inputs import ImageTokens
-
-AnglesByRope = Mapping[str, Angles]
-LayerRunner = Callable[[Tensor, AnglesByRope, PagedAttention, Tensor | None], Tensor | None]
-"""Runs all layers in one call, given hidden states, angles, the attention and the rows to keep.
-Returns None for a step that it does not support. `engine.model.native` has one for CPUs."""
 
 
 class Decoder:
@@ -66,9 +57,8 @@ class Decoder:
         self.head = loader.head(family.head, spec.vocab_size, self.embedding, is_tied=spec.is_tied)
         self.linears = loader.linears
         self.num_bytes, self.num_weights = loader.num_bytes, loader.num_weights
-        self.native: LayerRunner | None = None
-        """Runs all layers in place of `layers`, in the steps that it supports. None: no runner
-        supports this decoder."""
+        self.one_call: OneCall | None = OneCall(self.layers)
+        """Runs `layers` in one call, in the steps that it supports; None to call each of them."""
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=loader.dtype).item()
 
     def __call__(
@@ -96,8 +86,8 @@ class Decoder:
         last_rows = None if has_adapters or len(rows) >= len(hidden) else rows
         output: Tensor | None = None
         computed: Tensor | None = None
-        if self.native is not None and not has_adapters:
-            computed = self.native(hidden, angles, paged, last_rows)
+        if self.one_call is not None and not has_adapters:
+            computed = self.one_call(hidden, angles, paged, last_rows)
         if computed is not None:
             hidden = computed
         else:
@@ -139,198 +129,6 @@ class Decoder:
             logits = logits * self.spec.logit_scale
         cap = self.spec.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
-
-
-class Layer:
-    """`x += attention(norm(x)); x += mlp(norm(x))`; families place their norms differently.
-
-    A layer does not add its last output to the residual stream. The next norm (of the next layer,
-    or the final one) does, in one kernel. So a layer takes and returns two tensors: `hidden`, the
-    residual stream, and `output`, which is still to be added to it.
-    """
-
-    def __init__(self, loader: Loader, spec: DecoderSpec, index: int, rotary: Rotary) -> None:
-        family = spec.family
-        name = f"{family.prefix}{family.layers}.{index}"
-        self.norms = [
-            loader.norm(f"{name}.{norm}", (spec.hidden_size,), family.norm, spec.norm_eps)
-            if norm
-            else None
-            for norm in spec.norms
-        ]
-        self.attention = Attention(loader, spec, index, f"{name}.{family.attention}", rotary)
-        self.mlp = _load_mlp(loader, spec, index, name)
-        self.is_parallel = spec.is_parallel
-        self.residual_scale = spec.residual_scale
-
-    def __call__(
-        self,
-        hidden: Tensor,
-        output: Tensor | None,
-        angles: AnglesByRope,
-        paged: PagedAttention,
-        rows: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the residual stream and the output still to be added to it, [T, hidden] each.
-
-        hidden, output: the same two tensors from the previous layer; the first layer gets no
-        output. rows: return only these rows, [R, hidden].
-        """
-        before_attention, after_attention, before_mlp, after_mlp = self.norms
-        hidden, normed = add_and_norm(hidden, output, before_attention, self.residual_scale)
-        attended = self.attention(normed, angles, paged, rows)
-        if rows is not None:
-            hidden, normed = hidden.index_select(0, rows), normed.index_select(0, rows)
-        if after_attention is not None:
-            attended = after_attention(attended)
-        if self.is_parallel:
-            output = self.mlp(normed if before_mlp is None else before_mlp(hidden))
-            return hidden + attended, output
-        hidden, normed = add_and_norm(hidden, attended, before_mlp, self.residual_scale)
-        output = self.mlp(normed)
-        return hidden, output if after_mlp is None else after_mlp(output)
-
-
-class Attention:
-    """Self-attention over the KV cache, with rotary embedding and optional q/k norms."""
-
-    def __init__(
-        self, loader: Loader, spec: DecoderSpec, index: int, name: str, rotary: Rotary
-    ) -> None:
-        family, dim = spec.family, spec.head_dim
-        self.spec, self.index, self.layer = spec, index, spec.layers[index]
-        rope = self.layer.rope
-        self.rotary_dim = 0 if rope is None else rotary.width(rope)
-        order = None
-        if family.rotary == "pairs" and rope is not None:
-            order = halves_of_pairs(dim, self.rotary_dim)
-        shard = loader.group.shard
-        heads = shard.heads(spec.num_heads, spec.num_kv_heads)
-        self._sizes = [dim * len(part) for part in (heads.queries, heads.keys, heads.keys)]
-        self.qkv = loader.linear(qkv_sources(spec, name, heads, order), spec.hidden_size)
-        self.out = loader.linear(
-            [Source(f"{name}.{family.out}", spec.hidden_size)],
-            spec.num_heads * dim,
-            columns=None if shard.is_whole else elements_of(heads.queries, dim),
-        )
-        self.norms = load_qk_norms(loader, spec, name, heads, order)
-        self._norm_both = None
-        """Norms query heads and key heads together, as they lie side by side in memory."""
-        if spec.qk_norm in ("head", "after rotary") and spec.qkv_clip is None:
-            self._norm_both = norm_of_all_heads(self.norms, (len(heads.queries), len(heads.keys)))
-        self.sinks = loader.optional(f"{name}.sinks", spec.num_heads)
-        if self.sinks is not None:
-            self.sinks = self.sinks[heads.queries.start : heads.queries.stop]
-        self._rotate = loader.elementwise.rotary
-
-    def __call__(
-        self,
-        hidden: Tensor,
-        angles: AnglesByRope,
-        paged: PagedAttention,
-        rows: Tensor | None = None,
-    ) -> Tensor:
-        """Return the attention output [T, hidden], or only its `rows`, [R, hidden]."""
-        kind, clip, dim = self.spec.qk_norm, self.spec.qkv_clip, self.spec.head_dim
-        merged = self.qkv(hidden)
-        query, key, value = merged.split_with_sizes(self._sizes, -1)
-        if kind == "row":
-            query, key = self.norms[0](query), self.norms[1](key)
-        if clip is not None:
-            query, key, value = (part.clamp(-clip, clip) for part in (query, key, value))
-        query, key, value = (part.unflatten(-1, (-1, dim)) for part in (query, key, value))
-        if kind == "head":
-            query, key = self._norm_heads(query, key, merged)
-        rotation = None
-        if self.layer.rope is not None:
-            rotation = Rotation(*angles[self.layer.rope], self.rotary_dim)
-        if kind == "after rotary":
-            if rotation is not None:
-                self._rotate(query, key, *rotation)
-                rotation = None
-            query, key = self._norm_heads(query, key, merged)
-        call = AttentionCall(
-            layer=self.index,
-            query=query,
-            key=key,
-            value=value,
-            scale=self.layer.scale,
-            window=self.layer.window,
-            softcap=self.spec.softcap,
-            sinks=self.sinks,
-            rotation=rotation,
-        )
-        attended = paged.attend(call).flatten(1)
-        return self.out(attended if rows is None else attended.index_select(0, rows))
-
-    def _norm_heads(self, query: Tensor, key: Tensor, merged: Tensor) -> tuple[Tensor, Tensor]:
-        """Norm query and key, [T, heads, head_dim], which are slices of `merged`."""
-        if self._norm_both is None:
-            return self.norms[0](query), self.norms[1](key)
-        both = merged.narrow(-1, 0, sum(self._sizes[:2])).unflatten(-1, (-1, self.spec.head_dim))
-        query, key = self._norm_both(both).split_with_sizes((query.shape[1], key.shape[1]), 1)
-        return query, key
-
-
-class MLP:
-    """`down(activation(gate(x)) * up(x))`; without a gate, `down(activation(up(x)))`."""
-
-    def __init__(
-        self, loader: Loader, spec: DecoderSpec, block: str, width: int | None = None
-    ) -> None:
-        """block: the MLP's name in the checkpoint. width: intermediate size; None means
-        `spec.mlp_width`."""
-        family = spec.family
-        width, shard = width or spec.mlp_width, loader.group.shard
-        columns = None if shard.is_whole else shard.columns(width)
-        total = 2 * width if family.is_gated else width
-        names = [f"{block}.{name}" for name in family.gate_up]
-        order = None
-        if columns is not None:
-            order = torch.arange(columns.start, columns.stop)
-            if total // len(names) > width:  # gate and up are one tensor
-                order = torch.cat([order, order + width])
-        sources = [Source(name, total // len(names), order) for name in names]
-        self.gate_up = loader.linear(sources, spec.hidden_size)
-        down = [Source(f"{block}.{family.down}", spec.hidden_size)]
-        self.down = loader.linear(down, width, columns=columns)
-        self.activation, self.is_gated = spec.activation, family.is_gated
-        self._activate = (
-            make_gated(spec.activation, loader)
-            if family.is_gated
-            else make_plain(spec.activation, loader, block)
-        )
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        return self.down(self._activate(self.gate_up(hidden)))
-
-
-class SharedExperts:
-    """Experts plus a shared MLP that sees every token, weighted by a sigmoid gate (Qwen2-MoE)."""
-
-    def __init__(self, loader: Loader, spec: DecoderSpec, block: str, names: ExpertNames) -> None:
-        config: Any = spec.config
-        self._experts = Experts(loader, spec, block, names)
-        self._shared = MLP(
-            loader, spec, f"{block}.{names.shared}", config.shared_expert_intermediate_size
-        )
-        gate = [Source(f"{block}.{names.shared}_gate", 1)]
-        self._gate = loader.linear(gate, spec.hidden_size, may_quantize=False)
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        return self._experts(hidden) + torch.sigmoid(self._gate(hidden)) * self._shared(hidden)
-
-
-def _load_mlp(
-    loader: Loader, spec: DecoderSpec, index: int, name: str
-) -> MLP | Experts | SharedExperts:
-    """Load the feed-forward block of layer `index`, whose name in the checkpoint is `name`."""
-    family = spec.family
-    names = family.experts
-    if names is None or not spec.layers[index].has_experts:
-        return MLP(loader, spec, f"{name}.{family.mlp}" if family.mlp else name)
-    kind = SharedExperts if names.shared else Experts
-    return kind(loader, spec, f"{name}.{names.block}", names)
 
 
 def _load_position_embedding(loader: Loader, spec: DecoderSpec) -> Tensor | None:

@@ -6,37 +6,48 @@ a format, write such a class and return it from `choose_format`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.cpu import linear as cpu_linear
-from kernels.cpu.prepared import PreparedLinear
+from kernels.cpu.calls import Kernel, NoKernelError
 from kernels.cpu.shared_library import SUFFIXES
+from kernels.cpu.step_calls import StepCalls
 
 Add = Callable[[Tensor, Tensor], None]
 """(rows [T, in], outputs [T, out]): add to the outputs in place."""
 
 
-class Format(Protocol):
+class Format(ABC):
     """A weight [out, in]."""
 
     num_bytes: int
 
+    @abstractmethod
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         """Return [T, out] in the dtype of rows [T, in]. bias: [out], fp32 or that dtype."""
-        ...
+
+    def kernel(
+        self, rows: Tensor, bias: Tensor | None, out: Tensor, residual: Tensor | None
+    ) -> Kernel[Any]:
+        """Return the CPU library's kernel for `multiply`, as `kernels.cpu.linear.product` does.
+
+        Raises NoKernelError if it has none.
+        """
+        raise NoKernelError(f"weights in the format {type(self).__name__} have no kernel")
 
 
 MakeFormat = Callable[[Sequence[Tensor]], Format]
 """Concatenate parts [out_i, in], which may be views of mapped files, into one weight."""
 
 
-class Dense:
+class Dense(Format):
     """A plain [out, in] tensor, on any device."""
 
     def __init__(self, weight: Tensor) -> None:
@@ -58,7 +69,7 @@ class Dense:
         return F.linear(rows, self.weight, bias)
 
 
-class Panels:
+class Panels(Format):
     """A weight packed into panels for the C++ kernel; see `kernels.cpu.linear`.
 
     A weight that bf16 represents exactly is stored in bf16 even if rows are fp32, which halves the
@@ -81,10 +92,10 @@ class Panels:
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         return cpu_linear.linear(rows, self.panels, self.num_columns, bias)
 
-    def prepared(self, bias: Tensor | None, dtype: torch.dtype) -> PreparedLinear:
-        """Return the weight for `kernels.cpu.prepared_layers`. bias: [out] fp32. dtype: dtype of
-        the rows, which the panels need not have."""
-        return PreparedLinear.of(self.panels, self.num_columns, bias)
+    def kernel(
+        self, rows: Tensor, bias: Tensor | None, out: Tensor, residual: Tensor | None
+    ) -> Kernel[Any]:
+        return cpu_linear.product(rows, self.panels, self.num_columns, bias, out, residual)
 
 
 def choose_format(device: torch.device, dtype: torch.dtype) -> MakeFormat:
@@ -149,6 +160,17 @@ class Linear:
         if self._add is not None:
             self._add(rows, outputs)
         return outputs if self._reduce is None else self._reduce(outputs)
+
+    def prepare(
+        self, calls: StepCalls, rows: Tensor, out: Tensor, residual: Tensor | None = None
+    ) -> None:
+        """Add the product to `calls`, without what is attached. Raises NoKernelError.
+
+        residual: [T, out], which is added to it; may be `out` itself.
+        """
+        if self._reduce is not None:
+            raise NoKernelError("its outputs are summed over ranks")
+        calls.add(self.format.kernel(rows, self.bias, out, residual))
 
     def attach(self, add: Add) -> None:
         """Call `add(rows, outputs)` after every matmul from now on. Adapters use this."""

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from engine.model.elementwise import Elementwise
 from engine.model.families import NormKind
+from kernels.cpu import elementwise as cpu_elementwise
+from kernels.cpu.calls import NoKernelError
+from kernels.cpu.step_calls import StepCalls
 
 MeanSquare = Callable[[Tensor], Tensor]
 """Takes this rank's sum of squares of each row, [T, 1] fp32. Returns the mean square of the whole
@@ -21,6 +24,16 @@ class Norm(ABC):
     @abstractmethod
     def __call__(self, rows: Tensor) -> Tensor:
         """Normalize rows [..., width]; the result has their shape and dtype."""
+
+    def prepare(
+        self, calls: StepCalls, rows: Tensor, out: Tensor, residual: Tensor | None = None
+    ) -> Tensor:
+        """Have `calls` write the norm of rows [T, ..., width] to `out`, and return `out`.
+
+        residual: like `out`, and may be `out` itself; the norm is added to it. Raises
+        NoKernelError.
+        """
+        raise NoKernelError(f"a {type(self).__name__} has no kernel")
 
     def after_add(self, hidden: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
         """Return `hidden + output` and the norm of this sum, [T, width] each."""
@@ -55,6 +68,13 @@ class RMSNorm(Norm):
 
     def __call__(self, rows: Tensor) -> Tensor:
         return self._rms_norm(rows, self.weight, self.eps, **self._options)
+
+    def prepare(
+        self, calls: StepCalls, rows: Tensor, out: Tensor, residual: Tensor | None = None
+    ) -> Tensor:
+        kernel = cpu_elementwise.norm(rows, self.weight, self.eps, out, residual, **self._options)
+        calls.add(kernel)
+        return out
 
     def after_add(self, hidden: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
         return self._add_rms_norm(hidden, output, self.weight, self.eps, **self._options)

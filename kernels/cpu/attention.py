@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention.batch import PagedBatch
-from kernels.cpu.calls import Kernel, run
+from kernels.cpu.calls import Kernel, NoKernelError, run
 from kernels.cpu.shared_library import SUFFIXES, WIDTH, function
 
 MAX_DIM = 256
@@ -32,6 +32,20 @@ class Attention(ctypes.Structure):
         ("softcap", ctypes.c_float),
     )
 
+    def set_batch(self, batch: PagedBatch) -> None:
+        """Raises ValueError for index tensors that the C++ would misread."""
+        for ids in (batch.block_tables, batch.query_starts, batch.context_lens):
+            if ids.dtype != torch.int32 or ids.stride(-1) != 1:
+                raise ValueError(
+                    "block tables, query starts and context lengths must be dense int32"
+                )
+        self.block_tables = batch.block_tables.data_ptr()
+        self.query_starts = batch.query_starts.data_ptr()
+        self.context_lens = batch.context_lens.data_ptr()
+        self.num_sequences = batch.context_lens.shape[0]
+        self.num_decodes = batch.num_decodes
+        self.table_stride = batch.block_tables.stride(0)
+
 
 def paged_attention(
     query: Tensor,
@@ -50,27 +64,45 @@ def paged_attention(
     multiples of WIDTH up to MAX_DIM; the index tensors of `batch` are int32. Raises ValueError for
     any other input.
     """
-    _check(query, key_cache, value_cache, batch)
-    num_tokens, num_heads, key_dim = query.shape
+    out = query.new_empty(*query.shape[:2], value_cache.shape[3])
+    kernel = attention(
+        query, key_cache, value_cache, out,
+        scale=scale, window=window, softcap=softcap, sinks=sinks,
+    )  # fmt: skip
+    kernel.arguments.set_batch(batch)
+    run(kernel)
+    return out
+
+
+def attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    out: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Kernel[Attention]:
+    """Return the kernel that computes `paged_attention` once its batch is set.
+
+    out: [T, heads, value_dim], dense. Raises NoKernelError for inputs that `paged_attention` does
+    not take.
+    """
+    _check(query, key_cache, value_cache)
     _, block_size, num_kv_heads, value_dim = value_cache.shape
-    out = query.new_empty(num_tokens, num_heads, value_dim)
     sinks = None if sinks is None else sinks.float().contiguous()
     arguments = Attention(
         out=out.data_ptr(),
         query=query.data_ptr(),
         keys=key_cache.data_ptr(),
         values=value_cache.data_ptr(),
-        block_tables=batch.block_tables.data_ptr(),
-        query_starts=batch.query_starts.data_ptr(),
-        context_lens=batch.context_lens.data_ptr(),
         sinks=None if sinks is None else sinks.data_ptr(),
-        num_sequences=batch.context_lens.shape[0],
-        num_decodes=batch.num_decodes,
-        table_stride=batch.block_tables.stride(0),
         block_size=block_size,
-        num_heads=num_heads,
+        num_heads=query.shape[1],
         num_kv_heads=num_kv_heads,
-        key_dim=key_dim,
+        key_dim=query.shape[2],
         value_dim=value_dim,
         query_strides=query.stride()[:2],
         key_strides=key_cache.stride()[:3],
@@ -79,12 +111,12 @@ def paged_attention(
         scale=scale,
         softcap=softcap or 0.0,
     )
-    run(Kernel(function("attend", query.dtype), arguments))
-    return out
+    kept = (query, key_cache, value_cache, out, sinks)
+    return Kernel(function("attend", query.dtype), arguments, kept)
 
 
-def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: PagedBatch) -> None:
-    """Raise ValueError for inputs for which the C++ would read wrong addresses."""
+def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
+    """Raise NoKernelError for inputs for which the C++ would read wrong addresses."""
     caches = (key_cache, value_cache)
     dims = (query.shape[2], value_cache.shape[3])
     if (
@@ -93,23 +125,15 @@ def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: PagedBa
         or query.shape[1] % key_cache.shape[2]
         or any(dim % WIDTH or dim > MAX_DIM for dim in dims)
     ):
-        raise ValueError(
+        raise NoKernelError(
             f"query {list(query.shape)}, keys {list(key_cache.shape)}, values "
             f"{list(value_cache.shape)}: shapes do not match, or head dims are not multiples of "
             f"{WIDTH} up to {MAX_DIM}"
         )
     if query.dtype not in SUFFIXES or any(cache.dtype != query.dtype for cache in caches):
-        raise ValueError(
+        raise NoKernelError(
             f"queries of {query.dtype}, keys of {key_cache.dtype}, values of {value_cache.dtype}: "
             "all must be fp32, or all bf16"
         )
     if any(tensor.stride(-1) != 1 for tensor in (query, *caches)):
-        raise ValueError("the last dim of queries, keys and values must be contiguous")
-    check_ids(batch)
-
-
-def check_ids(batch: PagedBatch) -> None:
-    """Raise ValueError for index tensors that the C++ would misread."""
-    for ids in (batch.block_tables, batch.query_starts, batch.context_lens):
-        if ids.dtype != torch.int32 or ids.stride(-1) != 1:
-            raise ValueError("block tables, query starts and context lengths must be dense int32")
+        raise NoKernelError("the last dim of queries, keys and values must be contiguous")

@@ -32,10 +32,17 @@ def write_kv(
 
     slot_mapping: int64.
     """
+    kernel = write(key, value, key_cache, value_cache)
+    kernel.arguments.slots = slot_mapping.data_ptr()
+    run(kernel, key.numel())
+
+
+def write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor) -> Kernel[Write]:
+    """Return the kernel that computes `write_kv` once its slots are set."""
+    tensors = (key, value, key_cache, value_cache)
     arguments = Write(
         rows=(key.data_ptr(), value.data_ptr()),
         caches=(key_cache.data_ptr(), value_cache.data_ptr()),
-        slots=slot_mapping.data_ptr(),
         num_tokens=key.shape[0],
         num_heads=key.shape[1],
         block_size=key_cache.shape[1],
@@ -43,4 +50,4 @@ def write_kv(
         strides=(key.stride()[:2], value.stride()[:2]),
         cache_strides=(key_cache.stride()[:3], value_cache.stride()[:3]),
     )
-    run(Kernel(function("write_kv", key.dtype), arguments), key.numel())
+    return Kernel(function("write_kv", key.dtype), arguments, tensors)

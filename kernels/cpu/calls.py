@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from kernels.cpu.shared_library import load_library
 
+Arguments = TypeVar("Arguments", bound=ctypes.Structure, covariant=True)
 MANY = 2**62
 """More elements than any kernel reads."""
 
 
-class Kernel(NamedTuple):
+class NoKernelError(ValueError):
+    """The library has no kernel for these tensors; the message is the reason."""
+
+
+class Kernel(NamedTuple, Generic[Arguments]):
     """A kernel of the library and the structure that it takes by reference."""
 
     function: ctypes._NamedFuncPointer
-    arguments: ctypes.Structure
+    arguments: Arguments
+    kept: tuple[object, ...] = ()
+    """Owners of the memory that the structure points to."""
 
 
 class Call(ctypes.Structure):
@@ -32,11 +39,11 @@ class Call(ctypes.Structure):
 class Calls:
     """Runs kernels one after another, each with the current contents of its structure."""
 
-    def __init__(self, kernels: Sequence[Kernel]) -> None:
-        self._kernels = kernels  # keeps the structures alive
+    def __init__(self, kernels: Sequence[Kernel[Any]]) -> None:
+        self._kernels = kernels  # keeps the structures and their memory alive
         addresses = [
             Call(ctypes.cast(function, ctypes.c_void_p), ctypes.addressof(arguments))
-            for function, arguments in kernels
+            for function, arguments, _ in kernels
         ]
         self._calls = (Call * len(addresses))(*addresses)
         self._run = load_library().run_calls
@@ -49,6 +56,6 @@ class Calls:
         self._run(self._calls, ctypes.c_int64(len(self._kernels)), ctypes.c_int64(num_elements))
 
 
-def run(kernel: Kernel, num_elements: int = MANY) -> None:
+def run(kernel: Kernel[Any], num_elements: int = MANY) -> None:
     """Run one kernel. num_elements: as in `Calls`."""
     Calls([kernel])(num_elements)

@@ -11,9 +11,11 @@ from typing import Literal
 
 from torch import Tensor
 
-from kernels.cpu.calls import Kernel, run
+from kernels.cpu.calls import Kernel, NoKernelError, run
 from kernels.cpu.shared_library import SUFFIXES, WIDTH, function
 from kernels.elementwise import torch_elementwise
+
+GatedActivation = Literal["silu", "gelu_tanh"]
 
 
 class Norm(ctypes.Structure):
@@ -47,23 +49,53 @@ class Rotary(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("cos_stride", "sin_stride", "second_half")),
     )
 
+    def set_angles(self, cos: Tensor, sin: Tensor) -> None:
+        """cos, sin: [T, 2 * half] or [T, half] each, with dense rows of the heads' dtype."""
+        self.cos, self.sin, self.num_tokens = cos.data_ptr(), sin.data_ptr(), cos.shape[0]
+        self.cos_stride, self.sin_stride = cos.stride(0), sin.stride(0)
+        self.second_half = cos.shape[1] - self.half
+
 
 def rms_norm(
     rows: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0, rounds_first: bool = True
 ) -> Tensor:
     """Same as `kernels.elementwise.torch_elementwise.rms_norm`, for rows [T, width] or [T, heads,
     width]."""
-    width = rows.shape[-1]
-    if not _is_supported(width, rows, weight) or weight.shape != (width,) or rows.ndim > 3:
+    out = rows.new_empty(rows.shape)
+    try:
+        kernel = norm(rows, weight, eps, out, offset=offset, rounds_first=rounds_first)
+    except NoKernelError:
         return torch_elementwise.rms_norm(
             rows, weight, eps, offset=offset, rounds_first=rounds_first
         )
-    out = rows.new_empty(rows.shape)
+    run(kernel, rows.numel())
+    return out
+
+
+def norm(
+    rows: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    residual: Tensor | None = None,
+    *,
+    offset: float = 0.0,
+    rounds_first: bool = True,
+) -> Kernel[Norm]:
+    """Return the kernel that computes `rms_norm`, or raise NoKernelError.
+
+    out: dense, with the shape of rows. residual: like `out`, and may be the same tensor; the norm
+    is added to it.
+    """
+    width = rows.shape[-1]
+    if not _is_supported(width, rows, weight) or weight.shape != (width,) or rows.ndim > 3:
+        raise NoKernelError(f"no kernel norms a width of {width} in {rows.dtype}")
     heads = rows if rows.ndim == 3 else rows[:, None]
     arguments = Norm(
         out=out.data_ptr(),
         rows=rows.data_ptr(),
         weight=weight.data_ptr(),
+        residual=None if residual is None else residual.data_ptr(),
         num_tokens=heads.shape[0],
         num_heads=heads.shape[1],
         width=width,
@@ -72,27 +104,38 @@ def rms_norm(
         offset=offset,
         rounds_first=rounds_first,
     )
-    run(Kernel(function("rms_norm", rows.dtype), arguments), rows.numel())
+    return Kernel(function("rms_norm", rows.dtype), arguments, (rows, weight, out, residual))
+
+
+def gated_activation(gate_up: Tensor, activation: GatedActivation) -> Tensor:
+    """Same as `kernels.elementwise.torch_elementwise.gated_activation`."""
+    out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+    try:
+        kernel = gated(gate_up, activation, out)
+    except NoKernelError:
+        return torch_elementwise.gated_activation(gate_up, activation)
+    run(kernel, out.numel())
     return out
 
 
-def gated_activation(gate_up: Tensor, activation: Literal["silu", "gelu_tanh"]) -> Tensor:
-    """Same as `kernels.elementwise.torch_elementwise.gated_activation`."""
-    num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+def gated(gate_up: Tensor, activation: GatedActivation, out: Tensor) -> Kernel[Activation]:
+    """Return the kernel that computes `gated_activation`, or raise NoKernelError.
+
+    out: [T, I], which may be the gates themselves.
+    """
+    width = gate_up.shape[1] // 2
     if not _is_supported(width, gate_up) or gate_up.shape[1] % 2:
-        return torch_elementwise.gated_activation(gate_up, activation)
-    out = gate_up.new_empty(num_tokens, width)
+        raise NoKernelError(f"no kernel gates a width of {width} in {gate_up.dtype}")
     arguments = Activation(
         out=out.data_ptr(),
         gate_up=gate_up.data_ptr(),
-        num_tokens=num_tokens,
+        num_tokens=gate_up.shape[0],
         width=width,
         stride=gate_up.stride(0),
-        out_stride=width,
+        out_stride=out.stride(0),
         is_gelu=activation == "gelu_tanh",
     )
-    run(Kernel(function("gated_activation", gate_up.dtype), arguments), out.numel())
-    return out
+    return Kernel(function("gated_activation", gate_up.dtype), arguments, (gate_up, out))
 
 
 def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int) -> None:
@@ -104,19 +147,23 @@ def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int
     if not fits or not _is_supported(half, query, key, cos, sin):
         torch_elementwise.rotary(query, key, cos, sin, rotary_dim)
         return
+    kernel = rotation(query, key, rotary_dim)
+    kernel.arguments.set_angles(cos, sin)
+    run(kernel, query.numel() + key.numel())
+
+
+def rotation(query: Tensor, key: Tensor, rotary_dim: int) -> Kernel[Rotary]:
+    """Return the kernel that computes `rotary` once its angles are set, or raise NoKernelError."""
+    half = rotary_dim // 2
+    if not _is_supported(half, query, key) or rotary_dim > min(query.shape[2], key.shape[2]):
+        raise NoKernelError(f"no kernel rotates {rotary_dim} dims of a head in {query.dtype}")
     arguments = Rotary(
         rows=(query.data_ptr(), key.data_ptr()),
-        cos=cos.data_ptr(),
-        sin=sin.data_ptr(),
-        num_tokens=query.shape[0],
         num_heads=(query.shape[1], key.shape[1]),
         half=half,
         strides=(query.stride()[:2], key.stride()[:2]),
-        cos_stride=cos.stride(0),
-        sin_stride=sin.stride(0),
-        second_half=cos.shape[-1] - half,
     )
-    run(Kernel(function("rotary", query.dtype), arguments), query.numel() + key.numel())
+    return Kernel(function("rotary", query.dtype), arguments, (query, key))
 
 
 def _is_supported(width: int, *tensors: Tensor) -> bool:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cpu.calls import Kernel, run
+from kernels.cpu.calls import Kernel, NoKernelError, run
 from kernels.cpu.linear import Linear, panel_columns
 from kernels.cpu.shared_library import SUFFIXES, function, load_library
 
@@ -48,20 +48,6 @@ class IntegerPanels:
     @property
     def nbytes(self) -> int:
         return self.codes.nbytes + self.scales.nbytes + self.zeros.nbytes
-
-    def arguments(self, bias: Tensor | None) -> IntegerLinear:
-        """Return the arguments of a product, without rows and outputs."""
-        return IntegerLinear(
-            panels=self.codes.data_ptr(),
-            scales=self.scales.data_ptr(),
-            zeros=self.zeros.data_ptr(),
-            bias=None if bias is None else bias.data_ptr(),
-            num_columns=self.num_columns,
-            depth=self.depth,
-            bits=self.bits,
-            group=self.group_size,
-            num_groups=self.scales.shape[1],
-        )
 
 
 def to_integer_panels(
@@ -120,32 +106,60 @@ def integer_linear(
     bitwise independent of the other rows. bias: fp32 [num_columns]. Raises ValueError for other
     inputs.
     """
+    flat = rows.reshape(-1, rows.shape[-1])
+    if flat.stride(-1) != 1:
+        flat = flat.contiguous()
+    out = rows.new_empty(*rows.shape[:-1], panels.num_columns)
+    run(integer_product(flat, panels, bias, out, is_rounded=is_rounded))
+    return out
+
+
+def integer_product(
+    rows: Tensor,
+    panels: IntegerPanels,
+    bias: Tensor | None,
+    out: Tensor,
+    residual: Tensor | None = None,
+    *,
+    is_rounded: bool,
+) -> Kernel[IntegerLinear]:
+    """Return the kernel that computes `integer_linear` for rows [T, depth], whose rows may lie
+    apart.
+
+    out, residual: as in `kernels.cpu.linear.product`. Raises NoKernelError for inputs that
+    `integer_linear` does not take.
+    """
     if (
         rows.shape[-1] != panels.depth
+        or out.shape[-1] != panels.num_columns
         or rows.dtype not in SUFFIXES
         or (bias is not None and (bias.shape != (panels.num_columns,) or not bias.is_contiguous()))
         or (bias is not None and bias.dtype != torch.float32)
     ):
-        raise ValueError(
+        raise NoKernelError(
             f"rows {list(rows.shape)} in {rows.dtype} do not match a weight "
             f"[{panels.num_columns}, {panels.depth}], or the bias does not"
         )
     if is_rounded and not rounds_rows():
-        raise ValueError("this CPU has no products of bytes (VNNI): leave the rows as they are")
-    flat = rows.reshape(-1, panels.depth)
-    if flat.stride(-1) != 1:
-        flat = flat.contiguous()
-    out = rows.new_empty(*rows.shape[:-1], panels.num_columns)
-    arguments = panels.arguments(bias)
-    arguments.out, arguments.rows = out.data_ptr(), flat.data_ptr()
-    arguments.num_rows, arguments.row_stride = flat.shape[0], flat.stride(0)
-    run(Kernel(integer_function(rows.dtype, is_rounded=is_rounded), arguments))
-    return out
-
-
-def integer_function(dtype: torch.dtype, *, is_rounded: bool) -> ctypes._NamedFuncPointer:
-    """Return the library's function for rows of a dtype. It takes an `IntegerLinear`."""
-    return function("rounded" if is_rounded else "integers", dtype)
+        raise NoKernelError("this CPU has no products of bytes (VNNI): leave the rows as they are")
+    arguments = IntegerLinear(
+        out=out.data_ptr(),
+        rows=rows.data_ptr(),
+        panels=panels.codes.data_ptr(),
+        scales=panels.scales.data_ptr(),
+        zeros=panels.zeros.data_ptr(),
+        bias=None if bias is None else bias.data_ptr(),
+        residual=None if residual is None else residual.data_ptr(),
+        num_tokens=rows.shape[0],
+        num_columns=panels.num_columns,
+        depth=panels.depth,
+        row_stride=rows.stride(0),
+        bits=panels.bits,
+        group=panels.group_size,
+        num_groups=panels.scales.shape[1],
+    )
+    product = function("rounded" if is_rounded else "integers", rows.dtype)
+    return Kernel(product, arguments, (rows, panels, bias, out, residual))
 
 
 def _by_panel(rows: Tensor) -> Tensor:

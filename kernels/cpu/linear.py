@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cpu.calls import Kernel, run
+from kernels.cpu.calls import Kernel, NoKernelError, run
 from kernels.cpu.shared_library import SUFFIXES, LibraryError, host_target, load_library
 
 FASTER_ON = ("avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2")
@@ -22,7 +22,7 @@ class Linear(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("out", "rows", "panels", "bias", "residual")),
-        *((name, ctypes.c_int64) for name in ("num_rows", "num_columns", "depth", "row_stride")),
+        *((name, ctypes.c_int64) for name in ("num_tokens", "num_columns", "depth", "row_stride")),
     )
 
 
@@ -81,9 +81,33 @@ def linear(rows: Tensor, panels: Tensor, num_columns: int, bias: Tensor | None =
     """
     if panels.dim() == 3 and rows.dtype == panels.dtype == torch.bfloat16:
         return linear(rows.float(), panels, num_columns, bias).bfloat16()
-    num_panels, depth, width, at_once = *panels.shape[:3], panels[0, 0, 0].numel()
+    flat = rows.reshape(-1, rows.shape[-1])
+    if flat.stride(-1) != 1 or flat.stride(0) % 2:
+        flat = flat.contiguous()
+    out = rows.new_empty(*rows.shape[:-1], num_columns)
+    run(product(flat, panels, num_columns, bias, out))
+    return out
+
+
+def product(
+    rows: Tensor,
+    panels: Tensor,
+    num_columns: int,
+    bias: Tensor | None,
+    out: Tensor,
+    residual: Tensor | None = None,
+) -> Kernel[Linear]:
+    """Return the kernel that computes `linear` for rows [T, in], whose rows may lie apart.
+
+    out: dense, num_columns for each row. residual: like `out`, and may be the same tensor; the
+    rounded product is added to it. Raises NoKernelError for inputs that `linear` does not take, and
+    for bf16 rows unless the panels hold pairs.
+    """
+    num_panels, depth, width = panels.shape[:3]
+    at_once = panels.shape[3] if panels.dim() == 4 else 1
     if (
         rows.shape[-1] != depth * at_once
+        or out.shape[-1] != num_columns
         or (width, num_panels) != (panel_columns(), -(-num_columns // width))
         or (rows.dtype == torch.bfloat16) != (at_once == 2)
         or (at_once == 2 and panels.dtype != torch.bfloat16)
@@ -92,29 +116,20 @@ def linear(rows: Tensor, panels: Tensor, num_columns: int, bias: Tensor | None =
         or (bias is not None and bias.dtype != torch.float32)
         or any(tensor.dtype not in SUFFIXES for tensor in (rows, panels))
     ):
-        raise ValueError(
+        raise NoKernelError(
             f"rows {list(rows.shape)}, panels {list(panels.shape)} and {num_columns} columns do "
             "not match, or are neither fp32 nor bf16"
         )
-    flat = rows.reshape(-1, rows.shape[-1])
-    if flat.stride(-1) != 1 or flat.stride(0) % at_once:
-        flat = flat.contiguous()
-    out = rows.new_empty(*rows.shape[:-1], num_columns)
     arguments = Linear(
         out=out.data_ptr(),
-        rows=flat.data_ptr(),
+        rows=rows.data_ptr(),
         panels=panels.data_ptr(),
         bias=None if bias is None else bias.data_ptr(),
-        num_rows=flat.shape[0],
+        residual=None if residual is None else residual.data_ptr(),
+        num_tokens=rows.shape[0],
         num_columns=num_columns,
         depth=depth,
-        row_stride=flat.stride(0) // at_once,
+        row_stride=rows.stride(0) // at_once,
     )
-    run(Kernel(product_function(panels), arguments))
-    return out
-
-
-def product_function(panels: Tensor) -> ctypes._NamedFuncPointer:
-    """Return the library's function for these panels. It takes a `Linear` by reference."""
-    name = "linear_pairs" if panels.dim() == 4 else f"linear_{SUFFIXES[panels.dtype]}"
-    return getattr(load_library(), name)
+    name = "linear_pairs" if at_once == 2 else f"linear_{SUFFIXES[panels.dtype]}"
+    return Kernel(getattr(load_library(), name), arguments, (rows, panels, bias, out, residual))

@@ -27,7 +27,7 @@ from engine.model.quantization.weights import (
 )
 
 
-class Dequantizing:
+class Dequantizing(Format):
     """Dequantizes the weight for each product: slow but exact, and possible on every device.
 
     It is the reference for the kernels, and is used where no kernel can run.
@@ -42,7 +42,7 @@ class Dequantizing:
         return F.linear(rows, weight, None if bias is None else bias.to(rows.dtype))
 
 
-class TritonCodes:
+class TritonCodes(Format):
     """Codes for `kernels.linear.quantized_linear`, for rows in fp16 or bf16 on CUDA."""
 
     def __init__(self, weight: KernelWeight) -> None:
@@ -63,7 +63,7 @@ class TritonCodes:
         )
 
 
-class ScaledFloat8:
+class ScaledFloat8(Format):
     """FP8 rows times FP8 weights with one scale for each output (`torch._scaled_mm`).
 
     Each row is scaled so that its largest value becomes the largest e4m3 value, then rounded.
@@ -88,7 +88,7 @@ class ScaledFloat8:
         )
 
 
-class PermutedInputs:
+class PermutedInputs(Format):
     """A format whose weight has its columns in another order than the inputs."""
 
     def __init__(self, format: Format, order: Tensor) -> None:
@@ -100,7 +100,7 @@ class PermutedInputs:
         return self._format.multiply(rows.index_select(1, self._order), bias)
 
 
-class SideBySide:
+class SideBySide(Format):
     """Layers with the same input that cannot be stored as one weight."""
 
     def __init__(self, formats: Sequence[Format], sizes: Sequence[int]) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from torch import Tensor
 
+from engine.model.linear import Format
 from engine.model.quantization.weights import IntegerWeight
+from kernels.cpu.calls import Kernel
 from kernels.cpu.integers import (
     GROUP_STEP,
     IntegerPanels,
     integer_linear,
+    integer_product,
     rounds_rows,
     to_integer_panels,
 )
-from kernels.cpu.prepared import PreparedLinear
 
 
-class Integers:
+class Integers(Format):
     """A format for the C++ kernels of `kernels.cpu.integers`.
 
     With `is_rounded`, rows are rounded to 8 bits, with one scale for up to 64 inputs of a row. This
@@ -47,6 +50,7 @@ class Integers:
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         return integer_linear(rows, self.panels, bias, is_rounded=self.is_rounded)
 
-    def prepared(self, bias: Tensor | None, dtype: torch.dtype) -> PreparedLinear:
-        """Return the weight for `kernels.cpu.prepared_layers`. bias: [out] fp32."""
-        return PreparedLinear.of_integers(self.panels, bias, dtype, is_rounded=self.is_rounded)
+    def kernel(
+        self, rows: Tensor, bias: Tensor | None, out: Tensor, residual: Tensor | None
+    ) -> Kernel[Any]:
+        return integer_product(rows, self.panels, bias, out, residual, is_rounded=self.is_rounded)

@@ -11,8 +11,10 @@ from core.errors import ConfigurationError
 from engine import LLM
 from engine.loading import own_decoder
 from engine.loading.dequantized import load_dequantized
-from engine.model.decoder import MLP, Decoder
+from engine.model.decoder import Decoder
 from engine.model.families import FAMILIES
+from engine.model.layer import MLP
+from engine.model.one_call import OneCall
 from engine.model.spec import read_spec
 from tests.engine.tiny_models import FOREIGN, OWN
 
@@ -21,7 +23,7 @@ REASON = "paged and eager attention give different logits"
 
 def test_a_decoder_with_different_logits_is_not_used(tiny_model, monkeypatch):
     monkeypatch.setattr(MLP, "__call__", lambda self, hidden: hidden)
-    monkeypatch.setattr(own_decoder, "NativeLayers", lambda decoder: None)
+    monkeypatch.setattr(OneCall, "__call__", lambda *arguments: None)
     facts = LLM(tiny_model("llama"), dtype="fp32").facts
     assert facts.executor == "packed"
     assert facts.decoder.startswith(f"transformers' code (llama): {REASON}")

@@ -36,7 +36,7 @@ def test_norms_of_all_heads(tiny_model, load, monkeypatch, architecture):
         elementwise = replace(APART, rms_norm=rms_norm, norms_all_heads=together)
         monkeypatch.setattr(loader, "make_elementwise", lambda device, e=elementwise: e)
         decoder = load(folder)
-        decoder.native = None
+        decoder.one_call = None
         weight_dims.clear()
         torch.testing.assert_close(logits(decoder), expected, atol=1e-3, rtol=1e-3)
         has_kernel = together and not FAMILIES[architecture].norm.subtracts_mean

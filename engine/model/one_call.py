@@ -1,0 +1,59 @@
+"""Runs all layers of a decoder in one call of the CPU library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from engine.attention.backends import CpuBackend
+from engine.attention.call import PagedAttention
+from engine.attention.kv_cache import KVCache
+from engine.attention.paged_step import PagedStep
+from engine.model.layer import AnglesByRope, Layer
+from kernels.cpu.calls import NoKernelError
+from kernels.cpu.step_calls import StepCalls
+
+
+class OneCall:
+    """Computes the same as the layers, without what is attached to their linear layers."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.no_kernel: NoKernelError | None = None
+        """Why the library cannot run these layers; known once a step has tried."""
+        self._layers = layers
+        self._calls: StepCalls | None = None
+        self._cache: KVCache | None = None
+        """The one that `_calls` use."""
+
+    def __call__(
+        self, hidden: Tensor, angles: AnglesByRope, paged: PagedAttention, rows: Tensor | None
+    ) -> Tensor | None:
+        """Return hidden states [T, width]. With `rows`, R < T, return only theirs, [R, width].
+        The next call overwrites them.
+
+        Returns None unless the library has kernels for the layers, and `paged` is a step of the CPU
+        backend whose attention is all causal.
+        """
+        if not isinstance(paged, PagedStep) or not isinstance(paged.backend, CpuBackend):
+            return None
+        if paged.batch.images or self.no_kernel is not None:
+            return None
+        calls = self._calls
+        if calls is None or calls.num_rows < len(hidden) or self._cache is not paged.cache:
+            try:
+                calls = self._prepare(hidden, paged.cache)
+            except NoKernelError as error:
+                self.no_kernel = error
+                return None
+        return calls(hidden, angles, paged.batch, rows)
+
+    def _prepare(self, hidden: Tensor, cache: KVCache) -> StepCalls:
+        """Prepare all layers for steps of up to the next power of two tokens."""
+        self._calls = None  # frees its buffers
+        num_rows = 1 << (len(hidden) - 1).bit_length()
+        calls = StepCalls(num_rows, hidden.shape[1], hidden.dtype, cache.keys, cache.values)
+        for layer in self._layers:
+            layer.prepare(calls)
+        self._calls, self._cache = calls, cache
+        return calls

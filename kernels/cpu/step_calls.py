@@ -1,0 +1,150 @@
+"""All layers of a decoder in one call of the library.
+
+If kernels are called one by one, Python checks and collects the arguments of every kernel on every
+call, which takes longer than a small step takes to compute. Here, layers add their kernels once,
+for buffers that all steps use. A step sets what differs: the number of tokens, their places in the
+KV cache and the angles of their positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.attention.batch import PagedBatch
+from kernels.cpu.attention import Attention, attention
+from kernels.cpu.cache import Write, write
+from kernels.cpu.calls import Calls, Kernel
+from kernels.cpu.elementwise import Rotary, rotation
+
+
+class StepCalls:
+    """The kernels of a step, in the order in which they run.
+
+    The KV cache, `keys` and `values`, is one pair of `key_cache` and `value_cache` of
+    `kernels.cpu.attention.paged_attention` for each layer.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        width: int,
+        dtype: torch.dtype,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+    ) -> None:
+        """num_rows: the most tokens of a step. width, dtype: those of hidden states."""
+        self.num_rows = num_rows
+        self.hidden = torch.empty(num_rows, width, dtype=dtype)
+        """The residual stream, which each layer reads and overwrites."""
+        self._keys, self._values = keys, values
+        self._memory: dict[str, Tensor] = {}
+        self._kernels: list[Kernel[Any]] = []
+        self._attentions: list[Attention] = []
+        self._writes: list[Write] = []
+        self._rotaries: list[tuple[str, Rotary]] = []
+        self._num_first, self._attended = 0, self.hidden
+        """Number of kernels up to the last layer's attention, and its output."""
+        self._run_all: Calls | None = None
+
+    def buffer(self, name: str, width: int) -> Tensor:
+        """Return rows [num_rows, width], undefined at first, that a layer may overwrite.
+
+        All buffers of a name share their memory.
+        """
+        size = self.num_rows * width
+        memory = self._memory.get(name)
+        if memory is None or len(memory) < size:
+            memory = self._memory[name] = torch.empty(size, dtype=self.hidden.dtype)
+        return memory[:size].view(self.num_rows, width)
+
+    def add(self, kernel: Kernel[Any]) -> None:
+        self._kernels.append(kernel)
+
+    def rotate(self, rope: str, query: Tensor, key: Tensor, rotary_dim: int) -> None:
+        """Rotate heads [num_rows, heads, dim] in place by the angles that a step has for `rope`.
+
+        Raises NoKernelError.
+        """
+        kernel = rotation(query, key, rotary_dim)
+        self._rotaries.append((rope, kernel.arguments))
+        self.add(kernel)
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, **options: Any
+    ) -> Tensor:
+        """Write a layer's keys and values to its cache, attend, and return the output,
+        [num_rows, heads, value_dim].
+
+        options: the keyword arguments of `kernels.cpu.attention.attention`. Raises NoKernelError.
+        """
+        keys, values = self._keys[layer], self._values[layer]
+        heads, dim = query.shape[1], value.shape[2]
+        out = self.buffer("attended", heads * dim).unflatten(1, (heads, dim))
+        attending = attention(query, keys, values, out, **options)  # checks the sizes for both
+        writing = write(key, value, keys, values)
+        self._writes.append(writing.arguments)
+        self._attentions.append(attending.arguments)
+        self.add(writing)
+        self.add(attending)
+        self._num_first, self._attended = len(self._kernels), out.flatten(1)
+        return out
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        angles: Mapping[str, tuple[Tensor, Tensor]],
+        batch: PagedBatch,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Return the last layer's output [T, width], or [R, width] for only the tokens at `rows`.
+        The next call overwrites it.
+
+        hidden: [T, width], with T <= num_rows. angles: cos and sin, [T, half] or [T, rotary_dim],
+        dense, of each rope. rows: [R] int64, with R <= T. After its attention, the last layer
+        computes only these.
+        """
+        if self._run_all is None:
+            self._run_all = Calls(self._kernels)
+            self._first = _Part(self._kernels[: self._num_first])
+            self._last = _Part(self._kernels[self._num_first :])
+        num_tokens = len(hidden)
+        self.hidden[:num_tokens] = hidden
+        for arguments in self._attentions:
+            arguments.set_batch(batch)
+        slots = batch.slot_mapping.data_ptr()
+        for arguments in self._writes:
+            arguments.slots = slots
+        for rope, arguments in self._rotaries:
+            arguments.set_angles(*angles[rope])
+        self._first.set_num_tokens(num_tokens)
+        if rows is None:
+            self._last.set_num_tokens(num_tokens)
+            self._run_all()
+            return self.hidden[:num_tokens]
+        self._first.run()
+        num_tokens = len(rows)
+        for buffer in (self.hidden, self._attended):
+            buffer[:num_tokens] = buffer.index_select(0, rows)
+        self._last.set_num_tokens(num_tokens)
+        self._last.run()
+        return self.hidden[:num_tokens]
+
+
+class _Part:
+    """Some of the kernels, in one call."""
+
+    def __init__(self, kernels: Sequence[Kernel[Any]]) -> None:
+        self.run = Calls(kernels)
+        counted = (kernel.arguments for kernel in kernels)
+        self._arguments = [each for each in counted if not isinstance(each, Attention)]
+        self._num_tokens = -1
+
+    def set_num_tokens(self, num_tokens: int) -> None:
+        if num_tokens != self._num_tokens:
+            self._num_tokens = num_tokens
+            for arguments in self._arguments:
+                arguments.num_tokens = num_tokens

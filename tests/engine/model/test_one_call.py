@@ -1,0 +1,190 @@
+"""All layers in one call: supported families, equal logits, and fallbacks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.attention.backends import CpuBackend
+from engine.attention.kv_cache import KVCache
+from engine.attention.paged_step import PagedStep
+from engine.loading.gate import relative_error
+from kernels.attention.batch import PagedBatch
+from kernels.cpu.integers import rounds_rows
+from kernels.cpu.linear import has_pairs
+from kernels.cpu.shared_library import unavailable_reason
+from kernels.cpu.step_calls import StepCalls
+from tests.engine.model.conftest import expected_logits, logits
+from tests.engine.model.test_documented_families import documented
+from tests.engine.tiny_models import OWN
+
+ONE_CALL = {name for name, one_call in documented().items() if one_call == "yes"}
+"""Families whose layers run in one call.
+
+The others have LayerNorm, experts, scaled residuals, q/k norms after rotation, or no gate.
+"""
+
+
+@pytest.fixture(autouse=True)
+def weights_in_panels(monkeypatch):
+    """Store weights in panels whatever is faster here. Skip without the C++ library."""
+    reason = unavailable_reason()
+    if reason is not None:
+        pytest.skip(reason)
+    monkeypatch.setattr("kernels.cpu.linear.is_faster", lambda: True)
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Return a list to which each step in one call adds its numbers of tokens and of rows that the
+    last layer computes; None for all."""
+    found, call = [], StepCalls.__call__
+
+    def watch(self, hidden, angles, batch, rows=None):
+        found.append((len(hidden), None if rows is None else len(rows)))
+        return call(self, hidden, angles, batch, rows)
+
+    monkeypatch.setattr(StepCalls, "__call__", watch)
+    return found
+
+
+@pytest.mark.parametrize("architecture", OWN)
+def test_logits_are_equal_and_the_families_are_known(tiny_model, load, steps, architecture):
+    folder = tiny_model(architecture, is_wide=True)
+    decoder = load(folder)
+    steps.clear()
+    together = logits(decoder)
+    assert bool(steps) == (architecture in ONE_CALL), "the column «one call» of docs/models.md"
+    assert (decoder.one_call.no_kernel is None) == bool(steps)
+    decoder.one_call = None
+    steps.clear()
+    torch.testing.assert_close(logits(decoder), together, atol=1e-4, rtol=1e-4)
+    assert not steps
+    torch.testing.assert_close(together, expected_logits(folder), atol=1e-3, rtol=1e-3)
+
+
+def test_bf16(tiny_model, load, steps):
+    decoder = load(tiny_model("qwen3", is_wide=True), dtype=torch.bfloat16)
+    steps.clear()
+    together = logits(decoder, torch.bfloat16)
+    assert bool(steps) == has_pairs(), "without pairs, each product would convert its rows"
+    decoder.one_call = None
+    error = (logits(decoder, torch.bfloat16) - together).abs().max() / together.abs().max()
+    assert error < 0.05
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_integer_weights(tiny_model, load, steps, dtype, precision):
+    """One call for all layers gives the same logits as a call for each operation."""
+    folder = tiny_model("llama", is_wide=True)
+    decoder = load(folder, precision=precision, dtype=dtype, is_exact=True)
+    steps.clear()
+    together = logits(decoder, dtype)
+    assert steps
+    decoder.one_call = None
+    tolerance = 1e-4 if dtype == torch.float32 else 0.05
+    assert relative_error(logits(decoder, dtype), together) < tolerance
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounded_rows(tiny_model, load, steps, dtype, precision):
+    """One call for all layers rounds rows in the same way as a call for each operation."""
+    folder = tiny_model("llama", is_wide=True)
+    decoder = load(folder, precision=precision, dtype=dtype)
+    steps.clear()
+    together = logits(decoder, dtype)
+    assert steps
+    decoder.one_call = None
+    assert relative_error(logits(decoder, dtype), together) == 0.0
+    exact = logits(load(folder, precision=precision, dtype=dtype, is_exact=True), dtype)
+    if rounds_rows():
+        assert 0.0 < relative_error(together, exact) < 0.2
+    else:
+        assert torch.equal(together, exact)
+
+
+def test_the_last_layer_only_computes_rows_with_logits(tiny_model, load, steps):
+    decoder = load(tiny_model("llama", is_wide=True))
+    steps.clear()
+    logits(decoder)  # a prompt in chunks of 19, 20 and 1; only the last has logits
+    assert steps == [(19, 0), (20, 0), (1, None)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "olmo2"])
+def test_any_rows(tiny_model, load, steps, architecture, dtype):
+    """One call gives what calls of each layer give, whichever rows the last layer computes.
+
+    Norms stand before attention and MLP, around them, or after them.
+    """
+    if dtype == torch.bfloat16 and not has_pairs():
+        pytest.skip("this CPU does not multiply pairs of bf16")
+    decoder = load(tiny_model(architecture, is_wide=True), dtype=dtype)
+    num_tokens, device = 5, torch.device("cpu")
+    batch = PagedBatch(
+        query_starts=torch.tensor([0, num_tokens], dtype=torch.int32),
+        context_lens=torch.tensor([num_tokens], dtype=torch.int32),
+        block_tables=torch.tensor([[1]], dtype=torch.int32),
+        slot_mapping=torch.arange(8, 8 + num_tokens),
+        spans=((0, num_tokens, num_tokens),),
+    )
+    ids, one_call = torch.tensor([3, 5, 7, 11, 13]), decoder.one_call
+    for wanted in ([], [4], [3, 0, 3], [4, 3, 2, 1, 0], [4]):
+        results, caches = [], []
+        for decoder.one_call in (None, one_call):
+            caches.append(KVCache(decoder.shapes, 2, 8, dtype, device))
+            step = PagedStep(batch, caches[-1], CpuBackend())
+            steps.clear()
+            rows = torch.tensor(wanted, dtype=torch.int64)
+            with torch.inference_mode():
+                results.append(decoder(ids, torch.arange(num_tokens), rows, step))
+            assert bool(steps) == (decoder.one_call is not None)
+        if architecture == "llama":
+            assert torch.equal(*results)
+        else:  # the norm is added to the residual with one rounding
+            torch.testing.assert_close(*results)
+        for layer_by_layer, together in zip(*(cache.keys for cache in caches), strict=True):
+            torch.testing.assert_close(layer_by_layer, together)
+
+
+def test_steps_with_adapters_run_layer_by_layer(tiny_model, load, steps):
+    decoder = load(tiny_model("llama", is_wide=True))
+    ids = torch.tensor([3, 5, 7])
+
+    class Nothing:
+        def attend(self, call):
+            return call.query
+
+    steps.clear()
+    decoder(ids, torch.arange(3), torch.tensor([2]), Nothing(), has_adapters=True)
+    assert not steps
+
+
+def test_steps_of_growing_size_and_other_caches(tiny_model, load, steps):
+    """The buffers grow, and a new KV cache replaces the last one."""
+    decoder = load(tiny_model("llama", is_wide=True))
+    first = logits(decoder)
+    steps.clear()
+    assert torch.equal(logits(decoder), first)
+    assert len(steps) == 3
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        ("gpt2", "a LayerNorm has no kernel"),
+        ("mixtral", "it has experts"),
+        ("granite", "parallel or scaled"),
+        ("olmoe", "it has experts"),
+        ("hunyuan_v1_dense", "normalized after rotation"),
+        ("arcee", "the MLP has no gate"),
+    ],
+)
+def test_why_layers_do_not_run_in_one_call(tiny_model, load, architecture, reason):
+    decoder = load(tiny_model(architecture, is_wide=True))
+    logits(decoder)
+    assert reason in str(decoder.one_call.no_kernel)
