@@ -116,4 +116,6 @@ def test_a_trace_counts_what_ran_of_what_is_there(
     trace.start()
     assert sign(3) == 1
     trace.stop()
-    assert trace.functions() == [Function("sign.py:2 sign", lines=5, statements=3, ran=2)]
+    assert trace.functions() == [
+        Function("sign.py:2", "sign", lines=5, statements=3, ran=2, depth=0)
+    ]

@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument(
         "--path", choices=PATHS, help="the functions that run, most idle lines first"
     )
+    parser.add_argument("--walk", choices=PATHS, help="the functions, as each is first called")
     args = parser.parse_args()
     if args.feature:
         _print_counts(FEATURES[args.feature].named_in)
@@ -43,6 +44,9 @@ def main() -> None:
         )
     elif args.path:
         _print_functions(PATHS[args.path]())
+    elif args.walk:
+        for function in PATHS[args.walk]():
+            print(f"{function.place:<46} {'  ' * function.depth}{function.name}")
     else:
         measures = _measures(with_requests=not args.static)
         print(json.dumps(measures, indent=2) if args.json else _table(measures))
@@ -99,7 +103,8 @@ def _print_counts(counts: dict[str, int]) -> None:
 def _print_functions(functions: list[Function]) -> None:
     print("lines  statements  of which ran")
     for function in sorted(functions, key=lambda each: each.ran - each.statements):
-        print(f"{function.lines:>5}{function.statements:>12}{function.ran:>14}  {function.place}")
+        counts = f"{function.lines:>5}{function.statements:>12}{function.ran:>14}"
+        print(f"{counts}  {function.place} {function.name}")
 
 
 if __name__ == "__main__":

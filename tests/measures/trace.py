@@ -20,13 +20,17 @@ class Function:
     """A function that ran."""
 
     place: str
-    """file:line name"""
+    """file:line"""
+    name: str
+    """With its class."""
     lines: int
     """From `def` to the end, without functions inside."""
     statements: int
     """Without the docstring and functions inside."""
     ran: int
     """Those of the statements that ran."""
+    depth: int
+    """How many functions of the product were running when it was first called."""
 
 
 @dataclass
@@ -39,8 +43,8 @@ class Trace:
 
     _lines: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     """The lines that ran, by file."""
-    _begun: set[tuple[str, int]] = field(default_factory=set)
-    """File and first line of the functions of which a line ran."""
+    _begun: dict[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
+    """Name and depth of the functions of which a line ran, by file and first line."""
     _is_on: bool = False
 
     def install(self) -> None:
@@ -55,10 +59,10 @@ class Trace:
         sys.settrace(None)
 
     def functions(self) -> list[Function]:
-        """Return the functions that ran, by file and line."""
+        """Return the functions that ran, in the order of their first calls."""
         return [
-            _function(Path(file), node, self._lines[file])
-            for file, line in sorted(self._begun)
+            _function(Path(file), node, self._lines[file], *begun)
+            for (file, line), begun in self._begun.items()
             if (node := _nodes(Path(file)).get(line))
         ]
 
@@ -69,8 +73,19 @@ class Trace:
         if self._is_on and event == "line":
             code = frame.f_code
             self._lines[code.co_filename].add(frame.f_lineno)
-            self._begun.add((code.co_filename, code.co_firstlineno))
+            key = code.co_filename, code.co_firstlineno
+            if key not in self._begun:
+                name = code.co_qualname.replace("<locals>.", "")
+                self._begun[key] = name, self._depth(frame)
         return self._line
+
+    def _depth(self, frame: FrameType) -> int:
+        """Return how many of the functions that called this one are functions of the product."""
+        depth, caller = 0, frame.f_back
+        while caller is not None:
+            code, caller = caller.f_code, caller.f_back
+            depth += code.co_filename in self._files and not code.co_name.startswith("<")
+        return depth
 
 
 _Def = ast.FunctionDef | ast.AsyncFunctionDef
@@ -85,15 +100,17 @@ def _nodes(path: Path) -> dict[int, _Def]:
     }
 
 
-def _function(path: Path, node: _Def, ran: set[int]) -> Function:
+def _function(path: Path, node: _Def, ran: set[int], name: str, depth: int) -> Function:
     body = node.body[1:] if ast.get_docstring(node) is not None else node.body
     statements = [statement for each in body for statement in _statements(each)]
     inner = [each for each in statements if isinstance(each, _Def)]
     return Function(
-        f"{tree.name(path)}:{node.lineno} {node.name}",
+        f"{tree.name(path)}:{node.lineno}",
+        name,
         _span(node) - sum(map(_span, inner)),
         len(statements),
         sum(not ran.isdisjoint(_own_lines(each)) for each in statements),
+        depth,
     )
 
 
