@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from container.capacity.decoder import decoder_from_directory, decoder_from_hub
@@ -26,100 +27,245 @@ from container.model_files.directory import (
     open_model_dir,
 )
 from container.multi_model.store import store_entries
+from container.multi_model.strategies import Comparison, compare_strategies, read_strategies
 from core.configuration.layout import visible_gpus
 from core.errors import ConfigurationError
 
-EXAMPLES = {
-    "serve": (
-        "                                    # /opt/ml/model if it exists, else the demo model",
-        " DIR --port 8081                    # with the serving.properties in it",
-        " org/name --batching continuous     # from the Hugging Face hub",
-        " --properties FILE                  # the model is FILE's option.model_id",
-        " DIR --strategies all               # all strategies side by side on one page",
-    ),
-    "batch": (
-        " --input requests.jsonl --output answers.jsonl",
-        " DIR --input requests.jsonl --output answers.jsonl --batching continuous",
-    ),
-    "explain": (" DIR", " --properties FILE --batching dynamic"),
-    "plan": (
-        " org/name --instance-type ml.g5.2xlarge",
-        " DIR --instance-type ml.g6e.xlarge --prompt-tokens 2000 --batching paged",
-    ),
-}
-"""Arguments to show in each command's help."""
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A row of the table of commands, which is at the end of this file."""
+
+    text: str
+    run: Callable[[argparse.Namespace], int]
+    """Returns the exit code. May raise ConfigurationError."""
+    add_options: Callable[[argparse.ArgumentParser], None]
+    examples: Sequence[str]
+    """Arguments to show in the help."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneModel:
+    """A command line about one model."""
+
+    path: Path
+    """The model's directory or archive, as given."""
+    directory: Path
+    configuration: Configuration
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m container") -> int:
     """Run a command line and return the exit code. prog: the program's name in its help."""
     parsed = _parser(prog).parse_args(arguments)
     try:
-        flags = [*_model_flag(parsed), *read_flags(parsed)]
-        if parsed.command == "batch":
-            return _batch(parsed, flags)
-        models = _initial_models(parsed, flags)
-        if parsed.command == "serve" and parsed.strategies is not None:
-            return _serve_strategies(parsed, models, flags)
-        if models is not None and parsed.command != "plan":
-            return _run_multi_model(parsed, models, flags)
-        model_dir = open_model_dir(_model_dir(parsed) or default_model_dir())
-        path = parsed.properties or find_properties(model_dir)
-        configuration = load_configuration(path, os.environ, flags)
-        if parsed.command == "explain":
-            return _explain(configuration, model_dir)
-        if parsed.command == "plan":
-            return _plan(parsed, configuration, model_dir)
-        return serve_model(configuration, model_dir, _port(parsed.port), parsed.host)
+        return COMMANDS[parsed.command].run(parsed)
     except ConfigurationError as error:
         return report_error(error)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description="Serves a language model over HTTP.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in (
-        ("serve", "start the container"),
-        ("batch", "answer all requests of a file in OpenAI's batch format"),
-        ("explain", "print all effective options with their sources, and the batching strategy"),
-        ("plan", "estimate how many requests fit into an instance's GPU memory"),
-    ):
-        command = commands.add_parser(
+    parsers = parser.add_subparsers(dest="command", required=True)
+    for name, command in COMMANDS.items():
+        own = parsers.add_parser(
             name,
-            help=text,
+            help=command.text,
             usage="%(prog)s [MODEL] [--option VALUE ...]",
-            description=text,
-            epilog="\n".join(["examples:", *(f"  %(prog)s{line}" for line in EXAMPLES[name])]),
+            description=command.text,
+            epilog="\n".join(["examples:", *(f"  %(prog)s{line}" for line in command.examples)]),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        _add_options(command)
-        if name == "serve":
-            command.add_argument(
-                "--port", type=int, help="TCP port (default: SAGEMAKER_BIND_TO_PORT, else 8080)"
-            )
-            command.add_argument(
-                "--host",
-                default="",
-                metavar="ADDRESS",
-                help="IP address to listen on, such as 127.0.0.1 or :: (default: all addresses, of "
-                "IPv4 and IPv6)",
-            )
-            command.add_argument(
-                "--strategies",
-                metavar="LIST",
-                help="all, or a list such as none,paged: serve the model with each of these "
-                "batching strategies at the same time; the page at / shows them side by side, and "
-                "each has its API below /models/STRATEGY/",
-            )
-        if name == "plan":
-            _add_plan_options(command)
-        if name == "batch":
-            _add_batch_options(command)
-        add_flags(command)
+        _add_model_options(own)
+        command.add_options(own)
+        add_flags(own)
     return parser
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def _serve(parsed: argparse.Namespace) -> int:
+    names = None if parsed.strategies is None else read_strategies(parsed.strategies)
+    models, port = _models(parsed), _port(parsed.port)
+    if names is None and isinstance(models, OneModel):
+        return serve_model(models.configuration, models.directory, port, parsed.host)
+    from container.multi_model.server import serve_models  # lazy: it needs gevent
+
+    if not isinstance(models, OneModel):
+        if names is None:
+            return serve_models(models, port, os.environ, host=parsed.host)
+        raise ConfigurationError(
+            "--strategies serves one model several times, but this is a server of several models "
+            f"({', '.join(models) or 'SAGEMAKER_MULTI_MODEL=true'}); name one with MODEL"
+        )
+    comparison = _comparison(models, names or (), parsed)
+    entries = {name: models.path.resolve() for name in comparison.overrides}
+    return serve_models(entries, port, os.environ, comparison=comparison, host=parsed.host)
+
+
+def _explain(parsed: argparse.Namespace) -> int:
+    models = _models(parsed)
+    if isinstance(models, OneModel):
+        _explain_model(models.configuration, models.directory)
+        return 0
+    print(f"models: {', '.join(models) or 'only those that POST /models loads'}")
+    for name, path in models.items():
+        directory = open_model_dir(path)
+        print(f"model {name}:")
+        _explain_model(load_configuration(find_properties(directory), os.environ), directory)
+    return 0
+
+
+def _plan(parsed: argparse.Namespace) -> int:
+    model = _one_model(parsed, _flags(parsed))
+    options = model.configuration.options
+    instance = find_instance(parsed.instance_type)
+    directory = open_model_dir(configured_model_path(model.configuration, model.directory))
+    if options.model_id and not directory.is_dir():
+        decoder = decoder_from_hub(options.model_id, options)
+    else:
+        decoder = decoder_from_directory(directory, options)
+    request = TypicalRequest(parsed.prompt_tokens, parsed.new_tokens)
+    for line in plan_lines(decoder, instance, options, request):
+        print(line)
+    return 0
+
+
+def _batch(parsed: argparse.Namespace) -> int:
+    from container.batch.batch import batch  # lazy: only a batch needs gevent here
+
+    model_dir, flags = _model_dir(parsed), _flags(parsed)
+    return batch(
+        parsed.input, parsed.output, model_dir, parsed.properties, flags, parsed.concurrency
+    )
+
+
+def _models(parsed: argparse.Namespace) -> OneModel | Mapping[str, Path]:
+    """Decide which models `serve` and `explain` are about. The first of these applies:
+
+    1. SAGEMAKER_MULTI_MODEL=true: the models of the directory, if there is one.
+    2. MODEL, a flag, the environment or --properties names a model: that model.
+    3. The directory holds models, each in an entry of its own: these models.
+    4. Otherwise, the directory is the model.
+
+    Only one model can be configured by flags.
+    """
+    flags = _flags(parsed)
+    is_endpoint = os.environ.get("SAGEMAKER_MULTI_MODEL", "").strip().lower() == "true"
+    is_named = (
+        parsed.properties is not None
+        or sets_model_id(os.environ)
+        or any(flag.key == "option.model_id" for flag in flags)
+    )
+    if is_endpoint and is_named:
+        raise ConfigurationError(
+            "SAGEMAKER_MULTI_MODEL=true serves the models that POST /models loads, each with its "
+            "own serving.properties; do not set HF_MODEL_ID, OPTION_MODEL_ID, MODEL or --properties"
+        )
+    directory = _model_dir(parsed) or (None if is_endpoint else default_model_dir())
+    models: Mapping[str, Path] = {}
+    if directory is not None and not is_named:
+        models = store_entries(directory)
+    if not (models or is_endpoint):
+        return _one_model(parsed, flags)
+    if flags:
+        raise ConfigurationError(
+            f"{flags[0].source} works only for one model; with several, set {flags[0].key} in each "
+            "model's serving.properties"
+        )
+    for warning in load_configuration(None, os.environ).warnings:
+        print(f"warning: {warning}")
+    return models
+
+
+def _one_model(parsed: argparse.Namespace, flags: Sequence[Setting]) -> OneModel:
+    path = _model_dir(parsed) or default_model_dir()
+    directory = open_model_dir(path)
+    properties = parsed.properties or find_properties(directory)
+    return OneModel(path, directory, load_configuration(properties, os.environ, flags))
+
+
+def _flags(parsed: argparse.Namespace) -> list[Setting]:
+    """Return the settings that the command line makes.
+
+    MODEL sets option.model_id, unless it is a local path and neither --properties nor the
+    environment can name another model.
+    """
+    path, flags = _model_dir(parsed), read_flags(parsed)
+    if parsed.model is None:
+        return [*flags]
+    if path is None or path == parsed.model_dir:
+        return [Setting("option.model_id", parsed.model, "MODEL"), *flags]
+    if parsed.properties is None and not sets_model_id(os.environ):
+        return [*flags]
+    return [Setting("option.model_id", str(path.absolute()), "MODEL"), *flags]
+
+
+def _model_dir(parsed: argparse.Namespace) -> Path | None:
+    """Return the local model that the command line names, or None if it names none."""
+    if parsed.model is not None and Path(parsed.model).expanduser().exists():
+        return Path(parsed.model).expanduser()
+    return parsed.model_dir
+
+
+def _port(given: int | None) -> int:
+    if given is not None:
+        return given
+    text = os.environ.get("SAGEMAKER_BIND_TO_PORT") or "8080"
+    if not text.isdecimal():
+        raise ConfigurationError(f"SAGEMAKER_BIND_TO_PORT={text}: expected a port number")
+    return int(text)
+
+
+def _explain_model(configuration: Configuration, model_dir: Path) -> None:
+    task = expected_task(configuration, model_dir)
+    if task is not None and task.kind == "handler":
+        model = task.name
+    else:
+        model = describe_model(configuration, model_dir)
+    for line in explain_lines(configuration, model, task):
+        print(line)
+
+
+def serve_model(configuration: Configuration, model_dir: Path, port: int, host: str = "") -> int:
+    from container.launch.supervisor import supervise  # lazy: only serve needs ZeroMQ
+
+    require_free_port(port, host)  # before a download, which may take long
+    return supervise(configuration, prepare(configuration, model_dir), port, host=host)
+
+
+def _comparison(model: OneModel, names: Sequence[str], parsed: argparse.Namespace) -> Comparison:
+    """Return the settings of each strategy for --strategies."""
+    gpus, flags = visible_gpus(os.environ), _flags(parsed)
+    comparison = compare_strategies(names, model.configuration, parsed.properties, flags, gpus)
+    task = expected_task(model.configuration, model.directory)
+    if task is not None and task.kind != "generation":
+        raise ConfigurationError(
+            f"--strategies is for text generation, but the task is {task.name} ({task.reason}); "
+            "serve it with --batching"
+        )
+    return comparison
+
+
+def _add_serve_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--port", type=int, help="TCP port (default: SAGEMAKER_BIND_TO_PORT, else 8080)"
+    )
+    parser.add_argument(
+        "--host",
+        default="",
+        metavar="ADDRESS",
+        help="IP address to listen on, such as 127.0.0.1 or :: (default: all addresses, of "
+        "IPv4 and IPv6)",
+    )
+    parser.add_argument(
+        "--strategies",
+        metavar="LIST",
+        help="all, or a list such as none,paged: serve the model with each of these "
+        "batching strategies at the same time; the page at / shows them side by side, and "
+        "each has its API below /models/STRATEGY/",
+    )
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         nargs="?",
@@ -185,156 +331,44 @@ def _add_batch_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _batch(parsed: argparse.Namespace, flags: Sequence[Setting]) -> int:
-    from container.batch.batch import batch  # lazy: only a batch needs gevent here
-
-    return batch(
-        parsed.input,
-        parsed.output,
-        _model_dir(parsed),
-        parsed.properties,
-        flags,
-        parsed.concurrency,
-    )
-
-
-def _model_dir(parsed: argparse.Namespace) -> Path | None:
-    """Return the local model that the command line names, or None if it names none."""
-    if parsed.model is not None and Path(parsed.model).expanduser().exists():
-        return Path(parsed.model).expanduser()
-    return parsed.model_dir
-
-
-def _model_flag(parsed: argparse.Namespace) -> list[Setting]:
-    """Return the setting of option.model_id to MODEL, or an empty list if there is no need for it.
-
-    There is no need without MODEL, or if MODEL is a local path and neither --properties nor the
-    environment can name another model.
-    """
-    path = _model_dir(parsed)
-    if parsed.model is None:
-        return []
-    if path is None or path == parsed.model_dir:
-        return [Setting("option.model_id", parsed.model, "MODEL")]
-    if parsed.properties is None and not sets_model_id(os.environ):
-        return []
-    return [Setting("option.model_id", str(path.absolute()), "MODEL")]
-
-
-def _initial_models(
-    parsed: argparse.Namespace, flags: Sequence[Setting]
-) -> Mapping[str, Path] | None:
-    """Return the models that a multi-model container loads at start; None for a single model."""
-    is_endpoint = os.environ.get("SAGEMAKER_MULTI_MODEL", "").strip().lower() == "true"
-    names_model = (
-        parsed.properties is not None
-        or sets_model_id(os.environ)
-        or any(flag.key == "option.model_id" for flag in flags)
-    )
-    if is_endpoint and names_model:
-        raise ConfigurationError(
-            "SAGEMAKER_MULTI_MODEL=true serves the models that POST /models loads, each with its "
-            "own serving.properties; do not set HF_MODEL_ID, OPTION_MODEL_ID, MODEL or --properties"
-        )
-    directory = _model_dir(parsed) or (None if is_endpoint else default_model_dir())
-    models: Mapping[str, Path] = {}
-    if directory is not None and not names_model:
-        models = store_entries(directory)
-    return models if models or is_endpoint else None
-
-
-def _port(given: int | None) -> int:
-    if given is not None:
-        return given
-    text = os.environ.get("SAGEMAKER_BIND_TO_PORT") or "8080"
-    if not text.isdecimal():
-        raise ConfigurationError(f"SAGEMAKER_BIND_TO_PORT={text}: expected a port number")
-    return int(text)
-
-
-def _explain(configuration: Configuration, model_dir: Path) -> int:
-    task = expected_task(configuration, model_dir)
-    if task is not None and task.kind == "handler":
-        model = task.name
-    else:
-        model = describe_model(configuration, model_dir)
-    for line in explain_lines(configuration, model, task):
-        print(line)
-    return 0
-
-
-def _plan(parsed: argparse.Namespace, configuration: Configuration, model_dir: Path) -> int:
-    instance = find_instance(parsed.instance_type)
-    directory = open_model_dir(configured_model_path(configuration, model_dir))
-    model_id = configuration.options.model_id
-    if model_id and not directory.is_dir():
-        decoder = decoder_from_hub(model_id, configuration.options)
-    else:
-        decoder = decoder_from_directory(directory, configuration.options)
-    request = TypicalRequest(parsed.prompt_tokens, parsed.new_tokens)
-    for line in plan_lines(decoder, instance, configuration.options, request):
-        print(line)
-    return 0
-
-
-def serve_model(configuration: Configuration, model_dir: Path, port: int, host: str = "") -> int:
-    from container.launch.supervisor import supervise  # lazy: only serve needs ZeroMQ
-
-    require_free_port(port, host)  # before a download, which may take long
-    return supervise(configuration, prepare(configuration, model_dir), port, host=host)
-
-
-def _serve_strategies(
-    parsed: argparse.Namespace, models: Mapping[str, Path] | None, flags: Sequence[Setting]
-) -> int:
-    from container.multi_model.server import serve_models
-    from container.multi_model.strategies import compare_strategies, read_strategies
-
-    names = read_strategies(parsed.strategies)
-    if models is not None:
-        raise ConfigurationError(
-            "--strategies serves one model several times, but this is a server of several models "
-            f"({', '.join(models) or 'SAGEMAKER_MULTI_MODEL=true'}); name one with MODEL"
-        )
-    path = _model_dir(parsed) or default_model_dir()
-    model_dir = open_model_dir(path)
-    properties = parsed.properties or find_properties(model_dir)
-    configuration = load_configuration(properties, os.environ, flags)
-    gpus = visible_gpus(os.environ)
-    comparison = compare_strategies(names, configuration, parsed.properties, flags, gpus)
-    task = expected_task(configuration, model_dir)
-    if task is not None and task.kind != "generation":
-        raise ConfigurationError(
-            f"--strategies is for text generation, but the task is {task.name} ({task.reason}); "
-            "serve it with --batching"
-        )
-    entries = {name: path.resolve() for name in names}
-    return serve_models(
-        entries, _port(parsed.port), os.environ, comparison=comparison, host=parsed.host
-    )
-
-
-def _run_multi_model(
-    parsed: argparse.Namespace, models: Mapping[str, Path], flags: Sequence[Setting]
-) -> int:
-    """Run `serve` or `explain` for several models."""
-    if flags:
-        raise ConfigurationError(
-            f"{flags[0].source} works only for one model; with several, set {flags[0].key} in each "
-            "model's serving.properties"
-        )
-    for warning in load_configuration(None, os.environ).warnings:
-        print(f"warning: {warning}")
-    if parsed.command == "serve":
-        from container.multi_model.server import serve_models
-
-        return serve_models(models, _port(parsed.port), os.environ, host=parsed.host)
-    print(f"models: {', '.join(models) or 'only those that POST /models loads'}")
-    for name, path in models.items():
-        model_dir = open_model_dir(path)
-        print(f"model {name}:")
-        _explain(load_configuration(find_properties(model_dir), os.environ), model_dir)
-    return 0
+COMMANDS = {
+    "serve": Command(
+        "start the container",
+        _serve,
+        _add_serve_options,
+        (
+            "                                    # /opt/ml/model if it exists, else the demo model",
+            " DIR --port 8081                    # with the serving.properties in it",
+            " org/name --batching continuous     # from the Hugging Face hub",
+            " --properties FILE                  # the model is FILE's option.model_id",
+            " DIR --strategies all               # all strategies side by side on one page",
+        ),
+    ),
+    "batch": Command(
+        "answer all requests of a file in OpenAI's batch format",
+        _batch,
+        _add_batch_options,
+        (
+            " --input requests.jsonl --output answers.jsonl",
+            " DIR --input requests.jsonl --output answers.jsonl --batching continuous",
+        ),
+    ),
+    "explain": Command(
+        "print all effective options with their sources, and the batching strategy",
+        _explain,
+        lambda parser: None,
+        (" DIR", " --properties FILE --batching dynamic"),
+    ),
+    "plan": Command(
+        "estimate how many requests fit into an instance's GPU memory",
+        _plan,
+        _add_plan_options,
+        (
+            " org/name --instance-type ml.g5.2xlarge",
+            " DIR --instance-type ml.g6e.xlarge --prompt-tokens 2000 --batching paged",
+        ),
+    ),
+}
 
 
 if __name__ == "__main__":

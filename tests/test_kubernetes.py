@@ -14,8 +14,8 @@ from container.configuration.resolve import load_configuration
 from container.http.health import HEALTH_PATHS
 from container.http.metrics import metrics_text
 from container.launch.stop_times import ENGINE_STOP_S, FRONT_END_STOP_S
+from container.wire.engine_state import EngineState
 from core.configuration.options import Options
-from core.protocol.stats import Stats
 from tests.container.fake_engine import FACTS
 
 FOLDER = Path(__file__).resolve().parents[1] / "deploy" / "kubernetes"
@@ -91,7 +91,7 @@ def test_requests_may_end_before_the_pod_is_killed(
 
 def test_the_autoscaler_reads_a_metric_that_exists() -> None:
     [metric] = manifest("autoscaler.yaml")["spec"]["metrics"]
-    engine = SimpleNamespace(facts=FACTS, stats=Stats(), is_ready=True)
+    engine = SimpleNamespace(state=EngineState("", FACTS))
     client: Any = SimpleNamespace(facts=FACTS, copies=[engine])
     text = metrics_text(client, "demo", Options()).decode()
     assert f"\n{metric['pods']['metric']['name']}{{" in text
