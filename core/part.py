@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Self
 
+NO_ROWS = range(0)
+
 
 class Part:
     """The answers of a feature that changes nothing. A feature overrides those that it changes."""
@@ -28,6 +30,21 @@ class Part:
     def content(self, start: int, end: int) -> bytes:
         """Return what the tokens `start : end` stand for, as far as their ids do not tell."""
         return b""
+
+    def extra_rows(self, start: int, end: int) -> range:
+        """Return the positions in `start : end` whose logits the part wants, but has not had.
+
+        The last position of a sequence, from which a token is sampled, is none of them. Tokens from
+        the first of them on are computed even if their K/V are cached.
+        """
+        return NO_ROWS
+
+    def seek(self, position: int) -> None:
+        """Count the rows before `position` as had, and those from there on as not."""
+
+    def fork(self) -> Part:
+        """Return the part for a further sequence with the same prompt."""
+        return self
 
     @classmethod
     def of(cls, parts: tuple[Part, ...]) -> Self | None:

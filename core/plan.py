@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from core.beams import Candidates, Hypotheses
+from core.part import NO_ROWS
 from core.sampling import Sampled, SequenceFailure
 from core.sequence import Sequence
 
@@ -33,8 +34,8 @@ class Chunk(msgspec.Struct, frozen=True):
     blocks: tuple[int, ...]
     samples_token: bool
     """Whether the chunk ends at the newest token, so that the next one is sampled."""
-    scored_positions: range = range(0)
-    """Positions whose logits score the next prompt token (`prompt_logprobs`)."""
+    extra_rows: range = NO_ROWS
+    """Further positions whose logits a part of the sequence wants."""
 
     @property
     def end(self) -> int:
@@ -86,6 +87,6 @@ class StepPlan:
 
 
 StepResult = Mapping[int, Sampled | Candidates | Hypotheses | SequenceFailure]
-"""Maps sequence ids to results, for each chunk with `samples_token` or `scored_positions`. A result
+"""Maps sequence ids to results, for each chunk with `samples_token` or `extra_rows`. A result
 is sampled tokens and prompt logprobs, or the candidates of a beam, or the hypotheses of a beam
 search that the executor runs as a whole, or the reason of a failure."""

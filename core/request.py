@@ -11,7 +11,7 @@ import msgspec
 from core.beams import Hypothesis
 from core.output import Output
 from core.part import Part
-from core.sampling import SamplingParams, TopLogprobs
+from core.sampling import Sampled, SamplingParams
 from core.sequence import Sequence
 
 
@@ -46,7 +46,7 @@ class Request:
                 _params_of_sample(params, index),
                 index=index,
                 eos_token_ids=eos_token_ids,
-                parts=parts,
+                parts=parts if index == 0 else tuple(part.fork() for part in parts),
             )
             for index in range(1 if params.beam_width else params.num_samples)
         )
@@ -56,10 +56,8 @@ class Request:
         """One id for each sample, or for each beam of a beam search."""
         return tuple(range(self.id, self.id + (self.params.beam_width or self.params.num_samples)))
 
-    def output(
-        self, sequence: Sequence, count: int, prompt_logprobs: tuple[TopLogprobs, ...] = ()
-    ) -> Output:
-        """Return the output with the last `count` tokens of `sequence`."""
+    def output(self, sequence: Sequence, count: int, sampled: Sampled) -> Output:
+        """Return the output with the last `count` tokens of `sequence`, the first of `sampled`."""
         return Output(
             self.id,
             tuple(sequence.token_ids[len(sequence.token_ids) - count :]),
@@ -67,7 +65,7 @@ class Request:
             sequence.finish,
             sequence.index,
             top_logprobs=tuple(sequence.top_logprobs[-count:]) if count else (),
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=sampled.prompt_logprobs,
             admitted=self.admitted,
         )
 

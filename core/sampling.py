@@ -266,14 +266,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
         )
 
     @property
-    def needs_newest_token(self) -> bool:
-        """Whether the host needs the newest token to sample the next one.
-
-        If so, the sequence is not scheduled while that token is in flight.
-        """
-        return self.structured_outputs is not None or self.no_repeat_ngram_size > 0
-
-    @property
     def is_greedy(self) -> bool:
         is_beam_search = self.use_beam_search or self.beam_width > 0
         return is_beam_search or self.temperature < MIN_TEMPERATURE or self.top_k == 1

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Collection
 from copy import copy
 
-from core.part import Part
+from core.part import NO_ROWS, Part
 from core.sampling import Finish, Sampled, SamplingParams, TopLogprobs
 
 
@@ -34,7 +34,6 @@ class Sequence:
         "num_computed_tokens",
         "num_in_flight",
         "num_prompt_tokens",
-        "num_scored_rows",
         "params",
         "parts",
         "prefix_salt",
@@ -63,13 +62,11 @@ class Sequence:
         self.num_computed_tokens = 0
         self.num_in_flight = 0
         """Tokens that scheduled steps have still to sample."""
-        self.num_scored_rows = 0
-        """How many of the prompt's first positions are scored (see `rows_to_score`)."""
         self.params = params
         self.parts = parts
         self.prefix_salt = "".join(part.salt for part in parts) + f"|{params.cache_salt}"
         """Sequences share cached blocks only if their salts are equal."""
-        self.needs_newest_token = params.needs_newest_token
+        self.needs_newest_token = any(part.needs_newest for part in parts)
         self.logprobs: list[float] = []
         """Logprobs of the generated tokens, in nats."""
         self.top_logprobs: list[TopLogprobs] = []
@@ -114,15 +111,17 @@ class Sequence:
         ids = array("q", self.token_ids[start:end]).tobytes()
         return b"".join([ids, *(part.content(start, end) for part in self.parts)])
 
-    def rows_to_score(self, start: int, end: int) -> range:
-        """Return the positions in `start : end` whose logits score the next prompt token.
+    def extra_rows(self, start: int, end: int) -> range:
+        """Return the positions in `start : end` whose logits a part wants. Only one may."""
+        for part in self.parts:
+            if rows := part.extra_rows(start, end):
+                return rows
+        return NO_ROWS
 
-        Empty without `prompt_logprobs`. Only the first sample of a request scores the prompt, and
-        each position only once, even if it is computed again.
-        """
-        if self.params.prompt_logprobs is None or self.index > 0:
-            return range(0)
-        return range(max(start, self.num_scored_rows), min(end, self.num_prompt_tokens - 1))
+    def seek(self, position: int) -> None:
+        """Count the extra rows before `position` as scheduled, and those from there on as not."""
+        for part in self.parts:
+            part.seek(position)
 
     @property
     def num_skippable_tokens(self) -> int:
@@ -131,13 +130,14 @@ class Sequence:
         These are all tokens before the first one whose logits are needed.
         """
         last = self.num_tokens - 1
-        unscored = self.rows_to_score(0, last)
-        return unscored.start if unscored else last
+        rows = self.extra_rows(0, last)
+        return rows.start if rows else last
 
     def fork(self, id: int) -> Sequence:
         """Return a copy with its own id, tokens and logprobs."""
         child = copy(self)
         child.id = id
+        child.parts = tuple(part.fork() for part in self.parts)
         child.token_ids = list(self.token_ids)
         child.logprobs = list(self.logprobs)
         child.top_logprobs = list(self.top_logprobs)

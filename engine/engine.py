@@ -35,7 +35,9 @@ from engine.device import is_out_of_memory
 from engine.executor import Executor, SubmittedStep
 from engine.failures import Guard
 from engine.lora.adapter_registry import AdapterRegistry
-from engine.sampling.grammars import Grammars
+from engine.sampling.grammars import Constrained, Grammars
+from engine.sampling.ngrams import WithoutRepeats
+from engine.scores.part import ScoredPrompt
 from engine.stopwatch import Stopwatch
 from strategies.base import Strategy
 
@@ -122,7 +124,7 @@ class Engine:
             params,
             arrival=now,
             eos_token_ids=self.facts.eos_token_ids,
-            parts=_parts(chosen, images),
+            parts=request_parts(params, len(prompt_token_ids), chosen, images),
         )
         if self.grammars is not None and params.structured_outputs is not None:
             self.grammars.hold(request.sequences)
@@ -236,7 +238,22 @@ class Engine:
             raise OverloadedError(f"the images in use have more than {IMAGES_IN_USE.maximum} bytes")
 
 
-def _parts(adapter: Adapter | None, images: tuple[PromptImage, ...]) -> tuple[Part, ...]:
+def request_parts(
+    params: SamplingParams,
+    num_prompt_tokens: int,
+    adapter: Adapter | None = None,
+    images: tuple[PromptImage, ...] = (),
+) -> tuple[Part, ...]:
     """Return the parts of a request's sequences: one for each feature that it uses."""
-    parts = (Adapted(adapter) if adapter else None, Images(images) if images else None)
-    return tuple(part for part in parts if part is not None)
+    parts: list[Part] = []
+    if adapter is not None:
+        parts.append(Adapted(adapter))
+    if images:
+        parts.append(Images(images))
+    if params.prompt_logprobs is not None:
+        parts.append(ScoredPrompt(num_prompt_tokens))
+    if params.structured_outputs is not None:
+        parts.append(Constrained())
+    if params.no_repeat_ngram_size:
+        parts.append(WithoutRepeats())
+    return tuple(parts)

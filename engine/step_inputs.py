@@ -36,7 +36,7 @@ class ScoredRows:
     next_tokens: Tensor
     """[R] int64: the token that follows each of them."""
     chunks: tuple[Chunk, ...]
-    """The chunks of these rows in order; each has `len(chunk.scored_positions)` rows."""
+    """The chunks of these rows in order; each has `len(chunk.extra_rows)` rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,11 +377,11 @@ def _scored_rows(chunks: Sequence[Chunk], ends: Sequence[int]) -> NDArray[np.int
     pairs = [
         (end - chunk.end + position, chunk.sequence.token_ids[position + 1])
         for chunk, end in zip(chunks, ends, strict=True)
-        for position in chunk.scored_positions
+        for position in chunk.extra_rows
     ]
     return np.array(pairs, int).reshape(-1, 2).T
 
 
 def _scored(chunks: Sequence[Chunk], rows: Tensor) -> ScoredRows | None:
-    scoring = tuple(chunk for chunk in chunks if chunk.scored_positions)
+    scoring = tuple(chunk for chunk in chunks if chunk.extra_rows)
     return ScoredRows(rows[0], rows[1], scoring) if scoring else None

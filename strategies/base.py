@@ -151,8 +151,8 @@ class Strategy(ABC):
         for chunk in chunks:
             chunk.sequence.num_computed_tokens = chunk.end
             chunk.sequence.num_in_flight += chunk.samples_token
-            if chunk.scored_positions:
-                chunk.sequence.num_scored_rows = chunk.scored_positions.stop
+            if chunk.extra_rows:
+                chunk.sequence.seek(chunk.extra_rows.stop)
         return self.plan(chunks)
 
     def plan(self, chunks: Iterable[Chunk] = ()) -> StepPlan | None:
@@ -199,7 +199,7 @@ class Strategy(ABC):
         for chunk in chunks:
             if chunk.sequence.finish is None:
                 self.memory.commit(chunk)
-                has_result |= chunk.samples_token or bool(chunk.scored_positions)
+                has_result |= chunk.samples_token or bool(chunk.extra_rows)
         if not has_result:
             return []
         outputs = group.commit(result, self.memory)
@@ -214,8 +214,8 @@ class Strategy(ABC):
         sequence = chunk.sequence
         sequence.num_computed_tokens = chunk.start
         sequence.num_in_flight -= chunk.samples_token
-        if chunk.scored_positions:
-            sequence.num_scored_rows = chunk.scored_positions.start
+        if chunk.extra_rows:
+            sequence.seek(chunk.extra_rows.start)
 
     @property
     def request_ids(self) -> set[int]:
@@ -288,8 +288,8 @@ class Strategy(ABC):
         """Return the chunk of the sequence's next `length` pending tokens."""
         start = sequence.num_computed_tokens
         samples = start + length == sequence.num_tokens
-        scored = sequence.rows_to_score(start, start + length)
-        return Chunk(sequence, start, length, self.memory.table(sequence.id), samples, scored)
+        extra_rows = sequence.extra_rows(start, start + length)
+        return Chunk(sequence, start, length, self.memory.table(sequence.id), samples, extra_rows)
 
 
 class ReservingStrategy(Strategy):

@@ -25,7 +25,7 @@ class SequenceGroup:
     ```
 
     The first sequence computes the shared tokens, then the others fork from it. Fewer tokens are
-    shared if the prompt ends with an image that one step must compute whole. If the group is
+    shared if no chunk may end before the last token (`Sequence.chunk_end`). If the group is
     preempted by recomputation, the same happens again. A group of one sequence shares nothing.
     """
 
@@ -78,7 +78,7 @@ class SequenceGroup:
             sampled = result.get(sequence.id)
             if isinstance(sampled, Sampled):
                 count = sequence.append(sampled) if sampled.token_ids else 0
-                outputs.append(self.request.output(sequence, count, sampled.prompt_logprobs))
+                outputs.append(self.request.output(sequence, count, sampled))
                 if sequence.finish is not None:
                     self.end(sequence, sequence.finish, memory)
         return outputs

@@ -44,7 +44,7 @@ PARTS = {
         ("device", "staging", "phases", "stopwatch", "executor", "block_tables", "step_inputs"),
         ("attention", "ranks"),
         ("model",),
-        ("lora", "sampling", "vision"),
+        ("lora", "sampling", "scores", "vision"),
         ("loading",),
         ("step",),
         ("memory", "start_adapters", "failures"),

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from core.configuration.limits import GRAMMAR, GRAMMARS_IN_USE
 from core.errors import OverloadedError, RequestError
+from core.part import Part
 from core.sequence import Sequence as TokenSequence
 from core.structured_outputs import StructuredOutputsParams
 from core.text.grammar import converting_errors, grammar_text
@@ -39,6 +40,13 @@ grammars up to 1 s."""
 MAX_OVERRUN_S = 0.2
 """CPU time by which an answer's masks may exceed that average. An answer beyond it fails, because
 all other sequences of its steps wait for its masks."""
+
+
+class Constrained(Part):
+    """The mask of a token depends on the token before it."""
+
+    __slots__ = ()
+    needs_newest = True
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from weakref import WeakKeyDictionary
 
+from core.part import Part
 from core.sequence import Sequence as TokenSequence
 from engine.sampling.rows import Row
 
@@ -13,11 +14,15 @@ Followers = defaultdict[tuple[int, ...], set[int]]
 """The tokens that have followed each (n-1)-gram."""
 
 
-class Ngrams:
-    """Keeps an index of each sequence's n-grams, so that a step costs one look-up.
+class WithoutRepeats(Part):
+    """The tokens that may not follow depend on the newest token."""
 
-    The newest token must be known, so the strategy never schedules such a sequence ahead.
-    """
+    __slots__ = ()
+    needs_newest = True
+
+
+class Ngrams:
+    """Keeps an index of each sequence's n-grams, so that a step costs one look-up."""
 
     def __init__(self, *, with_prompt: bool) -> None:
         """with_prompt: also ban n-grams of the prompt. False if the prompt goes to an encoder."""

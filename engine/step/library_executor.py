@@ -104,7 +104,7 @@ class LibraryExecutor:
         )
         result: dict[int, Sampled | Candidates | Hypotheses | SequenceFailure] = {}
         answers = [
-            _Row(chunk.sequence, tuple(self._scores(chunk.sequence, chunk.scored_positions)))
+            _Row(chunk.sequence, tuple(self._scores(chunk.sequence, chunk.extra_rows)))
             for chunk in plan.chunks
             if not chunk.sequence.params.beam_width
         ]

@@ -27,8 +27,8 @@ def split_plan(plan: StepPlan, max_rows: int) -> list[StepPlan]:
     room = max_rows
     for chunk in plan.chunks:
         rest = chunk
-        while len(rest.scored_positions) > room:
-            cut = rest.sequence.chunk_end(rest.scored_positions[room]) if room > 0 else rest.start
+        while len(rest.extra_rows) > room:
+            cut = rest.sequence.chunk_end(rest.extra_rows[room]) if room > 0 else rest.start
             if cut <= rest.start and room == max_rows:
                 break  # an image that one pass must compute whole needs more rows
             if cut > rest.start:
@@ -37,22 +37,22 @@ def split_plan(plan: StepPlan, max_rows: int) -> list[StepPlan]:
             parts.append([])
             room = max_rows
         parts[-1].append(rest)
-        room -= len(rest.scored_positions)
+        room -= len(rest.extra_rows)
     first, *others = (tuple(chunks) for chunks in parts)
     return [replace(plan, chunks=first), *map(StepPlan, others)]
 
 
 def _until(chunk: Chunk, position: int) -> Chunk:
-    scored = range(chunk.scored_positions.start, position)
+    scored = range(chunk.extra_rows.start, position)
     return msgspec.structs.replace(
-        chunk, length=position - chunk.start, samples_token=False, scored_positions=scored
+        chunk, length=position - chunk.start, samples_token=False, extra_rows=scored
     )
 
 
 def _from(chunk: Chunk, position: int) -> Chunk:
-    scored = range(position, chunk.scored_positions.stop)
+    scored = range(position, chunk.extra_rows.stop)
     return msgspec.structs.replace(
-        chunk, start=position, length=chunk.end - position, scored_positions=scored
+        chunk, start=position, length=chunk.end - position, extra_rows=scored
     )
 
 
@@ -69,10 +69,10 @@ class PromptScores:
 
     def wait(self) -> dict[int, tuple[TopLogprobs, ...]]:
         """Return the scores of each sequence's tokens, by sequence id."""
-        widths = [_width(chunk) for chunk in self._chunks for _ in chunk.scored_positions]
+        widths = [_width(chunk) for chunk in self._chunks for _ in chunk.extra_rows]
         scores = self._ranking.wait(widths)
         return {
-            chunk.sequence.id: tuple(next(scores) for _ in chunk.scored_positions)
+            chunk.sequence.id: tuple(next(scores) for _ in chunk.extra_rows)
             for chunk in self._chunks
         }
 

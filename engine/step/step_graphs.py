@@ -130,7 +130,7 @@ class StepGraphs:
         Steps that score prompt tokens need more logits than a graph computes, and a graph has no
         embeddings of images.
         """
-        if any(chunk.scored_positions for chunk in plan.chunks):
+        if any(chunk.extra_rows for chunk in plan.chunks):
             return None
         if self._model.encoder is not None and any(
             images_in(c.sequence.parts, c.start, c.end) for c in plan.chunks

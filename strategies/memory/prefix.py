@@ -7,7 +7,7 @@ salt ──▶ H ──▶ H(·, tokens 0:16) ──▶ H(·, tokens 16:32) ─�
                   block 7               block 3
 ```
 
-The contents of a block are its token ids, and the digests of its images (`Sequence.content`).
+The contents of a block are what its tokens stand for (`Sequence.content`).
 
 The hash is blake2b with a random key of this process. So no client can craft a prompt whose hash
 collides with another prompt's, or compute the hash of a prompt.

@@ -11,11 +11,13 @@ from core.output import Output
 from core.protocol.messages import Step, Submit
 from core.sampling import Finish, Sampled, SamplingParams, TopLogprobs
 from core.sequence import Sequence
-from core.structured_outputs import StructuredOutputsParams
+from engine.sampling.grammars import Constrained
+from engine.sampling.ngrams import WithoutRepeats
+from engine.scores.part import ScoredPrompt
 
 
-def make_sequence(**params):
-    return Sequence(0, [5, 6, 7], SamplingParams(**params), eos_token_ids=[0, 1])
+def make_sequence(parts=(), **params):
+    return Sequence(0, [5, 6, 7], SamplingParams(**params), eos_token_ids=[0, 1], parts=parts)
 
 
 def append(sequence, *token_ids):
@@ -62,10 +64,8 @@ def test_a_completed_grammar_finishes_the_sequence():
 
 def test_tokens_that_the_host_must_know_are_waited_for():
     """The next token is scheduled early only if the host does not need the token in flight."""
-    form = StructuredOutputsParams(regex="a")
-    known_by_the_host = ({"structured_outputs": form}, {"no_repeat_ngram_size": 2})
-    for params, pending in (({}, 1), *((constraint, 0) for constraint in known_by_the_host)):
-        sequence = make_sequence(**params)
+    for parts, pending in (((), 1), ((Constrained(),), 0), ((WithoutRepeats(),), 0)):
+        sequence = make_sequence(parts)
         assert sequence.num_pending_tokens == 3
         sequence.num_computed_tokens, sequence.num_in_flight = 3, 1
         assert sequence.num_pending_tokens == pending
@@ -168,12 +168,14 @@ def test_all_parameters_round_trip_through_msgpack():
 
 
 def test_each_prompt_position_is_scored_once():
-    sequence = make_sequence(prompt_logprobs=1)
-    assert sequence.rows_to_score(0, 2) == range(0, 2)
-    sequence.num_scored_rows = 1
-    assert sequence.rows_to_score(0, 3) == range(1, 2), "the last known token has no successor"
-    assert not sequence.rows_to_score(2, 9)
-    assert not make_sequence().rows_to_score(0, 3)
+    sequence = make_sequence(parts=(ScoredPrompt(3),))
+    assert sequence.extra_rows(0, 2) == range(0, 2)
+    sequence.seek(1)
+    assert sequence.extra_rows(0, 3) == range(1, 2), "the last known token has no successor"
+    assert not sequence.extra_rows(2, 9)
+    assert sequence.num_skippable_tokens == 1
+    assert not sequence.fork(1).extra_rows(0, 3), "only the first sequence scores the prompt"
+    assert not make_sequence().extra_rows(0, 3)
 
 
 @pytest.mark.parametrize(("keep", "left"), [(None, 9), (4, 4), (20, 9), (-1, 8)])

@@ -12,6 +12,7 @@ from core.request import Request
 from core.sampling import Finish, Sampled, SamplingParams, TopLogprobs
 from core.sequence import Sequence as TokenSequence
 from engine.failures import Guard
+from engine.scores.part import ScoredPrompt
 from strategies.base import Limits, Strategy
 from strategies.factory import StrategySettings, make_strategy
 
@@ -64,7 +65,7 @@ class FakeExecutor:
                 self.slots[slot] = tokens[position], self.digest(sequence, tokens[: position + 1])
             prefix = self._read(chunk)
             assert prefix == tokens[: chunk.end]
-            if chunk.samples_token or chunk.scored_positions:
+            if chunk.samples_token or chunk.extra_rows:
                 result[sequence.id] = self.sample(chunk, prefix)
         self._newest = {
             id: sampled.token_ids[0] for id, sampled in result.items() if sampled.token_ids
@@ -83,7 +84,7 @@ class FakeExecutor:
         token_ids = (next_token(sequence.id, prefix),) if chunk.samples_token else ()
         scores = tuple(
             TopLogprobs(-0.5, position, (sequence.token_ids[position + 1],), (-0.5,))
-            for position in chunk.scored_positions
+            for position in chunk.extra_rows
         )
         return Sampled(token_ids, (-0.5,) * len(token_ids), prompt_logprobs=scores)
 
@@ -201,7 +202,8 @@ def request_of(arrival: Arrival, id: int) -> Request:
         for position in range(arrival.num_prompt_tokens)
     ]
     params = SamplingParams(max_tokens=arrival.max_tokens, **arrival.params)
-    return Request(id, prompt, params, arrival=arrival.time, eos_token_ids=[EOS])
+    parts = (ScoredPrompt(len(prompt)),) if params.prompt_logprobs is not None else ()
+    return Request(id, prompt, params, arrival=arrival.time, eos_token_ids=[EOS], parts=parts)
 
 
 def requests_of(arrivals: Sequence[Arrival]) -> list[Request]:

@@ -46,7 +46,7 @@ def test_a_recomputed_prompt_is_not_scored_again():
     assert strategy.num_preemptions > 0
     for id in range(3):
         chunks = [chunk for plan in plans for chunk in plan.chunks if chunk.sequence.id == id]
-        assert [place for chunk in chunks for place in chunk.scored_positions] == list(range(6))
+        assert [place for chunk in chunks for place in chunk.extra_rows] == list(range(6))
 
 
 def test_a_full_host_pool_falls_back_to_recompute():

@@ -164,7 +164,7 @@ def test_beams_and_scores_of_prompts_do_not_wait_for_the_device():
     ]
     BeamCandidates(logits, beams, Staging(META))
     scored = Sequence(0, [1] * 6, SamplingParams(prompt_logprobs=3))
-    chunk = Chunk(scored, 0, 5, (0,), samples_token=False, scored_positions=range(1, 5))
+    chunk = Chunk(scored, 0, 5, (0,), samples_token=False, extra_rows=range(1, 5))
     rows = torch.empty(4, dtype=torch.int64, device=META)
     PromptScores(logits, ScoredRows(rows, rows, (chunk,)))
 

@@ -95,7 +95,7 @@ def test_sizes_of_mixed_steps(default_graphs, num_decodes, lengths, size):
 
 def test_steps_that_score_prompts_use_no_graph(default_graphs):
     assert default_graphs.graph_for(mixed_plan(0, [5])) is not None
-    assert default_graphs.graph_for(mixed_plan(0, [5], scored_positions=range(2))) is None
+    assert default_graphs.graph_for(mixed_plan(0, [5], extra_rows=range(2))) is None
 
 
 def graphs_with(tiny_model, recorder, **options):

@@ -1,0 +1,1 @@
+"""Scores of prompts (`prompt_logprobs`): the logprob of each token, given those before it."""
