@@ -106,7 +106,10 @@ def check_live_page(events, batching):
     assert sum(length for _, length in sequence["blocks"]) == running["num_held_blocks"] > 0
 
 
-@pytest.mark.parametrize("server", OPTIONS, indirect=True)
+LIBRARY = pytest.param("library", marks=pytest.mark.matrix(cases=0))
+
+
+@pytest.mark.parametrize("server", [*BATCHING_NAMES, LIBRARY], indirect=True)
 def test_decoding_parameters(server, offline):
     def complete(**fields):
         body = {"prompt": PROMPT, "max_tokens": NUM_NEW, "seed": SEED, **fields}

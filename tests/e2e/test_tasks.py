@@ -126,6 +126,7 @@ def test_images(tmp_path):
         assert len(json.loads(data)) == 1
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("batching", ["none", "dynamic"])
 def test_custom_handler(tmp_path, short_dir, batching):
     """The handler needs a package of its requirements.txt. Its directory is read-only."""
@@ -191,6 +192,7 @@ async def with_length(request, call_next):
 """
 
 
+@pytest.mark.matrix(cases=0)
 def test_transcripts_and_a_hook_around_them(tmp_path):
     """OpenAI's client works, and so does a middleware that a variable of AWS's containers names."""
     path = save_task_model("interpreter", tmp_path)
@@ -220,6 +222,7 @@ def test_transcripts_and_a_hook_around_them(tmp_path):
         assert container.stop() == 0
 
 
+@pytest.mark.matrix(cases=0)
 def test_speech_synthesis(tmp_path):
     """The Accept header asks for a WAV file. By default, the sound comes in base64."""
     path = save_task_model("speaker", tmp_path)
@@ -255,6 +258,7 @@ def handle(inputs):
 """
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.skipif(bool(IMAGE), reason="test and handler share a directory of this machine")
 @pytest.mark.parametrize("batching", ["none", "dynamic"])
 def test_streaming_handler(tmp_path, batching):
