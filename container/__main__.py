@@ -119,8 +119,8 @@ def _plan(parsed: argparse.Namespace) -> int:
     options = model.configuration.options
     instance = find_instance(parsed.instance_type)
     directory = open_model_dir(configured_model_path(model.configuration, model.directory))
-    if options.model_id and not directory.is_dir():
-        decoder = decoder_from_hub(options.model_id, options)
+    if options.source.model_id and not directory.is_dir():
+        decoder = decoder_from_hub(options.source.model_id, options)
     else:
         decoder = decoder_from_directory(directory, options)
     request = TypicalRequest(parsed.prompt_tokens, parsed.new_tokens)

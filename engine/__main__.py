@@ -62,9 +62,9 @@ def _stop(*_: object) -> None:
 def _serve(parent: int, launch_path: Path, copy: int) -> int:
     die_with_parent(parent)
     launch = msgspec.json.decode(launch_path.read_bytes(), type=Launch)
-    configure_logs(launch.options.log_format, launch.options.log_level, launch.name)
-    which = copy if launch.options.copies > 1 else None
-    show_phase = _log_phase if launch.options.log_format == "json" else _print_phase
+    configure_logs(launch.options.server.log_format, launch.options.server.log_level, launch.name)
+    which = copy if launch.options.layout.copies > 1 else None
+    show_phase = _log_phase if launch.options.server.log_format == "json" else _print_phase
     phases = Phases(partial(show_phase, which))
     gc.disable()  # imports make no garbage; without the collector they take a sixth less time
     # Imported here, so that the phase "imports" includes the time they take.
@@ -73,7 +73,7 @@ def _serve(parent: int, launch_path: Path, copy: int) -> int:
     from engine.serve.connection import Connection
     from engine.serve.server import Server
 
-    if launch.options.log_format == "json":
+    if launch.options.server.log_format == "json":
         transformers_logging.disable_default_handler()
         transformers_logging.enable_propagation()
     if not sys.stderr.isatty():
@@ -89,8 +89,8 @@ def _serve(parent: int, launch_path: Path, copy: int) -> int:
             server = Server(
                 service,
                 connection,
-                options.job_queue_size,
-                max_waiting_tokens=options.job_queue_tokens,
+                options.server.job_queue_size,
+                max_waiting_tokens=options.server.job_queue_tokens,
                 reporter=_reporter(launch),
             )
             server.serve_forever()
@@ -118,7 +118,7 @@ def _log_phase(copy: int | None, name: str, seconds: float) -> None:
 def _reporter(launch: Launch) -> EmfReporter | None:
     from engine.serve.emf import EmfReporter
 
-    period_s = launch.options.cloudwatch_metrics_period
+    period_s = launch.options.server.cloudwatch_metrics_period
     return EmfReporter(launch.model_name, period_s) if period_s is not None else None
 
 

@@ -53,17 +53,17 @@ def build_engine(
     Raises ConfigurationError if the options and the model do not fit together.
     """
     phases = phases or Phases()
-    device = choose_device(options)
+    device = choose_device(options.execution)
     degree = tensor_parallel_degree(options, device)
     if degree == 1:
         return build_rank_0(model_dir, options, device, phases, SingleRank(device), None)
     closing = ExitStack()
     try:
-        closing.enter_context(threads_for_ranks(degree // options.nodes, device))
+        closing.enter_context(threads_for_ranks(degree // options.layout.nodes, device))
         followers = Followers(model_dir, options, degree, device, on_lost, rank_address)
         closing.callback(followers.close)
         followers.wait()
-        timeout_s = options.model_loading_timeout
+        timeout_s = options.execution.model_loading_timeout
         group = ProcessGroup(Shard(0, degree), device, followers.address, timeout_s)
         closing.callback(group.close)
         phases.end(f"{degree} ranks")
@@ -94,7 +94,7 @@ def build_rank_0(
     executor = _executor(parts, grammars, leader)
     if leader is not None and parts.adapters is not None:
         parts.adapters.on_install = leader.install
-    _check_forward(executor, options.block_size, sizes)
+    _check_forward(executor, options.memory.block_size, sizes)
     phases.end("first steps")
     facts = Facts(
         model=str(model_dir),
@@ -111,7 +111,7 @@ def build_rank_0(
         max_model_len=sizes.max_model_len,
         max_sequences=sizes.max_sequences,
         max_step_tokens=sizes.max_step_tokens,
-        block_size=options.block_size,
+        block_size=options.memory.block_size,
         num_kv_blocks=sizes.num_blocks,
         num_swap_blocks=sizes.num_swap_blocks,
         weights_bytes=model.weights_bytes,
@@ -153,13 +153,13 @@ def _strategy_settings(options: Options, batching: Batching, sizes: Sizes) -> St
     return StrategySettings(
         batching=batching,
         num_blocks=sizes.num_blocks,
-        block_size=options.block_size,
+        block_size=options.memory.block_size,
         max_model_len=sizes.max_model_len,
         limits=Limits(max_sequences=sizes.max_sequences, max_step_tokens=sizes.max_step_tokens),
-        max_delay_s=options.max_batch_delay / 1000,
-        kv_reservation=options.kv_reservation,
-        enable_prefix_caching=options.enable_prefix_caching,
-        preemption_mode=options.preemption_mode,
+        max_delay_s=options.strategy.max_batch_delay / 1000,
+        kv_reservation=options.strategy.kv_reservation,
+        enable_prefix_caching=options.memory.enable_prefix_caching,
+        preemption_mode=options.memory.preemption_mode,
         num_swap_blocks=sizes.num_swap_blocks,
     )
 
@@ -171,13 +171,13 @@ def overlaps_steps(options: Options, model: PackedModel | LibraryModel) -> bool:
     """
     if isinstance(model, LibraryModel):
         return False
-    if options.async_scheduling is None:
+    if options.execution.async_scheduling is None:
         return model.device.type == "cuda"
-    return options.async_scheduling
+    return options.execution.async_scheduling
 
 
 def _kv_dtype_name(options: Options, model: PackedModel | LibraryModel) -> str:
-    if options.kv_cache_dtype == "auto" or isinstance(model, LibraryModel):
+    if options.memory.kv_cache_dtype == "auto" or isinstance(model, LibraryModel):
         return str(model.dtype).removeprefix("torch.")
     return "fp8 e4m3"
 

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from core.configuration.layout import num_ranks, visible_gpus
-from core.configuration.options import Options
+from core.configuration.options import ExecutionOptions, MemoryOptions, Options
 from core.errors import ConfigurationError, InsufficientMemoryError
 
 DTYPES = {
@@ -28,7 +28,7 @@ DTYPES = {
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
-def choose_device(options: Options, device_files: Path = Path("/dev")) -> torch.device:
+def choose_device(execution: ExecutionOptions, device_files: Path = Path("/dev")) -> torch.device:
     """Return the device of option.device. With auto: CUDA if torch can use it, else the CPU.
 
     device_files: the directory of the operating system's device files.
@@ -38,11 +38,11 @@ def choose_device(options: Options, device_files: Path = Path("/dev")) -> torch.
     not make a GPU endpoint serve from its CPU.
     """
     has_cuda = torch.cuda.is_available()
-    if options.device == "cuda" and not has_cuda:
+    if execution.device == "cuda" and not has_cuda:
         raise ConfigurationError(
             f"option.device=cuda: no CUDA device is visible ({_cuda_failure()}); use auto or cpu"
         )
-    if options.device == "auto" and not has_cuda and torch.version.cuda is not None:
+    if execution.device == "auto" and not has_cuda and torch.version.cuda is not None:
         gpus = visible_gpus(os.environ, device_files)
         if gpus:
             raise ConfigurationError(
@@ -50,7 +50,7 @@ def choose_device(options: Options, device_files: Path = Path("/dev")) -> torch.
                 f"{torch.__version__} cannot use it: {_cuda_failure()}; update the NVIDIA driver, "
                 "or set option.device=cpu"
             )
-    use_cuda = has_cuda if options.device == "auto" else options.device == "cuda"
+    use_cuda = has_cuda if execution.device == "auto" else execution.device == "cuda"
     return torch.device("cuda" if use_cuda else "cpu")
 
 
@@ -63,20 +63,22 @@ def _cuda_failure() -> str:
     return "torch.cuda.is_available() is false"
 
 
-def choose_dtype(options: Options, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
+def choose_dtype(
+    execution: ExecutionOptions, config: PreTrainedConfig, device: torch.device
+) -> torch.dtype:
     """Return the type of weights and activations.
 
     With `auto`: on CUDA fp16 for an fp16 checkpoint, else bf16; on a CPU bf16 if its hardware
     multiplies bf16, else fp32.
     """
-    if options.dtype != "auto":
-        return DTYPES[options.dtype]
+    if execution.dtype != "auto":
+        return DTYPES[execution.dtype]
     if device.type == "cpu":
         return torch.bfloat16 if cpu_has_bf16() else torch.float32
     return torch.float16 if config.dtype == torch.float16 else torch.bfloat16
 
 
-def choose_kv_dtype(options: Options, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+def choose_kv_dtype(memory: MemoryOptions, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """Return the KV cache's type.
 
     GPUs without fp8 (compute capability below 8.9) store e4m3 values as uint8.
@@ -84,11 +86,11 @@ def choose_kv_dtype(options: Options, dtype: torch.dtype, device: torch.device) 
     Raises ConfigurationError for an fp8 cache with an fp32 model on CUDA, which the kernels do not
     support.
     """
-    if options.kv_cache_dtype == "auto":
+    if memory.kv_cache_dtype == "auto":
         return dtype
     if device.type == "cuda" and dtype == torch.float32:
         raise ConfigurationError(
-            f"option.kv_cache_dtype={options.kv_cache_dtype} on CUDA needs a dtype of bf16 or fp16"
+            f"option.kv_cache_dtype={memory.kv_cache_dtype} on CUDA needs a dtype of bf16 or fp16"
         )
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         return torch.uint8
@@ -171,7 +173,7 @@ def tensor_parallel_degree(options: Options, device: torch.device) -> int:
     Raises ConfigurationError for an invalid degree, and on CUDA for more ranks than GPUs.
     """
     num_gpus = torch.cuda.device_count() if device.type == "cuda" else 0
-    degree, nodes = options.tensor_parallel_degree, options.nodes
+    degree, nodes = options.execution.tensor_parallel_degree, options.layout.nodes
     return num_ranks(degree, num_gpus, "this machine", nodes)
 
 
@@ -184,6 +186,6 @@ def notes_on_one_rank(options: Options, device: torch.device) -> tuple[str, ...]
     if degree == 1:
         return ()
     return (
-        f"option.tensor_parallel_degree={options.tensor_parallel_degree}: this task runs on one "
-        "device; only text generation runs on several ranks",
+        f"option.tensor_parallel_degree={options.execution.tensor_parallel_degree}: this task runs "
+        "on one device; only text generation runs on several ranks",
     )

@@ -95,11 +95,13 @@ def _run(
     gc.enable()
     launch = RankLaunch.decode(store.get(LAUNCH))
     _require_same_model(launch, model_dir)
-    device = choose_device(launch.options)
+    device = choose_device(launch.options.execution)
     store.add(READY, 1)
     shard, options = Shard(rank, launch.size), launch.options
-    receive = pipe.recv_bytes if pipe else RemoteOrders(address, shard, options.nodes).receive
-    group = ProcessGroup(shard, device, address, options.model_loading_timeout)
+    receive = (
+        pipe.recv_bytes if pipe else RemoteOrders(address, shard, options.layout.nodes).receive
+    )
+    group = ProcessGroup(shard, device, address, options.execution.model_loading_timeout)
     with explaining_out_of_memory():  # if memory runs out in a step, the engine restarts instead
         parts = build_parts(model_dir, options, device, Phases(), group)
     model, packed = parts.model, parts.packed

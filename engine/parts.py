@@ -110,7 +110,9 @@ def read_config(model_dir: Path, options: Options) -> PreTrainedConfig:
             f"{model_dir} has no config.json; a model directory in Hugging Face format is needed"
         )
     try:
-        return AutoConfig.from_pretrained(model_dir, trust_remote_code=options.trust_remote_code)
+        return AutoConfig.from_pretrained(
+            model_dir, trust_remote_code=options.model.trust_remote_code
+        )
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"transformers cannot read {model_dir}: {error}") from error
 
@@ -125,17 +127,17 @@ def make_source(
     return ModelSource(
         model_dir=model_dir,
         config=config,
-        dtype=choose_dtype(options, config, device),
+        dtype=choose_dtype(options.execution, config, device),
         device=device,
-        is_dummy=options.load_format == "dummy",
-        trust_remote_code=options.trust_remote_code,
-        allow_pickle=options.allow_pickle_weights,
-        precision=choose_precision(options.quantize, config),
+        is_dummy=options.model.load_format == "dummy",
+        trust_remote_code=options.model.trust_remote_code,
+        allow_pickle=options.model.allow_pickle_weights,
+        precision=choose_precision(options.execution.quantize, config),
     )
 
 
 def _check_task(options: Options, config: PreTrainedConfig) -> None:
-    if options.task == "text2text-generation" and not config.is_encoder_decoder:
+    if options.model.task == "text2text-generation" and not config.is_encoder_decoder:
         raise ConfigurationError(
             f"option.task=text2text-generation: {config.model_type} is not an encoder-decoder "
             "model; set option.task=text-generation, or leave it out"
@@ -148,15 +150,15 @@ def _load(
     """Return the model, for the packed executor if possible, and the reason for the choice."""
     config = source.config
     reason = "option.executor=library"
-    if options.executor != "library":
+    if options.model.executor != "library":
         try:
             if config.is_encoder_decoder:
                 raise UnsupportedModelError("it is an encoder-decoder model")
             max_length = max_model_len(options, config)
-            model = load_packed_model(source, max_length, options.decoder, phases, group)
+            model = load_packed_model(source, max_length, options.model.decoder, phases, group)
         except UnsupportedModelError as error:
             reason = f"{config.model_type} cannot run packed: {error}"
-            if options.executor == "packed":
+            if options.model.executor == "packed":
                 raise ConfigurationError(
                     f"option.executor=packed: {reason}; set option.executor=auto"
                 ) from error
@@ -164,10 +166,10 @@ def _load(
             return model, "a decoder whose paged logits match those of transformers"
     if group.size > 1:
         raise ConfigurationError(
-            f"option.tensor_parallel_degree={options.tensor_parallel_degree} needs one of "
-            f"Longshore's own decoders: {reason}; set option.tensor_parallel_degree=1"
+            f"option.tensor_parallel_degree={options.execution.tensor_parallel_degree} needs one "
+            f"of Longshore's own decoders: {reason}; set option.tensor_parallel_degree=1"
         )
-    if options.decoder == "own":
+    if options.model.decoder == "own":
         raise ConfigurationError(f"option.decoder=own: {reason}; set option.decoder=auto")
     if config.model_type in VISION_FAMILIES:
         raise ConfigurationError(f"{reason}; {config.model_type} takes images and only runs packed")
@@ -222,8 +224,8 @@ def _packed_parts(
     """Allocate the KV cache and capture the graphs; return them and notes."""
     if isinstance(model, LibraryModel):
         return None, ()
-    block_size, num_blocks = options.block_size, sizes.num_blocks
-    kv_dtype = choose_kv_dtype(options, model.dtype, model.device)
+    block_size, num_blocks = options.memory.block_size, sizes.num_blocks
+    kv_dtype = choose_kv_dtype(options.memory, model.dtype, model.device)
     backend, notes = make_backend(
         model.device, model.shapes, block_size, sizes.max_model_len, kv_dtype
     )
@@ -255,7 +257,11 @@ def capture_graphs(
     cannot capture them.
     """
     shows_progress = sys.stderr.isatty() and (group is None or group.rank == 0)
-    if options.enforce_eager or model.device.type != "cuda" or isinstance(backend, TorchBackend):
+    if (
+        options.execution.enforce_eager
+        or model.device.type != "cuda"
+        or isinstance(backend, TorchBackend)
+    ):
         return None, ()
     try:
         graphs = StepGraphs(
@@ -263,9 +269,11 @@ def capture_graphs(
             cache,
             backend,
             CudaRecorder(),
-            graph_sizes(sizes.max_sequences, sizes.max_step_tokens, options.graph_prompt_sizes),
+            graph_sizes(
+                sizes.max_sequences, sizes.max_step_tokens, options.execution.graph_prompt_sizes
+            ),
             max_model_len=sizes.max_model_len,
-            skips_device_bound=options.cuda_graph_sizes is None,
+            skips_device_bound=options.execution.cuda_graph_sizes is None,
             progress=lambda rows: tqdm(rows, desc="CUDA graphs", disable=not shows_progress),
             group=group,
         )

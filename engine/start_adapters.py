@@ -22,8 +22,8 @@ def start_adapters(
 
     Raises ConfigurationError if the model does not support LoRA or an adapter cannot be loaded.
     """
-    if not options.enable_lora:
-        if options.adapters is not None:
+    if not options.lora.enable_lora:
+        if options.lora.adapters is not None:
             raise ConfigurationError("option.adapters needs option.enable_lora=true")
         return None, ()
     if isinstance(model, LibraryModel):
@@ -32,7 +32,7 @@ def start_adapters(
             "adapter into the model, and leave option.enable_lora out"
         )
     try:
-        memory = model.enable_adapters(options.max_loras, options.max_lora_rank)
+        memory = model.enable_adapters(options.lora.max_loras, options.lora.max_lora_rank)
     except UnsupportedModelError as error:
         raise ConfigurationError(f"option.enable_lora: {error}") from error
     adapters = AdapterRegistry(memory)
@@ -50,10 +50,10 @@ def start_adapters(
 
 def _adapter_folders(model_dir: Path, options: Options) -> list[Path]:
     """Return the folders of the adapters to load, sorted by name."""
-    directory = model_dir / (options.adapters or DEFAULT_DIRECTORY)
+    directory = model_dir / (options.lora.adapters or DEFAULT_DIRECTORY)
     if not directory.is_dir():
-        if options.adapters is not None:
-            raise ConfigurationError(f"option.adapters={options.adapters}: no such directory")
+        if options.lora.adapters is not None:
+            raise ConfigurationError(f"option.adapters={options.lora.adapters}: no such directory")
         return []
     return sorted(
         folder

@@ -70,7 +70,7 @@ def test_the_container_takes_the_arguments(
 
 def test_the_properties_have_no_warnings() -> None:
     configuration = load_configuration(FOLDER / "serving.properties", {})
-    assert configuration.options.batching == "paged"
+    assert configuration.options.strategy.batching == "paged"
     assert not configuration.warnings
 
 
@@ -78,7 +78,10 @@ def test_probes_ask_for_health(container: dict[str, Any]) -> None:
     probes = {name: container[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
     assert {probe["httpGet"]["path"] for probe in probes.values()} <= set(HEALTH_PATHS)
     start = probes["startup"]
-    assert start["periodSeconds"] * start["failureThreshold"] >= Options().model_loading_timeout
+    assert (
+        start["periodSeconds"] * start["failureThreshold"]
+        >= Options().execution.model_loading_timeout
+    )
 
 
 def test_requests_may_end_before_the_pod_is_killed(

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.load.closed_loop import ClosedLoop
 from benchmarks.load.lengths import Lengths
 from benchmarks.load.workload import WorkloadRequest
-from core.configuration.options import Options
+from core.configuration.options import make_options
 from engine.build import build_engine
 from engine.engine import Engine
 
@@ -61,7 +61,9 @@ def measure_gain(
 
 
 def _engine(model_dir: Path, is_cached: bool) -> Engine:
-    options = Options(model_id=str(model_dir), batching="paged", enable_prefix_caching=is_cached)
+    options = make_options(
+        {"model_id": str(model_dir), "batching": "paged", "enable_prefix_caching": is_cached}
+    )
     return build_engine(model_dir, options)
 
 

@@ -169,7 +169,10 @@ class AdapterRoutes:
         if adapter.name == self._service.model_name:
             raise RequestError(name_field, "is the model's own name; choose another")
         options, model_dir = self._service.options, Path(self._service.client.facts.model)
-        model_roots = [model_dir, *([model_dir / options.adapters] if options.adapters else [])]
+        model_roots = [
+            model_dir,
+            *([model_dir / options.lora.adapters] if options.lora.adapters else []),
+        ]
         source_roots(options, model_roots).require(adapter.src, src_field)
         for reply in self._service.client.load_adapter(adapter.name, adapter.src):
             self._service.wait_for(context, reply)
@@ -188,7 +191,7 @@ class AdapterRoutes:
         """Check that LoRA is enabled, and that `model`, if given, names this container's model."""
         if model is not None:
             self._service.require_model(model)
-        if not self._service.options.enable_lora:
+        if not self._service.options.lora.enable_lora:
             raise lora_disabled()
 
 

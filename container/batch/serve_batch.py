@@ -55,10 +55,9 @@ def for_batch(configuration: Configuration, num_workers: int) -> Configuration:
     options = configuration.options
     return dataclasses.replace(
         configuration,
-        options=dataclasses.replace(
-            options,
+        options=options.changed(
             predict_timeout=NO_TIMEOUT_S,
-            job_queue_size=max(options.job_queue_size, num_workers),
+            job_queue_size=max(options.server.job_queue_size, num_workers),
             api_keys_file=None,
             ssl_certfile=None,
             ssl_keyfile=None,

@@ -83,7 +83,7 @@ def decoder_from_hub(model_id: str, options: Options) -> Decoder:
     import huggingface_hub  # the import takes half a second
     from huggingface_hub.errors import NotASafetensorsRepoError
 
-    revision, counted = options.revision, None
+    revision, counted = options.source.revision, None
     try:
         require_network()  # or the library would try again for half a minute
         path = Path(
@@ -159,7 +159,9 @@ def _decoder(
             weights_bytes = counted.num_bytes
     else:
         num_parameters = num_parameters if counted is None else counted.num_elements
-        precision = options.quantize if options.quantize in BYTES_PER_WEIGHT else None
+        precision = (
+            options.execution.quantize if options.execution.quantize in BYTES_PER_WEIGHT else None
+        )
         weights_format = precision or dtype
         weights_bytes = _quantized_bytes(num_parameters, sizes, config, dtype, precision)
         if precision in INT8_HEADS:
@@ -181,8 +183,8 @@ def _decoder(
 
 def _dtype(config: Mapping[str, Any], options: Options) -> str:
     """Return the dtype that the engine would choose on CUDA."""
-    if options.dtype != "auto":
-        return options.dtype
+    if options.execution.dtype != "auto":
+        return options.execution.dtype
     dtype = config.get("dtype") or config.get("torch_dtype")
     return "fp16" if dtype == "float16" else "bf16"
 

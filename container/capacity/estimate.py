@@ -69,27 +69,33 @@ def make_estimate(
 ) -> Estimate:
     """Estimate the memory of one strategy. Raises ConfigurationError if the model does not fit."""
     decoder = rank_part(decoder, layout_on(instance, options).num_ranks)
-    budget_tokens = step_token_budget(options, "cuda")
-    max_sequences = min(sequence_limit(options, batching), budget_tokens)
-    max_len = length_limit(options, decoder.max_length)
+    budget_tokens = step_token_budget(options.strategy, "cuda")
+    max_sequences = min(sequence_limit(options.strategy, batching), budget_tokens)
+    max_len = length_limit(options.memory, decoder.max_length)
     activations = _step_bytes(decoder, budget_tokens, max_sequences)
-    if not options.enforce_eager:
-        largest = graph_sizes(max_sequences, budget_tokens, options.graph_prompt_sizes)[-1]
+    if not options.execution.enforce_eager:
+        largest = graph_sizes(max_sequences, budget_tokens, options.execution.graph_prompt_sizes)[
+            -1
+        ]
         activations += _graph_bytes(decoder, largest)
-    block_bytes = bytes_per_block(decoder.shapes, options.block_size, kv_itemsize(decoder, options))
+    block_bytes = bytes_per_block(
+        decoder.shapes, options.memory.block_size, kv_itemsize(decoder, options)
+    )
     used = decoder.weights_bytes + adapter_bytes(decoder, options) + CONTEXT_BYTES
-    budget = gpu_kv_budget(options, instance.gpu_mib * 2**20, used, activations)
-    usable = max_sequences * blocks_for(max_len, options.block_size)
-    num_blocks = options.num_kv_blocks or min(usable, budget // block_bytes)
+    budget = gpu_kv_budget(options.memory, instance.gpu_mib * 2**20, used, activations)
+    usable = max_sequences * blocks_for(max_len, options.memory.block_size)
+    num_blocks = options.memory.num_kv_blocks or min(usable, budget // block_bytes)
     if num_blocks == 0:
         raise ConfigurationError(
             f"{decoder.name} does not fit: the weights ({_size(decoder.weights_bytes)}), steps "
-            f"and CUDA use up {options.gpu_memory_utilization:.0%} of the {instance.gpu}'s "
+            f"and CUDA use up {options.memory.gpu_memory_utilization:.0%} of the {instance.gpu}'s "
             f"{_size(instance.gpu_mib * 2**20)}{_advice(options, instance)}"
         )
-    max_len, notes = fit_length(options, max_len, num_blocks * options.block_size)
+    max_len, notes = fit_length(options.memory, max_len, num_blocks * options.memory.block_size)
     reserved = _tokens_reserved(options, batching, request, max_len)
-    max_concurrent = min(max_sequences, num_blocks // blocks_for(reserved, options.block_size))
+    max_concurrent = min(
+        max_sequences, num_blocks // blocks_for(reserved, options.memory.block_size)
+    )
     return Estimate(batching, activations, num_blocks, block_bytes, max_len, max_concurrent, notes)
 
 
@@ -120,16 +126,17 @@ def plan_lines(
     decoder = rank_part(decoder, ranks)
     if ranks > 1:
         yield f"  on each GPU, like all figures below: weights {_size(decoder.weights_bytes)}"
-    if options.enable_lora:
+    if options.lora.enable_lora:
         yield f"  adapters: {_size(adapter_bytes(decoder, options))} for option.max_loras"
-    usable = int(instance.gpu_mib * 2**20 * options.gpu_memory_utilization)
-    yield f"  usable: {_size(usable)}, {options.gpu_memory_utilization:.0%} of the GPU's memory"
+    share = options.memory.gpu_memory_utilization
+    usable = int(instance.gpu_mib * 2**20 * share)
+    yield f"  usable: {_size(usable)}, {share:.0%} of the GPU's memory"
     yield (
         f"  overhead: about {_size(paged.activation_bytes)} for steps and {_size(CONTEXT_BYTES)} "
         "for CUDA (estimates; the engine measures both when it starts)"
     )
     yield (
-        f"  KV: blocks of {options.block_size} tokens, {_size(paged.block_bytes)} each; "
+        f"  KV: blocks of {options.memory.block_size} tokens, {_size(paged.block_bytes)} each; "
         f"at most {paged.max_model_len} tokens per sequence"
     )
     of_copy = " of each copy" if layout.num_copies > 1 else ""
@@ -169,23 +176,23 @@ def rank_part(decoder: Decoder, ranks: int) -> Decoder:
 
 
 def _advice(options: Options, instance: Instance) -> str:
-    max_ranks = instance.num_gpus // options.copies
+    max_ranks = instance.num_gpus // options.layout.copies
     if layout_on(instance, options).num_local_ranks == max_ranks:
         return ""
     return (
-        f"; option.tensor_parallel_degree={max_ranks * options.nodes} splits the model over "
+        f"; option.tensor_parallel_degree={max_ranks * options.layout.nodes} splits the model over "
         "the instance's GPUs"
     )
 
 
 def adapter_bytes(decoder: Decoder, options: Options) -> int:
     """Return the bytes of the LoRA adapter slots, for linear layers of Llama's shapes."""
-    if not options.enable_lora:
+    if not options.lora.enable_lora:
         return 0
     hidden, inner = decoder.hidden_size, decoder.intermediate_size
     queries, keys = (num * decoder.head_dim for num in (decoder.num_heads, decoder.num_kv_heads))
     widths = 2 * (hidden + queries) + 2 * (hidden + keys) + 3 * (hidden + inner)
-    num_columns = options.max_loras * options.max_lora_rank
+    num_columns = options.lora.max_loras * options.lora.max_lora_rank
     return decoder.num_layers * num_columns * widths * DTYPE_BYTES[decoder.dtype]
 
 
@@ -193,7 +200,9 @@ def _tokens_reserved(
     options: Options, batching: Batching, request: TypicalRequest, max_len: int
 ) -> int:
     """Return the token slots that a request reserves or, if paged, holds when it finishes."""
-    policy = options.kv_reservation if STRATEGIES[batching].has_kv_reservation else "oracle"
+    policy = (
+        options.strategy.kv_reservation if STRATEGIES[batching].has_kv_reservation else "oracle"
+    )
     return min(reserved_tokens(policy, request.prompt, request.answer, max_len), max_len)
 
 
@@ -221,7 +230,7 @@ def _layer_bytes(decoder: Decoder, num_tokens: int) -> int:
 
 def kv_itemsize(decoder: Decoder, options: Options) -> int:
     """Return the bytes of one element of the KV cache."""
-    return DTYPE_BYTES[decoder.dtype] if options.kv_cache_dtype == "auto" else 1
+    return DTYPE_BYTES[decoder.dtype] if options.memory.kv_cache_dtype == "auto" else 1
 
 
 def _size(size: int) -> str:

@@ -11,7 +11,8 @@ from container.configuration.lmi import ADVICE
 from container.configuration.resolve import Configuration
 from core.configuration.batching import Choice
 from core.configuration.layout import layout_here, quantity
-from core.configuration.options import Option, Options, Value, option_table
+from core.configuration.options import Options, option_table
+from core.configuration.record import Option, Value
 from core.configuration.strategy_table import STRATEGIES
 from core.configuration.task import Task, choose_batching_of
 from core.errors import ConfigurationError
@@ -29,7 +30,7 @@ def explain_lines(configuration: Configuration, model: str, task: Task | None) -
     is shown with its source; those that are set come before the others.
     """
     yield from _strategy_lines(configuration, model, task)
-    if configuration.options.copies > 1:
+    if configuration.options.layout.copies > 1:
         yield from _layout_lines(configuration.options)
     given = _given_options(configuration)
     yield from _option_lines(configuration, given)
@@ -75,7 +76,7 @@ def listening_line(launch: Launch) -> str:
     """Return the last line of a start: where to send requests."""
     if launch.socket:
         return f"listening on {launch.socket}"
-    scheme = "https" if launch.options.ssl_certfile else "http"
+    scheme = "https" if launch.options.server.ssl_certfile else "http"
     return f"listening on {scheme}://{url_host(launch.host)}:{launch.port}"
 
 
@@ -157,8 +158,7 @@ def format_value(value: Value) -> str:
 
 def _option_lines(configuration: Configuration, options: list[Option]) -> Iterator[str]:
     texts = [
-        f"{option.key}={format_value(getattr(configuration.options, option.name))}"
-        for option in options
+        f"{option.key}={format_value(configuration.options.of(option.name))}" for option in options
     ]
     width = max(map(len, texts), default=0)
     for option, text in zip(options, texts, strict=True):
@@ -189,7 +189,7 @@ def _ineffective_limits(configuration: Configuration, choice: Choice) -> Iterato
     used = STRATEGIES[choice.name].limit_option
     options = configuration.options
     for name, is_set in (
-        ("batch_size", options.batch_size is not None and options.batch_size > 1),
+        ("batch_size", options.strategy.batch_size is not None and options.strategy.batch_size > 1),
         ("max_rolling_batch_size", "max_rolling_batch_size" in configuration.sources),
     ):
         if is_set and name != used:

@@ -119,28 +119,28 @@ def _create(
     options = service.options
     name = "longshore"
     app = HookedFlask(name, hooks) if hooks is not None else Flask(name, static_folder=None)
-    app.config["MAX_CONTENT_LENGTH"] = options.max_request_size
+    app.config["MAX_CONTENT_LENGTH"] = options.server.max_request_size
     ModelRoutes(service).add_to(app)
     StatusRoutes(service).add_to(app)
     invocations = Invocations(service, api)
     invocations.add_to(app)
-    if options.local_runtime_api:
+    if options.server.local_runtime_api:
         RuntimeRoutes(invocations).add_to(app)
-    document = openapi_document(kind, with_runtime=options.local_runtime_api)
+    document = openapi_document(kind, with_runtime=options.server.local_runtime_api)
     app.add_url_rule("/openapi.json", "openapi", lambda: json_response(document))
     register_headers(app)
-    if options.cors_allowed_origin is not None:
-        register_cors(app, options.cors_allowed_origin)
+    if options.server.cors_allowed_origin is not None:
+        register_cors(app, options.server.cors_allowed_origin)
     if gate is not None:
         gate.add_to(app, KEYLESS_ENDPOINTS)
     register_engine_wait(app, service.client, (*KEYLESS_ENDPOINTS, EVENTS_ENDPOINT))
     register_failures(
         app,
-        overload_status=int(options.overload_status),
+        overload_status=int(options.server.overload_status),
         count_refusal=service.client.count_refusal,
     )
-    if options.log_requests != "false":
-        register_request_log(app, with_bodies=options.log_requests == "bodies")
+    if options.server.log_requests != "false":
+        register_request_log(app, with_bodies=options.server.log_requests == "bodies")
     if tracing is not None:
         tracing.add_to(app, service.model_name)
     return app

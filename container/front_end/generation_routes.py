@@ -53,7 +53,7 @@ class GenerationApi:
     def _stream_format(self, accept: str | None) -> StreamFormat:
         """Return the configured format, unless the client prefers the other one."""
         options = self._service.options
-        is_sse = options.output_formatter == "sse" or options.tgi_compat
+        is_sse = options.server.output_formatter == "sse" or options.server.tgi_compat
         configured: StreamFormat = "sse" if is_sse else "jsonlines"
         other: StreamFormat = "jsonlines" if is_sse else "sse"
         accepted = parse_accept_header(accept, MIMEAccept)

@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,8 +107,8 @@ class FrontEnd(BaseApplication):
         model_dir = Path(launch.model_dir)
         self._client = EngineClient(
             *launch.endpoints,
-            heartbeat_timeout_s=options.heartbeat_timeout,
-            router=PrefixAware() if options.enable_prefix_caching else LeastLoaded(),
+            heartbeat_timeout_s=options.server.heartbeat_timeout,
+            router=PrefixAware() if options.memory.enable_prefix_caching else LeastLoaded(),
         )
         self._tracing = _open_tracing(options)
         name, hooks = launch.model_name, self._hooks()
@@ -122,7 +121,7 @@ class FrontEnd(BaseApplication):
             Tokenizer(model_dir),
             options,
             name,
-            load_chat_template(model_dir, options.chat_template),
+            load_chat_template(model_dir, options.model.chat_template),
             self._formatters(),
             self._gate,
             tracing=self._tracing,
@@ -166,11 +165,11 @@ class FrontEnd(BaseApplication):
 
 def _open_tracing(options: Options) -> Tracing | None:
     """Return the worker's tracer. OpenTelemetry is imported only with the option."""
-    if options.otlp_traces_endpoint is None:
+    if options.server.otlp_traces_endpoint is None:
         return None
     from container.tracing.tracing import Tracing
 
-    return Tracing(options.otlp_traces_endpoint)
+    return Tracing(options.server.otlp_traces_endpoint)
 
 
 def gunicorn_settings(launch: Launch, address: str) -> dict[str, Any]:
@@ -184,7 +183,7 @@ def gunicorn_settings(launch: Launch, address: str) -> dict[str, Any]:
         "bind": address,
         "ssl_context": make_tls_context,
         "worker_class": full_name("container.front_end.worker.DrainingWorker"),
-        "workers": options.http_workers or max(1, num_cores() // 4),
+        "workers": options.server.http_workers or max(1, num_cores() // 4),
         **http_settings(options, is_tls=not launch.socket),
         "timeout": STUCK_WORKER_S,
         "graceful_timeout": GRACEFUL_TIMEOUT_S,
@@ -204,8 +203,8 @@ def main(parent: str, launch_path: str) -> int:
     os.nice(NICENESS)
     launch = read_launch(Path(launch_path))
     options = launch.options
-    configure_logs(options.log_format, options.log_level, launch.name)
-    options = replace(options, max_connections=possible_connections(options.max_connections))
+    configure_logs(options.server.log_format, options.server.log_level, launch.name)
+    options = options.changed(max_connections=possible_connections(options.server.max_connections))
     launch = msgspec.structs.replace(launch, options=options)
     # Texts are tokenized one at a time, so the tokenizer's threads would have nothing to do.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

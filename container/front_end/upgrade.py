@@ -21,7 +21,7 @@ class UpgradeRoute:
     """The route that turns a connection into a WebSocket."""
 
     def __init__(self, options: Options) -> None:
-        self._allowed_origin = options.cors_allowed_origin
+        self._allowed_origin = options.server.cors_allowed_origin
 
     def add_to(self, app: Flask) -> None:
         app.add_url_rule(PATH, view_func=self.upgrade, websocket=True)

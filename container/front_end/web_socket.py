@@ -235,12 +235,12 @@ class WebSocket:
         """Add a part to the message, and queue the message with its last part."""
         if self._message is None:
             self._message = _Body()
-            self._deadline = time.monotonic() + self._options.body_timeout
+            self._deadline = time.monotonic() + self._options.server.body_timeout
         message = self._message
         message.length += len(data)
-        if message.length > self._options.max_request_size:
+        if message.length > self._options.server.max_request_size:
             self._count_refusal(413)
-            limit = self._options.max_request_size
+            limit = self._options.server.max_request_size
             reason = f"the message exceeds the limit of {limit} bytes; max_request_size sets it"
             return CloseConnection(CloseReason.MESSAGE_TOO_BIG, reason)
         try:

@@ -127,9 +127,9 @@ def http_settings(options: Options, *, is_tls: bool = True) -> dict[str, Any]:
     is_tls: use the options' certificate, if there is one.
     """
     return {
-        "certfile": options.ssl_certfile if is_tls else None,
-        "keyfile": options.ssl_keyfile if is_tls else None,
-        "worker_connections": options.max_connections,
+        "certfile": options.server.ssl_certfile if is_tls else None,
+        "keyfile": options.server.ssl_keyfile if is_tls else None,
+        "worker_connections": options.server.max_connections,
         "limit_request_line": REQUEST_LINE.maximum,
         "limit_request_fields": HEADERS.maximum,
         "limit_request_field_size": HEADER_BYTES.maximum,
@@ -151,7 +151,7 @@ class HttpWorker(GeventWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._application = cast(HttpApplication, self.app)
-        self._bodies = BodyMemory(self._application.options.max_body_memory)
+        self._bodies = BodyMemory(self._application.options.server.max_body_memory)
         self.connections = Connections(self.worker_connections)
 
     def timeout_ctx(self) -> AbstractContextManager[None]:  # pyright: ignore[reportIncompatibleMethodOverride]

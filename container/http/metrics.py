@@ -105,15 +105,15 @@ class _EngineMetrics:
                 num_gpu_blocks=facts.num_kv_blocks,
                 num_cpu_blocks=facts.num_swap_blocks,
                 cache_dtype=facts.kv_dtype,
-                enable_prefix_caching=options.enable_prefix_caching,
-                gpu_memory_utilization=options.gpu_memory_utilization,
+                enable_prefix_caching=options.memory.enable_prefix_caching,
+                gpu_memory_utilization=options.memory.gpu_memory_utilization,
             )
-        if options.enable_lora:
+        if options.lora.enable_lora:
             yield self._gauge(
                 "vllm:lora_requests_info",
                 "Adapters of running and waiting requests, as labels. The value is the time.",
                 time.time(),
-                max_lora=options.max_loras,
+                max_lora=options.lora.max_loras,
                 running_lora_adapters=",".join(stats.running_adapters),
                 waiting_lora_adapters=",".join(stats.waiting_adapters),
             )

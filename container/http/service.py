@@ -40,7 +40,7 @@ class Service:
         Raises what `Reply.get` and `Deadline.wait` raise. If the generator raises or is
         closed early, the request is aborted in the engine.
         """
-        deadline = Deadline(context.has_hung_up, self.options.predict_timeout)
+        deadline = Deadline(context.has_hung_up, self.options.server.predict_timeout)
         try:
             while True:
                 part = deadline.wait(reply.get)

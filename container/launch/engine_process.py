@@ -47,8 +47,8 @@ class EngineProcess:
         self._command = command
         self._variables = variables
         self._endpoint = endpoint
-        self._loading_timeout_s = options.model_loading_timeout
-        self._restarts_left = options.retry_threshold
+        self._loading_timeout_s = options.execution.model_loading_timeout
+        self._restarts_left = options.server.retry_threshold
         self._context = context
         self._loading_timed_out = False
         self._start()

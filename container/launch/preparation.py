@@ -59,7 +59,7 @@ def _prepare_model(configuration: Configuration, model_dir: Path) -> PreparedMod
         task = choose_task(path, options)
         if task.kind == "generation":
             tokenizer_file(path)
-            load_chat_template(path, options.chat_template)
+            load_chat_template(path, options.model.chat_template)
         return _with_formatters(configuration, model_dir, PreparedModel(path, task))
     task = handler_task(configuration, handler, _model_id(configuration, model_dir))
     return PreparedModel(handler.parent, task, _library_dir(configuration, handler))
@@ -112,7 +112,7 @@ def _check_formatters(configuration: Configuration, path: Path, task: Task) -> N
 
 
 def _library_dir(configuration: Configuration, code: Path) -> Path | None:
-    if not configuration.options.install_requirements:
+    if not configuration.options.user_code.install_requirements:
         return None
     return install_requirements_file(code.parent / "requirements.txt")
 
@@ -125,7 +125,7 @@ def handler_task(
     Raises ConfigurationError as `choose_task` does.
     """
     options = configuration.options
-    explicit = {name: format_value(getattr(options, name)) for name in configuration.sources}
+    explicit = {name: format_value(options.of(name)) for name in configuration.sources}
     properties = {**explicit, **configuration.handler_options, **(more or {})}
     task = Task(
         kind="handler", name=str(handler), reason="the user's own code", properties=properties
@@ -143,7 +143,7 @@ def expected_task(configuration: Configuration, model_dir: Path) -> Task | None:
     if handler is not None:
         return handler_task(configuration, handler)
     path = open_model_dir(configured_model_path(configuration, model_dir))
-    is_known = (path / "config.json").is_file() or configuration.options.task is not None
+    is_known = (path / "config.json").is_file() or configuration.options.model.task is not None
     if not is_known:
         return None
     task = choose_task(path, configuration.options)
@@ -155,7 +155,7 @@ def expected_task(configuration: Configuration, model_dir: Path) -> Task | None:
 
 def _model_id(configuration: Configuration, model_dir: Path) -> Mapping[str, str]:
     """Return the `model_id` property of a handler: a local path if there is one, else a hub id."""
-    model_id = configuration.options.model_id
+    model_id = configuration.options.source.model_id
     if model_id is None:
         return {}
     if model_id.startswith("s3://"):

@@ -23,7 +23,6 @@ from container.launch.ports import require_free_port
 from container.launch.preparation import PreparedModel
 from container.launch.stop_times import ENGINE_STOP_S, FRONT_END_STOP_S, RUNNING_REQUESTS_S
 from core.configuration.layout import Layout, layout_here
-from core.configuration.options import Options
 from core.configuration.task import Task
 from core.errors import ConfigurationError
 from core.process.logs import configure_logs
@@ -201,10 +200,10 @@ def supervise(
         require_free_port(port, host)
     options = configuration.options
     layout = layout_here(options)
-    if options.nodes > 1:
-        _require_fleet(options, prepared.task, rank_address)
-    configure_logs(options.log_format, options.log_level, name)
-    print_line = _log_line if options.log_format == "json" else _print_line
+    if options.layout.nodes > 1:
+        _require_fleet(options.layout.nodes, prepared.task, rank_address)
+    configure_logs(options.server.log_format, options.server.log_level, name)
+    print_line = _log_line if options.server.log_format == "json" else _print_line
     stop_signals = note_stop_signals()
     # The run directory is beside the socket, so that the socket's owner also removes the files of a
     # killed supervisor.
@@ -238,16 +237,16 @@ def supervise(
         return Supervisor(launch, launch_path, layout, commands, print_line, stop_signals).run()
 
 
-def _require_fleet(options: Options, task: Task, rank_address: str) -> None:
+def _require_fleet(nodes: int, task: Task, rank_address: str) -> None:
     """Raise ConfigurationError if there are no ranks on other nodes, or they would have no work."""
     if task.kind != "generation":
         raise ConfigurationError(
-            f"option.nodes={options.nodes}: {task.name} ({task.reason}) runs on one machine; only "
+            f"option.nodes={nodes}: {task.name} ({task.reason}) runs on one machine; only "
             "text generation runs on several"
         )
     if not rank_address:
         raise ConfigurationError(
-            f"option.nodes={options.nodes}: only a fleet runs a model on several machines; use "
+            f"option.nodes={nodes}: only a fleet runs a model on several machines; use "
             "`longshore fleet serve`, or leave the option out"
         )
 

@@ -54,7 +54,7 @@ def resolve_model_dir(configuration: Configuration, model_dir: Path) -> Path:
 
     Raises ConfigurationError if no model is found. Its message says what to change.
     """
-    model_id = configuration.options.model_id
+    model_id = configuration.options.source.model_id
     if model_id is None:
         return _require_model(
             model_dir, "put a model there, or specify one with option.model_id, HF_MODEL_ID or "
@@ -64,7 +64,7 @@ def resolve_model_dir(configuration: Configuration, model_dir: Path) -> Path:
         return _require_model(open_model_dir(download_from_s3(model_id)), "correct option.model_id")
     local = open_model_dir(configured_model_path(configuration, model_dir))
     if local.is_dir():
-        if configuration.options.revision:
+        if configuration.options.source.revision:
             logger.warning("option.revision has no effect on the local model %s", local)
         return _require_model(local.absolute(), "correct option.model_id")
     path = from_hub(model_id, configuration.options, given_as="option.model_id", local=local)
@@ -77,7 +77,7 @@ def configured_model_path(configuration: Configuration, model_dir: Path) -> Path
     A relative path starts at the directory of serving.properties. The path need not exist: if
     option.model_id is an id on the hub, it usually does not.
     """
-    model_id = configuration.options.model_id
+    model_id = configuration.options.source.model_id
     if model_id is None:
         return model_dir
     base = configuration.properties_path.parent if configuration.properties_path else Path()
@@ -86,7 +86,10 @@ def configured_model_path(configuration: Configuration, model_dir: Path) -> Path
 
 def describe_model(configuration: Configuration, model_dir: Path) -> str:
     """Describe the model that would be served, without downloading it."""
-    path, model_id = configured_model_path(configuration, model_dir), configuration.options.model_id
+    path, model_id = (
+        configured_model_path(configuration, model_dir),
+        configuration.options.source.model_id,
+    )
     if model_id is not None and model_id.startswith("s3://"):
         return f"{model_id} (to be downloaded)"
     path = open_model_dir(path)

@@ -49,7 +49,7 @@ def find_handler(configuration: Configuration, model_dir: Path) -> Path | None:
     if the file defines no handler and there is no model that could answer requests, or if the file
     of option.entryPoint is missing or defines neither a handler nor formatters.
     """
-    entry_point = configuration.options.entryPoint
+    entry_point = configuration.options.user_code.entryPoint
     if entry_point is not None and is_built_in_handler(entry_point):
         return None
     if entry_point is not None and entry_point.startswith(("djl_python.", "http:", "https:")):
@@ -88,7 +88,7 @@ def find_formatters(configuration: Configuration, model_dir: Path) -> Path | Non
     It is the file that `find_handler` looks at or, with a built-in handler, model.py.
     Call this only after `find_handler` has returned None.
     """
-    entry_point = configuration.options.entryPoint
+    entry_point = configuration.options.user_code.entryPoint
     is_built_in = entry_point is not None and is_built_in_handler(entry_point)
     path = _file(configuration, model_dir, None if is_built_in else entry_point)
     return path.resolve() if path is not None and _definitions(path).has_formatters else None
@@ -185,4 +185,6 @@ def _refuse_standards(path: Path, module: ast.Module) -> None:
 
 
 def _has_model(configuration: Configuration, model_dir: Path) -> bool:
-    return configuration.options.model_id is not None or (model_dir / "config.json").is_file()
+    return (
+        configuration.options.source.model_id is not None or (model_dir / "config.json").is_file()
+    )

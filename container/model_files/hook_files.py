@@ -23,7 +23,7 @@ def find_hooks(configuration: Configuration, model_dir: Path) -> dict[str, str]:
     is missing, or if option.pre_post_process_hook is set together with option.pre_process_hook or
     option.post_process_hook.
     """
-    given = {name: getattr(configuration.options, name) for name in HOOKS}
+    given = {name: getattr(configuration.options.user_code, name) for name in HOOKS}
     given = {name: text for name, text in given.items() if text is not None}
     for name in ("pre_process_hook", "post_process_hook"):
         if name in given and "pre_post_process_hook" in given:

@@ -33,14 +33,15 @@ def estimate_needs(url: Path, variables: Mapping[str, str], overrides: Overrides
     model_dir = open_model_dir(url)
     configuration = overrides.load(model_dir, variables)
     options, min_bytes = configuration.options, 0
-    if options.copies > 1:
+    layout = options.layout
+    if layout.copies > 1:
         raise ConfigurationError(
-            f"option.copies={options.copies}: a model that shares the port with other models "
+            f"option.copies={layout.copies}: a model that shares the port with other models "
             "cannot have copies; leave the option out"
         )
-    if options.nodes > 1:
+    if layout.nodes > 1:
         raise ConfigurationError(
-            f"option.nodes={options.nodes}: a model that shares the port with other models runs on "
+            f"option.nodes={layout.nodes}: a model that shares the port with other models runs on "
             "one machine; leave the option out"
         )
     # If the size is unknown or config.json is invalid, leave the error to the engine.
@@ -50,11 +51,15 @@ def estimate_needs(url: Path, variables: Mapping[str, str], overrides: Overrides
         )
         min_bytes = decoder.weights_bytes + _fixed_kv_bytes(decoder, options)
         min_bytes += adapter_bytes(decoder, options)
-    return Needs(options.gpu_memory_utilization, options.device != "cpu", min_bytes)
+    return Needs(
+        options.memory.gpu_memory_utilization, options.execution.device != "cpu", min_bytes
+    )
 
 
 def _fixed_kv_bytes(decoder: Decoder, options: Options) -> int:
-    if options.num_kv_blocks is None:
-        return options.kv_cache_memory_bytes or 0
+    if options.memory.num_kv_blocks is None:
+        return options.memory.kv_cache_memory_bytes or 0
     itemsize = kv_itemsize(decoder, options)
-    return options.num_kv_blocks * bytes_per_block(decoder.shapes, options.block_size, itemsize)
+    return options.memory.num_kv_blocks * bytes_per_block(
+        decoder.shapes, options.memory.block_size, itemsize
+    )

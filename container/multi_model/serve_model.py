@@ -48,16 +48,14 @@ def with_gpu_share_of_others(configuration: Configuration, share: float) -> Conf
     """
     if not share:
         return configuration
-    own_share = configuration.options.gpu_memory_utilization
+    own_share = configuration.options.memory.gpu_memory_utilization
     note = (
         f"option.gpu_memory_utilization={own_share:g} of this model is added to {share:g} for the "
         "other models on its GPU"
     )
     return dataclasses.replace(
         configuration,
-        options=dataclasses.replace(
-            configuration.options, gpu_memory_utilization=min(1.0, own_share + share)
-        ),
+        options=configuration.options.changed(gpu_memory_utilization=min(1.0, own_share + share)),
         warnings=(*configuration.warnings, note),
     )
 

@@ -67,9 +67,9 @@ def compare_strategies(
         raise ConfigurationError(f"{FLAG} and --batching both name strategies; give one of them")
     options = configuration.options
     # The front process decides who sees the page.
-    own = {} if options.ui == "false" else {"option.ui": "true"}
-    if gpus and options.device != "cpu":
-        share = options.gpu_memory_utilization / math.ceil(len(names) / len(gpus))
+    own = {} if options.server.ui == "false" else {"option.ui": "true"}
+    if gpus and options.execution.device != "cpu":
+        share = options.memory.gpu_memory_utilization / math.ceil(len(names) / len(gpus))
         rounded = math.floor(share * _SHARE_STEPS) / _SHARE_STEPS
         own["option.gpu_memory_utilization"] = f"{rounded:g}"
     kept = [flag for flag in flags if flag.key not in own]

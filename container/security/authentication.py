@@ -75,7 +75,7 @@ def open_gate(
 
     Raises ConfigurationError as `read_api_keys` does.
     """
-    if options.api_keys_file is None:
+    if options.server.api_keys_file is None:
         return None
-    keys = read_api_keys(Path(options.api_keys_file))
+    keys = read_api_keys(Path(options.server.api_keys_file))
     return Gate(keys, open_paths=open_paths, limits=RateLimits(keys) if has_limits else None)

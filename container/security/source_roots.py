@@ -39,8 +39,8 @@ class SourceRoots:
 
 def source_roots(options: Options, own: Iterable[Path]) -> SourceRoots:
     """Return the model's `own` roots and those of `option.source_roots`, by default SageMaker's."""
-    if options.source_roots is None:
+    if options.server.source_roots is None:
         return SourceRoots([SAGEMAKER_ROOT, *own])
     # An empty entry, as in `/a:`, would be the working directory.
-    given = filter(None, map(str.strip, options.source_roots.split(os.pathsep)))
+    given = filter(None, map(str.strip, options.server.source_roots.split(os.pathsep)))
     return SourceRoots([*map(Path, given), *own])

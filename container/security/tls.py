@@ -20,7 +20,7 @@ def tls_context(options: Options) -> ssl.SSLContext | None:
 
     Raises ConfigurationError if only one of the files is given, or one cannot be used.
     """
-    certificate, key = options.ssl_certfile, options.ssl_keyfile
+    certificate, key = options.server.ssl_certfile, options.server.ssl_keyfile
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:

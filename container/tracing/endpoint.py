@@ -16,7 +16,7 @@ def check_traces_endpoint(options: Options, source: str = "") -> None:
 
     source: where the option is set, for the error message.
     """
-    url = options.otlp_traces_endpoint
+    url = options.server.otlp_traces_endpoint
     if url is None:
         return
     where = f"{source}: " if source else ""

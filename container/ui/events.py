@@ -42,7 +42,7 @@ def event_stream(service: Service, *, has_chat_template: bool, copy: int = 0) ->
         elif isinstance(state, Facts) and state is not known:
             about: dict[str, object] = {
                 "model_name": service.model_name,
-                "model": service.options.model_id or state.model,
+                "model": service.options.source.model_id or state.model,
                 "chat": has_chat_template,
             }
             if len(service.client.copies) > 1:
@@ -76,8 +76,8 @@ def _settings(facts: Facts, options: Options) -> dict[str, object]:
         "max_sequences": facts.max_sequences,
         "max_model_len": facts.max_model_len,
         "max_step_tokens": facts.max_step_tokens,
-        "max_batch_delay_ms": options.max_batch_delay,
-        "kv_reservation": options.kv_reservation,
+        "max_batch_delay_ms": options.strategy.max_batch_delay,
+        "kv_reservation": options.strategy.kv_reservation,
     }
 
 

@@ -49,7 +49,7 @@ class Page:
 
     def __init__(self, options: Options, name: str) -> None:
         """`name` is the file to serve at `/`."""
-        self._is_local_only = options.ui == "auto"
+        self._is_local_only = options.server.ui == "auto"
         self._name = name
         self._files = _load_files()
 
@@ -83,7 +83,7 @@ class PageRoutes:
 
     def add_to(self, app: Flask) -> None:
         """Add the routes to the app, unless option.ui turns them off."""
-        if self._service.options.ui != "false":
+        if self._service.options.server.ui != "false":
             self._page.add_to(app)
             app.add_url_rule(EVENTS_PATH, EVENTS_ENDPOINT, self.events)
 

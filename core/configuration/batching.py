@@ -34,7 +34,7 @@ def choose_batching(options: Options) -> Choice:
     Raises ConfigurationError if the strategy does not work with `option.executor`.
     """
     choice = _implied(options)
-    if options.executor == "library" and choice.needs_packed_executor:
+    if options.model.executor == "library" and choice.needs_packed_executor:
         raise ConfigurationError(
             f"the strategy {choice.name} follows from {choice.reason}, but option.executor=library "
             f"cannot run it; it works with {' and '.join(LIBRARY_NAMES)}"
@@ -43,18 +43,18 @@ def choose_batching(options: Options) -> Choice:
 
 
 def _implied(options: Options) -> Choice:
-    if options.batching is not None:
-        return Choice(options.batching, f"option.batching={options.batching}")
-    if options.batch_size is not None and options.batch_size > 1:
+    if options.strategy.batching is not None:
+        return Choice(options.strategy.batching, f"option.batching={options.strategy.batching}")
+    if options.strategy.batch_size is not None and options.strategy.batch_size > 1:
         return _dynamic(options)
-    rolling = options.rolling_batch
+    rolling = options.strategy.rolling_batch
     if rolling is None:
         return _without_rolling_batch(options)
     if rolling == "disable":
         return Choice("none", "option.rolling_batch=disable and no batch_size above 1")
     if rolling == "scheduler":
         return Choice("continuous", "option.rolling_batch=scheduler")
-    if options.paged_attention is False:
+    if options.strategy.paged_attention is False:
         return Choice(
             "continuous", f"option.rolling_batch={rolling} and option.paged_attention=false"
         )
@@ -62,15 +62,17 @@ def _implied(options: Options) -> Choice:
 
 
 def _dynamic(options: Options) -> Choice:
-    is_overridden = options.rolling_batch not in (None, "disable")
-    note = f", which overrides option.rolling_batch={options.rolling_batch} as in LMI"
-    return Choice("dynamic", f"batch_size={options.batch_size}{note if is_overridden else ''}")
+    is_overridden = options.strategy.rolling_batch not in (None, "disable")
+    note = f", which overrides option.rolling_batch={options.strategy.rolling_batch} as in LMI"
+    return Choice(
+        "dynamic", f"batch_size={options.strategy.batch_size}{note if is_overridden else ''}"
+    )
 
 
 def _without_rolling_batch(options: Options) -> Choice:
-    if options.paged_attention is False:
+    if options.strategy.paged_attention is False:
         return Choice("continuous", "option.paged_attention=false")
-    if options.paged_attention:
+    if options.strategy.paged_attention:
         return Choice("paged", "option.paged_attention=true")
     return Choice(
         None,

@@ -64,16 +64,16 @@ def _snapshot(model_id: str, options: Options) -> Path:
     def fetch(unwanted: list[str]) -> Path:
         return Path(
             huggingface_hub.snapshot_download(  # pyright: ignore[reportUnknownMemberType]
-                model_id, revision=options.revision, ignore_patterns=unwanted
+                model_id, revision=options.source.revision, ignore_patterns=unwanted
             )
         )
 
     # Many repositories hold the weights twice. Download *.bin only if there are no *.safetensors
     # and unpickling is allowed.
-    is_dummy = options.load_format == "dummy"
+    is_dummy = options.model.load_format == "dummy"
     path = fetch([*_NOT_NEEDED, "*.bin", *(["*.safetensors"] if is_dummy else [])])
     if not is_dummy and not any(path.glob("*.safetensors")):
-        if not options.allow_pickle_weights:
+        if not options.model.allow_pickle_weights:
             raise ConfigurationError(f"{model_id} has no *.safetensors; {PICKLE_CURE}")
         path = fetch(list(_NOT_NEEDED))
     return path

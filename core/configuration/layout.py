@@ -91,7 +91,11 @@ def lay_out(
     Raises ConfigurationError if there are too few GPUs or, for several copies, too few cores, and
     if several copies are to span machines.
     """
-    copies, degree, nodes = options.copies, options.tensor_parallel_degree, options.nodes
+    copies, degree, nodes = (
+        options.layout.copies,
+        options.execution.tensor_parallel_degree,
+        options.layout.nodes,
+    )
     if copies > 1 and nodes > 1:
         raise ConfigurationError(
             f"option.copies={copies} with option.nodes={nodes}: a copy on several machines takes "
@@ -112,7 +116,7 @@ def lay_out(
 
 def layout_here(options: Options, variables: Mapping[str, str] = os.environ) -> Layout:
     """Return the layout on this machine. Raises ConfigurationError as `lay_out` does."""
-    gpus = () if options.device == "cpu" else visible_gpus(variables)
+    gpus = () if options.execution.device == "cpu" else visible_gpus(variables)
     return lay_out(options, gpus, num_cores())
 
 

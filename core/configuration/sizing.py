@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from core.configuration.options import KVReservation, Options
+from core.configuration.options import BatchingOptions, KVReservation, MemoryOptions
 from core.configuration.strategy_table import STRATEGIES, Batching
 from core.errors import ConfigurationError, InsufficientMemoryError
 
@@ -62,39 +62,39 @@ def reserved_tokens(
             return num_prompt_tokens + max_tokens
 
 
-def sequence_limit(options: Options, batching: Batching) -> int:
+def sequence_limit(strategy: BatchingOptions, batching: Batching) -> int:
     """Return the maximum number of sequences that a strategy runs at once, given enough memory."""
     match STRATEGIES[batching].limit_option:
         case None:
             return 1
         case "batch_size":
-            return options.batch_size or DEFAULT_BATCH_SIZE
+            return strategy.batch_size or DEFAULT_BATCH_SIZE
         case "max_rolling_batch_size":
-            return options.max_rolling_batch_size
+            return strategy.max_rolling_batch_size
 
 
-def step_token_budget(options: Options, device: str) -> int:
+def step_token_budget(strategy: BatchingOptions, device: str) -> int:
     """Return the maximum tokens in one step of the packed executor. device: cuda or cpu."""
-    return options.max_rolling_batch_prefill_tokens or DEFAULT_STEP_TOKENS[device]
+    return strategy.max_rolling_batch_prefill_tokens or DEFAULT_STEP_TOKENS[device]
 
 
-def length_limit(options: Options, trained_len: int | None) -> int:
+def length_limit(memory: MemoryOptions, trained_len: int | None) -> int:
     """Return the maximum number of tokens of a sequence, before memory may lower it.
 
     trained_len: the longest sequence the model was trained for, or None if that is not known.
 
     Raises ConfigurationError if `option.max_model_len` is greater than `trained_len`.
     """
-    if options.max_model_len is None:
+    if memory.max_model_len is None:
         return trained_len or DEFAULT_MODEL_LEN
-    if trained_len is not None and options.max_model_len > trained_len:
+    if trained_len is not None and memory.max_model_len > trained_len:
         raise ConfigurationError(
-            f"option.max_model_len={options.max_model_len}: the model was trained for {trained_len}"
+            f"option.max_model_len={memory.max_model_len}: the model was trained for {trained_len}"
         )
-    return options.max_model_len
+    return memory.max_model_len
 
 
-def fit_length(options: Options, max_len: int, num_slots: int) -> tuple[int, tuple[str, ...]]:
+def fit_length(memory: MemoryOptions, max_len: int, num_slots: int) -> tuple[int, tuple[str, ...]]:
     """Return the longest sequence that fits into the KV memory, and a note if it is below max_len.
 
     Raises ConfigurationError if `option.max_model_len` is set and does not fit, or if fewer than
@@ -105,8 +105,8 @@ def fit_length(options: Options, max_len: int, num_slots: int) -> tuple[int, tup
         return max_len, ()
     shortage = f"the KV memory holds {num_slots} tokens"
     cure = "raise option.kv_cache_memory_bytes or option.num_kv_blocks"
-    if num_slots < 2 or options.max_model_len is not None:
-        is_set = options.num_kv_blocks is not None or options.kv_cache_memory_bytes is not None
+    if num_slots < 2 or memory.max_model_len is not None:
+        is_set = memory.num_kv_blocks is not None or memory.kv_cache_memory_bytes is not None
         raise (ConfigurationError if is_set else InsufficientMemoryError)(
             f"{shortage}, less than one sequence of max_model_len {max_len}; "
             f"{cure}, or lower option.max_model_len"
@@ -114,12 +114,12 @@ def fit_length(options: Options, max_len: int, num_slots: int) -> tuple[int, tup
     return num_slots, (f"max_model_len lowered from {max_len} to {num_slots}: {shortage}; {cure}",)
 
 
-def gpu_kv_budget(options: Options, total: int, used: int, activation_bytes: int) -> int:
+def gpu_kv_budget(memory: MemoryOptions, total: int, used: int, activation_bytes: int) -> int:
     """Return the bytes for KV blocks on a GPU of `total` bytes, `used` of them already taken.
 
     activation_bytes: bytes to keep free for the activations of a step.
     """
-    if options.kv_cache_memory_bytes is not None:
-        return options.kv_cache_memory_bytes
-    usable = int(total * options.gpu_memory_utilization)
+    if memory.kv_cache_memory_bytes is not None:
+        return memory.kv_cache_memory_bytes
+    usable = int(total * memory.gpu_memory_utilization)
     return max(0, usable - used - activation_bytes)

@@ -83,7 +83,7 @@ def choose_task(model_dir: Path, options: Options) -> Task:
     Raises ConfigurationError if config.json cannot be read, or if another option does not work with
     the task.
     """
-    task = _detect_task(model_dir) if options.task is None else _named(options.task)
+    task = _detect_task(model_dir) if options.model.task is None else _named(options.model.task)
     check_options(task, options)
     return task
 
@@ -98,12 +98,12 @@ def check_options(task: Task, options: Options) -> None:
             f"{choice.reason} chooses {choice.name}, which works only for text generation; "
             f"for {task.name} ({task.reason}), set option.batching={' or '.join(LIBRARY_NAMES)}"
         )
-    if options.enable_lora:
+    if options.lora.enable_lora:
         raise ConfigurationError(
             f"option.enable_lora works only for text generation; leave it out for {task.name} "
             f"({task.reason})"
         )
-    if options.executor == "packed":
+    if options.model.executor == "packed":
         raise ConfigurationError(
             f"option.executor=packed works only for text generation; leave it out for {task.name} "
             f"({task.reason})"

@@ -38,11 +38,11 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def endpoints(self) -> tuple[str, ...]:
         """The addresses of the engines, one for each copy of the model."""
-        others = range(1, self.options.copies)
+        others = range(1, self.options.layout.copies)
         return (self.endpoint, *(f"{self.endpoint}.{copy}" for copy in others))
 
     @property
     def model_name(self) -> str:
         """The model's name for clients and in metrics."""
-        path = PurePath(self.options.model_id or self.model_dir)
-        return self.name or self.options.served_model_name or path.name
+        path = PurePath(self.options.source.model_id or self.model_dir)
+        return self.name or self.options.source.served_model_name or path.name

@@ -54,7 +54,7 @@ class Fleet:
         The update starts new replicas while max_replicas are running.
         """
         surge = math.ceil(self.max_replicas * self.surge_percent / 100)
-        num_parts = (self.max_replicas + surge) * self.options.nodes
+        num_parts = (self.max_replicas + surge) * self.options.layout.nodes
         return math.ceil(math.ceil(num_parts / num_nodes) * self.cpus)
 
 
@@ -103,7 +103,7 @@ def application(fleet: Fleet, span: NodeSpan, num_fronts: int) -> serve.Applicat
         **_lifetime(fleet),
     )
     return front.bind(
-        replicas.bind(str(fleet.properties), fleet.cpus), fleet.options.max_request_size
+        replicas.bind(str(fleet.properties), fleet.cpus), fleet.options.server.max_request_size
     )
 
 
@@ -123,7 +123,7 @@ def _scale(fleet: Fleet) -> dict[str, Any]:
     scaling = AutoscalingConfig(
         min_replicas=fleet.min_replicas,
         max_replicas=fleet.max_replicas,
-        target_ongoing_requests=options.copies * options.max_rolling_batch_size,
+        target_ongoing_requests=options.layout.copies * options.strategy.max_rolling_batch_size,
     )
     return {"autoscaling_config": scaling}
 

@@ -54,7 +54,7 @@ def main(
     die_with_parent(int(parent))
     try:
         configuration = load_configuration(Path(properties), os.environ)
-        options = dataclasses.replace(configuration.options, nodes=int(nodes))
+        options = configuration.options.changed(nodes=int(nodes))
         configuration = dataclasses.replace(configuration, options=options)
         os.environ["OMP_NUM_THREADS"] = threads_of_a_rank(options, float(cpus), os.environ)
         if command == "follow":

@@ -18,7 +18,7 @@ def read_options(properties: Path) -> Options:
     if not properties.is_file():
         raise ConfigurationError(f"--properties {properties}: no such file")
     options = load_configuration(properties, os.environ).options
-    if options.ssl_certfile is not None:
+    if options.server.ssl_certfile is not None:
         raise ConfigurationError(
             "option.ssl_certfile: the nodes of a fleet speak HTTP; remove it, and end HTTPS at the "
             "load balancer in front of them"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from core.configuration.layout import lay_out, quantity
 from core.configuration.options import Options
@@ -52,18 +52,20 @@ def span_of(options: Options, gpus_of_nodes: Sequence[int]) -> NodeSpan:
 
     Raises ConfigurationError if the cluster has no room for a replica.
     """
-    if options.nodes > len(gpus_of_nodes):
+    if options.layout.nodes > len(gpus_of_nodes):
         raise ConfigurationError(
-            f"option.nodes={options.nodes}, but the cluster has "
+            f"option.nodes={options.layout.nodes}, but the cluster has "
             f"{quantity(len(gpus_of_nodes), 'node')}; add nodes or lower it"
         )
-    if options.device == "cpu" or not any(gpus_of_nodes):
+    if options.execution.device == "cpu" or not any(gpus_of_nodes):
         layout = lay_out(options, (), _ANY_CORES)
-        return NodeSpan(layout.num_nodes, 0, is_strict=options.nodes > 1)
+        return NodeSpan(layout.num_nodes, 0, is_strict=options.layout.nodes > 1)
     nodes = _num_nodes(options, gpus_of_nodes)
     gpus = tuple(map(str, range(_num_gpus(options, gpus_of_nodes))))
-    layout = lay_out(replace(options, nodes=nodes), gpus, _ANY_CORES, "the largest node")
-    span = NodeSpan(nodes, layout.num_copies * layout.num_local_ranks, is_strict=options.nodes > 1)
+    layout = lay_out(options.changed(nodes=nodes), gpus, _ANY_CORES, "the largest node")
+    span = NodeSpan(
+        nodes, layout.num_copies * layout.num_local_ranks, is_strict=options.layout.nodes > 1
+    )
     if not span.fits(gpus_of_nodes):
         raise _no_room(options, gpus_of_nodes)
     return span
@@ -75,7 +77,7 @@ def _num_gpus(options: Options, gpus_of_nodes: Sequence[int]) -> int:
     With `max`, each node has as many ranks as the smallest of these nodes has GPUs. Otherwise
     `_num_nodes` has made sure that the nodes have room, and the largest node is the limit.
     """
-    last = options.nodes if options.tensor_parallel_degree == "max" else 1
+    last = options.layout.nodes if options.execution.tensor_parallel_degree == "max" else 1
     return sorted(gpus_of_nodes, reverse=True)[last - 1]
 
 
@@ -85,13 +87,13 @@ def _num_nodes(options: Options, gpus_of_nodes: Sequence[int]) -> int:
     Return option.nodes if the options give no number of ranks, ask for several copies, or give a
     number that `lay_out` refuses.
     """
-    degree = options.tensor_parallel_degree or ""
-    if not degree.isdecimal() or options.copies > 1 or int(degree) % options.nodes:
-        return options.nodes
-    ranks, is_strict = int(degree), options.nodes > 1
+    degree = options.execution.tensor_parallel_degree or ""
+    if not degree.isdecimal() or options.layout.copies > 1 or int(degree) % options.layout.nodes:
+        return options.layout.nodes
+    ranks, is_strict = int(degree), options.layout.nodes > 1
     spans = (
         NodeSpan(n, ranks // n, is_strict)
-        for n in range(options.nodes, ranks + 1)
+        for n in range(options.layout.nodes, ranks + 1)
         if ranks % n == 0
     )
     for span in spans:
@@ -99,15 +101,15 @@ def _num_nodes(options: Options, gpus_of_nodes: Sequence[int]) -> int:
             return span.bundles
     if ranks:
         raise _no_room(options, gpus_of_nodes)
-    return options.nodes
+    return options.layout.nodes
 
 
 def _no_room(options: Options, gpus_of_nodes: Sequence[int]) -> ConfigurationError:
-    nodes, reason = "", ""
-    if options.nodes > 1:
-        nodes = f" with option.nodes={options.nodes}"
+    degree, nodes, reason = options.execution.tensor_parallel_degree, "", ""
+    if options.layout.nodes > 1:
+        nodes = f" with option.nodes={options.layout.nodes}"
         reason = ", on too few nodes for equal parts"
     return ConfigurationError(
-        f"option.tensor_parallel_degree={options.tensor_parallel_degree}{nodes}, but the cluster "
+        f"option.tensor_parallel_degree={degree}{nodes}, but the cluster "
         f"has {quantity(sum(gpus_of_nodes), 'GPU')}{reason}; add nodes or lower it"
     )

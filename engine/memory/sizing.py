@@ -75,25 +75,25 @@ def choose_sizes(
     `fit_length` does.
     """
     group = group or SingleRank(model.device)
-    num_local_ranks = group.size // options.nodes
+    num_local_ranks = group.size // options.layout.nodes
     is_packed = isinstance(model, PackedModel)
     max_len = max_model_len(options, model.config)
-    max_sequences = sequence_limit(options, batching)
+    max_sequences = sequence_limit(options.strategy, batching)
     if is_packed:
-        step_tokens = step_token_budget(options, model.device.type)
+        step_tokens = step_token_budget(options.strategy, model.device.type)
         # With fewer tokens per step than sequences, the newest sequences would never be scheduled.
         max_sequences = min(max_sequences, step_tokens)
         step_tokens, image_notes = _with_room_for_image(options, model, step_tokens, max_sequences)
     else:
         step_tokens = max_sequences * max_len  # `generate` does not split prompts
         image_notes = ()
-    usable = max_sequences * blocks_for(max_len, options.block_size)
-    num_blocks = options.num_kv_blocks or usable
+    usable = max_sequences * blocks_for(max_len, options.memory.block_size)
+    num_blocks = options.memory.num_kv_blocks or usable
     reserved_bytes = num_swap_blocks = 0
     if is_packed:
-        kv_dtype = choose_kv_dtype(options, model.dtype, model.device)
-        per_block = bytes_per_block(model.shapes, options.block_size, kv_dtype.itemsize)
-        if options.num_kv_blocks is None:
+        kv_dtype = choose_kv_dtype(options.memory, model.dtype, model.device)
+        per_block = bytes_per_block(model.shapes, options.memory.block_size, kv_dtype.itemsize)
+        if options.memory.num_kv_blocks is None:
             if model.device.type == "cuda":
                 scratch = _scratch_bytes(options, model, max_len, kv_dtype)
                 reserved_bytes = activation_bytes(
@@ -101,17 +101,17 @@ def choose_sizes(
                 )
                 reserved_bytes += image_attention_bytes(model, max_len, kv_dtype)
                 reserved_bytes += table_bytes(
-                    max_sequences, blocks_for(max_len, options.block_size)
+                    max_sequences, blocks_for(max_len, options.memory.block_size)
                 )
             budget = kv_budget(options, model.device, reserved_bytes, num_local_ranks)
-            if model.device.type == "cpu" and options.kv_cache_memory_bytes is None:
-                longest = blocks_for(max_len, options.block_size) * per_block
+            if model.device.type == "cpu" and options.memory.kv_cache_memory_bytes is None:
+                longest = blocks_for(max_len, options.memory.block_size) * per_block
                 budget = min(budget, useful_kv_bytes(model.weights_bytes, longest))
             num_blocks = group.lowest(min(usable, budget // per_block))
-        if STRATEGIES[batching].is_paged and options.preemption_mode != "recompute":
+        if STRATEGIES[batching].is_paged and options.memory.preemption_mode != "recompute":
             swap_bytes = swap_budget(options) // num_local_ranks
             num_swap_blocks = group.lowest(min(usable, swap_bytes // per_block))
-    max_len, notes = fit_length(options, max_len, num_blocks * options.block_size)
+    max_len, notes = fit_length(options.memory, max_len, num_blocks * options.memory.block_size)
     return Sizes(
         max_model_len=max_len,
         max_sequences=max_sequences,
@@ -182,9 +182,9 @@ def activation_bytes(
             largest_image = partial(model.encoder.run_blank, IMAGE_PIXELS.maximum)
             largest_step = max(largest_step, measure(largest_image, model.device))
             largest_step += model.encoder.max_kept_bytes
-        if options.enforce_eager:
+        if options.execution.enforce_eager:
             return largest_step
-        largest = graph_sizes(max_sequences, step_tokens, options.graph_prompt_sizes)[-1]
+        largest = graph_sizes(max_sequences, step_tokens, options.execution.graph_prompt_sizes)[-1]
         num_rows = largest.num_sequences
         forward = partial(run_forward, model, largest.num_tokens, num_rows, scratch_bytes)
         logits = num_rows * model.config.get_text_config().vocab_size * torch.float32.itemsize
@@ -203,7 +203,9 @@ def _scratch_bytes(
 
     max_len: the most tokens of a context.
     """
-    backend, _ = make_backend(model.device, model.shapes, options.block_size, max_len, kv_dtype)
+    backend, _ = make_backend(
+        model.device, model.shapes, options.memory.block_size, max_len, kv_dtype
+    )
     return lambda call, num_sequences: backend.scratch_bytes(call, kv_dtype, num_sequences)
 
 
@@ -215,7 +217,7 @@ def max_model_len(options: Options, config: PreTrainedConfig) -> int:
     text_config: Any = config.get_text_config()
     lengths = (getattr(text_config, name, None) or 0 for name in LENGTH_NAMES)
     trained_length = next((length for length in lengths if length > 0), None)
-    return length_limit(options, trained_length)
+    return length_limit(options.memory, trained_length)
 
 
 def kv_budget(
@@ -228,10 +230,10 @@ def kv_budget(
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return gpu_kv_budget(options, total, total - free, activation_bytes)
-    if options.kv_cache_memory_bytes is not None:
-        return options.kv_cache_memory_bytes // num_local_ranks
-    available = available_host_memory() // options.copies
+        return gpu_kv_budget(options.memory, total, total - free, activation_bytes)
+    if options.memory.kv_cache_memory_bytes is not None:
+        return options.memory.kv_cache_memory_bytes // num_local_ranks
+    available = available_host_memory() // options.layout.copies
     return min(MAX_DEFAULT_ON_CPU, available // 4) // num_local_ranks
 
 
@@ -245,6 +247,6 @@ def useful_kv_bytes(weights_bytes: int, sequence_bytes: int) -> int:
 
 def swap_budget(options: Options) -> int:
     """Return the bytes of host memory for swapped-out blocks."""
-    if options.swap_space_gib is not None:
-        return int(options.swap_space_gib * GIB)
-    return min(MAX_DEFAULT_SWAP, available_host_memory() // options.copies // 4)
+    if options.memory.swap_space_gib is not None:
+        return int(options.memory.swap_space_gib * GIB)
+    return min(MAX_DEFAULT_SWAP, available_host_memory() // options.layout.copies // 4)

@@ -21,7 +21,8 @@ import torch
 from tqdm import tqdm
 
 from core.configuration.hub import from_hub
-from core.configuration.options import Options, Value, make_options
+from core.configuration.options import Options, make_options, owners
+from core.configuration.record import Value
 from core.configuration.task import choose_task
 from core.errors import ConfigurationError, EngineUnavailableError, RequestError
 from core.sampling import SamplingParams
@@ -44,19 +45,9 @@ from engine.offline.tasks import EmbeddingRequestOutput, embed
 from engine.tasks.build import build_task_engine
 from engine.tasks.engine import TaskEngine
 
-SERVICE_OPTIONS = frozenset({
-    "model_id", "served_model_name", "engine", "entryPoint", "output_formatter", "tgi_compat",
-    "tool_call_parser", "reasoning_parser",
-    "job_queue_size", "job_queue_tokens", "overload_status", "max_request_size", "max_body_memory",
-    "max_connections", "header_timeout", "body_timeout", "write_timeout", "predict_timeout",
-    "heartbeat_timeout", "retry_threshold", "http_workers", "enable_stateful_sessions",
-    "sessions_path", "sessions_expiration", "local_runtime_api", "install_requirements",
-    "async_mode", "cors_allowed_origin", "api_keys_file", "ssl_certfile", "ssl_keyfile",
-    "ping_hook", "throttle_hook", "pre_post_process_hook", "pre_process_hook", "post_process_hook",
-    "cloudwatch_metrics_period", "source_roots", "ui", "copies", "nodes",
-    "log_format", "log_level", "log_requests", "otlp_traces_endpoint",
-})  # fmt: skip
-"""Options of the server's other processes, which `LLM` does not start."""
+RECORDS = {"model", "strategy", "lora", "memory", "execution"}
+"""The records of `Options` that an engine needs. The others concern the server's other processes,
+which `LLM` does not start."""
 VLLM_NAMES: Mapping[str, str] = {
     "tensor_parallel_size": "tensor_parallel_degree",
     "max_num_seqs": "max_rolling_batch_size",
@@ -78,14 +69,15 @@ class LLM:
     Raises ConfigurationError if an option is wrong or the model cannot be served.
     """
 
-    def __init__(self, model: str | Path, **options: Value) -> None:
-        """model: a directory, or a model id of the Hugging Face hub."""
+    def __init__(self, model: str | Path, *, revision: str | None = None, **options: Value) -> None:
+        """model: a directory, or a model id of the Hugging Face hub; revision: which of its."""
         options = {VLLM_NAMES.get(name, name): value for name, value in options.items()}
-        for name in SERVICE_OPTIONS & options.keys():
-            raise ConfigurationError(
-                f"option '{name}' has no effect without a server; leave it out"
-            )
-        self.options: Options = make_options(options)
+        for name in options:
+            if owners().get(name, "model") not in RECORDS:
+                raise ConfigurationError(
+                    f"option '{name}' has no effect without a server; leave it out"
+                )
+        self.options: Options = make_options({"revision": revision, **options})
         self._model_dir = _find_model(model, self.options)
         has_tokenizer = (self._model_dir / "tokenizer.json").is_file()
         self._tokenizer = Tokenizer(self._model_dir) if has_tokenizer else None
@@ -258,7 +250,7 @@ class LLM:
 
     @cached_property
     def _template(self) -> ChatTemplate | None:
-        return load_chat_template(self._model_dir, self.options.chat_template)
+        return load_chat_template(self._model_dir, self.options.model.chat_template)
 
     def _requests(
         self,
@@ -294,7 +286,7 @@ def _find_model(model: str | Path, options: Options) -> Path:
     path = Path(model).expanduser()
     if not path.is_dir():
         return from_hub(str(model), options, given_as="model", local=path)
-    if options.revision is not None:
+    if options.source.revision is not None:
         raise ConfigurationError(f"option 'revision' has no effect on the directory {path}")
     return path
 

@@ -64,20 +64,20 @@ class Followers:
 
         address: HOST:PORT at which ranks on other nodes find rank 0.
         """
-        self._size, self._nodes = size, options.nodes
-        self._max_wait_s = JOIN_SHARE * options.model_loading_timeout
+        self._size, self._nodes = size, options.layout.nodes
+        self._max_wait_s = JOIN_SHARE * options.execution.model_loading_timeout
         self._on_lost = on_lost
         self._failure: LongshoreError | None = None
         self._has_failed = threading.Event()
         self._encode = msgspec.msgpack.Encoder().encode
         self._remote_orders: RemoteOrders | None = None
-        digest = digest_model(model_dir) if options.nodes > 1 else ""
+        digest = digest_model(model_dir) if options.layout.nodes > 1 else ""
         launch = RankLaunch(version("longshore"), digest, options, size)
         self._store: TCPStore | None = serve_store(address or HERE)
         self._store.set(LAUNCH, launch.encode())
         self.address = f"{self._store.host}:{self._store.port}"
         self._local: dict[int, LocalRank] = {}
-        for rank in range(1, size // options.nodes):
+        for rank in range(1, size // options.layout.nodes):
             arguments = [*command, self.address, str(rank), str(model_dir), "--orders"]
             variables = {**os.environ, **rank_variables(rank, device, os.environ)}
             self._local[rank] = LocalRank(arguments, variables)

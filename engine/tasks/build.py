@@ -32,7 +32,7 @@ def build_task_engine(task: Task, model_dir: Path, options: Options) -> TaskEngi
     """
     started = time.monotonic()
     check_options(task, options)
-    device = choose_device(options)
+    device = choose_device(options.execution)
     notes = notes_on_one_rank(options, device)
     if device.type == "cuda":
         use_expandable_segments()
@@ -40,7 +40,7 @@ def build_task_engine(task: Task, model_dir: Path, options: Options) -> TaskEngi
     choice = choose_batching_of(task, options)
     assert choice.name is not None, "only text generation leaves the strategy undecided"
     batching = choice.name
-    max_jobs = sequence_limit(options, batching)
+    max_jobs = sequence_limit(options.strategy, batching)
     description = performer.description
     facts = Facts(
         model=str(model_dir),
@@ -64,7 +64,7 @@ def build_task_engine(task: Task, model_dir: Path, options: Options) -> TaskEngi
         block_size=_TOKENS_PER_JOB,
         max_model_len=_TOKENS_PER_JOB,
         limits=Limits(max_sequences=max_jobs, max_step_tokens=max_jobs),
-        max_delay_s=options.max_batch_delay / 1000,
+        max_delay_s=options.strategy.max_batch_delay / 1000,
         kv_reservation="max",
         enable_prefix_caching=False,
         preemption_mode="recompute",

@@ -21,7 +21,7 @@ from container.configuration.resolve import Configuration, load_configuration
 from container.front_end.app import create_app, create_task_app
 from container.isolation.helper import Helper
 from container.wire.engine_client import EngineClient
-from core.configuration.options import Options
+from core.configuration.options import make_options
 from core.configuration.task import Task
 from core.structured_outputs import StructuredOutputsParams
 from core.text.chat_template import ChatTemplate
@@ -129,7 +129,7 @@ def serve(
     """Return a function that makes a test client of the application with the given options."""
 
     def serve(**options: Any) -> FlaskClient:
-        app = create_app(client, tokenizer, Options(**options), "demo", template, helper=helper)
+        app = create_app(client, tokenizer, make_options(options), "demo", template, helper=helper)
         return app.test_client()
 
     return serve
@@ -149,7 +149,7 @@ def task_app(endpoint: str, engine: FakeEngine) -> Iterator[Serve]:
 
     def make(kind: str, name: str = "text-classification", **options: Any) -> FlaskClient:
         task = Task(kind=kind, name=name)  # pyright: ignore[reportArgumentType]
-        return create_task_app(client, Options(**options), "demo", task).test_client()
+        return create_task_app(client, make_options(options), "demo", task).test_client()
 
     yield make
     client.close()

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from core.configuration.limits import IMAGES_IN_USE
-from core.configuration.options import Options
+from core.configuration.options import make_options
 from core.errors import ConfigurationError, OverloadedError, RequestError
 from core.images import EncodedPrompt, ImageFile, ReadImages
 from core.sampling import Finish
@@ -365,7 +365,7 @@ def test_steps_leave_memory_for_the_encoder(vision_model):
         shapes.append(work().shape)
         return 100 * len(shapes)
 
-    options = Options(enforce_eager=True)
+    options = make_options({"enforce_eager": True})
     total = activation_bytes(options, model, 20, 7, lambda call, num_sequences: 0, measure)
     assert shapes == [(7,), (4, 32)], "a token for each sequence, embeddings of a tile"
     assert total == 200 + model.encoder.max_kept_bytes

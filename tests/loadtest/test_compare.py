@@ -219,7 +219,12 @@ def test_no_batch_is_larger_than_what_the_clients_send() -> None:
 
 
 def test_the_given_setting_is_that_of_the_properties_or_the_default() -> None:
-    assert Setting(Options().batch_size or DEFAULT_BATCH_SIZE, Options().max_batch_delay) == DEFAULT
+    assert (
+        Setting(
+            Options().strategy.batch_size or DEFAULT_BATCH_SIZE, Options().strategy.max_batch_delay
+        )
+        == DEFAULT
+    )
     assert given_setting({}) == DEFAULT
     assert given_setting({"batch_size": "8", "max_batch_delay": "5"}) == Setting(8, 5)
     assert given_setting({"batch_size": "8"}) == Setting(8, DEFAULT.delay_ms)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.simulate.system import SYSTEMS
-from core.configuration.options import Options
+from core.configuration.options import Options, make_options
 from core.configuration.sizing import sequence_limit
 from core.configuration.strategy_table import BATCHING_NAMES, LIBRARY_NAMES, STRATEGIES
 from deploy.sagemaker.command_line import STRATEGIES as DEPLOYED
@@ -28,9 +28,9 @@ def test_every_strategy_has_a_module(name):
     [("none", 1, 1), ("dynamic", 32, 3), ("continuous", 256, 5), ("paged", 256, 5)],
 )
 def test_rows_limit_concurrent_sequences(name, default, limited):
-    assert sequence_limit(Options(), name) == default
-    options = Options(batch_size=3, max_rolling_batch_size=5)
-    assert sequence_limit(options, name) == limited
+    assert sequence_limit(Options().strategy, name) == default
+    options = make_options({"batch_size": 3, "max_rolling_batch_size": 5})
+    assert sequence_limit(options.strategy, name) == limited
 
 
 def test_load_test_deployment_and_simulator_list_every_strategy():

@@ -79,7 +79,7 @@ def read_runs(folder: Path) -> list[MeasuredRun]:
         and run["settings"].get("option.batching") in BATCHING_NAMES
         and all(name in _last(run) for name in COUNTERS)
     ]
-    return [run for run in runs if run.num_steps > 0 and run.options.copies == 1]
+    return [run for run in runs if run.num_steps > 0 and run.options.layout.copies == 1]
 
 
 def _run(run: Mapping[str, Any], has_gpu: bool) -> MeasuredRun:
@@ -93,7 +93,7 @@ def _run(run: Mapping[str, Any], has_gpu: bool) -> MeasuredRun:
         name=run["name"],
         batching=run["settings"]["option.batching"],
         options=options,
-        device="cuda" if has_gpu and options.device != "cpu" else "cpu",
+        device="cuda" if has_gpu and options.execution.device != "cpu" else "cpu",
         num_blocks=int(last["kv_blocks"]),
         users=run["users"],
         requests=[
@@ -105,7 +105,7 @@ def _run(run: Mapping[str, Any], has_gpu: bool) -> MeasuredRun:
         num_steps=steps,
         num_sequences=sequences,
         num_tokens=tokens,
-        prefix_tokens=_whole_blocks(hits, options.block_size),
+        prefix_tokens=_whole_blocks(hits, options.memory.block_size),
     )
 
 

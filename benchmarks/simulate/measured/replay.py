@@ -103,7 +103,7 @@ def _strategy(run: MeasuredRun) -> Strategy:
     Raises ValueError if the server's properties do not set option.max_model_len.
     """
     options = run.options
-    if options.max_model_len is None:
+    if options.memory.max_model_len is None:
         raise ValueError(
             f"{run.name} on {run.workload}: the server's option.max_model_len is unknown; set it "
             "in its properties and measure again"
@@ -112,15 +112,15 @@ def _strategy(run: MeasuredRun) -> Strategy:
         StrategySettings(
             batching=run.batching,
             num_blocks=run.num_blocks,
-            block_size=options.block_size,
-            max_model_len=options.max_model_len,
+            block_size=options.memory.block_size,
+            max_model_len=options.memory.max_model_len,
             limits=Limits(
-                max_sequences=sequence_limit(options, run.batching),
-                max_step_tokens=step_token_budget(options, run.device),
+                max_sequences=sequence_limit(options.strategy, run.batching),
+                max_step_tokens=step_token_budget(options.strategy, run.device),
             ),
-            max_delay_s=options.max_batch_delay / 1000,
-            kv_reservation=options.kv_reservation,
-            enable_prefix_caching=options.enable_prefix_caching and run.prefix_tokens > 0,
+            max_delay_s=options.strategy.max_batch_delay / 1000,
+            kv_reservation=options.strategy.kv_reservation,
+            enable_prefix_caching=options.memory.enable_prefix_caching and run.prefix_tokens > 0,
             preemption_mode="recompute",
             num_swap_blocks=0,
         )

@@ -116,7 +116,7 @@ class Assistant:
         num_answers = turn.decoding.params.n
         if not turn.conversation.tools:
             return [None] * num_answers
-        name = self._service.options.tool_call_parser
+        name = self._service.options.server.tool_call_parser
         if name is None and turn.forced_calls is None:
             raise RequestError(
                 "tools",
@@ -147,7 +147,7 @@ class Assistant:
 
 def _reasoning_parser(service: GenerationService) -> ReasoningParserName | None:
     """Return the model's reasoning parser; None if reasoning stays in the content."""
-    choice = service.options.reasoning_parser
+    choice = service.options.server.reasoning_parser
     if choice == "auto":
         return find_reasoning_parser(service.prompting.template_text)
     return None if choice == "none" else choice

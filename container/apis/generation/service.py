@@ -57,7 +57,7 @@ class GenerationService(Service):
         while LoRA is disabled. Whether the adapter is loaded is checked by the engine.
         """
         from_header = context.headers.get(ADAPTER_HEADER)
-        if not self.options.enable_lora:
+        if not self.options.lora.enable_lora:
             for field, name in (("adapters", from_body), (ADAPTER_HEADER, from_header)):
                 if name:
                     raise lora_disabled(field)
@@ -138,7 +138,7 @@ class GenerationService(Service):
                         Answers(params, tokenizer, token_ids, kept_special_ids=kept_special_ids),
                         decoding.dialect,
                         token_ids,
-                        Deadline(context.has_hung_up, self.options.predict_timeout),
+                        Deadline(context.has_hung_up, self.options.server.predict_timeout),
                         context.charge,
                         context.record,
                     )

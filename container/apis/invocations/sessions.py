@@ -105,8 +105,8 @@ class SessionRequests:
 
     def __init__(self, options: Options) -> None:
         self._sessions = (
-            Sessions(Path(options.sessions_path), options.sessions_expiration)
-            if options.enable_stateful_sessions
+            Sessions(Path(options.server.sessions_path), options.server.sessions_expiration)
+            if options.server.enable_stateful_sessions
             else None
         )
 

@@ -26,10 +26,10 @@ details. generate: the document of its route /generate."""
 
 def form_of(options: Options) -> Form:
     """Return the shape that the options ask for."""
-    if options.tgi_compat:
+    if options.server.tgi_compat:
         return "tgi"
-    default = options.rolling_batch in (None, "auto")
-    is_async = default if options.async_mode is None else options.async_mode
+    default = options.strategy.rolling_batch in (None, "auto")
+    is_async = default if options.server.async_mode is None else options.server.async_mode
     return "async" if is_async else "rolling"
 
 

@@ -55,7 +55,7 @@ class TgiRoutes:
                 "model_dtype": facts.dtype,
                 "model_device_type": facts.device,
                 "model_pipeline_tag": facts.task,
-                "max_concurrent_requests": self._service.options.job_queue_size,
+                "max_concurrent_requests": self._service.options.server.job_queue_size,
                 "max_best_of": MAX_SAMPLES,
                 "max_stop_sequences": STOP_STRINGS.maximum,
                 "max_input_tokens": facts.max_model_len - 1,

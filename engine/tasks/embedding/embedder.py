@@ -45,7 +45,7 @@ class Embedder:
         self.model = _load(source)
         limit = longest_text(self._tokenizer, self.model)
         self._max_tokens = _max_tokens(options, min(limit, self._settings.max_tokens or limit))
-        self._batch_tokens = step_token_budget(options, source.device.type)
+        self._batch_tokens = step_token_budget(options.strategy, source.device.type)
         self._matryoshka = _matryoshka_sizes(source.config)
         self._decode = msgspec.msgpack.Decoder(EmbeddingBody).decode
 
@@ -201,13 +201,13 @@ def _load(source: ModelSource) -> Any:
 
 
 def _max_tokens(options: Options, limit: int) -> int:
-    if options.max_model_len is None:
+    if options.memory.max_model_len is None:
         return limit
-    if options.max_model_len > limit:
+    if options.memory.max_model_len > limit:
         raise ConfigurationError(
-            f"option.max_model_len={options.max_model_len}: the model takes {limit} tokens"
+            f"option.max_model_len={options.memory.max_model_len}: the model takes {limit} tokens"
         )
-    return options.max_model_len
+    return options.memory.max_model_len
 
 
 def _matryoshka_sizes(config: Any) -> list[int] | bool:

@@ -96,7 +96,11 @@ def read_embedding_settings(model_dir: Path, options: Options) -> EmbeddingSetti
     pooling = _PoolingConfig(pooling_mode="mean")
     if "Pooling" in steps:
         pooling = _read(steps["Pooling"] / "config.json", _PoolingConfig) or pooling
-    chosen = (options.pooling,) if options.pooling else _check_pooling(pooling.names(), steps)
+    chosen = (
+        (options.model.pooling,)
+        if options.model.pooling
+        else _check_pooling(pooling.names(), steps)
+    )
     prefix = _prefix(model_dir)
     if prefix and not pooling.include_prompt:
         raise ConfigurationError(
@@ -106,7 +110,7 @@ def read_embedding_settings(model_dir: Path, options: Options) -> EmbeddingSetti
     is_normalized = "Normalize" in steps or not steps
     return EmbeddingSettings(
         pooling=chosen,
-        is_normalized=is_normalized if options.normalize is None else options.normalize,
+        is_normalized=is_normalized if options.model.normalize is None else options.model.normalize,
         max_tokens=transformer.max_seq_length,
         is_lower_case=transformer.do_lower_case,
         prefix=prefix,

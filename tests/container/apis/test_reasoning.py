@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 from container.front_end.app import create_app
 from container.isolation.helper import Helper
 from container.wire.engine_client import EngineClient
-from core.configuration.options import Options
+from core.configuration.options import Options, make_options
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 from tests.container.apis import test_chat
@@ -118,7 +118,7 @@ def test_the_end_of_the_prompt_decides_whether_the_answer_begins_with_reasoning(
     assert prompt(engine, tokenizer).endswith("</think>")
     assert message(Options(), reasoning_effort="none") == raw
     assert prompt(engine, tokenizer).endswith("</think>")
-    assert message(Options(reasoning_parser="none")) == raw
+    assert message(make_options({"reasoning_parser": "none"})) == raw
 
 
 def test_only_reasoning(http: FlaskClient) -> None:
@@ -155,7 +155,7 @@ def test_tags_that_are_special_tokens_are_seen(
 ) -> None:
     """Mistral's tags are special tokens."""
     special = with_special_tokens(tokenizer, ["[THINK]", "[/THINK]"], tmp_path)
-    options = Options(reasoning_parser="mistral")
+    options = make_options({"reasoning_parser": "mistral"})
     http = create_app(client, special, options, "demo", ChatTemplate("Q")).test_client()
     engine.script = says([*special.encode("[THINK]Well[/THINK]Hi"), EOS])
     message = ask(http).get_json()["choices"][0]["message"]
@@ -171,7 +171,9 @@ def test_harmony(
     """Both parsers of gpt-oss run, one after the other. The template chooses the first."""
     special = with_special_tokens(tokenizer, HARMONY, tmp_path)
     template = ChatTemplate("{# <|start|> <|channel|>analysis <|message|> #}Q")
-    app = create_app(client, special, Options(tool_call_parser="openai"), "demo", template)
+    app = create_app(
+        client, special, make_options({"tool_call_parser": "openai"}), "demo", template
+    )
     http = app.test_client()
     call = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
     text = f"<|channel|>analysis<|message|>Well<|end|><|start|>assistant{call}"

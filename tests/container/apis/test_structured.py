@@ -14,7 +14,7 @@ from werkzeug.test import TestResponse
 from container.front_end.app import create_app
 from container.isolation.helper import Helper
 from container.wire.engine_client import EngineClient
-from core.configuration.options import Options
+from core.configuration.options import make_options
 from core.protocol.messages import Submit
 from core.structured_outputs import StructuredOutputsParams
 from core.text.chat_template import ChatTemplate
@@ -288,7 +288,7 @@ def test_a_marker_that_is_a_token(
     own = tokenizers.Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
     own.add_special_tokens(["[TOOL_CALLS]"])
     own.save(str(tmp_path / "tokenizer.json"))
-    tokenizer, options = Tokenizer(tmp_path), Options(tool_call_parser="mistral")
+    tokenizer, options = Tokenizer(tmp_path), make_options({"tool_call_parser": "mistral"})
     helper = Helper(tmp_path, template.source)
     http = create_app(client, tokenizer, options, "demo", template, helper=helper).test_client()
     mark, *_ = answer = tokenizer.encode(WRITTEN["mistral"])

@@ -11,7 +11,7 @@ from flask.testing import FlaskClient
 from container.front_end.app import create_app
 from container.http.off_loop import LONG_TEXT_CHARACTERS
 from container.wire.engine_client import EngineClient
-from core.configuration.options import Options
+from core.configuration.options import make_options
 from core.protocol.messages import Abort, Submit
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import EOS, Serve, eventually
@@ -128,7 +128,9 @@ def test_event_stream(rolling: FlaskClient) -> None:
 def test_stream_formats(
     client: EngineClient, tokenizer: Tokenizer, formatter: Any, accept: str, mimetype: str
 ) -> None:
-    http = create_app(client, tokenizer, Options(output_formatter=formatter), "demo").test_client()
+    http = create_app(
+        client, tokenizer, make_options({"output_formatter": formatter}), "demo"
+    ).test_client()
     response = stream(http, accept=accept)
     assert response.mimetype == mimetype
     response.get_data()

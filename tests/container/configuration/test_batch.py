@@ -206,10 +206,10 @@ def test_the_options_of_a_server_whose_only_client_is_a_batch() -> None:
         "OPTION_API_KEYS_FILE": "keys", "OPTION_UI": "true", "OPTION_OVERLOAD_STATUS": "429",
     }  # fmt: skip
     options = for_batch(load_configuration(None, given), 5000).options
-    assert options.job_queue_size == 5000
-    assert options.predict_timeout > 10**6
-    assert (options.api_keys_file, options.ui) == (None, "false")
-    assert options.overload_status == "503", "the batch retries after 503, not after 429"
+    assert options.server.job_queue_size == 5000
+    assert options.server.predict_timeout > 10**6
+    assert (options.server.api_keys_file, options.server.ui) == (None, "false")
+    assert options.server.overload_status == "503", "the batch retries after 503, not after 429"
 
 
 def test_the_report_counts_outcomes_that_were_there_already() -> None:

@@ -72,8 +72,8 @@ def test_explain_names_the_strategy(
 def test_sources_and_lines(load: Load) -> None:
     text = "# a comment\n\nengine: MPI\nbatch_size = \\\n   4   \noption.dtype fp32\n"
     configuration = load(text)
-    assert configuration.options.batch_size == 4
-    assert configuration.options.dtype == "fp32"
+    assert configuration.options.strategy.batch_size == 4
+    assert configuration.options.execution.dtype == "fp32"
     lines = {name: source.rsplit(":", 1)[1] for name, source in configuration.sources.items()}
     assert lines == {"engine": "3", "batch_size": "4", "dtype": "6"}
 
@@ -135,17 +135,17 @@ def test_lmi_keys_without_effect_give_warnings(load: Load, line: str, advice: st
     ],
 )
 def test_names_of_quantization(load: Load, line: str, expected: str) -> None:
-    assert load(line).options.quantize == expected
+    assert load(line).options.execution.quantize == expected
 
 
 @pytest.mark.parametrize("name", ["OPTION_QUANTIZE", "OPTION_QUANTIZATION", "HF_MODEL_QUANTIZE"])
 def test_variables_of_quantization(load: Load, name: str) -> None:
-    assert load("", {name: "fp8"}).options.quantize == "fp8"
+    assert load("", {name: "fp8"}).options.execution.quantize == "fp8"
 
 
 def test_the_last_of_repeated_keys_wins(load: Load) -> None:
     configuration = load("batch_size=2\nmax_dynamic_batch_size=3\n")
-    assert configuration.options.batch_size == 3
+    assert configuration.options.strategy.batch_size == 3
     assert "max_dynamic_batch_size repeats" in configuration.warnings[0]
 
 
@@ -158,11 +158,11 @@ def test_the_last_of_repeated_keys_wins(load: Load) -> None:
     ],
 )
 def test_built_in_handlers(load: Load, entry_point: str) -> None:
-    assert load(f"option.entryPoint={entry_point}").options.entryPoint == entry_point
+    assert load(f"option.entryPoint={entry_point}").options.user_code.entryPoint == entry_point
 
 
 def test_lmi_values_are_translated(load: Load) -> None:
-    assert load("option.output_formatter=sse_chat").options.output_formatter == "sse"
+    assert load("option.output_formatter=sse_chat").options.server.output_formatter == "sse"
 
 
 @given(

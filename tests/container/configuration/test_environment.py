@@ -24,24 +24,28 @@ def test_a_variable_counts_if_the_file_lacks_its_key(load: Load) -> None:
     }
     configuration = load("option.dtype=fp32\nbatch_size=2\n", variables)
     options = configuration.options
-    assert (options.dtype, options.batch_size) == ("fp32", 2)
-    assert (options.batching, options.engine, options.device) == ("paged", "MPI", "auto")
-    assert (options.model_id, options.revision) == ("first", "main")
-    assert (options.job_queue_size, options.tensor_parallel_degree) == (5, "max")
-    assert options.otlp_traces_endpoint == "http://collector:4318/v1/traces"
+    assert (options.execution.dtype, options.strategy.batch_size) == ("fp32", 2)
+    assert (options.strategy.batching, options.source.engine, options.execution.device) == (
+        "paged",
+        "MPI",
+        "auto",
+    )
+    assert (options.source.model_id, options.source.revision) == ("first", "main")
+    assert (options.server.job_queue_size, options.execution.tensor_parallel_degree) == (5, "max")
+    assert options.server.otlp_traces_endpoint == "http://collector:4318/v1/traces"
     assert configuration.sources["batching"] == "environment variable OPTION_BATCHING"
 
 
 def test_sagemaker_variables_override_the_file(load: Load) -> None:
     variables = {"SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "9"}
-    assert load("option.predict_timeout=5", variables).options.predict_timeout == 9
+    assert load("option.predict_timeout=5", variables).options.server.predict_timeout == 9
 
 
 def test_sagemakers_payload_limit(load: Load) -> None:
     megabytes = {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "6"}
-    assert load("max_request_size=5", megabytes).options.max_request_size == 6 * 2**20
+    assert load("max_request_size=5", megabytes).options.server.max_request_size == 6 * 2**20
     both = load("", {**megabytes, "SAGEMAKER_MAX_REQUEST_SIZE": "7"})
-    assert both.options.max_request_size == 7
+    assert both.options.server.max_request_size == 7
     assert "overridden by environment variable SAGEMAKER_MAX_REQUEST_SIZE" in both.warnings[0]
     error = refusal(load, "", {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "six"})
     assert "SAGEMAKER_MAX_PAYLOAD_IN_MB=six: expected an integer" in error
@@ -50,16 +54,16 @@ def test_sagemakers_payload_limit(load: Load) -> None:
 def test_tgi_variables_have_the_lowest_precedence(load: Load) -> None:
     tgi = {"MAX_CONCURRENT_REQUESTS": "7", "SM_NUM_GPUS": "1", "HF_MODEL_REVISION": "v1"}
     options = load("", tgi).options
-    assert (options.job_queue_size, options.tensor_parallel_degree) == (7, "1")
-    assert options.revision == "v1"
-    assert load("", {**tgi, "SERVING_JOB_QUEUE_SIZE": "9"}).options.job_queue_size == 9
+    assert (options.server.job_queue_size, options.execution.tensor_parallel_degree) == (7, "1")
+    assert options.source.revision == "v1"
+    assert load("", {**tgi, "SERVING_JOB_QUEUE_SIZE": "9"}).options.server.job_queue_size == 9
 
 
 def test_lmis_numbers_of_workers_are_copies(load: Load) -> None:
-    assert load("maxWorkers=2").options.copies == 2
-    assert load("", {"SERVING_MAX_WORKERS": "3"}).options.copies == 3
-    assert load("maxWorkers=2", {"SERVING_MAX_WORKERS": "3"}).options.copies == 2
-    assert load("maxWorkers=2", {"SAGEMAKER_NUM_MODEL_WORKERS": "4"}).options.copies == 4
+    assert load("maxWorkers=2").options.layout.copies == 2
+    assert load("", {"SERVING_MAX_WORKERS": "3"}).options.layout.copies == 3
+    assert load("maxWorkers=2", {"SERVING_MAX_WORKERS": "3"}).options.layout.copies == 2
+    assert load("maxWorkers=2", {"SAGEMAKER_NUM_MODEL_WORKERS": "4"}).options.layout.copies == 4
 
 
 def test_a_file_of_the_sagemaker_sdk(load: Load) -> None:
@@ -72,15 +76,15 @@ def test_a_file_of_the_sagemaker_sdk(load: Load) -> None:
         "option.prediction_timeout=90\noption.device_map=auto\noption.low_cpu_mem_usage=True\n"
     )
     options = found.options
-    assert options.model_id == "s3://bucket/model/"
-    assert (options.tensor_parallel_degree, options.predict_timeout) == ("4", 90)
+    assert options.source.model_id == "s3://bucket/model/"
+    assert (options.execution.tensor_parallel_degree, options.server.predict_timeout) == ("4", 90)
     assert len(found.warnings) == 2
 
 
 @pytest.mark.parametrize("variables", [{}, {"OPTION_NUMBER_OF_PARTITIONS": "max"}])
 def test_partitions_are_ranks(load: Load, variables: dict[str, str]) -> None:
     text = "" if variables else "option.number_of_partitions=max"
-    assert load(text, variables).options.tensor_parallel_degree == "max"
+    assert load(text, variables).options.execution.tensor_parallel_degree == "max"
 
 
 @pytest.mark.parametrize(
@@ -112,8 +116,11 @@ def test_the_variables_of_awss_sessions(load: Load) -> None:
     }
     configuration = load("option.sessions_expiration=5\n", variables)
     options = configuration.options
-    assert (options.enable_stateful_sessions, options.sessions_expiration) == (True, 60)
-    assert options.sessions_path == "/dev/shm/mine"
+    assert (options.server.enable_stateful_sessions, options.server.sessions_expiration) == (
+        True,
+        60,
+    )
+    assert options.server.sessions_path == "/dev/shm/mine"
     (warning,) = configuration.warnings
     assert "overridden by environment variable SAGEMAKER_SESSIONS_EXPIRATION" in warning
 
@@ -135,14 +142,14 @@ def test_the_variables_of_awss_vllm_image(load: Load) -> None:
     }
     configuration = load("", variables)
     options = configuration.options
-    assert (options.model_id, options.max_model_len) == ("org/model", 2048)
-    assert (options.max_rolling_batch_size, options.dtype) == (7, "fp16")
-    assert (options.enable_lora, options.enable_prefix_caching) == (True, False)
-    assert (options.tensor_parallel_degree, options.block_size) == ("1", 32)
+    assert (options.source.model_id, options.memory.max_model_len) == ("org/model", 2048)
+    assert (options.strategy.max_rolling_batch_size, options.execution.dtype) == (7, "fp16")
+    assert (options.lora.enable_lora, options.memory.enable_prefix_caching) == (True, False)
+    assert (options.execution.tensor_parallel_degree, options.memory.block_size) == ("1", 32)
     assert configuration.sources["enable_lora"] == "environment variable SM_VLLM_ENABLE_LORA"
     text = "\n".join(configuration.warnings)
-    assert options.quantize == "awq"
-    assert options.served_model_name == "x"
+    assert options.execution.quantize == "awq"
+    assert options.source.served_model_name == "x"
     assert "did you mean 'SM_VLLM_MAX_MODEL_LEN'?" in text
     assert "expected an integer" in refusal(load, "", {"SM_VLLM_MAX_MODEL_LEN": "2k"})
 
@@ -169,7 +176,7 @@ def test_a_bad_variable_is_named(load: Load) -> None:
 def test_a_variable_overridden_by_the_file_gives_a_warning(load: Load) -> None:
     variables = {"OPTION_BATCHING": "paged", "TENSOR_PARALLEL_DEGREE": "1"}
     loaded = load("option.batching=none", variables)
-    assert loaded.options.batching == "none"
+    assert loaded.options.strategy.batching == "none"
     (warning,) = loaded.warnings
     assert warning.startswith("environment variable OPTION_BATCHING: overridden by ")
     assert warning.endswith("serving.properties:1")

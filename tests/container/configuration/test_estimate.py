@@ -17,7 +17,7 @@ from container.__main__ import main
 from container.capacity.decoder import decoder_from_directory
 from container.capacity.estimate import CONTEXT_BYTES, Estimate, TypicalRequest, make_estimate
 from container.capacity.instances import find_instance, instances
-from core.configuration.options import Options
+from core.configuration.options import Options, make_options
 from core.configuration.strategy_table import BATCHING_NAMES, Batching
 from core.errors import ConfigurationError
 from tests.container.processes import ROOT
@@ -44,7 +44,7 @@ def model(tmp_path: Path) -> Path:
 def planned(
     model: Path, batching: Batching, instance: str = "ml.g6e.xlarge", **options: Any
 ) -> Estimate:
-    given = Options(**options)
+    given = make_options(options)
     return make_estimate(
         decoder_from_directory(model, given), find_instance(instance), given, batching, REQUEST
     )
@@ -89,7 +89,7 @@ def test_what_a_model_of_70b_parameters_needs(
     The quantized model fits into one H100.
     """
     (model / "config.json").write_text(json.dumps({**LLAMA_8B, **LLAMA_70B}))
-    decoder = decoder_from_directory(model, Options(quantize=cast(Any, precision)))
+    decoder = decoder_from_directory(model, make_options({"quantize": cast(Any, precision)}))
     assert decoder.num_parameters == 70_553_706_496
     embedding = 128256 * 8192
     layers = int((70_553_706_496 - 2 * embedding) * bytes_per_weight)
@@ -108,7 +108,7 @@ def test_a_tied_head_in_int8_stands_beside_the_embedding(
 ) -> None:
     """int8 and int4 store the head in int8. A tied head is then a copy of the embedding."""
     (model / "config.json").write_text(json.dumps({**LLAMA_8B, "tie_word_embeddings": True}))
-    decoder = decoder_from_directory(model, Options(quantize=cast(Any, precision)))
+    decoder = decoder_from_directory(model, make_options({"quantize": cast(Any, precision)}))
     embedding = 128256 * 4096
     layers = decoder.num_parameters - embedding
     bytes_per_weight = 0.5 + 5 / 128 if precision == "int4" else 1

@@ -19,7 +19,7 @@ from container.hooks.load import main as check
 from container.isolation.helper import Helper
 from container.launch.preparation import prepare
 from container.wire.engine_client import EngineClient
-from core.configuration.options import Options
+from core.configuration.options import Options, make_options
 from core.configuration.task import Task
 from core.errors import ConfigurationError
 from core.protocol.messages import Abort, Submit
@@ -239,7 +239,7 @@ def test_hooks_do_not_lift_the_limit_of_bodies(
     client: EngineClient, tokenizer: Tokenizer, helper: Helper
 ) -> None:
     app = create_app(
-        client, tokenizer, Options(max_request_size=10), "demo", helper=helper,
+        client, tokenizer, make_options({"max_request_size": 10}), "demo", helper=helper,
         hooks=Hooks(pre_process_hook=with_default),
     )  # fmt: skip
     assert app.test_client().post("/invocations", json={"prompt": "a" * 9}).status_code == 413

@@ -133,6 +133,9 @@ def test_memory_shares_of_other_models_are_added() -> None:
     configuration = load_configuration(None, {"OPTION_GPU_MEMORY_UTILIZATION": "0.4"})
     assert with_gpu_share_of_others(configuration, 0.0) is configuration
     beside = with_gpu_share_of_others(configuration, 0.35)
-    assert beside.options.gpu_memory_utilization == pytest.approx(0.75)
+    assert beside.options.memory.gpu_memory_utilization == pytest.approx(0.75)
     assert "0.4 of this model is added to 0.35" in beside.warnings[-1]
-    assert with_gpu_share_of_others(configuration, 0.6000001).options.gpu_memory_utilization == 1.0
+    assert (
+        with_gpu_share_of_others(configuration, 0.6000001).options.memory.gpu_memory_utilization
+        == 1.0
+    )

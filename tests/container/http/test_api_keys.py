@@ -18,7 +18,7 @@ from container.security.api_keys import ApiKey, find_api_key, read_api_keys
 from container.security.authentication import Gate
 from container.security.rate_limits import RateLimits
 from container.wire.engine_client import EngineClient
-from core.configuration.options import Options
+from core.configuration.options import Options, make_options
 from core.errors import ConfigurationError, RateLimitError
 from core.protocol.launch import Launch
 from core.text.tokenizer import Tokenizer
@@ -289,7 +289,7 @@ def test_a_model_among_several_checks_keys_and_limits_except_for_metrics(
     request.
     """
     (tmp_path / "keys").write_text("the-only-key requests_per_minute=2\n")
-    options = Options(http_workers=2, api_keys_file=str(tmp_path / "keys"))
+    options = make_options({"http_workers": 2, "api_keys_file": str(tmp_path / "keys")})
     server = short_dir / "http.sock"
     launch = Launch(
         model_dir=str(tokenizer_dir),
@@ -323,7 +323,7 @@ def test_a_bad_file_ends_the_start(tmp_path: Path, tokenizer_dir: Path) -> None:
         endpoint="ipc:///nowhere",
         port=0,
         socket=str(tmp_path / "http.sock"),
-        options=Options(api_keys_file="/no/such/keys"),
+        options=make_options({"api_keys_file": "/no/such/keys"}),
     )
     path = tmp_path / "launch.json"
     path.write_bytes(msgspec.json.encode(launch))

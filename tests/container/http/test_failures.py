@@ -13,7 +13,7 @@ from container.front_end.app import create_app
 from container.http.failures import Failure
 from container.http.off_loop import LONG_TEXT_CHARACTERS
 from container.wire.engine_client import EngineClient
-from core.configuration.options import Options
+from core.configuration.options import Options, make_options
 from core.protocol.messages import Abort
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import eventually
@@ -90,7 +90,7 @@ def test_a_late_failure_without_streaming_has_an_error_status(
 
 
 def test_request_timeout(client: EngineClient, engine: FakeEngine, tokenizer: Tokenizer) -> None:
-    http = create_app(client, tokenizer, Options(predict_timeout=1), "demo").test_client()
+    http = create_app(client, tokenizer, make_options({"predict_timeout": 1}), "demo").test_client()
     engine.script = stalls(after=[65])
     last = records(stream(http))[-1]
     assert last["token"]["error_msg"] == "not finished within 1 s (option.predict_timeout)"
@@ -140,7 +140,9 @@ def test_http_errors_are_json(
     wrong_method = http.get("/invocations")
     assert wrong_method.get_json()["code"] == 405
     assert "POST" in wrong_method.headers["Allow"]
-    small = create_app(client, tokenizer, Options(max_request_size=10), "demo").test_client()
+    small = create_app(
+        client, tokenizer, make_options({"max_request_size": 10}), "demo"
+    ).test_client()
     assert invoke(small).get_json() == {
         "error": "the body exceeds the limit of 10 bytes; max_request_size sets it",
         "code": 413,

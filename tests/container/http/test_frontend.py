@@ -21,7 +21,7 @@ import pytest
 
 from container.front_end.connections import EXTRA_CONNECTIONS, OTHER_FILES
 from container.front_end.start import NICENESS
-from core.configuration.options import Options
+from core.configuration.options import make_options
 from core.protocol.launch import Launch
 from core.protocol.messages import Abort, Submit
 from tests.container.fake_engine import FakeEngine, says, stalls
@@ -47,7 +47,7 @@ def write_launch(
         model_dir=str(tokenizer_dir),
         endpoint=endpoint,
         port=port,
-        options=Options(http_workers=1, **options),
+        options=make_options({"http_workers": 1, **options}),
     )
     path = directory / "launch.json"
     path.write_bytes(msgspec.json.encode(launch))
@@ -285,6 +285,6 @@ def test_port_in_use(
     [(None, "", "llama"), ("mine", "", "mine"), ("mine", "loaded-as", "loaded-as")],
 )
 def test_the_name_that_clients_see(given: str | None, name: str, shown: str) -> None:
-    options = Options(served_model_name=given)
+    options = make_options({"served_model_name": given})
     launch = Launch(model_dir="/models/llama", endpoint="", port=0, name=name, options=options)
     assert launch.model_name == shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from container.security.source_roots import source_roots
-from core.configuration.options import Options
+from core.configuration.options import Options, make_options
 from core.errors import RequestError
 
 
@@ -20,7 +20,7 @@ def folders(tmp_path):
 
 @pytest.fixture
 def roots(folders):
-    options = Options(source_roots=f"/nowhere:{folders}/allowed")
+    options = make_options({"source_roots": f"/nowhere:{folders}/allowed"})
     return source_roots(options, [folders / "own"])
 
 
@@ -45,7 +45,7 @@ def test_other_paths_are_refused_whether_they_exist_or_not(folders, roots, path)
 
 @pytest.mark.parametrize("configured", ["/allowed:", ":/allowed", "/allowed: :/other"])
 def test_an_empty_entry_does_not_allow_the_working_directory(configured):
-    roots = source_roots(Options(source_roots=configured), [])
+    roots = source_roots(make_options({"source_roots": configured}), [])
     roots.require("/allowed/a", "url")
     with pytest.raises(RequestError):
         roots.require("relative", "url")

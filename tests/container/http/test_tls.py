@@ -24,7 +24,7 @@ from websockets.sync.client import connect
 from container.front_end.connections import EXTRA_CONNECTIONS
 from container.front_end.upgrade import PATH
 from container.security.tls import tls_context
-from core.configuration.options import Options
+from core.configuration.options import Options, make_options
 from core.errors import ConfigurationError
 from core.protocol.launch import Launch
 from core.protocol.messages import Abort, Submit
@@ -129,8 +129,13 @@ def launch(
     caller: TlsCaller,
     files: tuple[str, str],
 ) -> Path:
-    options = Options(
-        http_workers=1, max_connections=MAX_CONNECTIONS, ssl_certfile=files[0], ssl_keyfile=files[1]
+    options = make_options(
+        {
+            "http_workers": 1,
+            "max_connections": MAX_CONNECTIONS,
+            "ssl_certfile": files[0],
+            "ssl_keyfile": files[1],
+        }
     )
     launch = Launch(
         model_dir=str(tokenizer_dir), endpoint=endpoint, port=caller.port, options=options
@@ -324,9 +329,9 @@ def test_the_certificate_files_are_checked(tmp_path: Path, files: tuple[str, str
         ((key, certificate), "must be PEM files"),
     ):
         with pytest.raises(ConfigurationError, match=message):
-            tls_context(Options(ssl_certfile=given[0], ssl_keyfile=given[1]))
+            tls_context(make_options({"ssl_certfile": given[0], "ssl_keyfile": given[1]}))
     assert tls_context(Options()) is None
-    assert tls_context(Options(ssl_certfile=certificate, ssl_keyfile=key)) is not None
+    assert tls_context(make_options({"ssl_certfile": certificate, "ssl_keyfile": key})) is not None
 
 
 def test_several_models_behind_one_certificate_and_one_file_of_keys(

@@ -32,7 +32,7 @@ from container.tracing.sender import BATCH_SPANS, MAX_WAITING_SPANS, SpanSender
 from container.tracing.tracing import Tracing
 from container.wire.engine_client import EngineClient
 from core.adapter import Adapter
-from core.configuration.options import Options
+from core.configuration.options import Options, make_options
 from core.errors import ConfigurationError
 from core.output import Output
 from core.protocol.messages import Step, Submit
@@ -87,7 +87,7 @@ def traced(
     predict_timeout: int,
 ) -> Iterator[Traced]:
     tracing = Tracing(collector.url)
-    options = Options(enable_lora=True, predict_timeout=predict_timeout)
+    options = make_options({"enable_lora": True, "predict_timeout": predict_timeout})
     app = create_app(client, tokenizer, options, "demo", template, helper=helper, tracing=tracing)
     yield Traced(app.test_client(), tracing, collector)
     tracing.close()
@@ -378,14 +378,14 @@ def test_messages_repeat_once_a_minute() -> None:
                                  "http://[::1:4318"])  # fmt: skip
 def test_the_endpoint_is_a_url_of_http(url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"otlp_traces_endpoint=.* over HTTP"):
-        check_traces_endpoint(Options(otlp_traces_endpoint=url))
+        check_traces_endpoint(make_options({"otlp_traces_endpoint": url}))
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise PackageNotFoundError(name)
 
-    options = Options(otlp_traces_endpoint="http://localhost:4318/v1/traces")
+    options = make_options({"otlp_traces_endpoint": "http://localhost:4318/v1/traces"})
     check_traces_endpoint(options)
     monkeypatch.setattr(endpoints, "distribution", missing)
     with pytest.raises(ConfigurationError, match=r"^VARIABLE: .*pip install 'longshore\[otel\]'"):

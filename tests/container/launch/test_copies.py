@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from container.front_end.app import create_app
 from container.wire.engine_client import EngineClient
 from container.wire.token_stream import TokenStream
-from core.configuration.options import Options
+from core.configuration.options import make_options
 from core.errors import EngineUnavailableError, GenerationError, NotFoundError
 from core.protocol.messages import LoadAdapter, Refused, Submit, UnloadAdapter
 from core.protocol.stats import Stats
@@ -47,12 +47,14 @@ def client(engines: list[FakeEngine]) -> Iterator[EngineClient]:
 
 @pytest.fixture
 def http(client: EngineClient, tokenizer: Tokenizer, tmp_path: Path) -> FlaskClient:
-    options = Options(
-        copies=2,
-        enable_lora=True,
-        source_roots="/tmp",
-        enable_stateful_sessions=True,
-        sessions_path=str(tmp_path / "sessions"),
+    options = make_options(
+        {
+            "copies": 2,
+            "enable_lora": True,
+            "source_roots": "/tmp",
+            "enable_stateful_sessions": True,
+            "sessions_path": str(tmp_path / "sessions"),
+        }
     )
     return create_app(client, tokenizer, options, "demo").test_client()
 

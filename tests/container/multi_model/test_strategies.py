@@ -82,7 +82,7 @@ def test_each_strategy_keeps_the_flags_and_sets_option_batching_itself() -> None
     comparison = compare("none", "paged", flags=(MAX_LEN,), OPTION_BATCHING="dynamic")
     for name in ("none", "paged"):
         options = options_of(comparison, name, OPTION_BATCHING="dynamic")
-        assert (options.batching, options.max_model_len) == (name, 64)
+        assert (options.strategy.batching, options.memory.max_model_len) == (name, 64)
 
 
 def test_the_first_of_two_flags_wins_as_without_strategies() -> None:
@@ -90,8 +90,8 @@ def test_the_first_of_two_flags_wins_as_without_strategies() -> None:
     flags = (Setting("option.model_id", "org/a", "MODEL"),
              Setting("option.model_id", "org/b", "--model-id"))  # fmt: skip
     comparison = compare("none", flags=flags)
-    assert comparison.options.model_id == "org/a"
-    assert options_of(comparison, "none").model_id == "org/a"
+    assert comparison.options.source.model_id == "org/a"
+    assert options_of(comparison, "none").source.model_id == "org/a"
 
 
 def test_a_properties_file_outside_the_model_directory(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_properties_file_outside_the_model_directory(tmp_path: Path) -> None:
     path.write_text("option.max_model_len=32\n")
     again = overrides_from_json(Overrides(path, (MAX_LEN,)).as_json())
     assert again == Overrides(path, (MAX_LEN,))
-    assert Overrides(path).load(tmp_path, {}).options.max_model_len == 32
+    assert Overrides(path).load(tmp_path, {}).options.memory.max_model_len == 32
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_strategies_share_the_memory_of_the_gpus(
     flag = Setting("option.gpu_memory_utilization", text, "--gpu-memory-utilization")
     comparison = compare("none", "dynamic", "paged", gpus=gpus, flags=(flag,))
     for name in comparison.overrides:
-        assert options_of(comparison, name).gpu_memory_utilization == share
+        assert options_of(comparison, name).memory.gpu_memory_utilization == share
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_strategies_share_the_memory_of_the_gpus(
 )
 def test_the_front_decides_who_sees_the_events(front: str, engine: str) -> None:
     comparison = compare("none", OPTION_UI=front)
-    assert comparison.options.ui == front
-    assert options_of(comparison, "none", OPTION_UI=front).ui == engine
+    assert comparison.options.server.ui == front
+    assert options_of(comparison, "none", OPTION_UI=front).server.ui == engine
 
 
 @pytest.fixture

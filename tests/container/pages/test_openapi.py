@@ -21,7 +21,7 @@ from container.front_end.upgrade import PATH as UPGRADE_PATH
 from container.multi_model.app import create_front
 from container.multi_model.model_registry import ModelRegistry
 from container.wire.engine_client import EngineClient
-from core.configuration.options import Options
+from core.configuration.options import make_options
 from core.configuration.pipeline_tasks import SPEECH_RECOGNITION
 from core.configuration.task import Kind, Task
 from core.protocol.messages import Perform, Performed
@@ -56,7 +56,7 @@ def serve_task(client: EngineClient, engine: FakeEngine) -> Serve:
     def serve(kind: Kind, name: str = "text-classification", **options: Any) -> FlaskClient:
         engine.script = performs(answer)
         task = Task(kind=kind, name=name)
-        return create_task_app(client, Options(**options), "demo", task).test_client()
+        return create_task_app(client, make_options(options), "demo", task).test_client()
 
     return serve
 

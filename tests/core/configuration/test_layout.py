@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from core.configuration.layout import lay_out, layout_here, visible_gpus
-from core.configuration.options import Options
+from core.configuration.options import make_options
 from core.errors import ConfigurationError
 
 FOUR = ("0", "1", "2", "3")
 
 
 def options(copies, degree=None, **others):
-    return Options(copies=copies, tensor_parallel_degree=degree, **others)
+    return make_options({"copies": copies, "tensor_parallel_degree": degree, **others})
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from core.configuration.options import Options
+from core.configuration.options import Options, make_options
 from core.configuration.task import choose_task
 from core.errors import ConfigurationError
 
@@ -89,7 +89,7 @@ def test_sentence_transformers_files_come_before_the_architecture(model):
     ],
 )
 def test_an_option_comes_first(model, value, kind, name):
-    task = choose_task(model("BertForMaskedLM"), Options(task=value))
+    task = choose_task(model("BertForMaskedLM"), make_options({"task": value}))
     assert (task.kind, task.name, task.reason) == (kind, name, f"option.task={value}")
 
 
@@ -99,9 +99,9 @@ def test_an_option_comes_first(model, value, kind, name):
      {"executor": "packed"}, {"enable_lora": True}],
 )  # fmt: skip
 def test_generation_options_are_rejected_for_other_tasks(model, options):
-    choose_task(model("LlamaForCausalLM"), Options(**options))
+    choose_task(model("LlamaForCausalLM"), make_options(options))
     with pytest.raises(ConfigurationError, match="text-classification"):
-        choose_task(model("BertForSequenceClassification"), Options(**options))
+        choose_task(model("BertForSequenceClassification"), make_options(options))
 
 
 def test_a_broken_config_is_reported(tmp_path):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from core.configuration.options import Options
+from core.configuration.options import make_options
 from deploy.fleet.container_process import ContainerEndedError, ContainerProcess
 from deploy.fleet.exchange import fetch
 from deploy.fleet.http_message import HttpRequest
@@ -118,7 +118,7 @@ def test_ranks_share_the_cores_of_their_replica(
     cpus: float, copies: int, degree: str, threads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("core.configuration.layout.num_cores", lambda: 32)
-    options = Options(device="cpu", copies=copies, tensor_parallel_degree=degree)
+    options = make_options({"device": "cpu", "copies": copies, "tensor_parallel_degree": degree})
     for variables in ({}, {"OMP_NUM_THREADS": str(max(1, int(cpus)))}):
         assert threads_of_a_rank(options, cpus, variables) == threads
     assert threads_of_a_rank(options, cpus, {"OMP_NUM_THREADS": "1"}) == "1"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 
-from core.configuration.options import Options
+from core.configuration.options import make_options
 from core.errors import ConfigurationError
 from deploy.fleet.span import NodeSpan, span_of
 
@@ -19,9 +18,9 @@ from deploy.fleet.span import NodeSpan, span_of
 def test_a_container_needs_a_gpu_for_each_rank_of_each_copy(
     degree: str, copies: int, num_gpus: int, required: int
 ) -> None:
-    options = Options(tensor_parallel_degree=degree, copies=copies)
+    options = make_options({"tensor_parallel_degree": degree, "copies": copies})
     assert span_of(options, [num_gpus]) == NodeSpan(1, required, is_strict=False)
-    assert span_of(replace(options, device="cpu"), [num_gpus]).gpus == 0
+    assert span_of(options.changed(device="cpu"), [num_gpus]).gpus == 0
 
 
 @pytest.mark.parametrize(
@@ -33,17 +32,17 @@ def test_a_container_needs_a_gpu_for_each_rank_of_each_copy(
 def test_ranks_spread_over_nodes_if_none_has_enough_gpus(
     degree: str, gpus: list[int], bundles: int, each: int
 ) -> None:
-    span = span_of(Options(tensor_parallel_degree=degree), gpus)
+    span = span_of(make_options({"tensor_parallel_degree": degree}), gpus)
     assert span == NodeSpan(bundles, each, is_strict=False)
     assert span.placement(2.0) == ([{"CPU": 2.0, "GPU": each}] * bundles, "PACK")
 
 
 def test_option_nodes_asks_for_different_nodes() -> None:
-    options = Options(tensor_parallel_degree="4", nodes=2)
+    options = make_options({"tensor_parallel_degree": "4", "nodes": 2})
     assert span_of(options, [8, 8]) == NodeSpan(2, 2, is_strict=True)
     assert span_of(options, [1, 1, 1, 1]) == NodeSpan(4, 1, is_strict=True)
     assert span_of(options, [8, 1, 1, 1]) == NodeSpan(4, 1, is_strict=True)
-    max_degree = replace(options, tensor_parallel_degree="max")
+    max_degree = options.changed(tensor_parallel_degree="max")
     assert span_of(max_degree, [2, 8, 4]) == NodeSpan(2, 4, is_strict=True), "two nodes have 4 each"
     on_cpus = span_of(options, [0, 0])
     assert on_cpus.placement(0.5) == ([{"CPU": 0.5}] * 2, "STRICT_SPREAD")
@@ -75,4 +74,4 @@ def test_a_cluster_without_room_is_an_error(
     options: dict[str, object], gpus: list[int], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(message)):
-        span_of(Options(**options), gpus)
+        span_of(make_options(options), gpus)

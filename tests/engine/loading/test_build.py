@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from core.configuration.options import Options
+from core.configuration.options import Options, make_options
 from core.configuration.step_size import graph_sizes
 from core.errors import (
     ConfigurationError,
@@ -209,7 +209,7 @@ def test_on_cuda_steps_use_graphs_by_default(monkeypatch):
 
     def graphs(max_sequences=8, backend=None, **options):
         sizes = SimpleNamespace(max_sequences=max_sequences, max_model_len=64, max_step_tokens=512)
-        return parts.capture_graphs(OnCuda, None, backend, Options(**options), sizes)
+        return parts.capture_graphs(OnCuda, None, backend, make_options(options), sizes)
 
     found, notes = graphs()
     assert (found.max_model_len, found.skips_device_bound, notes) == (64, True, ())
@@ -261,7 +261,7 @@ def test_the_start_says_how_many_graphs_it_captured_and_how_long_that_took(llama
 
 def test_on_cuda_steps_overlap_by_default(llama):
     assert build.overlaps_steps(Options(), OnCuda)
-    assert not build.overlaps_steps(Options(async_scheduling=False), OnCuda)
+    assert not build.overlaps_steps(make_options({"async_scheduling": False}), OnCuda)
     assert not LLM(llama).llm_engine.overlaps
     assert LLM(llama, async_scheduling=True).llm_engine.overlaps
     library = LLM(llama, executor="library", batching="dynamic", async_scheduling=True)
@@ -273,7 +273,7 @@ def test_the_degree_max_means_one_rank_on_a_cpu(llama):
 
 
 def test_a_program_without_a_server_may_limit_how_long_ranks_wait(llama):
-    assert LLM(llama, model_loading_timeout=60).options.model_loading_timeout == 60
+    assert LLM(llama, model_loading_timeout=60).options.execution.model_loading_timeout == 60
 
 
 def test_max_rolling_batch_size_limits_running_sequences(llama):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.configuration.options import Options
+from core.configuration.options import Options, make_options
 from core.errors import ConfigurationError
 from engine.device import (
     choose_device,
@@ -28,18 +28,18 @@ def test_fp16_models_stay_fp16_on_cuda():
     class Config:
         dtype = torch.float16
 
-    assert choose_dtype(Options(), Config(), torch.device("cuda")) == torch.float16
+    assert choose_dtype(Options().execution, Config(), torch.device("cuda")) == torch.float16
     Config.dtype = torch.float32
-    assert choose_dtype(Options(), Config(), torch.device("cuda")) == torch.bfloat16
+    assert choose_dtype(Options().execution, Config(), torch.device("cuda")) == torch.bfloat16
 
 
 def test_fp8_is_stored_as_uint8_on_gpus_without_the_type(monkeypatch):
-    cuda, options = torch.device("cuda"), Options(kv_cache_dtype="fp8")
+    cuda, options = torch.device("cuda"), make_options({"kv_cache_dtype": "fp8"})
     for capability, dtype in (((8, 6), torch.uint8), ((8, 9), torch.float8_e4m3fn)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
-        assert choose_kv_dtype(options, torch.bfloat16, cuda) == dtype
+        assert choose_kv_dtype(options.memory, torch.bfloat16, cuda) == dtype
     with pytest.raises(ConfigurationError, match="needs"):
-        choose_kv_dtype(options, torch.float32, cuda)
+        choose_kv_dtype(options.memory, torch.float32, cuda)
 
 
 def test_a_nested_allocation_failure_is_recognized():
@@ -59,7 +59,7 @@ def test_a_nested_allocation_failure_is_recognized():
 def test_cuda_is_rejected_without_a_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigurationError, match="no CUDA device is visible"):
-        choose_device(Options(device="cuda"))
+        choose_device(make_options({"device": "cuda"}).execution)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a usable GPU")
@@ -80,12 +80,14 @@ def test_a_gpu_that_torch_cannot_use_is_no_reason_to_serve_from_the_cpu(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if is_refused:
         with pytest.raises(ConfigurationError, match=r"number 0.*update the NVIDIA driver"):
-            choose_device(Options(), tmp_path)
+            choose_device(Options().execution, tmp_path)
     else:
-        assert choose_device(Options(), tmp_path).type == "cpu"
-    assert choose_device(Options(device="cpu"), tmp_path).type == "cpu"
+        assert choose_device(Options().execution, tmp_path).type == "cpu"
+    assert choose_device(make_options({"device": "cpu"}).execution, tmp_path).type == "cpu"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert choose_device(Options(), tmp_path).type == "cpu", "the GPU is hidden on purpose"
+    assert choose_device(Options().execution, tmp_path).type == "cpu", (
+        "the GPU is hidden on purpose"
+    )
 
 
 def test_a_read_only_kernel_cache_is_replaced_by_a_copy(monkeypatch, tmp_path):
@@ -113,18 +115,24 @@ def test_the_degree_is_at_most_the_number_of_gpus(monkeypatch):
     cuda = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ConfigurationError, match="this machine has 2 GPUs; set it to at most 2"):
-        tensor_parallel_degree(Options(tensor_parallel_degree="4"), cuda)
+        tensor_parallel_degree(make_options({"tensor_parallel_degree": "4"}), cuda)
     degrees = {None: 1, "1": 1, "2": 2, "max": 2}
     for degree, expected in degrees.items():
-        assert tensor_parallel_degree(Options(tensor_parallel_degree=degree), cuda) == expected
+        assert (
+            tensor_parallel_degree(make_options({"tensor_parallel_degree": degree}), cuda)
+            == expected
+        )
 
 
 def test_on_a_cpu_ranks_must_be_asked_for():
     cpu = torch.device("cpu")
     for degree, expected in {None: 1, "max": 1, "1": 1, "3": 3}.items():
-        assert tensor_parallel_degree(Options(tensor_parallel_degree=degree), cpu) == expected
-    assert notes_on_one_rank(Options(tensor_parallel_degree="1"), cpu) == ()
-    (note,) = notes_on_one_rank(Options(tensor_parallel_degree="3"), cpu)
+        assert (
+            tensor_parallel_degree(make_options({"tensor_parallel_degree": degree}), cpu)
+            == expected
+        )
+    assert notes_on_one_rank(make_options({"tensor_parallel_degree": "1"}), cpu) == ()
+    (note,) = notes_on_one_rank(make_options({"tensor_parallel_degree": "3"}), cpu)
     assert "this task runs on one device" in note
 
 

@@ -13,7 +13,7 @@ from transformers import (
     AutoModelForSeq2SeqLM,
 )
 
-from core.configuration.options import Options
+from core.configuration.options import make_options
 from core.errors import ConfigurationError
 from engine import LLM, SamplingParams
 from engine.build import build_engine
@@ -139,7 +139,7 @@ def test_existing_weight_files_are_not_read(tiny_model, tmp_path):
 
 def test_facts_note_the_random_weights(folder, tiny_model):
     def facts(path, load_format):
-        return build_engine(path, Options(load_format=load_format)).facts
+        return build_engine(path, make_options({"load_format": load_format})).facts
 
     assert any("weights are random" in note for note in facts(folder("llama"), "dummy").notes)
     assert not any("random" in note for note in facts(tiny_model("llama"), "auto").notes)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import msgspec
 import pytest
 
-from core.configuration.options import Options
+from core.configuration.options import Options, make_options
 from core.configuration.task import Task
 from core.errors import InsufficientMemoryError
 from core.protocol.launch import Launch
@@ -75,7 +75,7 @@ def test_a_handler_may_sleep_and_metrics_are_written_for_cloudwatch(tmp_path, sh
         model_dir=str(tmp_path),
         endpoint=f"ipc://{short_dir}/engine.sock",
         port=0,
-        options=Options(cloudwatch_metrics_period=1),
+        options=make_options({"cloudwatch_metrics_period": 1}),
         task=Task(kind="handler", name=str(tmp_path / "model.py")),
     )
     path = tmp_path / "launch.json"

@@ -7,7 +7,7 @@ import torch
 
 from container.capacity.decoder import decoder_from_directory
 from container.capacity.estimate import adapter_bytes
-from core.configuration.options import Options
+from core.configuration.options import Options, make_options
 from core.errors import ConfigurationError, ConflictError, NoRoomError, NotFoundError, RequestError
 from engine import LLM, LoRARequest, SamplingParams
 from tests.e2e.serving import DEMO
@@ -268,9 +268,9 @@ def test_in_bf16_the_logprobs_are_near_those_in_fp32(adapted):
 
 def test_the_plan_counts_what_the_engine_reserves():
     options = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 8, "dtype": "fp32"}
-    decoder = decoder_from_directory(DEMO, Options(**options))
+    decoder = decoder_from_directory(DEMO, make_options(options))
     model = LLM(DEMO, **options).llm_engine.executor.model
-    assert adapter_bytes(decoder, Options(**options)) == model.adapter_memory.num_bytes > 0
+    assert adapter_bytes(decoder, make_options(options)) == model.adapter_memory.num_bytes > 0
     assert adapter_bytes(decoder, Options()) == 0
 
 

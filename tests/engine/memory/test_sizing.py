@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.configuration.options import Options
+from core.configuration.options import Options, make_options
 from core.configuration.sizing import fit_length
 from core.configuration.step_size import StepSize
 from core.errors import ConfigurationError, InsufficientMemoryError
@@ -51,9 +51,9 @@ def test_no_more_blocks_than_requests_can_use(llama):
 def test_the_default_budget_is_a_quarter_of_what_is_available(monkeypatch):
     monkeypatch.setattr("engine.memory.sizing.available_host_memory", lambda: 4000)
     assert kv_budget(Options(), torch.device("cpu")) == 1000
-    assert kv_budget(Options(copies=4), torch.device("cpu")) == 250
+    assert kv_budget(make_options({"copies": 4}), torch.device("cpu")) == 250
     assert swap_budget(Options()) == 1000
-    assert swap_budget(Options(copies=4)) == 250
+    assert swap_budget(make_options({"copies": 4})) == 250
 
 
 def test_ranks_share_the_memory_of_their_own_machine_only(llama, monkeypatch):
@@ -64,7 +64,9 @@ def test_ranks_share_the_memory_of_their_own_machine_only(llama, monkeypatch):
     group.shard = Shard(0, 4)
 
     def blocks(**options):
-        sizes = choose_sizes(Options(preemption_mode="swap", **options), "paged", model, group)
+        sizes = choose_sizes(
+            make_options({"preemption_mode": "swap", **options}), "paged", model, group
+        )
         return sizes.num_blocks, sizes.num_swap_blocks
 
     per_block = 3 * 2 * 2 * 8 * 16 * 4
@@ -76,7 +78,7 @@ def test_ranks_share_the_memory_of_their_own_machine_only(llama, monkeypatch):
 
 def test_on_cuda_the_budget_subtracts_used_memory_and_activations(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (700, 1000))
-    options = Options(gpu_memory_utilization=0.8)
+    options = make_options({"gpu_memory_utilization": 0.8})
     assert kv_budget(options, torch.device("cuda"), activation_bytes=150) == 800 - 300 - 150
     assert kv_budget(options, torch.device("cuda"), activation_bytes=600) == 0
 
@@ -112,7 +114,7 @@ def test_steps_and_graphs_are_budgeted_and_sampling_is_counted_once(
         measured.append(work)
         return 1000 * len(measured)
 
-    total = activation_bytes(Options(**options), model, 20, 7, scratch_bytes, measure)
+    total = activation_bytes(make_options(options), model, 20, 7, scratch_bytes, measure)
     assert measured[0]().shape == (7,), "a step with its sampled tokens"
     assert attended == {(20, 7)}
     if graph is None:
@@ -147,12 +149,12 @@ def test_available_memory_respects_the_container_limit(tmp_path):
 def test_the_kind_of_error_depends_on_whether_an_option_limits_the_memory():
     for options, kind in (
         (Options(), InsufficientMemoryError),
-        (Options(max_model_len=50), InsufficientMemoryError),
-        (Options(num_kv_blocks=1), ConfigurationError),
-        (Options(kv_cache_memory_bytes=1), ConfigurationError),
+        (make_options({"max_model_len": 50}), InsufficientMemoryError),
+        (make_options({"num_kv_blocks": 1}), ConfigurationError),
+        (make_options({"kv_cache_memory_bytes": 1}), ConfigurationError),
     ):
         with pytest.raises(ConfigurationError) as caught:
-            fit_length(options, max_len=50, num_slots=1)
+            fit_length(options.memory, max_len=50, num_slots=1)
         assert type(caught.value) is kind
 
 

@@ -113,7 +113,7 @@ class Group:
     def __init__(self, address, **options):
         self.lost = threading.Event()
         self.error = None
-        options = Options(nodes=2, **options)
+        options = make_options({"nodes": 2, **options})
         self.followers = Followers(Path("model"), options, 2, CPU, self._on_lost, address)
 
     def _on_lost(self, error):

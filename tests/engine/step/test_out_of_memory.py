@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from core.configuration.options import Options
+from core.configuration.options import make_options
 from core.sampling import Finish, SamplingParams
 from core.text.tokenizer import Tokenizer
 from engine.build import build_engine
@@ -157,7 +157,9 @@ def test_a_real_model_answers_the_others_as_if_nothing_had_happened(batching, ex
     tokenizer = Tokenizer(DEMO)
     large = "First Citizen:\nBefore we proceed any further, hear me speak."
     small, small_too, large = map(tokenizer.encode, ("ROMEO:", "JULIET:\nO", large))
-    options = Options(batching=batching, executor=executor, dtype="fp32", num_kv_blocks=300)
+    options = make_options(
+        {"batching": batching, "executor": executor, "dtype": "fp32", "num_kv_blocks": 300}
+    )
     engine = build_engine(DEMO, options)
     ids = [engine.add(prompt, params, 0.0) for prompt in (small, small_too)]
     tokens, _ = run(engine)

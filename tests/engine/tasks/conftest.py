@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from core.configuration.options import Options
+from core.configuration.options import make_options
 from core.configuration.task import Task, choose_task
 from core.protocol.task_bodies import EmbeddingBody, PipelineBody
 from engine.tasks.build import build_task_engine
@@ -32,7 +32,7 @@ def task_model(tmp_path_factory) -> TaskModelDir:
 
 def engine_of(path: Path, **options: object) -> TaskEngine:
     """Return an engine whose batches never wait."""
-    all_options = Options(**({"dtype": "fp32", "device": "cpu", "max_batch_delay": 0} | options))
+    all_options = make_options({"dtype": "fp32", "device": "cpu", "max_batch_delay": 0} | options)
     return build_task_engine(choose_task(path, all_options), path, all_options)
 
 
@@ -69,7 +69,7 @@ def handler(monkeypatch, tmp_path):
         path.write_text(code)
         task = Task(kind="handler", name=str(path), properties=properties or {})
         options = {"max_batch_delay": 0, "device": "cpu"} | options
-        return build_task_engine(task, tmp_path, Options(**options))
+        return build_task_engine(task, tmp_path, make_options(options))
 
     yield make
     for name in set(sys.modules) - before:

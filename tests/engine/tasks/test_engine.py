@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from core.configuration.options import Options
+from core.configuration.options import make_options
 from core.configuration.task import Task
 from core.errors import GenerationError, RequestError, StoppedError
 from core.protocol.messages import (
@@ -81,7 +81,7 @@ def make(echo, monkeypatch, tmp_path):
     def make(**options):
         monkeypatch.chdir(tmp_path)
         task = Task(kind="handler", name=str(tmp_path / "model.py"))
-        return build_task_engine(task, tmp_path, Options(device="cpu", **options))
+        return build_task_engine(task, tmp_path, make_options({"device": "cpu", **options}))
 
     return make
 
