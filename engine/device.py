@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig
 
-from core.configuration.layout import num_ranks, visible_gpus
-from core.configuration.options import ExecutionOptions, MemoryOptions, Options
+from core.configuration.layout import visible_gpus
+from core.configuration.options import ExecutionOptions, MemoryOptions
 from core.errors import ConfigurationError, InsufficientMemoryError
 
 DTYPES = {
@@ -163,29 +163,3 @@ def explaining_out_of_memory() -> Generator[None]:
             raise
         reason = str(error).strip() or type(error).__name__
         raise InsufficientMemoryError(f"out of memory while loading the model: {reason}") from error
-
-
-def tensor_parallel_degree(options: Options, device: torch.device) -> int:
-    """Return how many ranks share the model, on all of option.nodes machines.
-
-    `max` means all GPUs, and one rank on a CPU.
-
-    Raises ConfigurationError for an invalid degree, and on CUDA for more ranks than GPUs.
-    """
-    num_gpus = torch.cuda.device_count() if device.type == "cuda" else 0
-    degree, nodes = options.execution.tensor_parallel_degree, options.layout.nodes
-    return num_ranks(degree, num_gpus, "this machine", nodes)
-
-
-def notes_on_one_rank(options: Options, device: torch.device) -> tuple[str, ...]:
-    """Return a note if the options ask for several devices, but the task runs on one.
-
-    Raises ConfigurationError as `tensor_parallel_degree` does.
-    """
-    degree = tensor_parallel_degree(options, device)
-    if degree == 1:
-        return ()
-    return (
-        f"option.tensor_parallel_degree={options.execution.tensor_parallel_degree}: this task runs "
-        "on one device; only text generation runs on several ranks",
-    )

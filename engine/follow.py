@@ -82,9 +82,8 @@ def _run(
 ) -> NoReturn:
     """Build this rank's parts and obey orders. Raises EOFError if rank 0 closes the pipe."""
     # Imported here, so that this process beats during these imports.
+    from engine.builders.packed import build_parts, load
     from engine.device import choose_device, explaining_out_of_memory
-    from engine.loading.packed_model import PackedModel
-    from engine.parts import build_parts
     from engine.phases import Phases
     from engine.ranks.group import ProcessGroup
     from engine.ranks.orders import RemoteOrders
@@ -102,12 +101,13 @@ def _run(
         pipe.recv_bytes if pipe else RemoteOrders(address, shard, options.layout.nodes).receive
     )
     group = ProcessGroup(shard, device, address, options.execution.model_loading_timeout)
+    phases = Phases()
     with explaining_out_of_memory():  # if memory runs out in a step, the engine restarts instead
-        parts = build_parts(model_dir, options, device, Phases(), group)
-    model, packed = parts.model, parts.packed
-    assert isinstance(model, PackedModel), "only a packed model runs on several ranks"
-    assert packed is not None, "a packed model has a KV cache"
-    follower = Follower(model, packed.kv_cache, packed.backend, packed.graphs, group)
+        loaded = load(model_dir, options, device, phases, group)
+        model = loaded.model
+        assert model is not None, "only a packed model runs on several ranks"
+        parts = build_parts(loaded.resolved, model, phases, group)
+    follower = Follower(model, parts.cache, parts.backend, parts.graphs, group)
     decode = msgspec.msgpack.Decoder[AnyOrder](AnyOrder).decode
     while True:
         follower.run(decode(receive()))

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from core.configuration.options import KVReservation
 from core.configuration.sizing import reserved_tokens
+from core.configuration.strategy_table import KVReservation
 from core.sequence import Sequence
 from strategies.base import Limits, ReservingStrategy
 from strategies.group import SequenceGroup

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.configuration.options import KVReservation, PreemptionMode
-from core.configuration.strategy_table import Batching
+from core.configuration.strategy_table import Batching, KVReservation, PreemptionMode
 from strategies.base import Limits, Strategy
 from strategies.continuous import ContinuousStrategy
 from strategies.dynamic import DynamicStrategy

@@ -16,7 +16,7 @@ auto        swap a group that would take more than one step to recompute, or tha
 
 from __future__ import annotations
 
-from core.configuration.options import PreemptionMode
+from core.configuration.strategy_table import PreemptionMode
 from core.plan import Chunk
 from core.request import Request
 from strategies.base import Limits, StepBudget, Strategy

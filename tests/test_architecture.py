@@ -47,9 +47,10 @@ PARTS = {
         ("lora", "sampling", "scores", "vision"),
         ("loading",),
         ("step",),
-        ("memory", "start_adapters", "failures"),
+        ("resolve", "failures"),
+        ("memory",),
         ("engine",),
-        ("parts",),
+        ("builders",),
         ("build", "follow"),
         ("tasks",),
         ("serve", "offline"),
@@ -181,7 +182,7 @@ def test_llguidance_is_imported_by_the_first_grammar(modules):
     "modules",
     [
         "engine.serve.server, engine.serve.task_service, engine.tasks.build",
-        "engine.parts, engine.step.follower",
+        "engine.builders.packed, engine.step.follower",
     ],
 )
 def test_engines_of_handlers_and_other_ranks_do_not_import_transformers_models(modules):

@@ -9,8 +9,7 @@ from benchmarks.simulate.cost import Hardware
 from benchmarks.simulate.executor import Executor, SimulatedPackedExecutor, SimulatedPaddedExecutor
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.tally import Tally
-from core.configuration.options import KVReservation
-from core.configuration.strategy_table import Batching
+from core.configuration.strategy_table import Batching, KVReservation
 from strategies.base import Limits
 
 

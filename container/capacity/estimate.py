@@ -18,10 +18,8 @@ from core.configuration.sizing import (
     bytes_per_block,
     fit_length,
     gpu_kv_budget,
-    length_limit,
+    packed_limits,
     reserved_tokens,
-    sequence_limit,
-    step_token_budget,
 )
 from core.configuration.step_size import StepSize, graph_sizes
 from core.configuration.strategy_table import (
@@ -69,9 +67,8 @@ def make_estimate(
 ) -> Estimate:
     """Estimate the memory of one strategy. Raises ConfigurationError if the model does not fit."""
     decoder = rank_part(decoder, layout_on(instance, options).num_ranks)
-    budget_tokens = step_token_budget(options.strategy, "cuda")
-    max_sequences = min(sequence_limit(options.strategy, batching), budget_tokens)
-    max_len = length_limit(options.memory, decoder.max_length)
+    limits = packed_limits(options, batching, "cuda", decoder.max_length)
+    budget_tokens, max_sequences = limits.max_step_tokens, limits.max_sequences
     activations = _step_bytes(decoder, budget_tokens, max_sequences)
     if not options.execution.enforce_eager:
         largest = graph_sizes(max_sequences, budget_tokens, options.execution.graph_prompt_sizes)[
@@ -83,7 +80,7 @@ def make_estimate(
     )
     used = decoder.weights_bytes + adapter_bytes(decoder, options) + CONTEXT_BYTES
     budget = gpu_kv_budget(options.memory, instance.gpu_mib * 2**20, used, activations)
-    usable = max_sequences * blocks_for(max_len, options.memory.block_size)
+    usable = max_sequences * blocks_for(limits.max_model_len, options.memory.block_size)
     num_blocks = options.memory.num_kv_blocks or min(usable, budget // block_bytes)
     if num_blocks == 0:
         raise ConfigurationError(
@@ -91,7 +88,9 @@ def make_estimate(
             f"and CUDA use up {options.memory.gpu_memory_utilization:.0%} of the {instance.gpu}'s "
             f"{_size(instance.gpu_mib * 2**20)}{_advice(options, instance)}"
         )
-    max_len, notes = fit_length(options.memory, max_len, num_blocks * options.memory.block_size)
+    max_len, notes = fit_length(
+        options.memory, limits.max_model_len, num_blocks * options.memory.block_size
+    )
     reserved = _tokens_reserved(options, batching, request, max_len)
     max_concurrent = min(
         max_sequences, num_blocks // blocks_for(reserved, options.memory.block_size)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from core.configuration.options import BatchingOptions, KVReservation, MemoryOptions
-from core.configuration.strategy_table import STRATEGIES, Batching
+from core.configuration.strategy_table import STRATEGIES, Batching, KVReservation
 from core.errors import ConfigurationError, InsufficientMemoryError
+
+if TYPE_CHECKING:
+    from core.configuration.options import BatchingOptions, MemoryOptions, Options
 
 DEFAULT_STEP_TOKENS = {"cuda": 8192, "cpu": 512}
 DEFAULT_BATCH_SIZE = 32
@@ -76,6 +79,28 @@ def sequence_limit(strategy: BatchingOptions, batching: Batching) -> int:
 def step_token_budget(strategy: BatchingOptions, device: str) -> int:
     """Return the maximum tokens in one step of the packed executor. device: cuda or cpu."""
     return strategy.max_rolling_batch_prefill_tokens or DEFAULT_STEP_TOKENS[device]
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The limits that follow from the options and the model's config, before memory is known."""
+
+    max_model_len: int
+    max_sequences: int
+    max_step_tokens: int
+
+
+def packed_limits(
+    options: Options, batching: Batching, device: str, trained_len: int | None
+) -> StepLimits:
+    """Return the limits of a strategy on the packed executor. device: cuda or cpu.
+
+    Raises ConfigurationError as `length_limit` does.
+    """
+    step_tokens = step_token_budget(options.strategy, device)
+    # With fewer tokens per step than sequences, the newest sequences would never be scheduled.
+    max_sequences = min(sequence_limit(options.strategy, batching), step_tokens)
+    return StepLimits(length_limit(options.memory, trained_len), max_sequences, step_tokens)
 
 
 def length_limit(memory: MemoryOptions, trained_len: int | None) -> int:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Batching = Literal["none", "dynamic", "continuous", "paged"]
+KVReservation = Literal["max", "pow2", "oracle"]
+PreemptionMode = Literal["auto", "swap", "recompute"]
 BATCHING_NAMES: tuple[Batching, ...] = typing.get_args(Batching)
 
 DEFAULT_FOR_PACKED: Batching = "paged"

@@ -20,6 +20,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from core.configuration.hub import PICKLE_CURE
 from core.errors import ConfigurationError
 from engine.model.checkpoint import head_prefix
+from engine.model.quantization.schemes import quantization_method
 
 SEED = 0
 """Seed of the random weights that transformers makes, so that two builds on the same kind of device
@@ -62,6 +63,11 @@ class ModelSource:
             )
         if not self.allow_pickle:
             raise ConfigurationError(f"{self.model_dir} has no *.safetensors; {PICKLE_CURE}")
+
+    @property
+    def quantization(self) -> str | None:
+        """The `quant_method` of the checkpoint; None if its weights are not quantized."""
+        return quantization_method(self.config)
 
     @property
     def notes(self) -> tuple[str, ...]:

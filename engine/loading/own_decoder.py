@@ -25,7 +25,7 @@ from engine.loading.random_weights import load_random_reference, random_weights
 from engine.model.checkpoint import Checkpoint, checkpoint_of, open_checkpoint
 from engine.model.decoder import Decoder
 from engine.model.loader import Loader
-from engine.model.quantization.schemes import quantization_method, read_scheme
+from engine.model.quantization.schemes import read_scheme
 from engine.model.spec import DecoderSpec, read_spec
 from engine.phases import Phases
 from engine.ranks.group import Group, SingleRank
@@ -42,7 +42,7 @@ def load_own_decoder(
     model cannot be split over the ranks.
     """
     spec = read_spec(source.config, max_length)
-    method = quantization_method(source.config)
+    method = source.quantization
     if source.is_dummy and method is not None:
         raise ConfigurationError(
             f"option.load_format=dummy: random weights cannot have quant_method={method}; use a "
@@ -73,7 +73,7 @@ def _check(source: ModelSource, spec: DecoderSpec, group: Group) -> None:
     may go either way, so it only catches kernels that are plainly wrong.
     """
     is_low = source.dtype != torch.float32
-    is_quantized = source.precision is not None or quantization_method(source.config) is not None
+    is_quantized = source.precision is not None or source.quantization is not None
     # A model that serves in low precision uses fp32 only here, so SDPA is fast enough on CUDA.
     is_cuda = source.device.type == "cuda"
     backend = sdpa_backend(source.device) if is_low and is_cuda else None

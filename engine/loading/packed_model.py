@@ -18,7 +18,6 @@ from engine.loading.model_source import ModelSource
 from engine.loading.own_decoder import load_own_decoder
 from engine.lora.memory import AdapterMemory
 from engine.model.decoder import Decoder
-from engine.model.quantization.schemes import quantization_method
 from engine.phases import Phases
 from engine.ranks.group import Group
 from engine.step_inputs import StepInputs
@@ -47,7 +46,7 @@ class PackedModel:
         self.quantization = ""
         """How the weights are quantized: option.quantize, or the checkpoint's quant_method."""
         if isinstance(decoder, Decoder):
-            self.quantization = source.precision or quantization_method(source.config) or ""
+            self.quantization = source.precision or source.quantization or ""
         self.adapter_memory: AdapterMemory | None = None
         """Set by `enable_adapters`."""
         self.encoder = encoder
@@ -149,7 +148,7 @@ def _load_with_encoder(
         raise UnsupportedModelError(
             "it takes images, which option.decoder=transformers cannot embed"
         )
-    if quantization_method(source.config) is not None:
+    if source.quantization is not None:
         raise UnsupportedModelError("it takes images, but its checkpoint is quantized")
     if group is not None and group.size > 1:
         raise UnsupportedModelError(

@@ -1,4 +1,4 @@
 """Device memory: measures the largest step and sizes the KV cache to the rest.
 
-Imports `engine.step` and the layers below it.
+Imports `engine.resolve`, `engine.step` and the layers below it.
 """

@@ -41,6 +41,9 @@ from engine.stopwatch import Stopwatch
 class LibraryModel:
     """A transformers model with `generate`. Created by `load_library_model`."""
 
+    description, quantization = "", ""
+    num_weights = 0
+
     def __init__(self, model: Any) -> None:
         self.model = model
 

@@ -1,4 +1,4 @@
 """Tasks other than text generation: embeddings, handlers and transformers pipelines.
 
-Imports `engine.loading` and `engine.vision`; `build` also imports `engine.parts`.
+Imports `engine.loading` and `engine.vision`.
 """

@@ -13,7 +13,8 @@ from core.configuration.options import Options
 from core.configuration.sizing import sequence_limit
 from core.configuration.task import Task, check_options, choose_batching_of
 from core.protocol.messages import Facts
-from engine.device import choose_device, notes_on_one_rank, use_expandable_segments
+from engine.device import choose_device, use_expandable_segments
+from engine.ranks.degree import notes_on_one_rank
 from engine.tasks.engine import TaskEngine
 from engine.tasks.handlers.handler import load_handler
 from engine.tasks.performer import Performer
@@ -79,11 +80,11 @@ def _load_performer(
     if task.kind == "handler":
         return _load_handler(task, model_dir, device)
     # Only here: importing transformers' models takes over a second, and many handlers need none.
-    from engine.parts import make_source, read_config
+    from engine.loading.open_model import make_source, read_config
     from engine.tasks.embedding.embedder import Embedder
     from engine.tasks.pipelines.pipelines import PipelinePerformer
 
-    config = read_config(model_dir, options)
+    config = read_config(model_dir, options.model.trust_remote_code)
     source = make_source(model_dir, config, options, device)
     source.reject_quantize(f"transformers' code computes {task.name}")
     if task.kind == "embedding":

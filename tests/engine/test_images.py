@@ -19,13 +19,12 @@ from transformers import (
 )
 
 from core.configuration.limits import IMAGES_IN_USE
-from core.configuration.options import make_options
 from core.errors import ConfigurationError, OverloadedError, RequestError
 from core.images import EncodedPrompt, ImageFile, ReadImages
 from core.sampling import Finish
 from engine import LLM, SamplingParams
 from engine.attention.backends import CpuBackend
-from engine.memory.sizing import activation_bytes, image_attention_bytes
+from engine.memory.capacity import activation_bytes, image_attention_bytes
 from engine.vision.families import VISION_FAMILIES
 from engine.vision.image_file import read_image
 from engine.vision.reader import ImageReader
@@ -365,7 +364,6 @@ def test_steps_leave_memory_for_the_encoder(vision_model):
         shapes.append(work().shape)
         return 100 * len(shapes)
 
-    options = make_options({"enforce_eager": True})
-    total = activation_bytes(options, model, 20, 7, lambda call, num_sequences: 0, measure)
+    total = activation_bytes(model, 20, 7, lambda call, num_sequences: 0, None, measure)
     assert shapes == [(7,), (4, 32)], "a token for each sequence, embeddings of a tile"
     assert total == 200 + model.encoder.max_kept_bytes

@@ -77,7 +77,6 @@ _FEATURES = (
             "engine/lora",
             "engine/offline/lora_request.py",
             "engine/serve/adapter_service.py",
-            "engine/start_adapters.py",
             "core/adapter.py",
             "container/apis/adapter_routes.py",
         ),
@@ -89,6 +88,7 @@ _FEATURES = (
         r"|\b(an?|this|each|every|one|other|another|lost|the) rank\b|(of|one|local)_rank\b",
         (
             "engine/ranks",
+            "engine/builders/lead.py",
             "engine/follow.py",
             "engine/step/follower.py",
             "engine/step/leader.py",

@@ -185,7 +185,7 @@ def parallel_warnings(
 ) -> tuple[str, ...]:
     """Return a warning if `field` asks for one call at most, but calls are not forced.
 
-    Only the grammar of forced calls can limit their number.
+    Nothing limits the number of calls that the model makes by itself.
     """
     if forced_calls is not None or is_parallel:
         return ()

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from core.configuration.options import Options, make_options
+from core.configuration.options import Options
 from core.configuration.step_size import graph_sizes
 from core.errors import (
     ConfigurationError,
@@ -17,15 +17,18 @@ from core.errors import (
     InsufficientMemoryError,
     RequestError,
 )
-from engine import LLM, SamplingParams, build, parts
+from engine import LLM, SamplingParams
 from engine.attention.backends import TorchBackend
+from engine.builders.packed import capture_graphs, load
 from engine.device import (
     cpu_has_bf16,
 )
 from engine.loading.gate import MAX_RELATIVE_ERROR
 from engine.phases import Phases
+from engine.ranks.group import SingleRank
 from engine.step.block_mover import BlockMover
 from engine.step.step_graphs import StepGraphs
+from tests.engine.resolved import resolved
 from tests.engine.step.graphs import Imitation
 
 
@@ -185,12 +188,6 @@ def test_a_directory_without_a_model_is_rejected(tmp_path):
         LLM(tmp_path)
 
 
-class OnCuda:
-    """A model stub with a CUDA device."""
-
-    device = torch.device("cuda")
-
-
 def test_on_cuda_steps_use_graphs_by_default(monkeypatch):
     class Captured:
         num_timed_out = num_device_bound = 0
@@ -204,12 +201,13 @@ def test_on_cuda_steps_use_graphs_by_default(monkeypatch):
             if max_rows > 8:
                 raise RuntimeError("not permitted when stream is capturing\nat line 3")
 
-    monkeypatch.setattr("engine.parts.CudaRecorder", object)
-    monkeypatch.setattr("engine.parts.StepGraphs", Captured)
+    monkeypatch.setattr("engine.builders.packed.CudaRecorder", object)
+    monkeypatch.setattr("engine.builders.packed.StepGraphs", Captured)
 
     def graphs(max_sequences=8, backend=None, **options):
-        sizes = SimpleNamespace(max_sequences=max_sequences, max_model_len=64, max_step_tokens=512)
-        return parts.capture_graphs(OnCuda, None, backend, make_options(options), sizes)
+        found = resolved("cuda", max_rolling_batch_size=max_sequences, **options)
+        capacity = SimpleNamespace(max_model_len=64, max_step_tokens=512)
+        return capture_graphs(None, None, backend, found, capacity, SingleRank("cpu"))
 
     found, notes = graphs()
     assert (found.max_model_len, found.skips_device_bound, notes) == (64, True, ())
@@ -233,35 +231,35 @@ def test_on_cuda_steps_use_graphs_by_default(monkeypatch):
 def test_on_cuda_the_allocator_and_the_kernel_cache_are_set_up_first(llama, monkeypatch):
     calls = []
 
-    def read_config(model_dir, options):
+    def read_config(model_dir, trust_remote_code):
         raise ConfigurationError(f"read after {calls}")
 
     for name in ("use_expandable_segments", "use_writable_kernel_cache"):
-        monkeypatch.setattr(parts, name, lambda name=name: calls.append(name) or ())
-    monkeypatch.setattr(parts, "read_config", read_config)
+        monkeypatch.setattr(
+            f"engine.builders.packed.{name}", lambda name=name: calls.append(name) or ()
+        )
+    monkeypatch.setattr("engine.builders.packed.read_config", read_config)
     for device, expected in (
         ("cpu", []),
         ("cuda", ["use_expandable_segments", "use_writable_kernel_cache"]),
     ):
         with pytest.raises(ConfigurationError, match=re.escape(f"read after {expected}")):
-            parts.build_parts(llama, Options(), torch.device(device), Phases(), None)
+            load(llama, Options(), torch.device(device), Phases(), None)
         calls.clear()
 
 
 def test_the_start_says_how_many_graphs_it_captured_and_how_long_that_took(llama, monkeypatch):
-    def capture(model, cache, backend, options, sizes, group):
+    def capture(model, cache, backend, resolved, capacity, group):
         parts, graphs = (model, cache, backend, Imitation()), graph_sizes(2, 16, (4, 8))
-        return StepGraphs(*parts, graphs, max_model_len=sizes.max_model_len), ("a note",)
+        return StepGraphs(*parts, graphs, max_model_len=capacity.max_model_len), ("a note",)
 
-    monkeypatch.setattr("engine.parts.capture_graphs", capture)
+    monkeypatch.setattr("engine.builders.packed.capture_graphs", capture)
     facts = LLM(llama, dtype="fp32").facts
     assert list(facts.phases)[-3:] == ["K and V", "6 CUDA graphs", "first steps"]
     assert "a note" in facts.notes
 
 
-def test_on_cuda_steps_overlap_by_default(llama):
-    assert build.overlaps_steps(Options(), OnCuda)
-    assert not build.overlaps_steps(make_options({"async_scheduling": False}), OnCuda)
+def test_only_the_packed_executor_overlaps_steps(llama):
     assert not LLM(llama).llm_engine.overlaps
     assert LLM(llama, async_scheduling=True).llm_engine.overlaps
     library = LLM(llama, executor="library", batching="dynamic", async_scheduling=True)

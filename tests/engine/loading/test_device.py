@@ -17,11 +17,10 @@ from engine.device import (
     choose_dtype,
     choose_kv_dtype,
     is_out_of_memory,
-    notes_on_one_rank,
-    tensor_parallel_degree,
     use_expandable_segments,
     use_writable_kernel_cache,
 )
+from engine.ranks.degree import notes_on_one_rank, tensor_parallel_degree
 
 
 def test_fp16_models_stay_fp16_on_cuda():

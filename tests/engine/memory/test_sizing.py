@@ -14,16 +14,17 @@ from core.errors import ConfigurationError, InsufficientMemoryError
 from core.process.host_memory import available_host_memory
 from engine import LLM
 from engine.block_tables import table_bytes
-from engine.memory.largest_step import run_step
-from engine.memory.sizing import (
+from engine.memory.capacity import (
     activation_bytes,
-    choose_sizes,
     kv_budget,
+    measure,
     swap_budget,
     useful_kv_bytes,
 )
+from engine.memory.largest_step import run_step
 from engine.ranks.group import SingleRank
 from engine.ranks.shard import Shard
+from tests.engine.resolved import resolved
 
 DEMO = str(Path(__file__).parents[3] / "models" / "demo")
 MIB = 2**20
@@ -49,25 +50,23 @@ def test_no_more_blocks_than_requests_can_use(llama):
 
 
 def test_the_default_budget_is_a_quarter_of_what_is_available(monkeypatch):
-    monkeypatch.setattr("engine.memory.sizing.available_host_memory", lambda: 4000)
-    assert kv_budget(Options(), torch.device("cpu")) == 1000
-    assert kv_budget(make_options({"copies": 4}), torch.device("cpu")) == 250
-    assert swap_budget(Options()) == 1000
-    assert swap_budget(make_options({"copies": 4})) == 250
+    monkeypatch.setattr("engine.memory.capacity.available_host_memory", lambda: 4000)
+    assert kv_budget(resolved()) == 1000
+    assert kv_budget(resolved(copies=4)) == 250
+    assert swap_budget(resolved()) == 1000
+    assert swap_budget(resolved(copies=4)) == 250
 
 
 def test_ranks_share_the_memory_of_their_own_machine_only(llama, monkeypatch):
     """There are four ranks, all on one machine or two on each of two machines."""
-    monkeypatch.setattr("engine.memory.sizing.available_host_memory", lambda: 2**20)
+    monkeypatch.setattr("engine.memory.capacity.available_host_memory", lambda: 2**20)
     model = LLM(llama, dtype="fp32").llm_engine.executor.model
     group = SingleRank(model.device)
     group.shard = Shard(0, 4)
 
     def blocks(**options):
-        sizes = choose_sizes(
-            make_options({"preemption_mode": "swap", **options}), "paged", model, group
-        )
-        return sizes.num_blocks, sizes.num_swap_blocks
+        capacity = measure(resolved(num_ranks=4, preemption_mode="swap", **options), model, group)
+        return capacity.num_blocks, capacity.num_swap_blocks
 
     per_block = 3 * 2 * 2 * 8 * 16 * 4
     assert blocks() == (2**18 // 4 // per_block,) * 2
@@ -78,9 +77,9 @@ def test_ranks_share_the_memory_of_their_own_machine_only(llama, monkeypatch):
 
 def test_on_cuda_the_budget_subtracts_used_memory_and_activations(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (700, 1000))
-    options = make_options({"gpu_memory_utilization": 0.8})
-    assert kv_budget(options, torch.device("cuda"), activation_bytes=150) == 800 - 300 - 150
-    assert kv_budget(options, torch.device("cuda"), activation_bytes=600) == 0
+    found = resolved("cuda", gpu_memory_utilization=0.8)
+    assert kv_budget(found, activation_bytes=150) == 800 - 300 - 150
+    assert kv_budget(found, activation_bytes=600) == 0
 
 
 def test_the_largest_step_samples_a_token_per_sequence(llama):
@@ -110,11 +109,12 @@ def test_steps_and_graphs_are_budgeted_and_sampling_is_counted_once(
         attended.add((len(call.query), num_sequences))
         return 1
 
-    def measure(work, device):
+    def measured_bytes(work, device):
         measured.append(work)
         return 1000 * len(measured)
 
-    total = activation_bytes(make_options(options), model, 20, 7, scratch_bytes, measure)
+    sizes = resolved("cuda", **options).graph_prompt_sizes
+    total = activation_bytes(model, 20, 7, scratch_bytes, sizes, measured_bytes)
     assert measured[0]().shape == (7,), "a step with its sampled tokens"
     assert attended == {(20, 7)}
     if graph is None:

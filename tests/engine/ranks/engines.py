@@ -14,8 +14,8 @@ import torch
 from core.configuration.options import make_options
 from core.sampling import Finish
 from engine.build import build_rank_0
+from engine.builders.packed import build_parts, load
 from engine.engine import Engine
-from engine.parts import build_parts
 from engine.phases import Phases
 from engine.ranks.order_types import AnyOrder
 from engine.step.follower import Follower
@@ -62,9 +62,9 @@ class ThreadFollowers:
 
     def _run(self, path, options, group, orders):
         try:
-            parts = build_parts(path, options, CPU, Phases(), group)
-            packed = parts.packed
-            follower = Follower(parts.model, packed.kv_cache, packed.backend, packed.graphs, group)
+            loaded = load(path, options, CPU, Phases(), group)
+            parts = build_parts(loaded.resolved, loaded.model, Phases(), group)
+            follower = Follower(loaded.model, parts.cache, parts.backend, parts.graphs, group)
             while (message := orders.get()) is not None:
                 follower.run(msgspec.msgpack.decode(message, type=AnyOrder))
         except Exception as error:

@@ -57,7 +57,7 @@ from engine import follow
 def fail(*_):
     raise MemoryError("tried to allocate 2 GiB")
 
-sys.modules["engine.parts"] = types.SimpleNamespace(build_parts=fail)
+sys.modules["engine.builders.packed"] = types.SimpleNamespace(build_parts=fail, load=fail)
 sys.exit(follow.main())
 """
 """A rank with too little memory for its part of the model."""

@@ -138,7 +138,7 @@ def use_triton(monkeypatch):
         backends.append(Watched(4, max_model_len))
         return backends[-1], ()
 
-    monkeypatch.setattr("engine.parts.make_backend", triton)
+    monkeypatch.setattr("engine.builders.packed.make_backend", triton)
     monkeypatch.setattr("engine.loading.gate.make_backend", triton)
     monkeypatch.setattr("engine.model.loader.make_elementwise", lambda _: make_elementwise(CUDA))
     sampling = make_sampling_kernels(CUDA)

@@ -1,0 +1,60 @@
+"""What both builders share: the first steps, and the tokens that end an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Steps
+
+from transformers import GenerationConfig
+
+from core.errors import ConfigurationError, LongshoreError
+from core.foreign_code import contained, reason_of
+from core.plan import BlockMoves, Chunk, StepPlan
+from core.sampling import SamplingParams
+from core.sequence import Sequence
+from engine.executor import Executor
+from engine.loading.model_source import ModelSource
+
+
+def prompt_step(block_size: int) -> StepPlan:
+    """Return a step that computes a prompt of two tokens."""
+    return _step(0, 2, block_size, BlockMoves())
+
+
+def decode_step(block_size: int, moves: BlockMoves) -> StepPlan:
+    """Return a step that moves blocks and computes the second of two tokens."""
+    return _step(1, 1, block_size, moves)
+
+
+def _step(start: int, length: int, block_size: int, moves: BlockMoves) -> StepPlan:
+    params = SamplingParams(temperature=0.5, top_p=0.9, max_tokens=1, seed=0)
+    blocks = tuple(range(-(-2 // block_size)))
+    chunk = Chunk(Sequence(0, [0, 0], params), start, length, blocks, samples_token=True)
+    return StepPlan((chunk,), moves)
+
+
+def check_steps(executor: Executor, plans: Steps[StepPlan]) -> None:
+    """Run the steps one after the other.
+
+    So a model that cannot run fails at start, and on CUDA no request waits for a kernel to compile.
+    """
+    try:
+        for plan in plans:
+            with contained:
+                executor.submit(plan, lambda: None).wait()
+    except LongshoreError:  # its message is complete
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"the model was loaded but cannot answer: {reason_of(error)}"
+        ) from error
+
+
+def eos_token_ids(source: ModelSource) -> tuple[int, ...]:
+    """Return the tokens that end an answer, as generation_config.json or config.json says."""
+    if (source.model_dir / "generation_config.json").is_file():
+        eos = GenerationConfig.from_pretrained(source.model_dir).eos_token_id
+    else:
+        eos = source.config.get_text_config().eos_token_id
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, list) else (eos,)

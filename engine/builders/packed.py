@@ -1,0 +1,232 @@
+"""Builds an engine for the packed executor."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from core.configuration.options import Options
+from core.configuration.step_size import graph_sizes
+from core.errors import ConfigurationError, InsufficientMemoryError
+from core.plan import BlockMoves, StepPlan
+from engine.attention.backends import AttentionBackend, TorchBackend, make_backend
+from engine.attention.call import UnsupportedModelError
+from engine.attention.kv_cache import KVCache
+from engine.builders.common import check_steps, decode_step, eos_token_ids, prompt_step
+from engine.device import (
+    is_out_of_memory,
+    use_expandable_segments,
+    use_writable_kernel_cache,
+)
+from engine.engine import Engine
+from engine.loading.open_model import make_source, read_config
+from engine.loading.packed_model import PackedModel, load_packed_model
+from engine.lora.adapter_registry import AdapterRegistry
+from engine.memory.capacity import measure
+from engine.phases import Phases
+from engine.ranks.group import Group
+from engine.resolve import Capacity, Resolved, facts_of, resolve, strategy_settings
+from engine.sampling.grammars import Grammars
+from engine.step.cuda_recorder import CudaRecorder
+from engine.step.leader import Leader
+from engine.step.packed_executor import PackedExecutor
+from engine.step.step_graphs import MAX_CAPTURE_SECONDS, StepGraphs
+from strategies.factory import make_strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    resolved: Resolved
+    model: PackedModel | None
+    """None if the library is to run the model, which is not loaded yet."""
+    notes: tuple[str, ...]
+
+
+def load(
+    model_dir: Path, options: Options, device: torch.device, phases: Phases, group: Group
+) -> Loaded:
+    """Resolve the options, and load this process's part of the model.
+
+    A group of several always gets a model. Raises ConfigurationError if the options and the
+    model do not fit together.
+    """
+    notes: tuple[str, ...] = ()
+    if device.type == "cuda":
+        use_expandable_segments()
+        notes = use_writable_kernel_cache()
+    config = read_config(model_dir, options.model.trust_remote_code)
+    source = make_source(model_dir, config, options, device)
+    resolved = resolve(options, source, group.size)
+    if resolved.executor == "library":
+        return Loaded(resolved, None, notes)
+    try:
+        model = load_packed_model(
+            source, resolved.limits.max_model_len, resolved.decoder, phases, group
+        )
+    except UnsupportedModelError as error:
+        resolved = resolve(options, source, group.size, not_packed=str(error))
+        return Loaded(resolved, None, notes)
+    return Loaded(resolved, model, notes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedParts:
+    """What runs a packed model's steps, besides the model."""
+
+    capacity: Capacity
+    cache: KVCache
+    backend: AttentionBackend
+    graphs: StepGraphs | None
+    adapters: AdapterRegistry | None
+    notes: tuple[str, ...]
+
+
+def build_packed(
+    resolved: Resolved,
+    model: PackedModel,
+    phases: Phases,
+    group: Group,
+    leader: Leader | None,
+    notes: tuple[str, ...],
+) -> Engine:
+    """Allocate the KV cache, capture the graphs and check that a step runs.
+
+    leader: tells the others of the group what this process does. notes: those of the start so far.
+    """
+    parts = build_parts(resolved, model, phases, group)
+    if leader is not None and parts.adapters is not None:
+        parts.adapters.on_install = leader.install
+
+    eos = eos_token_ids(resolved.source)
+    grammars = Grammars(resolved.source.model_dir, eos)
+    executor = PackedExecutor(model, parts.cache, parts.backend, parts.graphs, grammars, leader)
+    check_steps(executor, _first_steps(resolved, parts.capacity))
+    phases.end("first steps")
+    return Engine(
+        make_strategy(strategy_settings(resolved, parts.capacity)),
+        executor,
+        facts_of(resolved, parts.capacity, model, eos, phases, notes + parts.notes),
+        overlaps=resolved.overlaps,
+        grammars=grammars,
+        adapters=parts.adapters,
+        model_time=executor.model_time,
+    )
+
+
+def build_parts(
+    resolved: Resolved, model: PackedModel, phases: Phases, group: Group
+) -> PackedParts:
+    """Build what every process of the group has. The limits are the same in all of them."""
+    block_size, kv_dtype = resolved.memory.block_size, resolved.kv_dtype
+    adapters, adapter_notes = _start_adapters(resolved, model)
+    capacity = measure(resolved, model, group)
+    backend, backend_notes = make_backend(
+        model.device, model.shapes, block_size, capacity.max_model_len, kv_dtype
+    )
+    num_blocks, num_swap_blocks = capacity.num_blocks, capacity.num_swap_blocks
+    cache = KVCache(model.shapes, num_blocks, block_size, kv_dtype, model.device, num_swap_blocks)
+    phases.end("K and V")
+    graphs, graph_notes = capture_graphs(model, cache, backend, resolved, capacity, group)
+    if graphs is not None:
+        phases.end(f"{len(graphs)} CUDA graphs")
+    notes = adapter_notes + resolved.source.notes + capacity.notes + backend_notes + graph_notes
+    return PackedParts(
+        capacity=capacity,
+        cache=cache,
+        backend=backend,
+        graphs=graphs,
+        adapters=adapters,
+        notes=notes,
+    )
+
+
+def _start_adapters(
+    resolved: Resolved, model: PackedModel
+) -> tuple[AdapterRegistry | None, tuple[str, ...]]:
+    """Reserve memory for adapters, and load those that are on disk; None if LoRA is off."""
+    lora = resolved.lora
+    if lora is None:
+        return None, ()
+    from engine.lora.start import start_adapters
+
+    try:
+        memory = model.enable_adapters(lora.max_loras, lora.max_lora_rank)
+    except UnsupportedModelError as error:
+        raise ConfigurationError(f"option.enable_lora: {error}") from error
+    return start_adapters(memory, resolved.source.model_dir, lora.adapters)
+
+
+def _first_steps(resolved: Resolved, capacity: Capacity) -> list[StepPlan]:
+    """Return a prompt, and a decode step with every kind of block move that may happen."""
+    swaps = ((0, 0),) if capacity.num_swap_blocks else ()
+    copies = ((0, 1),) if capacity.num_blocks > 1 else ()
+    block_size = resolved.memory.block_size
+    return [prompt_step(block_size), decode_step(block_size, BlockMoves(swaps, swaps, copies))]
+
+
+def capture_graphs(
+    model: PackedModel,
+    cache: KVCache,
+    backend: AttentionBackend,
+    resolved: Resolved,
+    capacity: Capacity,
+    group: Group,
+) -> tuple[StepGraphs | None, tuple[str, ...]]:
+    """Capture CUDA graphs. Return them, or None if steps run without graphs, and notes.
+
+    group: all of it must have the same graphs.
+
+    Raises InsufficientMemoryError if the graphs do not fit, and ConfigurationError if a group of
+    several cannot capture them.
+    """
+    prompt_sizes = resolved.graph_prompt_sizes
+    if prompt_sizes is None or isinstance(backend, TorchBackend):
+        return None, ()
+    shows_progress = sys.stderr.isatty() and group.rank == 0
+    sizes = graph_sizes(resolved.limits.max_sequences, capacity.max_step_tokens, prompt_sizes)
+    try:
+        graphs = StepGraphs(
+            model,
+            cache,
+            backend,
+            CudaRecorder(),
+            sizes,
+            max_model_len=capacity.max_model_len,
+            skips_device_bound=resolved.measures_graphs,
+            progress=lambda rows: tqdm(rows, desc="CUDA graphs", disable=not shows_progress),
+            group=group,
+        )
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise InsufficientMemoryError(
+                "the CUDA graphs do not fit beside the weights and the KV cache; lower "
+                "option.gpu_memory_utilization or option.max_rolling_batch_size, or set "
+                "option.enforce_eager=true"
+            ) from error
+        reason = str(error).partition("\n")[0]
+        if group.size > 1:
+            raise ConfigurationError(
+                f"the CUDA graphs cannot be captured: {reason}; set option.enforce_eager=true"
+            ) from error
+        return None, (f"steps run without CUDA graphs: {reason}",)
+    return graphs, _graph_notes(graphs)
+
+
+def _graph_notes(graphs: StepGraphs) -> tuple[str, ...]:
+    """Return why steps with prompts have no graph in some sizes."""
+    notes: list[str] = []
+    if graphs.num_timed_out:
+        notes.append(
+            f"{graphs.num_timed_out} sizes of steps with prompts have no CUDA graph: capturing "
+            f"stopped after {MAX_CAPTURE_SECONDS:.0f} s; shorten option.cuda_graph_sizes"
+        )
+    if graphs.num_device_bound:
+        notes.append(
+            f"{graphs.num_device_bound} sizes of steps with prompts have no CUDA graph, which "
+            "would not help: their kernels take longer to run than to launch"
+        )
+    return tuple(notes)

@@ -1,0 +1,68 @@
+"""Reads a model's config, and decides in which precision its weights are loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig
+
+from core.configuration.options import Options
+from core.errors import ConfigurationError
+from engine.device import choose_dtype
+from engine.loading.model_source import ModelSource
+from engine.model.quantization.at_load import QUANTIZERS
+from engine.model.quantization.schemes import quantization_method
+
+
+def read_config(model_dir: Path, trust_remote_code: bool) -> PreTrainedConfig:
+    """Read the model's config.json. Raises ConfigurationError if it is missing or unreadable."""
+    if not (model_dir / "config.json").is_file():
+        raise ConfigurationError(
+            f"{model_dir} has no config.json; a model directory in Hugging Face format is needed"
+        )
+    try:
+        return AutoConfig.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"transformers cannot read {model_dir}: {error}") from error
+
+
+def make_source(
+    model_dir: Path, config: PreTrainedConfig, options: Options, device: torch.device
+) -> ModelSource:
+    """Return where the weights come from.
+
+    Raises ConfigurationError if there are none, or if they contradict option.quantize.
+    """
+    return ModelSource(
+        model_dir=model_dir,
+        config=config,
+        dtype=choose_dtype(options.execution, config, device),
+        device=device,
+        is_dummy=options.model.load_format == "dummy",
+        trust_remote_code=options.model.trust_remote_code,
+        allow_pickle=options.model.allow_pickle_weights,
+        precision=choose_precision(options.execution.quantize, config),
+    )
+
+
+def choose_precision(quantize: str | None, config: PreTrainedConfig) -> str | None:
+    """Return the precision to quantize to at load, a key of QUANTIZERS, or None.
+
+    quantize: the option's value. Raises ConfigurationError if it contradicts the checkpoint.
+    """
+    method = quantization_method(config)
+    if quantize in (None, method):
+        return None
+    if method is not None:
+        raise ConfigurationError(
+            f"option.quantize={quantize}: the checkpoint is already quantized "
+            f"(quant_method={method} in config.json); leave the option out"
+        )
+    if quantize not in QUANTIZERS:
+        raise ConfigurationError(
+            f"option.quantize={quantize}: the checkpoint is not quantized (config.json has no "
+            "quantization_config); to quantize it while it is loaded, use one of "
+            f"{', '.join(QUANTIZERS)}"
+        )
+    return quantize

@@ -1,0 +1,195 @@
+"""Measures what fits into memory: the number of KV blocks, and the limits that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from core.configuration.limits import IMAGE_PIXELS
+from core.configuration.sizing import (
+    StepLimits,
+    blocks_for,
+    bytes_per_block,
+    fit_length,
+    gpu_kv_budget,
+)
+from core.configuration.step_size import graph_sizes
+from core.errors import InsufficientMemoryError
+from core.process.host_memory import available_host_memory
+from engine.attention.backends import make_backend
+from engine.block_tables import table_bytes
+from engine.loading.packed_model import PackedModel
+from engine.memory.largest_step import ScratchBytes, peak_bytes, run_forward, run_step
+from engine.ranks.group import Group
+from engine.resolve import Capacity, Resolved
+
+GIB = 2**30
+MAX_DEFAULT_ON_CPU = 4 * GIB
+MAX_DEFAULT_SWAP = 4 * GIB
+KV_PER_WEIGHT = 16
+"""By default, KV blocks on a CPU take at most this many bytes per byte of weights.
+
+A step reads the weights once, and the K and V of all running sequences. When K and V are many times
+larger than the weights, more sequences hardly add tokens per second.
+"""
+MIN_DEFAULT_ON_CPU = 128 * 2**20
+
+
+def measure(resolved: Resolved, model: PackedModel, group: Group) -> Capacity:
+    """Choose the number of KV blocks. Limits are changed to fit the memory and one another.
+
+    group: the ranks that share the model; the rank with the least memory decides.
+
+    Raises InsufficientMemoryError if the largest step does not fit beside the weights, and as
+    `fit_length` does.
+    """
+    memory, limits = resolved.memory, resolved.limits
+    step_tokens, image_notes = _with_room_for_image(model, limits)
+    blocks_of_longest = blocks_for(limits.max_model_len, memory.block_size)
+    usable = limits.max_sequences * blocks_of_longest
+    per_block = bytes_per_block(model.shapes, memory.block_size, resolved.kv_dtype.itemsize)
+    num_blocks, num_swap_blocks, reserved_bytes = memory.num_kv_blocks, 0, 0
+    if num_blocks is None:
+        if model.device.type == "cuda":
+            reserved_bytes = _bytes_beside_blocks(resolved, model, step_tokens)
+        budget = kv_budget(resolved, reserved_bytes)
+        if model.device.type == "cpu" and memory.kv_cache_memory_bytes is None:
+            budget = min(
+                budget, useful_kv_bytes(model.weights_bytes, blocks_of_longest * per_block)
+            )
+        num_blocks = group.lowest(min(usable, budget // per_block))
+    if resolved.may_swap:
+        num_swap_blocks = group.lowest(min(usable, swap_budget(resolved) // per_block))
+    length, notes = fit_length(memory, limits.max_model_len, num_blocks * memory.block_size)
+    return Capacity(
+        max_model_len=length,
+        max_step_tokens=step_tokens,
+        num_blocks=num_blocks,
+        num_swap_blocks=num_swap_blocks,
+        kv_bytes=num_blocks * per_block,
+        activation_bytes=reserved_bytes,
+        notes=notes + image_notes,
+    )
+
+
+def _with_room_for_image(model: PackedModel, limits: StepLimits) -> tuple[int, tuple[str, ...]]:
+    """Return the tokens of a step that has room for an image besides all decodes, and notes.
+
+    Some models must compute all of an image in one step. Without room for that, the image could
+    wait forever.
+    """
+    undivided = model.encoder.undivided_tokens if model.encoder is not None else 0
+    needed = limits.max_sequences + undivided
+    if not undivided or limits.max_step_tokens >= needed:
+        return limits.max_step_tokens, ()
+    note = (
+        f"a step has up to {needed} tokens, not {limits.max_step_tokens}: an image's {undivided} "
+        f"tokens are computed in one step, beside {limits.max_sequences} sequences"
+    )
+    return needed, (note,)
+
+
+def _bytes_beside_blocks(resolved: Resolved, model: PackedModel, step_tokens: int) -> int:
+    """Return the bytes of a GPU that steps need besides the weights and the KV blocks."""
+    limits, kv_dtype = resolved.limits, resolved.kv_dtype
+    block_size, max_len = resolved.memory.block_size, limits.max_model_len
+    backend, _ = make_backend(model.device, model.shapes, block_size, max_len, kv_dtype)
+    num_bytes = activation_bytes(
+        model,
+        step_tokens,
+        limits.max_sequences,
+        lambda call, num_sequences: backend.scratch_bytes(call, kv_dtype, num_sequences),
+        resolved.graph_prompt_sizes,
+    )
+    num_bytes += image_attention_bytes(model, max_len, kv_dtype)
+    return num_bytes + table_bytes(limits.max_sequences, blocks_for(max_len, block_size))
+
+
+def image_attention_bytes(model: PackedModel, max_len: int, kv_dtype: torch.dtype) -> int:
+    """Return the bytes that attention within an image takes in addition to causal attention.
+
+    It gathers the K and V of the longest sequence for one layer at a time, and has a mask.
+    """
+    undivided = model.encoder.undivided_tokens if model.encoder is not None else 0
+    if not undivided:
+        return 0
+    width = max(shape.numel for shape in model.shapes)
+    itemsize = kv_dtype.itemsize
+    itemsize += model.dtype.itemsize if kv_dtype != model.dtype else 0
+    return max_len * (width * itemsize + undivided)
+
+
+def activation_bytes(
+    model: PackedModel,
+    step_tokens: int,
+    max_sequences: int,
+    scratch_bytes: ScratchBytes,
+    graph_prompt_sizes: tuple[int, ...] | None,
+    measure: Callable[[Callable[[], Tensor], torch.device], int] = peak_bytes,
+) -> int:
+    """Return the bytes of device memory that steps need besides the weights and the KV cache.
+
+    That is the peak of the largest step, with sampling and attention's scratch. CUDA graphs add
+    their logits buffer, and the peak of the largest graph's forward pass, which their memory pool
+    keeps; they do not sample. A model that takes images also needs memory for its encoder, and for
+    the embeddings that it keeps.
+
+    scratch_bytes: tells what the attention backend that will serve takes. graph_prompt_sizes: None
+    if there are no graphs. measure: runs a function and returns the peak of the bytes that the
+    function allocates.
+
+    Raises InsufficientMemoryError if the largest step does not fit.
+    """
+    try:
+        step = partial(run_step, model, step_tokens, max_sequences, scratch_bytes)
+        largest_step = measure(step, model.device)
+        if model.encoder is not None:  # it runs before the step
+            largest_image = partial(model.encoder.run_blank, IMAGE_PIXELS.maximum)
+            largest_step = max(largest_step, measure(largest_image, model.device))
+            largest_step += model.encoder.max_kept_bytes
+        if graph_prompt_sizes is None:
+            return largest_step
+        largest = graph_sizes(max_sequences, step_tokens, graph_prompt_sizes)[-1]
+        num_rows = largest.num_sequences
+        forward = partial(run_forward, model, largest.num_tokens, num_rows, scratch_bytes)
+        logits = num_rows * model.config.get_text_config().vocab_size * torch.float32.itemsize
+        return largest_step + measure(forward, model.device) + logits
+    except torch.OutOfMemoryError as error:
+        raise InsufficientMemoryError(
+            f"a step of {step_tokens} tokens does not fit into the device's memory beside the "
+            "weights; lower option.max_rolling_batch_prefill_tokens"
+        ) from error
+
+
+def kv_budget(resolved: Resolved, activation_bytes: int = 0) -> int:
+    """Return the bytes for a rank's KV blocks. Call it once the weights are loaded.
+
+    activation_bytes: bytes to leave free for steps on a GPU.
+    """
+    memory, device = resolved.memory, resolved.source.device
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return gpu_kv_budget(memory, total, total - free, activation_bytes)
+    if memory.kv_cache_memory_bytes is not None:
+        return memory.kv_cache_memory_bytes // resolved.num_local_ranks
+    available = available_host_memory() // resolved.num_copies
+    return min(MAX_DEFAULT_ON_CPU, available // 4) // resolved.num_local_ranks
+
+
+def useful_kv_bytes(weights_bytes: int, sequence_bytes: int) -> int:
+    """Return the most memory that KV blocks on a CPU get by default.
+
+    sequence_bytes: the K and V of a sequence of the maximum length, for which there is always room.
+    """
+    return max(MIN_DEFAULT_ON_CPU, KV_PER_WEIGHT * weights_bytes, sequence_bytes)
+
+
+def swap_budget(resolved: Resolved) -> int:
+    """Return the bytes of host memory for a rank's swapped-out blocks."""
+    swap_bytes = min(MAX_DEFAULT_SWAP, available_host_memory() // resolved.num_copies // 4)
+    if resolved.memory.swap_space_gib is not None:
+        swap_bytes = int(resolved.memory.swap_space_gib * GIB)
+    return swap_bytes // resolved.num_local_ranks
