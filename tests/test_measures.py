@@ -20,7 +20,7 @@ SMEAR = {
     "images": 31,
     "adapters": 50,
     "ranks": 33,
-    "copies": 17,
+    "copies": 14,
     "prompt_logprobs": 24,
     "grammars": 18,
     "tasks": 11,

@@ -13,6 +13,13 @@ ROOT = Path(__file__).resolve().parents[1]
 MAX_FOLDERS_AT_THE_TOP = 14
 MAX_MODULES_PER_FOLDER = 14
 """Without `__init__.py`."""
+MAX_METHODS_PER_CLASS = 20
+MANY_METHODS = {
+    "Strategy": 25,  # the interface of all strategies, and what they share
+    "PagedMemory": 24,  # the interface of KV memory, and the figures of the live page
+    "ResponsesResponse": 21,
+}
+"""Classes with more methods than that, which must not get more."""
 MADE = {"build", "dist", "longshore.egg-info"}
 """Folders that tools make."""
 
@@ -60,6 +67,19 @@ def test_the_top_level_fits_one_look() -> None:
 def test_folders_are_small(folder: Path) -> None:
     names = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
     assert len(names) <= MAX_MODULES_PER_FOLDER, sorted(names)
+
+
+def test_classes_are_small() -> None:
+    """Those of tests are as large as what they test."""
+    found = [
+        (node.name, sum(isinstance(item, ast.FunctionDef) for item in node.body))
+        for path in modules()
+        if not path.is_relative_to(ROOT / "tests")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    large = {name: count for name, count in found if count > MAX_METHODS_PER_CLASS}
+    assert all(count <= MANY_METHODS.get(name, 0) for name, count in large.items()), large
 
 
 def test_no_file_imports_itself_by_way_of_others() -> None:

@@ -33,12 +33,10 @@ class EngineClient:
         clock: Clock = time.monotonic,
     ) -> None:
         """endpoints: the engines' addresses. router: default PrefixAware."""
-        has_several = len(endpoints) > 1
+        labels = [f"copy={number}" for number in range(len(endpoints))]
         self.copies = tuple(
-            EngineConnection(
-                endpoint, heartbeat_timeout_s, clock, copy=str(number) if has_several else ""
-            )
-            for number, endpoint in enumerate(endpoints)
+            EngineConnection(endpoint, heartbeat_timeout_s, clock, label=label)
+            for endpoint, label in zip(endpoints, labels if len(labels) > 1 else [""], strict=True)
         )
         self._router = router or PrefixAware()
 
@@ -68,6 +66,11 @@ class EngineClient:
     def wait_until_ready(self, within_s: float) -> None:
         """Wait until an engine is ready, but no longer than `within_s` seconds."""
         gevent.wait([copy.ready for copy in self.copies], within_s, count=1)
+
+    def num_unfinished(self) -> int:
+        """Return how many sequences run or wait, as of the engines' last heartbeats."""
+        counts = [copy.state.stats for copy in self.copies]
+        return sum(stats.num_running + stats.num_waiting for stats in counts)
 
     def num_serving(self) -> int:
         """Return how many engines are healthy."""

@@ -63,12 +63,11 @@ class EngineConnection:
         heartbeat_timeout_s: float,
         clock: Clock = time.monotonic,
         *,
-        copy: str = "",
+        label: str = "",
     ) -> None:
-        """copy: the number of the engine's copy of the model, for the log. It is '' if there is
-        only one copy."""
+        """label: tells the engine from others in the log."""
         self.endpoint = endpoint
-        self._copy = copy
+        self._label = label and f" {label}"
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._clock = clock
         self._name = uuid.uuid4().hex
@@ -179,7 +178,8 @@ class EngineConnection:
         if self.state.is_ready:
             return LIVENESS_CHECK_INTERVAL_S
         if self._channel.is_worn_out:
-            self._replace_channel()
+            self._channel.close()
+            self._channel = self._new_channel()
         return self._channel.say_hello()
 
     def _reconnect(self, reason: str) -> None:
@@ -187,16 +187,12 @@ class EngineConnection:
 
         Messages still queued in the old one are stale.
         """
-        which = f" copy={self._copy}" if self._copy else ""
-        logger.warning("engine=lost%s reason=%r requests=%d", which, reason, len(self._open))
+        logger.warning("engine=lost%s reason=%r requests=%d", self._label, reason, len(self._open))
         self.ready.clear()
         self.state = EngineState(reason)
-        self._replace_channel()
-        self.fail_all(reason)
-
-    def _replace_channel(self) -> None:
         self._channel.close()
         self._channel = self._new_channel()
+        self.fail_all(reason)
 
     def _new_channel(self) -> Channel:
         return Channel(self._context.socket(zmq.DEALER), self.endpoint, self._clock)
@@ -210,7 +206,9 @@ class EngineConnection:
                 self._push(message.id, message)
             case Heartbeat():
                 self.state = self.state.after(message, len(self._open))
-                self._report_refusals()
+                if self._refused:
+                    self._channel.send(Refused(self._refused))
+                    self._refused = {}
             case Ready(facts, adapters):
                 self.state = replace(self.state, known_facts=facts, adapters=adapters)
                 self.ready.set()
@@ -231,11 +229,6 @@ class EngineConnection:
                 return  # aborted while this message was in flight
         if request.has_ended:
             del self._open[id]
-
-    def _report_refusals(self) -> None:
-        if self._refused:
-            self._channel.send(Refused(self._refused))
-            self._refused = {}
 
     def _watch(self, seconds: float) -> None:
         if self.state.is_ready:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engine.serve.meter import RequestProgress
@@ -20,43 +19,29 @@ class ClientRequest:
     progress: RequestProgress
 
 
-class OpenRequests:
-    """Finds requests by the engine's ids, and these by the clients' ids."""
+class OpenRequests(dict[int, ClientRequest]):
+    """The requests by the engine's ids."""
 
     def __init__(self) -> None:
-        self._requests: dict[int, ClientRequest] = {}
-        self._ids: dict[tuple[bytes, str], int] = {}
-
-    def __contains__(self, key: tuple[bytes, str]) -> bool:
-        """Whether a client's request with that id is open."""
-        return key in self._ids
-
-    def __iter__(self) -> Iterator[tuple[bytes, str]]:
-        """Yield the client, and its id, of each request."""
-        return iter(self._ids)
+        super().__init__()
+        self.ids: dict[tuple[bytes, str], int] = {}
+        """The engine's ids by client and the client's id."""
 
     def add(self, request_id: int, client: bytes, id: str, progress: RequestProgress) -> None:
-        """Add a request with all its answers. request_id: the engine's."""
+        """Add a request with all its answers."""
         answers = set(range(progress.num_answers))
-        self._requests[request_id] = ClientRequest(client, id, answers, progress)
-        self._ids[client, id] = request_id
-
-    def get(self, request_id: int) -> ClientRequest | None:
-        return self._requests.get(request_id)
-
-    def id_of(self, client: bytes, id: str) -> int | None:
-        """Return the engine's id of a client's request."""
-        return self._ids.get((client, id))
+        self[request_id] = ClientRequest(client, id, answers, progress)
+        self.ids[client, id] = request_id
 
     def close(self, request_id: int, index: int | None = None) -> None:
         """Close an answer, or all if `index` is None. Forget the request with its last answer."""
-        request = self._requests[request_id]
+        request = self[request_id]
         request.open_answers.difference_update(request.open_answers if index is None else {index})
         if not request.open_answers:
-            del self._requests[request_id]
-            del self._ids[request.client, request.id]
+            del self[request_id]
+            del self.ids[request.client, request.id]
 
     def first_token(self, request_id: int) -> float | None:
         """Return when a request got its first token."""
-        request = self._requests.get(request_id)
+        request = self.get(request_id)
         return request.progress.first_token if request is not None else None

@@ -177,7 +177,7 @@ class Server:
 
     def _add(self, client: bytes, message: NewRequest, arrival: float, *, is_new: bool) -> None:
         key = client, message.id
-        if key in self._requests or key in self._held:
+        if key in self._requests.ids or key in self._held:
             raise RequestError("id", "this id is in use")
         if is_new:
             self._check_queue(message)
@@ -195,7 +195,7 @@ class Server:
         first, since the client may have disconnected.
         """
         self._between_tokens()
-        if (client, id) not in self._requests:
+        if (client, id) not in self._requests.ids:
             return False
         self._connection.send(client, part)
         return True
@@ -224,7 +224,7 @@ class Server:
             )
 
     def _abort_all(self, client: bytes) -> None:
-        for owner, id in (*self._requests, *self._held):
+        for owner, id in (*self._requests.ids, *self._held):
             if owner == client:
                 self._abort(owner, id, None, WORKER_LOST)
 
@@ -234,10 +234,10 @@ class Server:
         if held is not None:
             progress = RequestProgress.of(held, now)
             self._meter.record_abort(progress, range(progress.num_answers), reason, now)
-        request_id = self._requests.id_of(client, id)
-        request = None if request_id is None else self._requests.get(request_id)
-        if request_id is None or request is None:
+        request_id = self._requests.ids.get((client, id))
+        if request_id is None:
             return
+        request = self._requests[request_id]
         open_before = frozenset(request.open_answers)
         self._requests.close(request_id, index)
         ended = open_before - request.open_answers

@@ -2,8 +2,8 @@
 
 Each session is an empty file, so that all workers see it, and the file's modification time is the
 time of the session's last use. The container keeps nothing else. The session's id decides which
-copy of the model answers its requests (`EngineClient`). The directory may hold files of other
-programs, such as /dev/shm does. They are neither counted nor deleted.
+engine answers its requests (`EngineClient`). The directory may hold files of other programs, such
+as /dev/shm does. They are neither counted nor deleted.
 """
 
 from __future__ import annotations
