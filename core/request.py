@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from hashlib import blake2b
-from itertools import islice
 
 import msgspec
 
-from core.beams import Hypothesis
 from core.output import Output
 from core.part import Part
 from core.sampling import Sampled, SamplingParams
@@ -68,20 +66,6 @@ class Request:
             prompt_logprobs=sampled.prompt_logprobs,
             admitted=self.admitted,
         )
-
-    def best_outputs(self, hypotheses: Collection[Hypothesis]) -> list[Output]:
-        """Return one output for each of the `n` best hypotheses, at the end of a beam search."""
-        return [
-            Output(
-                self.id,
-                hypothesis.token_ids,
-                hypothesis.logprobs,
-                hypothesis.finish,
-                rank,
-                admitted=self.admitted,
-            )
-            for rank, hypothesis in enumerate(islice(hypotheses, self.params.n))
-        ]
 
 
 def _params_of_sample(params: SamplingParams, index: int) -> SamplingParams:

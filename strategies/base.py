@@ -17,13 +17,14 @@ from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from core.output import Output
 from core.plan import Chunk, StepPlan, StepResult
 from core.request import Request
 from core.sampling import Finish
 from core.sequence import Sequence
-from strategies.beam_group import BeamGroup
+from strategies.beam_group import whole_group
 from strategies.group import SequenceGroup
 from strategies.memory.base import KVMemory, Span
 
@@ -68,6 +69,9 @@ class Strategy(ABC):
 
     engine/failures.py handles failed steps, and exceptions of a strategy itself.
     """
+
+    shares_prompts: ClassVar[bool] = False
+    """Whether the samples of a request share the K/V of its prompt, in one group if that fits."""
 
     def __init__(self, memory: KVMemory, limits: Limits) -> None:
         self.memory = memory
@@ -123,16 +127,15 @@ class Strategy(ABC):
     def abort(self, request_id: int, index: int | None = None) -> bool:
         """Drop a request, or only its answer `index`, and free its memory.
 
-        Returns False if there is nothing to drop. A beam search has no separate answers until it
-        ends, so there an `index` drops nothing.
+        Returns False if there is nothing to drop. An indivisible group has no separate answers
+        until it ends, so there an `index` drops nothing.
         """
         found = False
         for group in (*self.running, *self.waiting):
-            request = group.request
-            if request.id != request_id:
+            if group.request.id != request_id:
                 continue
             for sequence in tuple(group.sequences):
-                if index is None or (not request.params.beam_width and sequence.index == index):
+                if index is None or (not group.is_indivisible and sequence.index == index):
                     group.end(sequence, Finish.ABORT, self.memory)
                     found = True
             self._drop_if_ended(group)
@@ -251,11 +254,11 @@ class Strategy(ABC):
     def fits(self, request: Request) -> bool:
         """Whether the request can ever run.
 
-        Samples can run one by one, so they always fit. All beams of a search must run together.
+        Samples can run one by one, so they always fit. An indivisible group must fit as a whole.
         """
-        if not request.params.beam_width:
+        group = whole_group(request)
+        if not group.is_indivisible:
             return True
-        group = BeamGroup(request)
         fits_step = group.num_sequences <= self.limits.max_step_tokens
         return fits_step and self._max_blocks(group) <= self.memory.num_blocks
 
@@ -264,9 +267,11 @@ class Strategy(ABC):
         """Return the maximum number of blocks that a group may ever hold."""
 
     def _groups(self, request: Request) -> list[SequenceGroup]:
-        """Split a request into scheduling groups: one for a beam search, else one per sample."""
-        if request.params.beam_width:
-            return [BeamGroup(request)]
+        """Split a request into scheduling groups: one if they cannot run alone, else one each."""
+        whole = whole_group(request)
+        fits = self._max_blocks(whole) <= self.memory.num_blocks
+        if whole.is_indivisible or (self.shares_prompts and fits):
+            return [whole]
         return [SequenceGroup(request, [sequence]) for sequence in request.sequences]
 
     def _enqueue(self, group: SequenceGroup) -> None:

@@ -14,18 +14,27 @@ from strategies.group import SequenceGroup, Turn, chunk_length
 from strategies.memory.base import KVMemory
 
 
+def whole_group(request: Request) -> SequenceGroup:
+    """Return one group with all sequences of a request."""
+    if request.params.beam_width:
+        return BeamGroup(request)
+    return SequenceGroup(request, request.sequences)
+
+
 class BeamGroup(SequenceGroup):
     """Starts with one sequence. From the first step on, it has one for each live beam.
 
     ```
     step k     beam 0   beam 1   beam 2      The sequence ids are fixed: one for each slot of the
-                │  └──────┐ └──x   │         search. `KVMemory.reassign` gives each slot the K/V of
-    step k+1   beam 0   beam 1   beam 2      the beam it continues, and frees beams that end.
+                │  └──────┐ └──x   │         search. A slot whose beam ends forks from a beam that
+    step k+1   beam 0   beam 1   beam 2      continues more than once.
     ```
 
     Which beam each slot continues is known only at commit. So no step of the group is scheduled
     while another of its steps is in flight.
     """
+
+    is_indivisible = True
 
     def __init__(self, request: Request) -> None:
         super().__init__(request, request.sequences)
@@ -59,15 +68,24 @@ class BeamGroup(SequenceGroup):
         self._search.advance([beam for beam in sampled if isinstance(beam, Candidates)])
         if self._search.is_done:
             return self._end_all(self._search.hypotheses, memory)
-        parents, beams = self.sequences, self._search.beams
-        slots = list(zip(self.sequence_ids, beams, strict=False))
-        memory.reassign(
-            self.sequence_ids,
-            {id: parents[beam.parent].id for id, beam in slots},
-            parents[0].num_computed_tokens,
-        )
-        self.sequences = [_child(parents[beam.parent], id, beam) for id, beam in slots]
+        self.sequences = self._children(memory)
         return []
+
+    def _children(self, memory: KVMemory) -> list[Sequence]:
+        """Give each beam a slot: the first child of a beam its slot, the others free ones."""
+        parents = [self.sequences[beam.parent] for beam in self._search.beams]
+        kept = {parent.id for parent in parents}
+        free = [id for id in self.sequence_ids if id not in kept]
+        children: list[Sequence] = []
+        for parent, beam in zip(parents, self._search.beams, strict=True):
+            id = parent.id
+            if id in kept:
+                kept.remove(id)
+            else:
+                id = free.pop()
+                memory.fork(parent.id, id, parent.num_computed_tokens)
+            children.append(_child(parent, id, beam))
+        return children
 
     def end(self, sequence: Sequence, finish: Finish, memory: KVMemory) -> None:
         super().end(sequence, finish, memory)
@@ -78,7 +96,17 @@ class BeamGroup(SequenceGroup):
     def _end_all(self, hypotheses: Tokens[Hypothesis], memory: KVMemory) -> list[Output]:
         for sequence in tuple(self.sequences):
             self.end(sequence, Finish.STOP, memory)
-        return self.request.best_outputs(hypotheses)
+        return [
+            Output(
+                self.request.id,
+                hypothesis.token_ids,
+                hypothesis.logprobs,
+                hypothesis.finish,
+                rank,
+                admitted=self.request.admitted,
+            )
+            for rank, hypothesis in enumerate(hypotheses[: self.request.params.n])
+        ]
 
 
 def _child(parent: Sequence, id: int, beam: Beam) -> Sequence:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 from core.output import Output
 from core.plan import StepResult
@@ -28,6 +29,9 @@ class SequenceGroup:
     shared if no chunk may end before the last token (`Sequence.chunk_end`). If the group is
     preempted by recomputation, the same happens again. A group of one sequence shares nothing.
     """
+
+    is_indivisible: ClassVar[bool] = False
+    """Whether its sequences run and end only together."""
 
     def __init__(self, request: Request, sequences: Iterable[Sequence]) -> None:
         self.request = request

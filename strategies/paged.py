@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from core.configuration.strategy_table import PreemptionMode
 from core.plan import Chunk
-from core.request import Request
 from strategies.base import Limits, StepBudget, Strategy
 from strategies.group import SequenceGroup, Turn
 from strategies.memory.base import Span
@@ -31,6 +30,8 @@ class PagedStrategy(Strategy):
     Waiting groups get the tokens left in the budget of the step, and the free blocks.
     """
 
+    shares_prompts = True
+
     def __init__(
         self, memory: PagedMemory, limits: Limits, preemption_mode: PreemptionMode = "recompute"
     ) -> None:
@@ -38,16 +39,6 @@ class PagedStrategy(Strategy):
         self.preemption_mode: PreemptionMode = preemption_mode
         self._blocks = memory
         """The same object as `memory`, typed as PagedMemory."""
-
-    def _groups(self, request: Request) -> list[SequenceGroup]:
-        """Put all samples of a request into one group that shares the prompt, if such a group fits.
-
-        If it does not fit, split the request as the other strategies do.
-        """
-        whole = SequenceGroup(request, request.sequences)
-        fits = self._max_blocks(whole) <= self.memory.num_blocks
-        is_shared = fits and not request.params.beam_width
-        return [whole] if is_shared else super()._groups(request)
 
     def _max_blocks(self, group: SequenceGroup) -> int:
         return self._num_blocks(group, [group.sequences[0].max_length] * group.num_sequences)

@@ -24,7 +24,7 @@ SMEAR = {
     "prompt_logprobs": 24,
     "grammars": 18,
     "tasks": 11,
-    "beams": 12,
+    "beams": 11,
 }
 """Files outside a feature's home that name it, at most."""
 CLOSURE = {
@@ -42,7 +42,6 @@ PLAIN_PATH = (
 """Modules that every request needs."""
 STILL_IMPORTED = {
     ("core.plan", "core.beams"),
-    ("core.request", "core.beams"),
     ("engine.engine", "core.adapter"),
     ("engine.engine", "core.images"),
     ("engine.engine", "engine.lora.adapter_registry"),

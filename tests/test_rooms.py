@@ -16,7 +16,7 @@ MAX_MODULES_PER_FOLDER = 14
 MAX_METHODS_PER_CLASS = 20
 MANY_METHODS = {
     "Strategy": 25,  # the interface of all strategies, and what they share
-    "PagedMemory": 24,  # the interface of KV memory, and the figures of the live page
+    "PagedMemory": 23,  # the interface of KV memory, and the figures of the live page
     "ResponsesResponse": 21,
 }
 """Classes with more methods than that, which must not get more."""

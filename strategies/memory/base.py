@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container
 from typing import NamedTuple
 
 from core.plan import BlockMoves, Chunk
@@ -61,14 +61,8 @@ class KVMemory(ABC):
         """
 
     @abstractmethod
-    def reassign(
-        self, sequence_ids: Collection[int], parents: Mapping[int, int], num_tokens: int
-    ) -> None:
-        """Give each sequence in `parents` the first `num_tokens` tokens of its parent.
-
-        `sequence_ids` holds all children and parents. Sequences that are no children lose their
-        K/V.
-        """
+    def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
+        """Give a child the first `num_tokens` tokens of its parent, in place of its own."""
 
     @abstractmethod
     def release(self, sequence_id: int) -> None:

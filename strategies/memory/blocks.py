@@ -137,23 +137,12 @@ class PagedMemory(KVMemory):
         return sequence.content(start, start + self.block_size)
 
     def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
-        """Share the blocks of a parent's first `num_tokens` tokens with a new child."""
-        assert child_id not in self._tables, "the child already holds blocks"
-        shared = self.table(parent_id)[: self.blocks_for(num_tokens)]
-        self._pool.share(shared)
-        self._tables[child_id] = shared
-
-    def reassign(
-        self, sequence_ids: Collection[int], parents: Mapping[int, int], num_tokens: int
-    ) -> None:
+        """Share the parent's blocks, on the device or the host."""
+        self.release(child_id)
         for pool, tables in ((self._pool, self._tables), (self._host, self._swapped)):
-            old = {id: tables.pop(id) for id in sequence_ids if id in tables}
-            for child, parent in parents.items():
-                if parent in old:
-                    tables[child] = old[parent]
-                    pool.share(old[parent])
-            for table in old.values():
-                pool.release(reversed(table), cached=self._prefixes if pool is self._pool else ())
+            if parent_id in tables:
+                tables[child_id] = tables[parent_id][: self.blocks_for(num_tokens)]
+                pool.share(tables[child_id])
 
     def swap_out(self, sequence_ids: Iterable[int]) -> bool:
         """Move all blocks of these sequences to the host, each shared block once.

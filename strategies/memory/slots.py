@@ -12,7 +12,7 @@ blocks   | run of A      | gap | run of B           | gap     |
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container
 
 from core.plan import Chunk
 from strategies.memory.base import KVMemory, Span
@@ -38,22 +38,10 @@ class SlotMemory(KVMemory):
     def release(self, sequence_id: int) -> None:
         self._tables.pop(sequence_id, None)
 
-    def reassign(
-        self, sequence_ids: Collection[int], parents: Mapping[int, int], num_tokens: int
-    ) -> None:
-        """Give each parent's run to its first child; other children copy the used blocks."""
-        runs = {id: self._tables[id] for id in sequence_ids}
-        heirs = {parent: child for child, parent in reversed(list(parents.items()))}
-        self._tables |= {child: runs[parent] for parent, child in heirs.items()}
-        spare = [runs[id] for id in sequence_ids if id not in heirs]
-        num_used = self.blocks_for(num_tokens)
-        for sequence_id in sequence_ids:
-            if sequence_id in heirs.values():
-                continue
-            self._tables[sequence_id] = run = spare.pop()
-            if sequence_id in parents:
-                used = runs[parents[sequence_id]][:num_used]
-                self._copies += zip(used, run, strict=False)
+    def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
+        """Copy the parent's used blocks into the child's run."""
+        used = self.table(parent_id)[: self.blocks_for(num_tokens)]
+        self._copies += zip(used, self.table(child_id), strict=False)
 
     def commit(self, chunk: Chunk) -> None:
         """Do nothing: runs are never shared."""
