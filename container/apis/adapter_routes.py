@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flask import Flask, Response, request
+from flask import Response, request
 
 from container.http.request_context import RequestContext, request_context
+from container.http.route import Api, Body, Route, delete, get, post
 from container.http.service import Service, json_response
 from container.schema.fields import (
     MODEL_IGNORED,
@@ -90,109 +91,101 @@ def _src(values: Values, field: str) -> str:
     return src
 
 
-class AdapterRoutes:
-    """The routes for the adapters of this container's model."""
+def adapters(service: Service, model: str | None = None) -> Response:
+    """List the loaded adapters."""
+    _require_lora(service, model)
+    return json_response({"adapters": list(map(_described, service.client.adapters))})
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
 
-    def add_to(self, app: Flask) -> None:
-        """Add the routes to the app, and LMI's routes also below the model's own path."""
-        for prefix in ("", "/models/<model>"):
-            for path, view, method in (
-                ("/adapters", self.adapters, "GET"),
-                ("/adapters", self.load, "POST"),
-                ("/adapters/<path:name>", self.adapter, "GET"),
-                ("/adapters/<path:name>", self.unload, "DELETE"),
-                ("/adapters/<path:name>/update", self.update, "POST"),
-            ):
-                app.add_url_rule(
-                    prefix + path, view_func=view, methods=[method], strict_slashes=False
-                )
-        app.add_url_rule("/v1/load_lora_adapter", view_func=self.load_lora, methods=["POST"])
-        app.add_url_rule("/v1/unload_lora_adapter", view_func=self.unload_lora, methods=["POST"])
+def adapter(service: Service, name: str, model: str | None = None) -> Response:
+    _require_lora(service, model)
+    return json_response(_described(_loaded(service, name)))
 
-    def adapters(self, model: str | None = None) -> Response:
-        """List the loaded adapters."""
-        self._require_lora(model)
-        return json_response({"adapters": list(map(_described, self._service.client.adapters))})
 
-    def adapter(self, name: str, model: str | None = None) -> Response:
-        self._require_lora(model)
-        return json_response(_described(self._loaded(name)))
+def load(service: Service, model: str | None = None) -> Response:
+    """Load an adapter while requests run."""
+    _require_lora(service, model)
+    context = request_context()
+    wanted = read_adapter_request(_fields(context))
+    _load(service, context, wanted, "name", "src")
+    return _status(context, wanted.name, "registered")
 
-    def load(self, model: str | None = None) -> Response:
-        """Load an adapter while requests run."""
-        self._require_lora(model)
-        context = request_context()
-        adapter = read_adapter_request(_fields(context))
-        self._load(context, adapter, "name", "src")
-        return _status(context, adapter.name, "registered")
 
-    def update(self, name: str, model: str | None = None) -> Response:
-        """Accept DJL Serving's settings of a loaded adapter, which change nothing here."""
-        self._require_lora(model)
-        values = read_fields(_fields(request_context()), UPDATE_FIELDS)
-        adapter = self._loaded(name)
-        if values.get("src", adapter.src) != adapter.src:
-            raise RequestError("src", "cannot be changed; unload the adapter and load it again")
-        return json_response({"status": f"Adapter {name} updated"})
+def update(service: Service, name: str, model: str | None = None) -> Response:
+    """Accept DJL Serving's settings of a loaded adapter, which change nothing here."""
+    _require_lora(service, model)
+    values = read_fields(_fields(request_context()), UPDATE_FIELDS)
+    loaded = _loaded(service, name)
+    if values.get("src", loaded.src) != loaded.src:
+        raise RequestError("src", "cannot be changed; unload the adapter and load it again")
+    return json_response({"status": f"Adapter {name} updated"})
 
-    def unload(self, name: str, model: str | None = None) -> Response:
-        """Unload an adapter. Requests that already use it run to their end."""
-        self._require_lora(model)
-        context = request_context()
-        self._unload(context, name)
-        return _status(context, name, "unregistered")
 
-    def load_lora(self) -> Response:
-        """Handle vLLM's POST /v1/load_lora_adapter."""
-        self._require_lora()
-        context = request_context()
-        adapter = read_vllm_load_request(context.json_fields())
-        self._load(context, adapter, "lora_name", "lora_path")
-        return _success(f"LoRA adapter '{adapter.name}' added successfully.")
+def unload(service: Service, name: str, model: str | None = None) -> Response:
+    """Unload an adapter. Requests that already use it run to their end."""
+    _require_lora(service, model)
+    context = request_context()
+    _unload(service, context, name)
+    return _status(context, name, "unregistered")
 
-    def unload_lora(self) -> Response:
-        """Handle vLLM's POST /v1/unload_lora_adapter."""
-        self._require_lora()
-        context = request_context()
-        values = read_fields(context.json_fields(), VLLM_UNLOAD_FIELDS)
-        name = _name(values, "lora_name")
-        self._unload(context, name)
-        return _success(f"LoRA adapter '{name}' removed successfully.")
 
-    def _load(
-        self, context: RequestContext, adapter: AdapterRequest, name_field: str, src_field: str
-    ) -> None:
-        """Load the adapter and wait. Errors name the request's own `name_field` and `src_field`."""
-        if adapter.name == self._service.model_name:
-            raise RequestError(name_field, "is the model's own name; choose another")
-        options, model_dir = self._service.options, Path(self._service.client.facts.model)
-        model_roots = [
-            model_dir,
-            *([model_dir / options.lora.adapters] if options.lora.adapters else []),
-        ]
-        source_roots(options, model_roots).require(adapter.src, src_field)
-        for reply in self._service.client.load_adapter(adapter.name, adapter.src):
-            self._service.wait_for(context, reply)
+def load_lora(service: Service) -> Response:
+    """Handle vLLM's POST /v1/load_lora_adapter."""
+    _require_lora(service)
+    context = request_context()
+    wanted = read_vllm_load_request(context.json_fields())
+    _load(service, context, wanted, "lora_name", "lora_path")
+    return _success(f"LoRA adapter '{wanted.name}' added successfully.")
 
-    def _unload(self, context: RequestContext, name: str) -> None:
-        for reply in self._service.client.unload_adapter(name):
-            self._service.wait_for(context, reply)
 
-    def _loaded(self, name: str) -> Adapter:
-        for adapter in self._service.client.adapters:
-            if adapter.name == name:
-                return adapter
-        raise NotFoundError(f"no adapter '{name}' is loaded")
+def unload_lora(service: Service) -> Response:
+    """Handle vLLM's POST /v1/unload_lora_adapter."""
+    _require_lora(service)
+    context = request_context()
+    values = read_fields(context.json_fields(), VLLM_UNLOAD_FIELDS)
+    name = _name(values, "lora_name")
+    _unload(service, context, name)
+    return _success(f"LoRA adapter '{name}' removed successfully.")
 
-    def _require_lora(self, model: str | None = None) -> None:
-        """Check that LoRA is enabled, and that `model`, if given, names this container's model."""
-        if model is not None:
-            self._service.require_model(model)
-        if not self._service.options.lora.enable_lora:
-            raise lora_disabled()
+
+def _load(
+    service: Service,
+    context: RequestContext,
+    adapter: AdapterRequest,
+    name_field: str,
+    src_field: str,
+) -> None:
+    """Load the adapter and wait. Errors name the request's own `name_field` and `src_field`."""
+    if adapter.name == service.model_name:
+        raise RequestError(name_field, "is the model's own name; choose another")
+    options, model_dir = service.options, Path(service.client.facts.model)
+    model_roots = [
+        model_dir,
+        *([model_dir / options.lora.adapters] if options.lora.adapters else []),
+    ]
+    source_roots(options, model_roots).require(adapter.src, src_field)
+    for reply in service.client.load_adapter(adapter.name, adapter.src):
+        service.wait_for(context, reply)
+
+
+def _unload(service: Service, context: RequestContext, name: str) -> None:
+    for reply in service.client.unload_adapter(name):
+        service.wait_for(context, reply)
+
+
+def _loaded(service: Service, name: str) -> Adapter:
+    for adapter in service.client.adapters:
+        if adapter.name == name:
+            return adapter
+    raise NotFoundError(f"no adapter '{name}' is loaded")
+
+
+def _require_lora(service: Service, model: str | None = None) -> None:
+    """Check that LoRA is enabled, and that `model`, if given, names this container's model."""
+    if model is not None:
+        service.require_model(model)
+    if not service.options.lora.enable_lora:
+        raise lora_disabled()
 
 
 def _fields(context: RequestContext) -> Mapping[str, object]:
@@ -215,3 +208,38 @@ def _success(message: str) -> Response:
 
 def _described(adapter: Adapter) -> dict[str, object]:
     return {"name": adapter.name, "src": adapter.src, "preload": True, "pin": True}
+
+
+_ADAPTER = Body("Adapter", ADAPTER_FIELDS, ("name", "src"))
+_UPDATE = Body("AdapterUpdate", UPDATE_FIELDS)
+_LOAD_LORA = Body("LoadLora", VLLM_LOAD_FIELDS, ("lora_name", "lora_path"))
+_UNLOAD_LORA = Body("UnloadLora", VLLM_UNLOAD_FIELDS, ("lora_name",))
+_NO_SLOT = {507: "As many adapters as option.max_loras allows are loaded. Unload one first."}
+
+
+def _routes(prefix: str) -> tuple[Route, ...]:
+    path, named = f"{prefix}/adapters", f"{prefix}/adapters/<path:name>"
+    routes = (
+        get(path, "List the loaded LoRA adapters.", adapters),
+        post(path, "Load an adapter. The response is sent once the adapter can be used.", load,
+             _ADAPTER, responses=_NO_SLOT),
+        get(named, "Describe an adapter.", adapter),
+        delete(named, "Unload an adapter.", unload),
+        post(f"{named}/update", "Accept settings of a loaded adapter, and change nothing.", update,
+             _UPDATE),
+    )  # fmt: skip
+    return tuple(replace(route, allows_slash=True) for route in routes)
+
+
+ADAPTERS = Api("SageMaker", _routes(""))
+DJL_ADAPTERS = Api("DJL Serving", _routes("/models/<model>"))
+"""LMI's routes, also below the model's own path."""
+VLLM_ADAPTERS = Api(
+    "vLLM",
+    (
+        post("/v1/load_lora_adapter", "vLLM's route to load an adapter.", load_lora, _LOAD_LORA,
+             responses=_NO_SLOT),
+        post("/v1/unload_lora_adapter", "vLLM's route to unload an adapter.", unload_lora,
+             _UNLOAD_LORA),
+    ),
+)  # fmt: skip

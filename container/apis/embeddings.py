@@ -8,15 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from flask import Flask, Response
+from flask import Response
 
 from container.http.off_loop import LONG_BODY_BYTES, in_thread_if_long
 from container.http.request_context import RequestContext, request_context
+from container.http.route import Api, Body, Invocation, post
 from container.http.service import Service, json_response
 from container.schema.fields import MODEL_IGNORED, Field, Fields, Values, ignored, read_fields
 from container.schema.kinds import BOOLEAN, MAX_COUNT, OBJECT, STRING, integer, with_schema
 from container.schema.prompts import PROMPT, read_prompts
-from core.configuration.limits import EMBEDDINGS, TASK_TEXT
+from core.configuration.limits import EMBEDDINGS as MAX_EMBEDDINGS
+from core.configuration.limits import TASK_TEXT
 from core.errors import RequestError
 from core.protocol.task_bodies import EmbeddingAnswer, EmbeddingBody
 
@@ -91,63 +93,55 @@ def read_inputs_request(body: Mapping[str, object]) -> EmbeddingRequest:
 
 
 def _read_inputs(field: str, values: Values) -> list[str | list[int]]:
-    inputs = read_prompts(field, values.get(field, ""), EMBEDDINGS)
+    inputs = read_prompts(field, values.get(field, ""), MAX_EMBEDDINGS)
     for index, text in enumerate(inputs):
         if isinstance(text, str):
             TASK_TEXT.check(f"{field}[{index}]" if len(inputs) > 1 else field, len(text))
     return inputs
 
 
-class EmbeddingApi:
-    """Answers OpenAI's requests with `input` and LMI's with `inputs`."""
+def read(service: Service, context: RequestContext) -> Mapping[str, object]:
+    """Parse a body of any type that `RequestContext.fields` takes."""
+    return context.fields()
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
 
-    def add_to(self, app: Flask) -> None:
-        """Add OpenAI's route to the app."""
-        app.add_url_rule("/v1/embeddings", view_func=self.embeddings, methods=["POST"])
+def answer(service: Service, context: RequestContext, body: Mapping[str, object]) -> Response:
+    """Return a list of vectors for `inputs`, or OpenAI's response for `input`."""
+    if "input" in body:
+        return _openai(service, context, body)
+    request = context.read(lambda: read_inputs_request(body))
+    vectors = _embed(service, context, request).vectors
+    return _response(vectors, lambda: list(map(_numbers, vectors)))
 
-    def read(self, context: RequestContext) -> Mapping[str, object]:
-        """Parse a body of any type that `RequestContext.fields` takes."""
-        return context.fields()
 
-    def answer(self, context: RequestContext, body: Mapping[str, object]) -> Response:
-        """Return a list of vectors for `inputs`, or OpenAI's response for `input`."""
-        if "input" in body:
-            return self._openai(context, body)
-        request = context.checked(lambda: read_inputs_request(body))
-        vectors = self._embed(context, request).vectors
-        return _response(vectors, lambda: list(map(_numbers, vectors)))
+def embeddings(service: Service) -> Response:
+    context = request_context()
+    return _openai(service, context, context.json_fields())
 
-    def embeddings(self) -> Response:
-        context = request_context()
-        return self._openai(context, context.json_fields())
 
-    def _openai(self, context: RequestContext, body: Mapping[str, object]) -> Response:
-        request = context.checked(lambda: read_embedding_request(body))
-        embeddings = self._embed(context, request)
-        encode = _base64 if request.is_base64 else _numbers
-        num_tokens = sum(embeddings.num_tokens)
-        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-        model = self._service.model_name
+def _openai(service: Service, context: RequestContext, body: Mapping[str, object]) -> Response:
+    request = context.read(lambda: read_embedding_request(body))
+    embeddings = _embed(service, context, request)
+    encode = _base64 if request.is_base64 else _numbers
+    num_tokens = sum(embeddings.num_tokens)
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
-        def document() -> dict[str, object]:
-            data = [
-                {"object": "embedding", "index": index, "embedding": encode(vector)}
-                for index, vector in enumerate(embeddings.vectors)
-            ]
-            return {"object": "list", "data": data, "model": model, "usage": usage}
+    def document() -> dict[str, object]:
+        data = [
+            {"object": "embedding", "index": index, "embedding": encode(vector)}
+            for index, vector in enumerate(embeddings.vectors)
+        ]
+        return {"object": "list", "data": data, "model": service.model_name, "usage": usage}
 
-        return _response(embeddings.vectors, document)
+    return _response(embeddings.vectors, document)
 
-    def _embed(self, context: RequestContext, request: EmbeddingRequest) -> EmbeddingAnswer:
-        context.warn(request.warnings)
-        body = msgspec.msgpack.encode(request.body)
-        reply = self._service.wait_for(context, self._service.client.choose().perform(body, {}))
-        answer = msgspec.msgpack.decode(reply.body, type=EmbeddingAnswer)
-        context.charge(sum(answer.num_tokens))
-        return answer
+
+def _embed(service: Service, context: RequestContext, request: EmbeddingRequest) -> EmbeddingAnswer:
+    body = msgspec.msgpack.encode(request.body)
+    reply = service.wait_for(context, service.client.choose().perform(body, {}))
+    answer = msgspec.msgpack.decode(reply.body, type=EmbeddingAnswer)
+    context.charge(sum(answer.num_tokens))
+    return answer
 
 
 def _response(vectors: Sequence[bytes], body: Callable[[], object]) -> Response:
@@ -167,3 +161,16 @@ def _numbers(vector: bytes) -> msgspec.Raw:
     `off_loop`).
     """
     return msgspec.Raw(msgspec.json.encode(struct.unpack(f"<{len(vector) // 4}f", vector)))
+
+
+_EMBEDDING = Body("Embedding", EMBEDDING_FIELDS, ("input",), title="`/v1/embeddings`")
+INVOCATION = Invocation(
+    "embedding", read, answer, (Body("Inputs", INPUTS_FIELDS, ("inputs",)), _EMBEDDING)
+)
+EMBEDDINGS = Api(
+    "OpenAI",
+    (
+        post("/v1/embeddings", "OpenAI's embeddings.", embeddings, _EMBEDDING),
+    ),
+    kinds=("embedding",),
+)  # fmt: skip

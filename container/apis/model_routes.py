@@ -7,14 +7,14 @@ The routes here serve one model and its adapters. A multi-model container has it
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
-from flask import Flask, Response, abort, request
+from flask import Response, abort, request
 from werkzeug.exceptions import MethodNotAllowed
 
+from container.http.route import ALL_KINDS, Api, delete, get, post
 from container.http.service import Service, json_response
 from container.schema.fields import Field, Fields, read_fields
 from container.schema.kinds import STRING, with_schema
@@ -111,64 +111,76 @@ def list_models(models: Sequence[ModelStatus], page: PageRequest) -> dict[str, o
     return listed
 
 
-class ModelRoutes:
-    """The routes that describe the one model and its adapters, whatever the model's task."""
+def models(service: Service) -> Response:
+    """List the models in OpenAI's format."""
+    return json_response({"object": "list", "data": list(_models(service).values())})
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._created = int(time.time())
 
-    def add_to(self, app: Flask) -> None:
-        app.add_url_rule("/v1/models", view_func=self.models)
-        app.add_url_rule("/v1/models/<path:name>", view_func=self.model)
-        app.add_url_rule("/models", view_func=self.listing)
-        app.add_url_rule("/models", view_func=self.refuse, methods=["POST"])
-        app.add_url_rule("/models/<name>", view_func=self.describe)
-        app.add_url_rule("/models/<name>", view_func=self.refuse, methods=["DELETE"])
+def model(service: Service, name: str) -> Response:
+    """Describe the model or an adapter in OpenAI's format."""
+    found = _models(service)
+    if name not in found:
+        abort(404, f"no model '{name}'; this server has {', '.join(map(repr, found))}")
+    return json_response(found[name])
 
-    def models(self) -> Response:
-        """List the models in OpenAI's format."""
-        return json_response({"object": "list", "data": list(self._models().values())})
 
-    def model(self, name: str) -> Response:
-        """Describe the model or an adapter in OpenAI's format."""
-        models = self._models()
-        if name not in models:
-            abort(404, f"no model '{name}'; this server has {', '.join(map(repr, models))}")
-        return json_response(models[name])
+def listing(service: Service) -> Response:
+    """List the model in DJL Serving's format."""
+    page = read_page_request(request.args)
+    return json_response(list_models([_status(service)], page))
 
-    def listing(self) -> Response:
-        """List the model in DJL Serving's format."""
-        page = read_page_request(request.args)
-        return json_response(list_models([self._status()], page))
 
-    def describe(self, name: str) -> Response:
-        """Describe the model in DJL Serving's format."""
-        self._service.require_model(name)
-        return json_response(self._status().description())
+def describe(service: Service, name: str) -> Response:
+    """Describe the model in DJL Serving's format."""
+    service.require_model(name)
+    return json_response(_status(service).description())
 
-    def refuse(self, name: str = "") -> NoReturn:
-        """Refuse to load or unload models, which only a multi-model container does."""
-        raise MethodNotAllowed(
-            ["GET"],
-            f"this container serves only '{self._service.model_name}'; start it with "
-            "SAGEMAKER_MULTI_MODEL=true to load and unload models",
-        )
 
-    def _status(self) -> ModelStatus:
-        return ModelStatus(self._service.model_name, self._service.client.facts.model, "READY")
+def refuse(service: Service, name: str = "") -> NoReturn:
+    """Refuse to load or unload models, which only a multi-model container does."""
+    raise MethodNotAllowed(
+        ["GET"],
+        f"this container serves only '{service.model_name}'; start it with "
+        "SAGEMAKER_MULTI_MODEL=true to load and unload models",
+    )
 
-    def _models(self) -> dict[str, dict[str, object]]:
-        """Return the model and its adapters by name, with vLLM's fields added to OpenAI's."""
-        name, max_model_len = self._service.model_name, self._service.client.facts.max_model_len
-        model: dict[str, object] = {
-            "object": "model",
-            "created": self._created,
-            "owned_by": "longshore",
-            **({"max_model_len": max_model_len} if max_model_len else {}),
-        }
-        adapters = {
-            adapter.name: {"id": adapter.name, **model, "root": adapter.src, "parent": name}
-            for adapter in self._service.client.adapters
-        }
-        return {name: {"id": name, **model}, **adapters}
+
+def _status(service: Service) -> ModelStatus:
+    return ModelStatus(service.model_name, service.client.facts.model, "READY")
+
+
+def _models(service: Service) -> dict[str, dict[str, object]]:
+    """Return the model and its adapters by name, with vLLM's fields added to OpenAI's."""
+    name, max_model_len = service.model_name, service.client.facts.max_model_len
+    model: dict[str, object] = {
+        "object": "model",
+        "created": service.started,
+        "owned_by": "longshore",
+        **({"max_model_len": max_model_len} if max_model_len else {}),
+    }
+    adapters = {
+        adapter.name: {"id": adapter.name, **model, "root": adapter.src, "parent": name}
+        for adapter in service.client.adapters
+    }
+    return {name: {"id": name, **model}, **adapters}
+
+
+OPENAI_MODELS = Api(
+    "OpenAI",
+    (
+        get("/v1/models", "List the model and its adapters, in OpenAI's format.", models),
+        get("/v1/models/<path:name>", "Describe the model or an adapter, in OpenAI's format.",
+            model),
+    ),
+    kinds=ALL_KINDS,
+)  # fmt: skip
+DJL_MODELS = Api(
+    "DJL Serving",
+    (
+        get("/models", "List the model, in DJL Serving's format.", listing),
+        post("/models", "", refuse),
+        get("/models/<name>", "Describe the model, in DJL Serving's format.", describe),
+        delete("/models/<name>", "", refuse),
+    ),
+    kinds=ALL_KINDS,
+)  # fmt: skip

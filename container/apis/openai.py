@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from container.apis.generation.generation import Generation
-from container.apis.generation.response import Record
+from container.apis.generation.reply import Record
 from container.apis.generation.sampling import (
     SAMPLING_FIELDS,
     Decoding,
@@ -20,6 +20,7 @@ from container.apis.generation.sampling import (
     read_decoding,
 )
 from container.apis.generation.structured_outputs import RESPONSE_FORMAT
+from container.http.failures import Failure
 from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
 from container.schema.kinds import (
     ANYTHING,
@@ -215,6 +216,13 @@ class Envelope:
             "choices": choices,
             **more,
         }
+
+
+def openai_error(failure: Failure) -> Record:
+    """Return the body of an error response, which is also the last record of a failed stream."""
+    kind = "invalid_request_error" if failure.is_client_error else "server_error"
+    error = {"message": failure.message, "type": kind, "param": failure.field, "code": failure.code}
+    return {"error": error}
 
 
 def finish_reason(finish: Finish | None) -> str | None:

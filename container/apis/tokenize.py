@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flask import Flask, Response
+from flask import Response
 
 from container.apis.generation.conversation import (
     TEMPLATE_FIELDS,
@@ -13,8 +13,10 @@ from container.apis.generation.conversation import (
     read_conversation,
 )
 from container.apis.generation.service import GenerationService
+from container.apis.openai import openai_error
 from container.http.off_loop import in_thread_if_long
 from container.http.request_context import request_context
+from container.http.route import Api, Body, Errors, post
 from container.http.service import json_response
 from container.schema.fields import MODEL_IGNORED, Field, Fields, read_fields
 from container.schema.kinds import BOOLEAN, STRING, TOKEN_IDS
@@ -72,45 +74,50 @@ def read_detokenize_request(body: Mapping[str, object]) -> list[int]:
     return values.get("tokens", [])
 
 
-class TokenizeRoutes:
-    def __init__(self, service: GenerationService) -> None:
-        self._service = service
+def tokenize(service: GenerationService) -> Response:
+    """Return the tokens of a text or a conversation."""
+    prompting = service.prompting
+    context = request_context()
+    body = context.json_fields()
+    request = context.checked(lambda: read_tokenize_request(body))
+    if isinstance(request.prompt, str):
+        prompting.check_length(request.prompt, "prompt")
+        add = request.add_special_tokens
+        (tokens,) = prompting.encode([request.prompt], add_special_tokens=add)
+    else:
+        tokens = service.encode_chat(context, request.prompt).token_ids
+    strings = None
+    if request.return_token_strs:
+        token = prompting.tokenizer.token
+        strings = in_thread_if_long(lambda: list(map(token, tokens)), size=len(tokens))
+    return json_response(
+        {
+            "count": len(tokens),
+            "max_model_len": service.client.facts.max_model_len,
+            "tokens": tokens,
+            "token_strs": strings,
+        }
+    )
 
-    def add_to(self, app: Flask) -> None:
-        app.add_url_rule("/tokenize", view_func=self.tokenize, methods=["POST"])
-        app.add_url_rule("/detokenize", view_func=self.detokenize, methods=["POST"])
 
-    def tokenize(self) -> Response:
-        """Return the tokens of a text or a conversation."""
-        prompting, facts = self._service.prompting, self._service.client.facts
-        context = request_context()
-        body = context.json_fields()
-        request = context.checked(lambda: read_tokenize_request(body))
-        if isinstance(request.prompt, str):
-            prompting.check_length(request.prompt, "prompt")
-            add = request.add_special_tokens
-            (tokens,) = prompting.encode([request.prompt], add_special_tokens=add)
-        else:
-            tokens = self._service.encode_chat(context, request.prompt).token_ids
-        strings = None
-        if request.return_token_strs:
-            token = prompting.tokenizer.token
-            strings = in_thread_if_long(lambda: list(map(token, tokens)), size=len(tokens))
-        return json_response(
-            {
-                "count": len(tokens),
-                "max_model_len": facts.max_model_len,
-                "tokens": tokens,
-                "token_strs": strings,
-            }
-        )
+def detokenize(service: GenerationService) -> Response:
+    """Return the text of token ids."""
+    context = request_context()
+    body = context.json_fields()
+    token_ids = context.checked(lambda: read_detokenize_request(body))
+    vocab_size = service.client.facts.vocab_size
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        raise RequestError("tokens", f"token ids are 0 to {vocab_size - 1}")
+    return json_response({"prompt": service.prompting.decode(token_ids)})
 
-    def detokenize(self) -> Response:
-        """Return the text of token ids."""
-        context = request_context()
-        body = context.json_fields()
-        token_ids = context.checked(lambda: read_detokenize_request(body))
-        vocab_size = self._service.client.facts.vocab_size
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
-            raise RequestError("tokens", f"token ids are 0 to {vocab_size - 1}")
-        return json_response({"prompt": self._service.prompting.decode(token_ids)})
+
+TOKENIZE = Api(
+    "vLLM",
+    (
+        post("/tokenize", "Tokenize a text or a conversation.", tokenize,
+             Body("Tokenize", TOKENIZE_FIELDS, title="`/tokenize`")),
+        post("/detokenize", "Return the text of token ids.", detokenize,
+             Body("Detokenize", DETOKENIZE_FIELDS, ("tokens",), title="`/detokenize`")),
+    ),
+    errors=Errors(openai_error, ("/tokenize", "/detokenize")),
+)  # fmt: skip

@@ -6,21 +6,10 @@ They come from the tables that requests are checked against.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, cast
 
 import msgspec
 
-from container.apis.anthropic.schema import COUNT_FIELDS, MESSAGES_FIELDS
-from container.apis.chat.schema import CHAT_FIELDS
-from container.apis.completions.schema import COMPLETION_FIELDS
-from container.apis.embeddings import EMBEDDING_FIELDS
-from container.apis.responses.schema import RESPONSES_FIELDS
-from container.apis.tasks.rerank import RERANK_FIELDS, SCORE_FIELDS
-from container.apis.tasks.transcription import TRANSCRIPTION_FIELDS
-from container.apis.text.schema import PARAMETERS, TEXT_FIELDS
-from container.apis.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
-from container.front_end.openapi import openapi_document
-from container.http.health import HEALTH_PATHS
+from container.apis.table import APIS
 from container.schema.fields import Field, Fields
 from core.configuration.task import Kind
 
@@ -28,37 +17,6 @@ _KINDS: Mapping[Kind, str] = {
     "generation": "text generation", "embedding": "embeddings", "pipeline": "pipelines",
     "handler": "a model.py",
 }  # fmt: skip
-_OWNERS = (
-    ("/v1/messages", "Anthropic"),
-    (("/v1/load_lora", "/v1/unload_lora", "/tokenize", "/detokenize", "/version"), "vLLM"),
-    (("/score", "/v1/score", "/v1/rerank", "/v2/rerank", "/load"), "vLLM"),
-    ("/rerank", "vLLM, text-embeddings-inference"),
-    ("/v1/", "OpenAI"),
-    (("/generate", "/info"), "text-generation-inference"),
-    ("/metrics", "Prometheus"),
-    ("/openapi.json", "Longshore"),
-    (("/adapters", "/endpoints", "/invocations"), "SageMaker"),
-    (("/models", "/predictions"), "DJL Serving"),
-    (HEALTH_PATHS, "SageMaker, Kubernetes"),
-    ("/", "text-generation-inference"),
-)
-"""Path prefixes, and the servers whose clients call them. The first match counts."""
-BODIES: Mapping[str, Fields] = {
-    "`/invocations` with `inputs`, `/generate`": TEXT_FIELDS,
-    "The `parameters` of `/invocations` and `/generate`": PARAMETERS,
-    "`/v1/chat/completions`": CHAT_FIELDS,
-    "`/v1/completions`": COMPLETION_FIELDS,
-    "`/v1/responses`": RESPONSES_FIELDS,
-    "`/v1/messages`": MESSAGES_FIELDS,
-    "`/v1/messages/count_tokens`": COUNT_FIELDS,
-    "`/v1/embeddings`": EMBEDDING_FIELDS,
-    "`/v1/rerank`": RERANK_FIELDS,
-    "`/v1/score`": SCORE_FIELDS,
-    "`/v1/audio/transcriptions`, `/v1/audio/translations`": TRANSCRIPTION_FIELDS,
-    "`/tokenize`": TOKENIZE_FIELDS,
-    "`/detokenize`": DETOKENIZE_FIELDS,
-}
-"""Every table of body fields."""
 _EFFECTS = {"supported": "yes", "ignored": "no effect", "unsupported": "refused"}
 
 
@@ -68,8 +26,14 @@ def with_tables(page: str) -> str:
 
     They stand between markers. The rest of the page is written by hand.
     """
-    fields = (line for title, fields in BODIES.items() for line in _table(title, fields))
+    fields = (line for title, fields in field_tables().items() for line in _table(title, fields))
     return _with_part(_with_part(page, "routes", _routes()), "fields", fields)
+
+
+def field_tables() -> Mapping[str, Fields]:
+    """Return every table of body fields, by title."""
+    bodies = (body for api in APIS for route in api.routes for body in route.bodies)
+    return {table.title: table.fields for body in bodies for table in body.tables if table.title}
 
 
 def _with_part(page: str, name: str, lines: Iterable[str]) -> str:
@@ -82,23 +46,13 @@ def _routes() -> Iterator[str]:
     """Yield the table of routes, with the kinds of models that have each."""
     yield from ("", "| route | defined by | kinds of models | what it does |")
     yield "| --- | --- | --- | --- |"
-    documents = {
-        kind: cast(Mapping[str, Any], openapi_document(kind, with_runtime=True)["paths"])
-        for kind in _KINDS
-    }
-    rows = dict.fromkeys(path for paths in documents.values() for path in paths)
-    for path in sorted(rows):
-        kinds: list[Kind] = [kind for kind in _KINDS if path in documents[kind]]
-        has_all = len(kinds) == len(_KINDS)
-        models = "all" if has_all else ", ".join(_KINDS[kind] for kind in kinds)
-        for method, operation in documents[kinds[0]][path].items():
-            route = f"`{method.upper()} {path}`"
-            yield f"| {route} | {_owner(path)} | {models} | {operation['summary']} |"
+    rows = [(api, route) for api in APIS for route in api.routes if route.summary]
+    for api, route in sorted(rows, key=lambda row: row[1].documented_path):
+        has_all = len(api.kinds) == len(_KINDS)
+        models = "all" if has_all else ", ".join(_KINDS[kind] for kind in api.kinds)
+        path = f"`{route.method} {route.documented_path}`"
+        yield f"| {path} | {api.owner} | {models} | {route.summary} |"
     yield ""
-
-
-def _owner(path: str) -> str:
-    return next(owner for beginning, owner in _OWNERS if path.startswith(beginning))
 
 
 def _table(title: str, fields: Fields) -> Iterator[str]:

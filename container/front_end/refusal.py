@@ -9,21 +9,21 @@ from http import HTTPStatus
 import msgspec
 
 from container.front_end.arrival import Arrival
-from container.http.failures import RETRY_AFTER_S, Failure, failure_body
+from container.http.failures import RETRY_AFTER_S, Failure
 
 logger = logging.getLogger(__name__)
 
 
-def refuse(connection: Arrival, failure: Failure, path: str) -> None:
-    """Answer with the failure, in the format of the path, and end the connection."""
+def refuse(connection: Arrival, failure: Failure, body: object) -> None:
+    """Answer with the failure and end the connection. body: of the response, in JSON types."""
     logger.warning("event=refused status=%d reason=%r", failure.code, failure.message)
     with suppress(OSError):
-        connection.sendall(_response(failure, path))
+        connection.sendall(_response(failure, body))
     connection.linger()
 
 
-def _response(failure: Failure, path: str) -> bytes:
-    body = msgspec.json.encode(failure_body(failure, path))
+def _response(failure: Failure, document: object) -> bytes:
+    body = msgspec.json.encode(document)
     status = HTTPStatus(failure.code)
     lines = [
         f"HTTP/1.1 {status} {status.phrase}",

@@ -23,7 +23,7 @@ from gunicorn.arbiter import Arbiter
 from container.configuration.report import report_error
 from container.front_end.connections import possible_connections
 from container.front_end.worker import http_settings
-from container.http.failures import refusal_reason
+from container.http.failures import Failure, refusal_reason
 from container.http.health import HEALTH_PATHS
 from container.launch.ports import listen
 from container.launch.stop_times import FAILED_REQUESTS_S, RUNNING_REQUESTS_S
@@ -148,6 +148,12 @@ class FrontEnd(BaseApplication):
     def count_refusal(self, status: int) -> None:
         """Count a request that the worker refuses."""
         self._client.count_refusal(refusal_reason(status))
+
+    def error_body(self, failure: Failure, path: str) -> object:
+        """Return the body of the answer to such a request."""
+        from container.apis.table import error_body
+
+        return error_body(failure, path)
 
     def end_watching(self) -> None:
         """End the event streams of live pages, which never end by themselves."""

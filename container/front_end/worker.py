@@ -70,6 +70,10 @@ class HttpApplication(Protocol):
         """Count a request that is refused before it reaches the application."""
         ...
 
+    def error_body(self, failure: Failure, path: str) -> object:
+        """Return the body of the answer to such a request, in JSON types."""
+        ...
+
 
 class DrainableApplication(HttpApplication, Protocol):
     """A gunicorn application that can end its streams and fail its running requests."""
@@ -205,7 +209,8 @@ class HttpWorker(GeventWorker):
         if failure.code != LongshoreError.status:
             is_ours = isinstance(exc, LongshoreError)
             self._application.count_refusal(failure.code if is_ours else RequestError.status)
-        refuse(client, failure, getattr(request, "path", None) or "")
+        path = getattr(request, "path", None) or ""
+        refuse(client, failure, self._application.error_body(failure, path))
 
     def _is_alive(self) -> bool:
         return self.alive

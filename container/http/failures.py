@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -60,57 +60,30 @@ class Failure:
         body: dict[str, object] = {"error": self.message, "code": self.code}
         return body if self.field is None else {**body, "field": self.field}
 
-    def as_openai(self) -> dict[str, object]:
-        """Return the body in OpenAI's format."""
-        kind = "invalid_request_error" if self._is_client_error else "server_error"
-        error = {"message": self.message, "type": kind, "param": self.field, "code": self.code}
-        return {"error": error}
-
-    def as_tgi(self) -> dict[str, object]:
-        """Return the body in text-generation-inference's format."""
-        kind = "validation" if self._is_client_error else "generation"
-        if self.code in (429, 503):
-            kind = "overloaded"
-        return {"error": self.message, "error_type": kind}
-
     @property
-    def _is_client_error(self) -> bool:
+    def is_client_error(self) -> bool:
+        """Whether the request, and not the server, is at fault."""
         return 400 <= self.code < 500 and self.code != GenerationError.status
 
-    def as_anthropic(self) -> dict[str, object]:
-        """Return the body in Anthropic's format, which is also the last event of a stream."""
-        default = "invalid_request_error" if self._is_client_error else "api_error"
-        kind = _ANTHROPIC_KINDS.get(self.code, default)
-        return {"type": "error", "error": {"type": kind, "message": self.message}}
 
-
-_ANTHROPIC_KINDS = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
-"""Anthropic's types of errors by status; its own status for an overload is 529."""
-
-FORMATS: Sequence[tuple[tuple[str, ...], Callable[[Failure], dict[str, object]]]] = (
-    (("/v1/messages", "/openai/v1/messages"), Failure.as_anthropic),
-    (("/v1/", "/openai/v1/", "/tokenize", "/detokenize"), Failure.as_openai),
-    (("/generate",), Failure.as_tgi),
-)
-"""Path prefixes, and the format in which their clients expect errors. The first match counts. Other
-paths use LMI's format."""
+ErrorBody = Callable[[Failure], dict[str, object]]
+"""Returns the body of an error response in the format of one API."""
+ERROR_BODY = "longshore-error-body"
+"""The key in `Flask.extensions` of the function that `register_failures` gets as `error_body`."""
 
 
 def register_failures(
     app: Flask,
+    error_body: Callable[[Failure, str], dict[str, object]] = lambda failure, path: (
+        failure.as_lmi()
+    ),
     *,
     overload_status: int = OverloadedError.status,
     count_refusal: Callable[[str], object] = lambda reason: None,
 ) -> None:
     """Make the app answer every error with a JSON body.
 
+    error_body: returns the body of the error response to a request with a path.
     overload_status: the status of a request that is refused because the server is busy.
     count_refusal: called with the reason of each refused request.
     """
@@ -131,6 +104,7 @@ def register_failures(
         if status in _REFUSALS:
             count_refusal(refusal_reason(status))
 
+    app.extensions[ERROR_BODY] = error_body
     app.register_error_handler(HTTPException, handle_http_exception)
     app.register_error_handler(Exception, handle_error)
 
@@ -142,17 +116,11 @@ def refusal_reason(status: int) -> str:
 
 def failure_response(failure: Failure) -> Response:
     """Return the JSON response for a failed request, in the format that its path calls for."""
-    body = msgspec.json.encode(failure_body(failure, request.path))
+    body = msgspec.json.encode(current_app.extensions[ERROR_BODY](failure, request.path))
     response = Response(body, failure.code, mimetype="application/json")
     if failure.code in (429, 503):
         response.headers["Retry-After"] = str(failure.retry_after_s or RETRY_AFTER_S)
     return response
-
-
-def failure_body(failure: Failure, path: str) -> dict[str, object]:
-    """Return the body for a failed request to this path."""
-    formats = (write for prefixes, write in FORMATS if path.startswith(prefixes))
-    return next(formats, Failure.as_lmi)(failure)
 
 
 def describe(error: Exception, request_id: str) -> Failure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from flask import current_app, g, request
 from werkzeug.datastructures import Headers
@@ -17,15 +17,24 @@ from container.http.failures import Failure, describe
 from container.http.off_loop import LONG_BODY_BYTES, in_thread_if_long
 from container.http.request_record import RequestRecord
 from container.schema.body import is_json_type, is_supported_type, read_body
-from container.schema.fields import Fields
-from container.schema.form import MIMETYPE as FORM_TYPE
-from container.schema.form import read_form
 from core.configuration.limits import CSV_BYTES
 from core.errors import LongshoreError
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class CheckedRequest(Protocol):
+    """A request whose fields are checked."""
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """One sentence for each field that has no effect."""
+        ...
+
+
+Checked = TypeVar("Checked", bound=CheckedRequest)
 
 SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
 WARNED = "longshore-warned"
@@ -90,16 +99,6 @@ class RequestContext:
             )
         return self.checked(lambda: read_body(self.body, self.mimetype))
 
-    def form(self, fields: Fields) -> dict[str, object]:
-        """Parse a form with files. Convert its texts to the types that `fields` expect.
-
-        Raises UnsupportedMediaType for other types and RequestError for a malformed form.
-        """
-        if self.mimetype != FORM_TYPE:
-            raise UnsupportedMediaType(f"Content-Type {self.mimetype}: send {FORM_TYPE}")
-        content_type = self.headers.get("Content-Type", "")
-        return self.checked(lambda: read_form(self.body, content_type, fields))
-
     def describe(self, error: Exception) -> Failure:
         """Log an error in a response that has begun, and return the failure that ends it."""
         self.record.failure = describe(error, self.id)
@@ -113,6 +112,12 @@ class RequestContext:
         """Return the result of `read`, which reads the body. Call it in a thread if the body is
         long."""
         return in_thread_if_long(read, size=len(self.body), long=LONG_BODY_BYTES)
+
+    def read(self, read: Callable[[], Checked]) -> Checked:
+        """Return the request that `read` makes of the body, and report the fields it ignores."""
+        request = self.checked(read)
+        self.warn(request.warnings)
+        return request
 
     def warn(self, warnings: Sequence[str]) -> None:
         """Report ignored fields in X-Longshore-Warning. Log each warning only the first time."""

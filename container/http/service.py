@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 
 import msgspec
@@ -9,6 +10,7 @@ from flask import Response
 
 from container.http.deadline import Deadline
 from container.http.request_context import RequestContext
+from container.http.route import Contract
 from container.wire.engine_client import EngineClient
 from container.wire.reply import Reply
 from core.configuration.options import Options
@@ -19,10 +21,16 @@ from core.protocol.messages import Performed
 class Service:
     """The engine client, options and model name that every API uses. One per front-end worker."""
 
-    def __init__(self, client: EngineClient, options: Options, model_name: str) -> None:
+    def __init__(
+        self, client: EngineClient, options: Options, model_name: str, contract: Contract
+    ) -> None:
+        """contract: the routes of the worker's application, and what /invocations means."""
         self.client = client
         self.options = options
         self.model_name = model_name
+        self.contract = contract
+        self.started = int(time.time())
+        """In seconds since 1970."""
 
     def require_model(self, name: str) -> None:
         """Raise NotFoundError unless this is the model's name."""

@@ -6,13 +6,21 @@ from urllib.parse import quote
 
 from flask import Flask, Response, request
 
-from container.apis.model_routes import list_models, read_load_request, read_page_request
-from container.front_end.openapi import multi_model_document
+from container.apis.model_routes import (
+    LOAD_FIELDS,
+    list_models,
+    read_load_request,
+    read_page_request,
+)
+from container.apis.openapi import openapi_document
+from container.apis.table import error_body
+from container.apis.tasks.handler import INVOCATION
 from container.http.cors import register_cors
 from container.http.failures import Failure, failure_response, register_failures
 from container.http.headers import register_headers
 from container.http.health import HEALTH_PATHS
 from container.http.metrics import MIMETYPE as METRICS_MIMETYPE
+from container.http.route import Api, Body, Contract, delete, get, post
 from container.http.service import json_response
 from container.multi_model.metrics import merge_metrics
 from container.multi_model.model import RefusedError
@@ -31,7 +39,6 @@ _SAFE_CHARACTERS = "/:@!$&'()*+,;=~"
 """Characters that need no quoting in a path, in addition to letters and digits."""
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 _MODEL_PATHS = (
-    "/invocations",
     "/endpoints/<path:rest>",
     "/v1/<path:rest>",
     "/openai/v1/<path:rest>",
@@ -73,7 +80,7 @@ def create_front(
         register_cors(app, cors_allowed_origin)
     if gate is not None:
         gate.add_to(app, KEYLESS_ENDPOINTS)
-    register_failures(app)
+    register_failures(app, error_body)
     app.register_error_handler(RefusedError, _refusal_response)
     return app
 
@@ -90,21 +97,10 @@ class Routes:
         self._sources = sources
 
     def add_to(self, app: Flask) -> None:
-        app.add_url_rule("/ping", view_func=self.ping, methods=["GET", "POST"])
-        for path in set(HEALTH_PATHS) - {"/ping"}:
-            app.add_url_rule(path, view_func=self.ping)
-        app.add_url_rule("/metrics", view_func=self.metrics)
-        app.add_url_rule("/models", view_func=self.list)
-        app.add_url_rule("/models", view_func=self.load, methods=["POST"])
-        app.add_url_rule("/models/<name>", view_func=self.describe)
-        app.add_url_rule("/models/<name>", view_func=self.unload, methods=["DELETE"])
-        app.add_url_rule("/models/<name>/invoke", view_func=self.invoke, methods=["POST"])
+        FRONT.add_to(app, self)
         app.add_url_rule("/models/<name>/<path:rest>", view_func=self.forward, methods=_METHODS)
-        app.add_url_rule("/predictions/<name>", view_func=self.invoke, methods=["POST"])
         for path in _MODEL_PATHS:
             app.add_url_rule(path, view_func=self.forward_by_header, methods=_METHODS)
-        document = multi_model_document()
-        app.add_url_rule("/openapi.json", "openapi", lambda: json_response(document))
 
     def add_page_to(self, app: Flask, page: Page) -> None:
         """Add the live page, and routes that forward to the `/ui/` paths of each model.
@@ -124,6 +120,9 @@ class Routes:
         if not self._models.initial_models_loaded:
             return failure_response(Failure(503, "the models are being loaded"))
         return json_response({"status": "healthy"})
+
+    def document(self) -> Response:
+        return json_response(openapi_document(CONTRACT))
 
     def metrics(self) -> Response:
         text = merge_metrics(self._models.sockets())
@@ -155,6 +154,10 @@ class Routes:
         """Forward a request to the model's `/invocations`."""
         return self._relay(name, "/invocations")
 
+    def model_document(self, name: str) -> Response:
+        """Forward a request for the document of the model's container."""
+        return self._relay(name, "/openapi.json")
+
     def forward(self, name: str, rest: str) -> Response:
         """Forward a request to any other path of the model's container."""
         return self._relay(name, f"/{rest}")
@@ -169,3 +172,35 @@ class Routes:
         query = quote(request.query_string, safe=f"{_SAFE_CHARACTERS}?%")
         target = quote(path, safe=_SAFE_CHARACTERS) + (f"?{query}" if query else "")
         return relay(self._models.ready(name).socket, target)
+
+
+_INVOKE = "Send a request to the model's /invocations."
+FRONT = Api(
+    "SageMaker",
+    (
+        *(get(path, "Return 200 once all models of the store are loaded.", Routes.ping)
+          for path in HEALTH_PATHS),
+        post("/ping", "", Routes.ping),
+        get("/models", "List the models by name, page by page (limit, next_page_token).",
+            Routes.list),
+        post("/models", "Load a model. The response is sent once the model is ready.", Routes.load,
+             Body("Load", LOAD_FIELDS, tuple(LOAD_FIELDS)),
+             responses={507: "There is not enough memory. Unload another model first."}),
+        get("/models/<name>", "Describe a model.", Routes.describe),
+        delete("/models/<name>", "Unload a model. The response is sent once its memory is free.",
+               Routes.unload),
+        post("/models/<name>/invoke", _INVOKE, Routes.invoke, takes_invocation=True),
+        get("/models/<name>/openapi.json",
+            "Return the model's own document. Its paths are below /models/NAME.",
+            Routes.model_document),
+        post("/predictions/<name>", _INVOKE, Routes.invoke, takes_invocation=True),
+        post("/invocations",
+             f"Send a request to the model that {_TARGET} names, or to the only one.",
+             Routes.forward_by_header, takes_invocation=True),
+        get("/metrics", "Return the metrics of all engines in Prometheus' text format.",
+            Routes.metrics),
+        get("/openapi.json", "Return the OpenAPI document.", Routes.document),
+    ),
+)  # fmt: skip
+CONTRACT = Contract((FRONT,), INVOCATION)
+"""Any body is allowed, as for a handler: only the model's own container knows the fields."""

@@ -10,7 +10,9 @@ from typing import Any
 from gevent.server import StreamServer
 from gunicorn.config import Config
 
+from container.apis.table import error_body
 from container.front_end.worker import HttpWorker, PropagatingLogger, http_settings
+from container.http.failures import Failure
 from container.launch.ports import client_address
 from core.configuration.options import Options
 
@@ -21,6 +23,10 @@ class _Application:
 
     def count_refusal(self, status: int) -> None:
         """Count nothing: the models count the requests that reach them."""
+
+    def error_body(self, failure: Failure, path: str) -> object:
+        """Return the body of the answer to a request that does not reach the application."""
+        return error_body(failure, path)
 
 
 class HttpServer(StreamServer):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from werkzeug.serving import make_server
 
-from container.http.event_stream import payload_part
+from container.apis.invocations.event_stream import payload_part
 from deploy.__main__ import main
 from deploy.sagemaker.runtime import whole_lines
 from tests.deploy.conftest import Quiet

@@ -11,7 +11,7 @@ import threading
 import pytest
 from websockets.sync.client import connect
 
-from container.front_end.upgrade import PATH
+from container.apis.invocations.upgrade import PATH
 from core.configuration.strategy_table import BATCHING_NAMES
 from engine import LLM, SamplingParams, StructuredOutputsParams
 from tests.container.processes import HANG_S, wait_until

@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
-from flask import Flask, Response
+from collections.abc import Mapping
 
-from container.apis.anthropic.response import MessagesResponse
-from container.apis.anthropic.schema import read_count_request, read_messages_request
-from container.apis.chat.turn import Assistant
-from container.apis.generation.service import GenerationService
-from container.http.request_context import request_context
+from flask import Response
+
+from container.apis.anthropic.response import MessageFormat, anthropic_error
+from container.apis.anthropic.schema import (
+    COUNT_FIELDS,
+    MESSAGES_FIELDS,
+    read_count_request,
+    read_messages_request,
+)
+from container.apis.chat.turn import start_turn
+from container.apis.generation.reply import Reply
+from container.apis.generation.service import GenerationService, generates
+from container.http.request_context import RequestContext, request_context
+from container.http.route import Api, Body, Errors, post
 from container.http.service import json_response
 
 
-class MessagesRoutes:
-    """The routes of the messages API; clients use the `base_url` http://HOST:PORT."""
+def start_message(
+    service: GenerationService, context: RequestContext, body: Mapping[str, object]
+) -> Reply:
+    request = context.read(lambda: read_messages_request(body))
+    turn = start_turn(service, context, request.turn)
+    format = MessageFormat(turn, f"msg_{request.request_id or context.id}")
+    return Reply(format, turn.generation, stream=request.stream)
 
-    def __init__(self, service: GenerationService) -> None:
-        self._service = service
-        self._assistant = Assistant(service)
 
-    def add_to(self, app: Flask) -> None:
-        app.add_url_rule("/v1/messages", view_func=self.create_message, methods=["POST"])
-        app.add_url_rule("/v1/messages/count_tokens", view_func=self.count_tokens, methods=["POST"])
+def count_tokens(service: GenerationService) -> Response:
+    context = request_context()
+    body = context.json_fields()
+    request = context.read(lambda: read_count_request(body))
+    prompt = service.encode_chat(context, request.conversation)
+    return json_response({"input_tokens": len(prompt.token_ids)})
 
-    def create_message(self) -> Response:
-        context = request_context()
-        body = context.json_fields()
-        request = context.checked(lambda: read_messages_request(body))
-        context.warn(request.warnings)
-        started = self._assistant.start(context, request.turn)
-        id = f"msg_{request.request_id or context.id}"
-        response = MessagesResponse(started, id, stream=request.stream)
-        return self._service.send(context, response, "named_sse")
 
-    def count_tokens(self) -> Response:
-        context = request_context()
-        body = context.json_fields()
-        conversation, warnings = context.checked(lambda: read_count_request(body))
-        context.warn(warnings)
-        prompt = self._service.encode_chat(context, conversation)
-        return json_response({"input_tokens": len(prompt.token_ids)})
+MESSAGES = Api(
+    "Anthropic",
+    (
+        post("/v1/messages", "Anthropic's messages.", generates(start_message, "named_sse"),
+             Body("Messages", MESSAGES_FIELDS, ("messages",), title="`/v1/messages`")),
+        post("/v1/messages/count_tokens", "Count the tokens of Anthropic's messages.", count_tokens,
+             Body("CountTokens", COUNT_FIELDS, ("messages",), title="`/v1/messages/count_tokens`")),
+    ),
+    errors=Errors(anthropic_error, ("/v1/messages",)),
+)  # fmt: skip
+"""Clients use the `base_url` http://HOST:PORT."""

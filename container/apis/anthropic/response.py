@@ -2,60 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import msgspec
 
 from container.apis.chat.blocks import Block, Blocks
 from container.apis.chat.turn import StartedTurn
-from container.apis.generation.response import Record
+from container.apis.generation.reply import Format, Record
 from container.http.failures import Failure
 from core.sampling import Finish
+from core.text.answer import TokenText
+from core.text.answers import Delta
 from core.text.tools.base import call_id
 
+_ERRORS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""Anthropic's types of errors by status; its own status for an overload is 529."""
 
-class MessagesResponse:
-    """Formats a turn's single answer. Each of its blocks becomes a content block."""
 
-    ends_with_done = False
+class MessageFormat(Format):
+    """Writes a turn's single answer. Each of its blocks becomes a content block.
 
-    def __init__(self, started: StartedTurn, id: str, *, stream: bool) -> None:
-        self.stream = stream
-        self._generation = started.generation
-        self._parser = started.parsers[0]
+    A stream has the events of the message's start, of its blocks, and of its stop.
+    """
+
+    def __init__(self, turn: StartedTurn, id: str) -> None:
+        self._generation = turn.generation
+        self._parser = turn.parsers[0]
         self._id = id
-        self._model = started.model
+        self._model = turn.model
         self._blocks = Blocks(self)
 
-    def full(self) -> object:
-        """Run the generation and return the `message` object."""
-        self._generation.run()
-        (answer,) = self._generation.answers
-        self._blocks.push(self._parser.push(answer.tokens, is_last=True), is_last=True)
-        content = [self._content(block) for block in self._blocks.all]
-        return {**self._message(content), **self._stop(answer.finish)}
+    def begin(self, index: int) -> list[Record]:
+        return [{"type": "message_start", "message": self._message()}]
 
-    def chunks(self) -> Iterator[list[Record]]:
-        """Yield the events: the message starts, its blocks come one by one, and it stops."""
-        has_started = False
-        for delta in self._generation.deltas():
-            records: list[Record] = []
-            if not has_started:
-                records.append({"type": "message_start", "message": self._message()})
-            has_started, is_last = True, delta.finish is not None
-            pieces = self._parser.push(delta.tokens, is_last=is_last)
-            records += self._blocks.push(pieces, is_last=is_last)
-            if is_last:
-                stop, usage = self._stop(delta.finish), self._usage()
-                records.append({"type": "message_delta", "delta": stop, "usage": usage})
-                records.append({"type": "message_stop"})
-            yield records
+    def delta(self, delta: Delta) -> list[Record]:
+        return self._push(delta.tokens, is_last=delta.finish is not None)
+
+    def end(self, index: int) -> list[Record]:
+        return [
+            {"type": "message_delta", "delta": self._stop(), "usage": self._usage()},
+            {"type": "message_stop"},
+        ]
+
+    def document(self) -> object:
+        """Return the `message` object."""
+        self._push(self._generation.answers[0].tokens, is_last=True)
+        content = [self._content(block) for block in self._blocks.all]
+        return {**self._message(content), **self._stop()}
 
     def failure(self, failure: Failure) -> Record:
-        return failure.as_anthropic()
-
-    def abort(self) -> None:
-        self._generation.abort()
+        return anthropic_error(failure)
 
     def start_records(self, block: Block) -> list[Record]:
         """See `BlockEvents`."""
@@ -77,6 +80,9 @@ class MessagesResponse:
         """See `BlockEvents`."""
         return [{"type": "content_block_stop", "index": block.index}]
 
+    def _push(self, tokens: Sequence[TokenText], *, is_last: bool) -> list[Record]:
+        return self._blocks.push(self._parser.push(tokens, is_last=is_last), is_last=is_last)
+
     def _message(self, content: object = ()) -> Record:
         """Return the message as it is before it stops."""
         return {
@@ -95,12 +101,12 @@ class MessagesResponse:
                 arguments = msgspec.json.decode(block.text or "{}")
                 return {"type": "tool_use", "id": id, "name": block.name, "input": arguments}
 
-    def _stop(self, finish: Finish | None) -> Record:
-        stop_string = self._generation.answers[0].stop_string
-        if stop_string is not None:
-            return {"stop_reason": "stop_sequence", "stop_sequence": stop_string}
+    def _stop(self) -> Record:
+        (answer,) = self._generation.answers
+        if answer.stop_string is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": answer.stop_string}
         reason = "tool_use" if self._blocks.has_calls else "end_turn"
-        reason = "max_tokens" if finish == Finish.LENGTH else reason
+        reason = "max_tokens" if answer.finish == Finish.LENGTH else reason
         return {"stop_reason": reason, "stop_sequence": None}
 
     def _usage(self) -> Record:
@@ -108,3 +114,10 @@ class MessagesResponse:
             "input_tokens": len(self._generation.prompt_token_ids),
             "output_tokens": self._generation.num_generated_tokens,
         }
+
+
+def anthropic_error(failure: Failure) -> Record:
+    """Return the body of an error response, which is also the last event of a failed stream."""
+    default = "invalid_request_error" if failure.is_client_error else "api_error"
+    kind = _ERRORS.get(failure.code, default)
+    return {"type": "error", "error": {"type": kind, "message": failure.message}}

@@ -156,14 +156,17 @@ def read_messages_request(body: Mapping[str, object]) -> MessagesRequest:
     )
 
 
-def read_count_request(body: Mapping[str, object]) -> tuple[Conversation, tuple[str, ...]]:
-    """Return the conversation to count, and the warnings.
+@dataclass(frozen=True, slots=True)
+class CountRequest:
+    conversation: Conversation
+    warnings: tuple[str, ...]
 
-    Raises RequestError naming the first bad field.
-    """
+
+def read_count_request(body: Mapping[str, object]) -> CountRequest:
+    """Validate a request to count tokens. Raises RequestError naming the first bad field."""
     values = read_fields(body, COUNT_FIELDS)
     conversation, _, warnings = _conversation(values)
-    return conversation, (*values.warnings, *warnings)
+    return CountRequest(conversation, (*values.warnings, *warnings))
 
 
 def _conversation(values: Values) -> tuple[Conversation, ForcedCalls | None, tuple[str, ...]]:

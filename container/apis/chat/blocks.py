@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from container.apis.generation.response import Record
+from container.apis.generation.reply import Record
 from core.text.answer_parser import AnswerPiece
 from core.text.reasoning.base import Reasoning
 from core.text.tools.base import ToolCall

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from container.apis.generation.response import Record
+from container.apis.generation.reply import Record
 from core.text.answer import TokenText
 from core.text.answer_parser import AnswerParser, AnswerPiece
 from core.text.reasoning.base import Reasoning

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from container.apis.chat.message import ChoiceMessage
 from container.apis.chat.schema import ChatRequest
 from container.apis.generation.generation import Generation
 from container.apis.generation.logprobs import chat_logprobs, prompt_logprobs
-from container.apis.generation.response import Record
-from container.apis.openai import Envelope, finish_reason, usage
+from container.apis.generation.reply import Format, Record
+from container.apis.openai import Envelope, finish_reason, openai_error, usage
 from container.http.failures import Failure
 from core.text.answer import AnswerText, TokenText
 from core.text.answers import Delta
@@ -20,8 +20,11 @@ _ROLE: Record = {"role": "assistant", "content": ""}
 _RUNNING: Record = {"finish_reason": None}
 
 
-class ChatResponse:
-    """Formats a generation as chat completions, with one choice per answer."""
+class ChatFormat(Format):
+    """Writes answers as chat completions, with one choice per answer.
+
+    The chunks of a choice are its role, then text and tool calls, then its finish reason.
+    """
 
     ends_with_done = True
 
@@ -35,16 +38,13 @@ class ChatResponse:
     ) -> None:
         """messages: one per choice."""
         self._generation = generation
-        self.stream = request.stream
         self._request = request
         self._envelope = envelope
         self._tokenizer = tokenizer
         self._name = request.response_options.token_namer(tokenizer)
         self._messages = messages
 
-    def full(self) -> object:
-        """Run the generation and return the `chat.completion` object."""
-        self._generation.run()
+    def document(self) -> object:
         choices = [
             {
                 **self._choice(index, answer.tokens),
@@ -61,41 +61,13 @@ class ChatResponse:
             **self._request.response_options.prompt_fields(self._generation),
         )
 
-    def chunks(self) -> Iterator[list[Record]]:
-        """Yield the chunks of all choices, then the usage.
-
-        A choice's chunks are its role, then text and tool calls, then its finish reason.
-        """
-        started: set[int] = set()
-        for delta in self._generation.deltas():
-            records = [] if delta.index in started else self._start(delta.index)
-            started.add(delta.index)
-            records += self._message_chunks(delta)
-            if delta.finish is not None:
-                end = self._end(delta.index, self._generation.answers[delta.index])
-                records.append(self._chunk(delta.index, {}, end=end))
-            yield records
-        if self._request.stream_usage.is_included:
-            yield [self._envelope.record("chat.completion.chunk", [], usage=self._usage())]
-
-    def _message(self, index: int, tokens: Sequence[TokenText]) -> Record:
-        message, echo = self._messages[index].full(tokens), self._request.echo
-        return {**message, "content": f"{echo}{message['content'] or ''}"} if echo else message
-
-    def _start(self, index: int) -> list[Record]:
-        """Return the first chunks of a choice: its role, then the echo if there is one."""
+    def begin(self, index: int) -> list[Record]:
         prompt = self._request.response_options.prompt_fields(self._generation)
         first = {**self._chunk(index, _ROLE), **prompt}
         echo = self._request.echo
         return [first, self._chunk(index, {"content": echo})] if echo else [first]
 
-    def failure(self, failure: Failure) -> Record:
-        return failure.as_openai()
-
-    def abort(self) -> None:
-        self._generation.abort()
-
-    def _message_chunks(self, delta: Delta) -> list[Record]:
+    def delta(self, delta: Delta) -> list[Record]:
         """Return the chunks with a delta's text and tool calls. The last chunk has the logprobs."""
         message = self._messages[delta.index]
         parts = message.deltas(delta.tokens, is_last=delta.finish is not None)
@@ -103,6 +75,22 @@ class ChatResponse:
             parts.append({})  # a chunk without text, for the tokens' logprobs or ids
         chunks = [self._chunk(delta.index, part) for part in parts[:-1]]
         return chunks + [self._chunk(delta.index, part, delta.tokens) for part in parts[-1:]]
+
+    def end(self, index: int) -> list[Record]:
+        end = self._end(index, self._generation.answers[index])
+        return [self._chunk(index, {}, end=end)]
+
+    def last(self) -> list[Record]:
+        if not self._request.stream_usage.is_included:
+            return []
+        return [self._envelope.record("chat.completion.chunk", [], usage=self._usage())]
+
+    def failure(self, failure: Failure) -> Record:
+        return openai_error(failure)
+
+    def _message(self, index: int, tokens: Sequence[TokenText]) -> Record:
+        message, echo = self._messages[index].full(tokens), self._request.echo
+        return {**message, "content": f"{echo}{message['content'] or ''}"} if echo else message
 
     def _end(self, index: int, answer: AnswerText) -> Record:
         """Return the fields that say why an answer has ended.

@@ -1,7 +1,7 @@
 """The assistant's next turn of a conversation, for all APIs that have conversations.
 
 Chat completions, OpenAI's responses and Anthropic's messages turn their bodies into a `Turn` and
-format what `Assistant.start` returns.
+format what `start_turn` returns.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from core.errors import RequestError
 from core.text.answer_parser import AnswerParser
 from core.text.reasoning.base import ReasoningParser
 from core.text.reasoning.factory import find_reasoning_parser, make_reasoning_parser
+from core.text.tokenizer import Tokenizer
 from core.text.tools.base import ToolParser
 from core.text.tools.factory import make_tool_parser
 
@@ -64,85 +65,46 @@ class StartedTurn:
     """The name of the adapter or the model, for the response."""
 
 
-class Assistant:
-    """Starts the turns of conversations."""
+def start_turn(service: GenerationService, context: RequestContext, turn: Turn) -> StartedTurn:
+    """Render and tokenize the conversation, and submit it to the engine.
 
-    def __init__(self, service: GenerationService) -> None:
-        self._service = service
-        self._reasoning: ReasoningParserName | None = _reasoning_parser(service)
+    Raises RequestError if the request is too long, or if it asks for something that the model
+    cannot do or that the options do not enable.
+    """
+    tokenizer = service.prompting.tokenizer
+    adapter = service.adapter(context, turn.adapter, turn.model)
+    tools = _tool_parsers(service, turn)
+    prompt = service.encode_chat(context, turn.conversation)
+    marks = tokenizer.ids_of(tools[0].special_tokens) if tools[0] else {}
+    decoding = service.for_engine(_decoding(tokenizer, turn, tools[0], marks))
+    reasoning = _reasoning_parsers(service, turn, decoding, prompt.token_ids)
+    tags = tokenizer.ids_of(reasoning[0].special_tokens) if reasoning[0] else {}
+    (generation,) = service.start(
+        context,
+        [prompt.token_ids],
+        decoding,
+        adapter=adapter,
+        kept_special_ids={*marks.values(), *tags.values()},
+        images=prompt.images,
+    )
+    parsers = [AnswerParser(*pair) for pair in zip(reasoning, tools, strict=True)]
+    return StartedTurn(generation, parsers, adapter or service.model_name)
 
-    def start(self, context: RequestContext, turn: Turn) -> StartedTurn:
-        """Render and tokenize the conversation, and submit it to the engine.
 
-        Raises RequestError if the request is too long, or if it asks for something that the model
-        cannot do or that the options do not enable.
-        """
-        service, prompting = self._service, self._service.prompting
-        adapter = service.adapter(context, turn.adapter, turn.model)
-        tools = self._tool_parsers(turn)
-        prompt = service.encode_chat(context, turn.conversation)
-        marks = prompting.tokenizer.ids_of(tools[0].special_tokens) if tools[0] else {}
-        decoding = service.for_engine(self._decoding(turn, tools[0], marks))
-        reasoning = self._reasoning_parsers(turn, decoding, prompt.token_ids)
-        tags = prompting.tokenizer.ids_of(reasoning[0].special_tokens) if reasoning[0] else {}
-        (generation,) = service.start(
-            context,
-            [prompt.token_ids],
-            decoding,
-            adapter=adapter,
-            kept_special_ids={*marks.values(), *tags.values()},
-            images=prompt.images,
-        )
-        parsers = [AnswerParser(*pair) for pair in zip(reasoning, tools, strict=True)]
-        return StartedTurn(generation, parsers, adapter or service.model_name)
+def _reasoning_parsers(
+    service: GenerationService, turn: Turn, decoding: Decoding, prompt: Sequence[int]
+) -> Sequence[ReasoningParser | None]:
+    """Return a parser for each answer.
 
-    def _reasoning_parsers(
-        self, turn: Turn, decoding: Decoding, prompt: Sequence[int]
-    ) -> Sequence[ReasoningParser | None]:
-        """Return a parser for each answer.
-
-        The parsers are None if the answers cannot reason. That is so if structured outputs fix the
-        format from the first token on, or if the answers continue a message.
-        """
-        params, name = decoding.params, self._reasoning
-        is_bound = params.structured_outputs is not None or turn.conversation.continue_final_message
-        if name is None or is_bound:
-            return [None] * params.n
-        end = self._service.prompting.decode(prompt[-_END_TOKENS:])
-        return [make_reasoning_parser(name, end) for _ in range(params.n)]
-
-    def _tool_parsers(self, turn: Turn) -> Sequence[ToolParser | None]:
-        """Return a parser for each answer; None for each if the request has no tools."""
-        num_answers = turn.decoding.params.n
-        if not turn.conversation.tools:
-            return [None] * num_answers
-        name = self._service.options.server.tool_call_parser
-        if name is None and turn.forced_calls is None:
-            raise RequestError(
-                "tools",
-                "set option.tool_call_parser to the format in which the model writes tool calls",
-            )
-        name = name or DEFAULT_TOOL_PARSER
-        if turn.forced_calls is not None and make_tool_parser(name).notation(()) is None:
-            name = DEFAULT_TOOL_PARSER
-        return [make_tool_parser(name, turn.conversation.tools) for _ in range(num_answers)]
-
-    def _decoding(
-        self, turn: Turn, parser: ToolParser | None, marks: Mapping[str, int]
-    ) -> Decoding:
-        """Return the turn's decoding, with forced calls turned into structured outputs.
-
-        `marks` are the special tokens of the call format that the vocabulary has, with their ids.
-        """
-        calls = turn.forced_calls
-        if calls is None or parser is None:
-            return turn.decoding
-        is_special = self._service.prompting.tokenizer.is_special
-        special = {text: token_id for text, token_id in marks.items() if is_special(token_id)}
-        notation = parser.notation(marks)
-        assert notation is not None, "_tool_parsers chooses a parser with a notation"
-        form = notation.form(calls.functions, special, is_single=calls.is_single)
-        return turn.decoding.with_structured_outputs(form, "tools")
+    The parsers are None if the answers cannot reason. That is so if structured outputs fix the
+    format from the first token on, or if the answers continue a message.
+    """
+    params, name = decoding.params, _reasoning_parser(service)
+    is_bound = params.structured_outputs is not None or turn.conversation.continue_final_message
+    if name is None or is_bound:
+        return [None] * params.n
+    end = service.prompting.decode(prompt[-_END_TOKENS:])
+    return [make_reasoning_parser(name, end) for _ in range(params.n)]
 
 
 def _reasoning_parser(service: GenerationService) -> ReasoningParserName | None:
@@ -151,3 +113,37 @@ def _reasoning_parser(service: GenerationService) -> ReasoningParserName | None:
     if choice == "auto":
         return find_reasoning_parser(service.prompting.template_text)
     return None if choice == "none" else choice
+
+
+def _tool_parsers(service: GenerationService, turn: Turn) -> Sequence[ToolParser | None]:
+    """Return a parser for each answer; None for each if the request has no tools."""
+    num_answers = turn.decoding.params.n
+    if not turn.conversation.tools:
+        return [None] * num_answers
+    name = service.options.server.tool_call_parser
+    if name is None and turn.forced_calls is None:
+        raise RequestError(
+            "tools",
+            "set option.tool_call_parser to the format in which the model writes tool calls",
+        )
+    name = name or DEFAULT_TOOL_PARSER
+    if turn.forced_calls is not None and make_tool_parser(name).notation(()) is None:
+        name = DEFAULT_TOOL_PARSER
+    return [make_tool_parser(name, turn.conversation.tools) for _ in range(num_answers)]
+
+
+def _decoding(
+    tokenizer: Tokenizer, turn: Turn, parser: ToolParser | None, marks: Mapping[str, int]
+) -> Decoding:
+    """Return the turn's decoding, with forced calls turned into structured outputs.
+
+    `marks` are the special tokens of the call format that the vocabulary has, with their ids.
+    """
+    calls = turn.forced_calls
+    if calls is None or parser is None:
+        return turn.decoding
+    special = {text: id for text, id in marks.items() if tokenizer.is_special(id)}
+    notation = parser.notation(marks)
+    assert notation is not None, "_tool_parsers chooses a parser with a notation"
+    form = notation.form(calls.functions, special, is_single=calls.is_single)
+    return turn.decoding.with_structured_outputs(form, "tools")

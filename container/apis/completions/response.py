@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from container.apis.completions.schema import CompletionRequest
 from container.apis.generation.generation import Generation
-from container.apis.generation.interleaving import interleave
 from container.apis.generation.logprobs import (
     ScoredToken,
     completion_logprobs,
@@ -14,17 +13,18 @@ from container.apis.generation.logprobs import (
     scored_answer_tokens,
     scored_prompt_tokens,
 )
-from container.apis.generation.response import Record
-from container.apis.openai import Envelope, finish_reason, usage
+from container.apis.generation.reply import Format, Record
+from container.apis.openai import Envelope, finish_reason, openai_error, usage
 from container.http.failures import Failure
 from container.http.off_loop import in_thread_if_long
 from core.sampling import Finish
 from core.text.answer import AnswerText, TokenText
+from core.text.answers import Delta
 from core.text.tokenizer import Tokenizer
 
 
-class CompletionsResponse:
-    """`n` choices for each prompt, ordered by prompt. If one fails, the whole response fails."""
+class CompletionFormat(Format):
+    """Writes `n` choices for each prompt, ordered by prompt."""
 
     ends_with_done = True
 
@@ -38,67 +38,54 @@ class CompletionsResponse:
     ) -> None:
         """`echoes` holds, for each prompt, the text to put before its answers."""
         self._generations = generations
-        self.stream = request.stream
         self._request = request
         self._envelope = envelope
         self._echoes = echoes
         self._tokenizer = tokenizer
         self._name = request.response_options.token_namer(tokenizer)
+        self._offsets: dict[int, int] = {}
+        """Characters of each choice that has begun, including the echo."""
 
-    def full(self) -> object:
-        """Run the generations and return the `text_completion` object."""
-        for _ in interleave([generation.deltas() for generation in self._generations]):
-            pass
+    def delta(self, delta: Delta) -> list[Record]:
+        prompt, is_first = self._prompt_of(delta.index), delta.index not in self._offsets
+        echo = self._echoes[prompt]
+        prefix, echoed = (echo, self._echoed(prompt)) if is_first else ("", [])
+        offset = self._offsets.get(delta.index, len(echo))
+        tokens = self._returned(delta.tokens)
+        text = "".join(token.text for token in tokens)
+        self._offsets[delta.index] = offset + len(text)
+        options = self._request.response_options
+        if not (prefix or text or self._request.logprobs or options.shows_token_ids):
+            return []
+        choice = _choice(delta.index, prefix + text, self._logprobs(echoed, tokens, offset))
+        ids = self._ids(prompt if is_first else None, tokens)
+        return [self._record(prompt, {**choice, **ids})]
+
+    def end(self, index: int) -> list[Record]:
+        prompt = self._prompt_of(index)
+        answer = self._generations[prompt].answers[index % self._request.n]
+        return [self._record(prompt, {**_choice(index, ""), **self._end(answer)})]
+
+    def last(self) -> list[Record]:
+        if not self._request.stream_usage.is_included:
+            return []
+        counts = self._usage(self._generations)
+        return [self._envelope.record("text_completion", [], usage=counts)]
+
+    def document(self) -> object:
+        """Return the `text_completion` object."""
         choices = [
             self._full_choice(prompt, index, answer, echoed)
             for prompt, generation in enumerate(self._generations)
             for echoed in [self._echoed(prompt)]
-            for index, answer in enumerate(generation.answers)
+            for index, answer in enumerate(generation.answers, prompt * self._request.n)
         ]
         return self._envelope.record(
             "text_completion", choices, usage=self._usage(self._generations)
         )
 
-    def chunks(self) -> Iterator[list[Record]]:
-        """Yield the text of all choices as it arrives, then the usage."""
-        prompts = range(len(self._generations))
-        yield from interleave([self._chunks_of(prompt) for prompt in prompts])
-        if self._request.stream_usage.is_included:
-            counts = self._usage(self._generations)
-            yield [self._envelope.record("text_completion", [], usage=counts)]
-
     def failure(self, failure: Failure) -> Record:
-        return failure.as_openai()
-
-    def abort(self) -> None:
-        for generation in self._generations:
-            generation.abort()
-
-    def _chunks_of(self, prompt: int) -> Iterator[list[Record]]:
-        echo = self._echoes[prompt]
-        offsets: dict[int, int] = {}
-        for delta in self._generations[prompt].deltas():
-            index, is_first = self._choice_index(prompt, delta.index), delta.index not in offsets
-            prefix, echoed = (echo, self._echoed(prompt)) if is_first else ("", [])
-            offset = offsets.get(delta.index, len(echo))
-            tokens = self._returned(delta.tokens)
-            text = "".join(token.text for token in tokens)
-            offsets[delta.index] = offset + len(text)
-            records: list[Record] = []
-            if (
-                prefix
-                or text
-                or self._request.logprobs
-                or self._request.response_options.shows_token_ids
-            ):
-                logprobs = self._logprobs(echoed, tokens, offset)
-                ids = self._ids(prompt if is_first else None, tokens)
-                choice = _choice(index, prefix + text, logprobs)
-                records.append(self._record(prompt, {**choice, **ids}))
-            if delta.finish is not None:
-                answer = self._generations[prompt].answers[delta.index]
-                records.append(self._record(prompt, {**_choice(index, ""), **self._end(answer)}))
-            yield records
+        return openai_error(failure)
 
     def _full_choice(
         self, prompt: int, index: int, answer: AnswerText, echoed: Sequence[ScoredToken]
@@ -107,7 +94,7 @@ class CompletionsResponse:
         tokens = self._returned(answer.tokens)
         text = echo + "".join(token.text for token in tokens)
         logprobs = self._logprobs(echoed, tokens, len(echo))
-        choice = _choice(self._choice_index(prompt, index), text, logprobs)
+        choice = _choice(index, text, logprobs)
         choice |= {**self._end(answer), **self._ids(prompt, tokens)}
         if self._request.decoding.params.prompt_logprobs is None or self._request.echoes_logprobs:
             return {**choice, "prompt_logprobs": None}
@@ -135,9 +122,9 @@ class CompletionsResponse:
             return counts
         return {**counts, "completion_tokens": 0, "total_tokens": counts["prompt_tokens"]}
 
-    def _choice_index(self, prompt: int, index: int) -> int:
-        """Return the index among the choices of all prompts."""
-        return prompt * self._request.n + index
+    def _prompt_of(self, index: int) -> int:
+        """Return the number of the prompt that a choice answers."""
+        return index // self._request.n
 
     def _record(self, prompt: int, choice: Record) -> Record:
         generation = self._generations[prompt]

@@ -89,11 +89,6 @@ class Generation:
             answers = self._answers.returned
             self._record.end([answer.finish for answer in answers if answer.finish is not None])
 
-    def run(self) -> None:
-        """Wait for all answers. Raises what `deltas` raises."""
-        for _ in self.deltas():
-            pass
-
     def abort(self, reason: AbortReason = "disconnect") -> None:
         """Abort the request in the engine. Does nothing if it has ended."""
         self._stream.abort(reason=reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from container.apis.generation.response import Record
+from container.apis.generation.reply import Record
 from container.http.off_loop import in_thread_if_long
 from core.sampling import TopLogprobs
 from core.text.answer import TokenText

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -12,12 +12,13 @@ from flask import Response
 from container.apis.generation.conversation import Conversation
 from container.apis.generation.generation import Generation
 from container.apis.generation.prompting import Prompting
-from container.apis.generation.response import ApiResponse
+from container.apis.generation.reply import ApiResponse
 from container.apis.generation.sampling import Decoding
 from container.apis.generation.stream import MIMETYPES, StreamFormat, stream_lines
 from container.http.deadline import Deadline
 from container.http.off_loop import Turns, in_thread_if_long
-from container.http.request_context import RequestContext
+from container.http.request_context import RequestContext, request_context
+from container.http.route import Contract
 from container.http.service import Service, json_response
 from container.isolation.helper import Helper
 from container.wire.engine_client import EngineClient
@@ -44,8 +45,9 @@ class GenerationService(Service):
         helper: Helper,
         options: Options,
         model_name: str,
+        contract: Contract,
     ) -> None:
-        super().__init__(client, options, model_name)
+        super().__init__(client, options, model_name, contract)
         self.prompting = prompting
         self._helper = helper
 
@@ -162,13 +164,13 @@ class GenerationService(Service):
         """
         try:
             if not response.stream:
-                return json_response(response.full())
-            chunks = response.chunks()
-            first = next(chunks)
+                return json_response(response.document())
+            records = response.records()
+            first = next(records)
         except BaseException:
             response.abort()
             raise
-        lines = stream_lines(response, chain([first], chunks), stream_format, context)
+        lines = stream_lines(response, chain([first], records), stream_format, context)
         streamed = Response(lines, content_type=MIMETYPES[stream_format])
         # A generator that never started runs no `finally`, so closing the response must abort.
         streamed.call_on_close(response.abort)
@@ -195,3 +197,17 @@ class GenerationService(Service):
             num_logprobs = len(prompt_token_ids) * (params.prompt_logprobs + 1)
             PROMPT_LOGPROBS.check(dialect.name("prompt_logprobs"), num_logprobs)
         return params
+
+
+Start = Callable[[GenerationService, RequestContext, Mapping[str, object]], ApiResponse]
+"""Starts to answer a body."""
+
+
+def generates(start: Start, stream_format: StreamFormat) -> Callable[[GenerationService], Response]:
+    """Return the answer of a route whose JSON bodies `start` starts to answer."""
+
+    def answer(service: GenerationService) -> Response:
+        context = request_context()
+        return service.send(context, start(service, context, context.json_fields()), stream_format)
+
+    return answer

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from container.apis.generation.response import ApiResponse, Record
+from container.apis.generation.reply import ApiResponse, Record
 from container.http.deadline import ClientGoneError
 from container.http.request_context import RequestContext
 

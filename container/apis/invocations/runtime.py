@@ -9,53 +9,43 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import msgspec
-from flask import Flask, Response, current_app
+from flask import Response, current_app
 
-from container.apis.invocations.api import Invocations
-from container.http.event_stream import MIMETYPE, payload_part
+from container.apis.invocations.api import invoke
+from container.apis.invocations.event_stream import MIMETYPE, payload_part
+from container.http.route import ALL_KINDS, Api, post
+from container.http.service import Service
 
 _VARIANT = "AllTraffic"
 
 
-class RuntimeRoutes:
-    """The routes of the runtime API; every endpoint name leads to this container's model."""
+def invoke_endpoint(service: Service, name: str) -> Response:
+    """Handle InvokeEndpoint. Every endpoint's name leads to this container's model."""
+    return _answer(service, "Accept")
 
-    def __init__(self, invocations: Invocations) -> None:
-        self._invocations = invocations
 
-    def add_to(self, app: Flask) -> None:
-        path = "/endpoints/<name>/invocations"
-        app.add_url_rule(path, view_func=self.invoke_endpoint, methods=["POST"])
-        app.add_url_rule(
-            f"{path}-response-stream",
-            view_func=self.invoke_endpoint_with_response_stream,
-            methods=["POST"],
-        )
-
-    def invoke_endpoint(self, name: str) -> Response:
-        return self._answer("Accept")
-
-    def invoke_endpoint_with_response_stream(self, name: str) -> Response:
-        """Handle InvokeEndpointWithResponseStream, which frames the response as events."""
-        response = self._answer("X-Amzn-SageMaker-Accept")
-        if response.status_code != 200:
-            return response
-        framed = Response(_frames(response), content_type=MIMETYPE)
-        framed.headers["X-Amzn-SageMaker-Content-Type"] = response.content_type
-        framed.headers["X-Amzn-Invoked-Production-Variant"] = _VARIANT
-        framed.call_on_close(response.close)
-        return framed
-
-    def _answer(self, accept_header: str) -> Response:
-        """Return the container's response; an error becomes the runtime's ModelError."""
-        try:
-            response = self._invocations.invoke(accept_header)
-        except Exception as error:
-            response = current_app.make_response(current_app.handle_user_exception(error))
-        if response.status_code != 200:
-            return _model_error(response)
-        response.headers["X-Amzn-Invoked-Production-Variant"] = _VARIANT
+def invoke_endpoint_with_response_stream(service: Service, name: str) -> Response:
+    """Handle InvokeEndpointWithResponseStream, which frames the response as events."""
+    response = _answer(service, "X-Amzn-SageMaker-Accept")
+    if response.status_code != 200:
         return response
+    framed = Response(_frames(response), content_type=MIMETYPE)
+    framed.headers["X-Amzn-SageMaker-Content-Type"] = response.content_type
+    framed.headers["X-Amzn-Invoked-Production-Variant"] = _VARIANT
+    framed.call_on_close(response.close)
+    return framed
+
+
+def _answer(service: Service, accept_header: str) -> Response:
+    """Return the container's response; an error becomes the runtime's ModelError."""
+    try:
+        response = invoke(service, accept_header)
+    except Exception as error:
+        response = current_app.make_response(current_app.handle_user_exception(error))
+    if response.status_code != 200:
+        return _model_error(response)
+    response.headers["X-Amzn-Invoked-Production-Variant"] = _VARIANT
+    return response
 
 
 def _frames(response: Response) -> Iterator[bytes]:
@@ -77,3 +67,17 @@ def _model_error(response: Response) -> Response:
     error = Response(msgspec.json.encode(body), 424, mimetype="application/json")
     error.headers["X-Amzn-ErrorType"] = "ModelError"
     return error
+
+
+RUNTIME = Api(
+    "SageMaker",
+    (
+        post("/endpoints/<name>/invocations", "SageMaker's InvokeEndpoint.", invoke_endpoint,
+             takes_invocation=True),
+        post("/endpoints/<name>/invocations-response-stream",
+             "SageMaker's InvokeEndpointWithResponseStream.", invoke_endpoint_with_response_stream,
+             takes_invocation=True),
+    ),
+    kinds=ALL_KINDS,
+    is_enabled=lambda options: options.server.local_runtime_api,
+)  # fmt: skip

@@ -100,49 +100,43 @@ def _status(path: Path) -> os.stat_result | None:
     return None
 
 
-class SessionRequests:
-    """Handles the session header and `requestType` of each request to /invocations."""
+def session_answer(
+    options: Options, context: RequestContext, body: Mapping[str, object]
+) -> Response | None:
+    """Open, use or close a session if a request to /invocations says so.
 
-    def __init__(self, options: Options) -> None:
-        self._sessions = (
-            Sessions(Path(options.server.sessions_path), options.server.sessions_expiration)
-            if options.server.enable_stateful_sessions
-            else None
+    Returns the response to a request that does only that, and None for a request that the API
+    still has to answer. Raises RequestError if the request is invalid or sessions are disabled.
+    """
+    header, request_type = context.headers.get(SESSION_HEADER), body.get("requestType")
+    if not options.server.enable_stateful_sessions:
+        if header is None and request_type is None:
+            return None
+        field = SESSION_HEADER if request_type is None else "requestType"
+        raise RequestError(
+            field, "stateful sessions are not enabled; set option.enable_stateful_sessions=true"
         )
+    sessions = Sessions(Path(options.server.sessions_path), options.server.sessions_expiration)
+    if request_type not in (None, _NEW, _CLOSE):
+        raise RequestError("requestType", f"expected {_NEW} or {_CLOSE}")
+    if request_type is not None and len(body) > 1:
+        raise RequestError("requestType", "must be the only field of the body")
+    if request_type == _CLOSE:
+        return _close(context, sessions, header)
+    if _NEW in (request_type, header):
+        id, expiry = sessions.open()
+        expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expiry))
+        context.response_headers["X-Amzn-SageMaker-New-Session-Id"] = f"{id}; Expires={expires}"
+        context.response_headers[SESSION_HEADER] = id  # where DJL's client looks for it
+        return json_response({"session_id": id}) if request_type else None
+    if header is not None:
+        sessions.use(header)
+    return None
 
-    def answer(self, context: RequestContext, body: Mapping[str, object]) -> Response | None:
-        """Open, use or close a session if the request says so.
 
-        Returns the response to a request that does only that, and None for a request that the API
-        still has to answer. Raises RequestError if the request is invalid or sessions are disabled.
-        """
-        header, request_type = context.headers.get(SESSION_HEADER), body.get("requestType")
-        if self._sessions is None:
-            if header is None and request_type is None:
-                return None
-            field = SESSION_HEADER if request_type is None else "requestType"
-            raise RequestError(
-                field, "stateful sessions are not enabled; set option.enable_stateful_sessions=true"
-            )
-        if request_type not in (None, _NEW, _CLOSE):
-            raise RequestError("requestType", f"expected {_NEW} or {_CLOSE}")
-        if request_type is not None and len(body) > 1:
-            raise RequestError("requestType", "must be the only field of the body")
-        if request_type == _CLOSE:
-            return self._close(context, self._sessions, header)
-        if _NEW in (request_type, header):
-            id, expiry = self._sessions.open()
-            expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expiry))
-            context.response_headers["X-Amzn-SageMaker-New-Session-Id"] = f"{id}; Expires={expires}"
-            context.response_headers[SESSION_HEADER] = id  # where DJL's client looks for it
-            return json_response({"session_id": id}) if request_type else None
-        if header is not None:
-            self._sessions.use(header)
-        return None
-
-    def _close(self, context: RequestContext, sessions: Sessions, id: str | None) -> Response:
-        if id is None:
-            raise RequestError(SESSION_HEADER, f"{_CLOSE} needs the id of the session")
-        sessions.close(id)
-        context.response_headers["X-Amzn-SageMaker-Closed-Session-Id"] = id
-        return json_response({"session_id": id})
+def _close(context: RequestContext, sessions: Sessions, id: str | None) -> Response:
+    if id is None:
+        raise RequestError(SESSION_HEADER, f"{_CLOSE} needs the id of the session")
+    sessions.close(id)
+    context.response_headers["X-Amzn-SageMaker-Closed-Session-Id"] = id
+    return json_response({"session_id": id})

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
-from flask import Flask, Response
+from container.apis.chat.turn import start_turn
+from container.apis.generation.reply import Reply
+from container.apis.generation.service import GenerationService, generates
+from container.apis.responses.response import ResponseFormat
+from container.apis.responses.schema import RESPONSES_FIELDS, read_responses_request
+from container.http.request_context import RequestContext
+from container.http.route import Api, Body, post
 
-from container.apis.chat.turn import Assistant
-from container.apis.generation.service import GenerationService
-from container.apis.responses.response import ResponsesResponse
-from container.apis.responses.schema import read_responses_request
-from container.http.request_context import request_context
+
+def start_response(
+    service: GenerationService, context: RequestContext, body: Mapping[str, object]
+) -> Reply:
+    request = context.read(lambda: read_responses_request(body))
+    turn = start_turn(service, context, request.turn)
+    id = f"resp_{request.request_id or context.id}"
+    name = service.prompting.tokenizer.piece
+    format = ResponseFormat(turn, request, id, int(time.time()), name)
+    return Reply(format, turn.generation, stream=request.stream)
 
 
-class ResponsesRoutes:
-    def __init__(self, service: GenerationService) -> None:
-        self._service = service
-        self._assistant = Assistant(service)
-
-    def add_to(self, app: Flask) -> None:
-        app.add_url_rule("/v1/responses", view_func=self.create_response, methods=["POST"])
-
-    def create_response(self) -> Response:
-        context = request_context()
-        body = context.json_fields()
-        request = context.checked(lambda: read_responses_request(body))
-        context.warn(request.warnings)
-        started = self._assistant.start(context, request.turn)
-        id = f"resp_{request.request_id or context.id}"
-        response = ResponsesResponse(
-            started, request, id, int(time.time()), self._service.prompting.tokenizer.piece
-        )
-        return self._service.send(context, response, "named_sse")
+RESPONSES = Api(
+    "OpenAI",
+    (
+        post("/v1/responses", "OpenAI's responses. Nothing is stored.",
+             generates(start_response, "named_sse"),
+             Body("Response", RESPONSES_FIELDS, ("input",), title="`/v1/responses`")),
+    ),
+)  # fmt: skip

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from container.apis.chat.blocks import Block, BlockKind, Blocks
 from container.apis.chat.turn import StartedTurn
+from container.apis.generation.generation import Generation
 from container.apis.generation.logprobs import chat_logprobs
-from container.apis.generation.response import Record
+from container.apis.generation.reply import Format, Record
 from container.apis.responses.schema import ResponsesRequest
 from container.http.failures import Failure
 from core.sampling import Finish
 from core.text.answer import TokenText
+from core.text.answer_parser import AnswerParser
+from core.text.answers import Delta
 from core.text.tools.base import call_id
 
 _PARTS: Mapping[BlockKind, str] = {"text": "output_text", "reasoning": "reasoning_text"}
@@ -19,23 +22,23 @@ _PARTS: Mapping[BlockKind, str] = {"text": "output_text", "reasoning": "reasonin
 _ITEM_PREFIXES: Mapping[BlockKind, str] = {"text": "msg", "reasoning": "rs", "call": "fc"}
 
 
-class ResponsesResponse:
-    """Formats a turn's single answer. Each of its blocks becomes an output item."""
+class ResponseFormat(Format):
+    """Writes a turn's single answer. Each of its blocks becomes an output item.
 
-    ends_with_done = False
+    A stream has the events of the response's start, of its items, and of its end.
+    """
 
     def __init__(
         self,
-        started: StartedTurn,
+        turn: StartedTurn,
         request: ResponsesRequest,
         id: str,
         created_at: int,
         name: Callable[[int], str],
     ) -> None:
         """created_at: seconds since 1970; name: returns the string of a token id, for logprobs."""
-        self._generation = started.generation
-        self._parser = started.parsers[0]
-        self.stream = request.stream
+        self._generation = turn.generation
+        self._parser = turn.parsers[0]
         self._request = request
         self._id = id
         self._blocks = Blocks(self)
@@ -47,38 +50,33 @@ class ResponsesResponse:
         self._logprobs: dict[int, list[Record]] = {}
         """Logprobs of the tokens of each block of text, by the block's index."""
         self._envelope: Record = {
-            "id": id, "object": "response", "created_at": created_at, "model": started.model,
+            "id": id, "object": "response", "created_at": created_at, "model": turn.model,
             **request.echo,
         }  # fmt: skip
 
-    def full(self) -> object:
-        """Run the generation and return the `response` object."""
-        self._generation.run()
+    def begin(self, index: int) -> list[Record]:
+        names = ("response.created", "response.in_progress")
+        return [self._event(name, response=self._document("in_progress")) for name in names]
+
+    def delta(self, delta: Delta) -> list[Record]:
+        self._finish = delta.finish
+        return self._push(delta.tokens, is_last=delta.finish is not None)
+
+    def end(self, index: int) -> list[Record]:
+        response = self._ended()
+        return [self._event(f"response.{response['status']}", response=response)]
+
+    def document(self) -> object:
+        """Return the `response` object."""
         (answer,) = self._generation.answers
         self._finish = answer.finish
         self._push(answer.tokens, is_last=True)
         return self._ended()
 
-    def chunks(self) -> Iterator[list[Record]]:
-        """Yield the events: the response begins, its items come one by one, and it ends."""
-        has_begun = False
-        for delta in self._generation.deltas():
-            records = [] if has_begun else self._begin()
-            has_begun, is_last = True, delta.finish is not None
-            self._finish = delta.finish
-            records += self._push(delta.tokens, is_last=is_last)
-            if is_last:
-                response = self._ended()
-                records.append(self._event(f"response.{response['status']}", response=response))
-            yield records
-
     def failure(self, failure: Failure) -> Record:
         error = {"code": "server_error", "message": failure.message}
         response = {**self._document("failed"), "error": error}
         return self._event("response.failed", response=response)
-
-    def abort(self) -> None:
-        self._generation.abort()
 
     def start_records(self, block: Block) -> list[Record]:
         """See `BlockEvents`."""
@@ -130,10 +128,6 @@ class ResponsesResponse:
             records += self._blocks.push(pieces, is_last=ends)
         return records
 
-    def _begin(self) -> list[Record]:
-        names = ("response.created", "response.in_progress")
-        return [self._event(name, response=self._document("in_progress")) for name in names]
-
     def _ended(self) -> Record:
         if self._finish == Finish.LENGTH:
             details = {"reason": "max_output_tokens"}
@@ -147,18 +141,7 @@ class ResponsesResponse:
             **self._envelope,
             "status": status,
             "output": [self._item(block, self._item_status(block)) for block in blocks],
-            "usage": self._usage() if self._finish is not None else None,
-        }
-
-    def _usage(self) -> Record:
-        num_input = len(self._generation.prompt_token_ids)
-        num_output = self._generation.num_generated_tokens
-        return {
-            "input_tokens": num_input,
-            "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": num_output,
-            "output_tokens_details": {"reasoning_tokens": self._parser.num_reasoning_tokens},
-            "total_tokens": num_input + num_output,
+            "usage": _usage(self._generation, self._parser) if self._finish is not None else None,
         }
 
     def _item_status(self, block: Block) -> str:
@@ -209,3 +192,15 @@ class ResponsesResponse:
 
 _EMPTY: Record = {"content": []}
 """The content of an item before its first part."""
+
+
+def _usage(generation: Generation, parser: AnswerParser) -> Record:
+    num_input = len(generation.prompt_token_ids)
+    num_output = generation.num_generated_tokens
+    return {
+        "input_tokens": num_input,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": num_output,
+        "output_tokens_details": {"reasoning_tokens": parser.num_reasoning_tokens},
+        "total_tokens": num_input + num_output,
+    }

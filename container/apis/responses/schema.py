@@ -16,7 +16,7 @@ from container.apis.generation.conversation import (
     Conversation,
     template_variables,
 )
-from container.apis.generation.response import Record
+from container.apis.generation.reply import Record
 from container.apis.generation.sampling import (
     ONE_ANSWER_FIELDS,
     Decoding,

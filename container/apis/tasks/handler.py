@@ -11,6 +11,7 @@ from flask import Response
 
 from container.http.deadline import ClientGoneError
 from container.http.request_context import RequestContext
+from container.http.route import Invocation
 from container.http.service import Service
 from core.protocol.messages import Performed
 
@@ -18,30 +19,25 @@ _TRANSPORT_HEADERS = ("connection", "content-length", "date", "server", "transfe
 """Headers about the connection. The server sets them, so the handler's own are dropped."""
 
 
-class HandlerApi:
-    """Forwards requests to the handler in the engine."""
+def read(service: Service, context: RequestContext) -> Mapping[str, object]:
+    """Return no fields, since only the handler knows the format of the body."""
+    return {}
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
 
-    def read(self, context: RequestContext) -> Mapping[str, object]:
-        """Return no fields, since only the handler knows the format of the body."""
-        return {}
-
-    def answer(self, context: RequestContext, body: Mapping[str, object]) -> Response:
-        """Return the handler's response, streamed if the handler yields several parts."""
-        headers = dict(context.headers.items())
-        if context.accept is not None:
-            headers["Accept"] = context.accept
-        connection = self._service.client.choose(context.session)
-        reply = connection.perform(context.body, headers)
-        parts = self._service.parts_of(context, reply)
-        first = next(parts)  # read before the status is sent, so that a failure can set the status
-        content = first.body if first.is_last else _stream(first, parts, context)
-        response = Response(content, first.code, content_type=first.content_type or None)
-        response.headers.extend(_allowed_headers(first.headers))
-        response.call_on_close(parts.close)
-        return response
+def answer(service: Service, context: RequestContext, body: Mapping[str, object]) -> Response:
+    """Return the handler's response, streamed if the handler yields several parts."""
+    headers = dict(context.headers.items())
+    if context.accept is not None:
+        headers["Accept"] = context.accept
+    connection = service.client.choose(context.session)
+    reply = connection.perform(context.body, headers)
+    parts = service.parts_of(context, reply)
+    first = next(parts)  # read before the status is sent, so that a failure can set the status
+    content = first.body if first.is_last else _stream(first, parts, context)
+    response = Response(content, first.code, content_type=first.content_type or None)
+    response.headers.extend(_allowed_headers(first.headers))
+    response.call_on_close(parts.close)
+    return response
 
 
 def _stream(
@@ -67,3 +63,6 @@ def _allowed_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         is_valid = re.fullmatch("[A-Za-z0-9-]+", name) and re.fullmatch("[ -~]*", value)
         if is_valid and name.lower() not in _TRANSPORT_HEADERS:
             yield name, value
+
+
+INVOCATION = Invocation("handler", read, answer)

@@ -8,21 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
-from flask import Flask, Response
+from flask import Response
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
 from container.apis.tasks.pipeline_inputs import num_characters, read_input
 from container.apis.tasks.pipeline_parameters import read_parameters
-from container.apis.tasks.rerank import RerankApi
-from container.apis.tasks.transcription import TranscriptionApi
+from container.apis.tasks.rerank import RANKED_BODIES, rank
+from container.apis.tasks.service import TaskService
 from container.http.request_context import RequestContext
-from container.http.service import Service
+from container.http.route import Body, Invocation
 from container.schema.fields import MODEL_IGNORED, Field, Fields, ignored, read_fields
 from container.schema.kinds import OBJECT, Kind, is_list
 from core.configuration.limits import INPUTS, TASK_TEXTS
 from core.configuration.pipeline_tasks import FILES, PIPELINE_TASKS, PipelineTask
-from core.configuration.task import Task
 from core.errors import RequestError
 from core.protocol.task_bodies import PipelineBody
 
@@ -96,33 +95,29 @@ def _pipeline_task(name: str) -> PipelineTask:
     return PIPELINE_TASKS.get(name, PipelineTask())
 
 
-class PipelineApi:
-    """Answers requests with the model's pipeline."""
+def read(service: TaskService, context: RequestContext) -> Mapping[str, object]:
+    """Parse the body. The bytes of an image, audio or video file become `inputs`."""
+    if _is_file_type(context.mimetype, _pipeline_task(service.task.name)):
+        return {"inputs": context.body}
+    return context.fields()
 
-    def __init__(self, service: Service, task: Task) -> None:
-        self._service = service
-        self._task = task
-        self._rerank = RerankApi(service, task)
-        self._transcription = TranscriptionApi(service, task)
 
-    def add_to(self, app: Flask) -> None:
-        """Add the routes for scores and transcripts to the app."""
-        self._rerank.add_to(app)
-        self._transcription.add_to(app)
+def answer(service: TaskService, context: RequestContext, body: Mapping[str, object]) -> Response:
+    """Return the pipeline's answer to `inputs`, or a ranking of texts for a `query`."""
+    if "query" in body and "inputs" not in body:
+        return rank(service, context, body)
+    task, accept = service.task.name, context.accept
+    request, warnings = context.checked(lambda: read_pipeline_request(body, task, accept))
+    context.warn(warnings)
+    reply = service.client.choose().perform(msgspec.msgpack.encode(request), {})
+    answer = service.wait_for(context, reply)
+    return Response(answer.body, answer.code, content_type=answer.content_type)
 
-    def read(self, context: RequestContext) -> Mapping[str, object]:
-        """Parse the body. The bytes of an image, audio or video file become `inputs`."""
-        if _is_file_type(context.mimetype, _pipeline_task(self._task.name)):
-            return {"inputs": context.body}
-        return context.fields()
 
-    def answer(self, context: RequestContext, body: Mapping[str, object]) -> Response:
-        """Return the pipeline's answer to `inputs`, or a ranking of texts for a `query`."""
-        if "query" in body and "inputs" not in body:
-            return self._rerank.answer(context, body)
-        task, accept = self._task.name, context.accept
-        request, warnings = context.checked(lambda: read_pipeline_request(body, task, accept))
-        context.warn(warnings)
-        reply = self._service.client.choose().perform(msgspec.msgpack.encode(request), {})
-        answer = self._service.wait_for(context, reply)
-        return Response(answer.body, answer.code, content_type=answer.content_type)
+INVOCATION = Invocation(
+    "pipeline",
+    read,
+    answer,
+    (Body("Pipeline", PIPELINE_FIELDS, ("inputs",)), *RANKED_BODIES),
+    tuple(FILES.values()),
+)

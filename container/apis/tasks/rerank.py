@@ -14,10 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 import msgspec
-from flask import Flask, Response
+from flask import Response
 
+from container.apis.tasks.service import TaskService
 from container.http.request_context import RequestContext, request_context
-from container.http.service import Service, json_response
+from container.http.route import Api, Body, post
+from container.http.service import json_response
 from container.schema.fields import MODEL_IGNORED, Field, Fields, Values, ignored, read_fields
 from container.schema.kinds import (
     BOOLEAN,
@@ -30,7 +32,6 @@ from container.schema.kinds import (
     is_list,
 )
 from core.configuration.limits import TASK_TEXT, TASK_TEXTS
-from core.configuration.task import Task
 from core.errors import GenerationError, RequestError
 from core.protocol.task_bodies import PipelineBody
 
@@ -83,97 +84,91 @@ class _Error(msgspec.Struct):
     code: int
 
 
-class RerankApi:
-    """Scores pairs of texts with the model's pipeline."""
+def rerank(service: TaskService) -> Response:
+    """Handle vLLM's routes, and text-embeddings-inference's if the body has `texts`."""
+    context = request_context()
+    return rank(service, context, context.json_fields())
 
-    def __init__(self, service: Service, task: Task) -> None:
-        self._service = service
-        self._task = task
 
-    def add_to(self, app: Flask) -> None:
-        for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-            app.add_url_rule(path, view_func=self.rerank, methods=["POST"])
-        for path in ("/score", "/v1/score"):
-            app.add_url_rule(path, view_func=self.score, methods=["POST"])
+def score(service: TaskService) -> Response:
+    """Handle vLLM's routes to score pairs."""
+    context = request_context()
+    values = read_fields(context.json_fields(), SCORE_FIELDS)
+    first, second = _texts(values, "text_1"), _texts(values, "text_2")
+    if len(first) not in (1, len(second)):
+        raise RequestError("text_1", f"expected one text, or {len(second)} as in text_2")
+    pairs = list(zip(first * (len(second) // len(first)), second, strict=True))
+    scores = _scores(service, context, values, pairs, "text_2")
+    data = [
+        {"index": index, "object": "score", "score": score} for index, score in enumerate(scores)
+    ]
+    return json_response({**_envelope(service, "score", context), "object": "list", "data": data})
 
-    def rerank(self) -> Response:
-        """Handle vLLM's routes, and text-embeddings-inference's if the body has `texts`."""
-        context = request_context()
-        return self.answer(context, context.json_fields())
 
-    def score(self) -> Response:
-        """Handle vLLM's routes to score pairs."""
-        context = request_context()
-        values = read_fields(context.json_fields(), SCORE_FIELDS)
-        first, second = _texts(values, "text_1"), _texts(values, "text_2")
-        if len(first) not in (1, len(second)):
-            raise RequestError("text_1", f"expected one text, or {len(second)} as in text_2")
-        pairs = list(zip(first * (len(second) // len(first)), second, strict=True))
-        scores = self._scores(context, values, pairs, "text_2")
-        data = [
-            {"index": index, "object": "score", "score": score}
-            for index, score in enumerate(scores)
-        ]
-        return json_response({**self._envelope("score", context), "object": "list", "data": data})
+def rank(service: TaskService, context: RequestContext, body: Mapping[str, object]) -> Response:
+    """Answer a body with `query` and `documents`, or with `query` and `texts`."""
+    is_texts = "texts" in body
+    values = read_fields(body, TEXTS_FIELDS if is_texts else RERANK_FIELDS)
+    field = "texts" if is_texts else "documents"
+    documents = _texts(values, field)
+    (query,) = _texts(values, "query")
+    top_n = values.get("top_n", 0)
+    pairs = [(query, document) for document in documents]
+    scores = _scores(service, context, values, pairs, field)
+    ranked = sorted(range(len(scores)), key=lambda index: -scores[index])
+    if is_texts:
+        shows_text = values.get("return_text", False)
+        return json_response(
+            [
+                {"index": index, "score": scores[index]}
+                | ({"text": documents[index]} if shows_text else {})
+                for index in ranked
+            ]
+        )
+    shows = values.get("return_documents", True)
+    results = [
+        {"index": index, "relevance_score": scores[index]}
+        | ({"document": {"text": documents[index]}} if shows else {})
+        for index in ranked[: top_n or None]
+    ]
+    return json_response({**_envelope(service, "rerank", context), "results": results})
 
-    def answer(self, context: RequestContext, body: Mapping[str, object]) -> Response:
-        """Answer a body with `query` and `documents`, or with `query` and `texts`."""
-        is_texts = "texts" in body
-        values = read_fields(body, TEXTS_FIELDS if is_texts else RERANK_FIELDS)
-        field = "texts" if is_texts else "documents"
-        documents = _texts(values, field)
-        (query,) = _texts(values, "query")
-        top_n = values.get("top_n", 0)
-        pairs = [(query, document) for document in documents]
-        scores = self._scores(context, values, pairs, field)
-        ranked = sorted(range(len(scores)), key=lambda index: -scores[index])
-        if is_texts:
-            shows_text = values.get("return_text", False)
-            return json_response(
-                [
-                    {"index": index, "score": scores[index]}
-                    | ({"text": documents[index]} if shows_text else {})
-                    for index in ranked
-                ]
-            )
-        shows = values.get("return_documents", True)
-        results = [
-            {"index": index, "relevance_score": scores[index]}
-            | ({"document": {"text": documents[index]}} if shows else {})
-            for index in ranked[: top_n or None]
-        ]
-        return json_response({**self._envelope("rerank", context), "results": results})
 
-    def _envelope(self, kind: str, context: RequestContext) -> dict[str, object]:
-        id, created = f"{kind}-{context.id}", int(time.time())
-        return {"id": id, "created": created, "model": self._service.model_name}
+def _envelope(service: TaskService, kind: str, context: RequestContext) -> dict[str, object]:
+    id, created = f"{kind}-{context.id}", int(time.time())
+    return {"id": id, "created": created, "model": service.model_name}
 
-    def _scores(
-        self, context: RequestContext, values: Values, pairs: Sequence[tuple[str, str]], field: str
-    ) -> list[float]:
-        """Return a score for each pair. field: the request's field with the texts, for errors.
 
-        Raises RequestError if the model cannot take a pair, or is not a cross-encoder.
-        """
-        if self._task.name != TASK:
-            raise RequestError("model", f"is for {self._task.name}; scores need {TASK}")
-        context.warn(values.warnings)
-        function = "none" if values.get("raw_scores", False) else "sigmoid"
-        # Two labels are enough to see that the model has more than one.
-        parameters: dict[str, object] = {"top_k": 2, "function_to_apply": function}
-        if values.get("truncate", False):
-            parameters["truncation"] = True
-        for first, second in pairs:
-            TASK_TEXT.check(field, max(len(first), len(second)))
-        TASK_TEXTS.check(field, sum(len(first) + len(second) for first, second in pairs))
-        inputs: list[object] = [{"text": first, "text_pair": second} for first, second in pairs]
-        body = msgspec.msgpack.encode(PipelineBody(inputs, True, parameters))
-        try:
-            reply = self._service.wait_for(context, self._service.client.choose().perform(body, {}))
-        except RequestError as error:  # every pair is wrong
-            raise _refusal(error.message, field) from error
-        results = msgspec.json.decode(reply.body, type=list[list[_Label] | _Error])
-        return [_score(result, field) for result in results]
+def _scores(
+    service: TaskService,
+    context: RequestContext,
+    values: Values,
+    pairs: Sequence[tuple[str, str]],
+    field: str,
+) -> list[float]:
+    """Return a score for each pair. field: the request's field with the texts, for errors.
+
+    Raises RequestError if the model cannot take a pair, or is not a cross-encoder.
+    """
+    if service.task.name != TASK:
+        raise RequestError("model", f"is for {service.task.name}; scores need {TASK}")
+    context.warn(values.warnings)
+    function = "none" if values.get("raw_scores", False) else "sigmoid"
+    # Two labels are enough to see that the model has more than one.
+    parameters: dict[str, object] = {"top_k": 2, "function_to_apply": function}
+    if values.get("truncate", False):
+        parameters["truncation"] = True
+    for first, second in pairs:
+        TASK_TEXT.check(field, max(len(first), len(second)))
+    TASK_TEXTS.check(field, sum(len(first) + len(second) for first, second in pairs))
+    inputs: list[object] = [{"text": first, "text_pair": second} for first, second in pairs]
+    body = msgspec.msgpack.encode(PipelineBody(inputs, True, parameters))
+    try:
+        reply = service.wait_for(context, service.client.choose().perform(body, {}))
+    except RequestError as error:  # every pair is wrong
+        raise _refusal(error.message, field) from error
+    results = msgspec.json.decode(reply.body, type=list[list[_Label] | _Error])
+    return [_score(result, field) for result in results]
 
 
 def _score(result: list[_Label] | _Error, field: str) -> float:
@@ -212,3 +207,29 @@ def _texts(values: Values, field: str) -> list[str]:
     if len(texts) > MAX_TEXTS:
         raise RequestError(field, f"at most {MAX_TEXTS} texts are allowed in a request")
     return texts
+
+
+_RANK = "Rank texts by their score for a query."
+_SCORE = "Score pairs of texts."
+RANKED_BODIES = (
+    Body("Rerank", RERANK_FIELDS, ("query", "documents"), title="`/v1/rerank`"),
+    Body("Texts", TEXTS_FIELDS, ("query", "texts")),
+)
+_PAIRS = (Body("Score", SCORE_FIELDS, ("text_1", "text_2"), title="`/v1/score`"),)
+TEI_RERANK = Api(
+    "vLLM, text-embeddings-inference",
+    (
+        post("/rerank", _RANK, rerank, *RANKED_BODIES),
+    ),
+    kinds=("pipeline",),
+)  # fmt: skip
+VLLM_SCORES = Api(
+    "vLLM",
+    (
+        post("/v1/rerank", _RANK, rerank, *RANKED_BODIES),
+        post("/v2/rerank", _RANK, rerank, *RANKED_BODIES),
+        post("/score", _SCORE, score, *_PAIRS),
+        post("/v1/score", _SCORE, score, *_PAIRS),
+    ),
+    kinds=("pipeline",),
+)  # fmt: skip

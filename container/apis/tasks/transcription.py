@@ -6,11 +6,14 @@ import math
 from collections.abc import Sequence
 
 import msgspec
-from flask import Flask, Response
+from flask import Response
+from werkzeug.exceptions import UnsupportedMediaType
 
+from container.apis.tasks.service import TaskService
 from container.apis.tasks.subtitles import as_srt, as_vtt
 from container.http.request_context import RequestContext, request_context
-from container.http.service import Service, json_response
+from container.http.route import Api, Body, post
+from container.http.service import json_response
 from container.schema.fields import (
     MODEL_IGNORED,
     Field,
@@ -19,9 +22,9 @@ from container.schema.fields import (
     read_fields,
     unsupported,
 )
+from container.schema.form import MIMETYPE, read_form
 from container.schema.kinds import ANYTHING, BOOLEAN, STRING, STRINGS, Kind, number, with_schema
 from core.configuration.pipeline_tasks import SPEECH_RECOGNITION
-from core.configuration.task import Task
 from core.errors import RequestError
 from core.protocol.task_bodies import (
     TRANSCRIPTION,
@@ -72,44 +75,46 @@ TRANSCRIPTION_FIELDS: Fields = {
 """The fields of both routes."""
 
 
-class TranscriptionApi:
-    """Transcribes speech with the model's pipeline."""
+def transcribe(service: TaskService) -> Response:
+    return _answer(service, request_context(), translates=False)
 
-    def __init__(self, service: Service, task: Task) -> None:
-        self._service = service
-        self._task = task
 
-    def add_to(self, app: Flask) -> None:
-        app.add_url_rule("/v1/audio/transcriptions", view_func=self.transcribe, methods=["POST"])
-        app.add_url_rule("/v1/audio/translations", view_func=self.translate, methods=["POST"])
+def translate(service: TaskService) -> Response:
+    return _answer(service, request_context(), translates=True)
 
-    def transcribe(self) -> Response:
-        return self._answer(request_context(), translates=False)
 
-    def translate(self) -> Response:
-        return self._answer(request_context(), translates=True)
+def _answer(service: TaskService, context: RequestContext, *, translates: bool) -> Response:
+    if service.task.name != SPEECH_RECOGNITION:
+        raise RequestError(
+            "model", f"is for {service.task.name}; this route needs {SPEECH_RECOGNITION}"
+        )
+    values = read_fields(_form(context), TRANSCRIPTION_FIELDS)
+    context.warn(values.warnings)
+    wanted = read_transcription(values, translates=translates)
+    file = values.get("file", b"")
+    if not file:
+        raise RequestError("file", "expected a WAV file")
+    body = PipelineBody([file], False, {TRANSCRIPTION: msgspec.to_builtins(wanted)})
+    reply = service.client.choose().perform(msgspec.msgpack.encode(body), {})
+    try:
+        answer = service.wait_for(context, reply)
+    except RequestError as error:
+        if error.field == "inputs":  # other routes take the file in this field
+            raise RequestError("file", error.message) from None
+        raise
+    transcript = msgspec.json.decode(answer.body, type=Transcript)
+    return _response(transcript, values.get("response_format", "json"), wanted)
 
-    def _answer(self, context: RequestContext, *, translates: bool) -> Response:
-        if self._task.name != SPEECH_RECOGNITION:
-            raise RequestError(
-                "model", f"is for {self._task.name}; this route needs {SPEECH_RECOGNITION}"
-            )
-        values = read_fields(context.form(TRANSCRIPTION_FIELDS), TRANSCRIPTION_FIELDS)
-        context.warn(values.warnings)
-        wanted = read_transcription(values, translates=translates)
-        file = values.get("file", b"")
-        if not file:
-            raise RequestError("file", "expected a WAV file")
-        body = PipelineBody([file], False, {TRANSCRIPTION: msgspec.to_builtins(wanted)})
-        reply = self._service.client.choose().perform(msgspec.msgpack.encode(body), {})
-        try:
-            answer = self._service.wait_for(context, reply)
-        except RequestError as error:
-            if error.field == "inputs":  # other routes take the file in this field
-                raise RequestError("file", error.message) from None
-            raise
-        transcript = msgspec.json.decode(answer.body, type=Transcript)
-        return _response(transcript, values.get("response_format", "json"), wanted)
+
+def _form(context: RequestContext) -> dict[str, object]:
+    """Parse a form with files. Convert its texts to the types that the fields expect.
+
+    Raises UnsupportedMediaType for other types and RequestError for a malformed form.
+    """
+    if context.mimetype != MIMETYPE:
+        raise UnsupportedMediaType(f"Content-Type {context.mimetype}: send {MIMETYPE}")
+    content_type = context.headers.get("Content-Type", "")
+    return context.checked(lambda: read_form(context.body, content_type, TRANSCRIPTION_FIELDS))
 
 
 def read_transcription(values: Values, *, translates: bool) -> Transcription:
@@ -185,3 +190,22 @@ def _details(transcript: Transcript) -> dict[str, object]:
 
 def _times(span: Passage) -> dict[str, float]:
     return {"start": span.start, "end": span.end}
+
+
+_SPEECH = (
+    Body(
+        "Transcription",
+        TRANSCRIPTION_FIELDS,
+        ("file",),
+        title="`/v1/audio/transcriptions`, `/v1/audio/translations`",
+        is_form=True,
+    ),
+)
+AUDIO = Api(
+    "OpenAI",
+    (
+        post("/v1/audio/transcriptions", "Transcribe speech.", transcribe, *_SPEECH),
+        post("/v1/audio/translations", "Translate speech to English text.", translate, *_SPEECH),
+    ),
+    kinds=("pipeline",),
+)  # fmt: skip

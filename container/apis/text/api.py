@@ -5,82 +5,95 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from container.apis.generation.response import ApiResponse
+from container.apis.generation.reply import ApiResponse, Reply
 from container.apis.generation.service import GenerationService
-from container.apis.text.batch import BatchResponse, Item
-from container.apis.text.response import Form, TextResponse, TextStyle, form_of
-from container.apis.text.schema import TextRequest, read_text_request
+from container.apis.text.batch import BatchReply, Item
+from container.apis.text.response import TextFormat
+from container.apis.text.schema import TextRequest, input_text, read_text_request
 from container.http.off_loop import Turns
 from container.http.request_context import RequestContext
 from core.errors import LongshoreError, RequestError
 
 
-class TextApi:
-    """Answers requests with one input or a batch of them."""
+def start_text(
+    service: GenerationService,
+    context: RequestContext,
+    body: Mapping[str, object],
+    form: type[TextFormat],
+) -> ApiResponse:
+    """Start to answer a body with `inputs`, which is one input or a batch."""
+    request = context.read(lambda: read_text_request(body, always_details=form.always_details))
+    request = replace(request, decoding=service.for_engine(request.decoding))
+    inputs = Inputs(service, context, request, form)
+    return inputs.start_batch() if request.is_batch else inputs.start_one()
 
-    def __init__(self, service: GenerationService, form: Form | None = None) -> None:
-        """form: the shape of answers; by default the shape that the options ask for."""
+
+class Inputs:
+    """The inputs of one request."""
+
+    def __init__(
+        self,
+        service: GenerationService,
+        context: RequestContext,
+        request: TextRequest,
+        form: type[TextFormat],
+    ) -> None:
         self._service = service
-        self._style = TextStyle(service.prompting.tokenizer, form or form_of(service.options))
+        self._context = context
+        self._request = request
+        self._form = form
 
-    def start(self, context: RequestContext, body: Mapping[str, object]) -> ApiResponse:
-        """Start to answer a body with `inputs`.
+    def start_one(self) -> Reply:
+        """Start the answer to the only input."""
+        text = self._text(0)
+        return self._start(0, text, *self._encode([text]))
 
-        In a batch, each input succeeds or fails on its own.
-        """
-        service = self._service
-        always_details = self._style.form == "tgi"
-        request = context.checked(lambda: read_text_request(body, always_details=always_details))
-        request = replace(request, decoding=service.for_engine(request.decoding))
-        context.warn(request.warnings)
-        inputs = [self._fitting(text, request, index) for index, text in enumerate(request.inputs)]
-        texts = ["" if isinstance(text, LongshoreError) else text for text in inputs]
-        prompts = service.prompting.encode(texts, max_tokens=request.max_prompt_tokens)
+    def start_batch(self) -> BatchReply:
+        """Start the answers to a batch. Each input succeeds or fails on its own."""
+        num_inputs = len(self._request.inputs)
+        texts = [self._text_or_error(index) for index in range(num_inputs)]
+        prompts = self._encode([text if isinstance(text, str) else "" for text in texts])
         items: list[Item] = []
-        batch = BatchResponse(items, context.id, stream=request.stream)
+        batch = BatchReply(items, self._context.id, stream=self._request.stream)
         turns = Turns()
         try:
-            for index, (text, prompt) in enumerate(zip(inputs, prompts, strict=True)):
+            for index, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
                 turns.give()
-                items.append(self._start_one(context, request, index, text, prompt))
+                items.append(self._start_or_error(index, text, prompt))
         except BaseException:
             batch.abort()
             raise
-        if request.is_batch:
-            return batch
-        response = items[0]
-        assert not isinstance(response, LongshoreError)  # it was raised above
-        return response
+        return batch
 
-    def _fitting(
-        self, text: str | RequestError, request: TextRequest, index: int
-    ) -> str | RequestError:
+    def _text(self, index: int) -> str:
+        text, field = self._request.inputs[index], self._request.prompt_field(index)
+        checked = input_text(text, field)
+        self._service.prompting.check_length(checked, field)
+        return checked
+
+    def _encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        max_tokens = self._request.max_prompt_tokens
+        return self._service.prompting.encode(texts, max_tokens=max_tokens)
+
+    def _start(self, index: int, text: str, prompt: Sequence[int]) -> Reply:
+        service, request = self._service, self._request
+        adapter = service.adapter(self._context, request.adapters[index])
+        (generation,) = service.start(
+            self._context, [prompt], request.decoding_of(index), adapter=adapter
+        )
+        format = self._form(generation, text, request, service.prompting.tokenizer)
+        return Reply(format, generation, stream=request.stream)
+
+    def _text_or_error(self, index: int) -> str | RequestError:
         try:
-            if isinstance(text, str):
-                self._service.prompting.check_length(text, request.prompt_field(index))
+            return self._text(index)
         except RequestError as error:
             return error
-        return text
 
-    def _start_one(
-        self,
-        context: RequestContext,
-        request: TextRequest,
-        index: int,
-        text: str | RequestError,
-        prompt: Sequence[int],
-    ) -> Item:
-        """Start the answer to one input. In a batch, returns the error of an input that fails."""
-        service = self._service
+    def _start_or_error(self, index: int, text: str | RequestError, prompt: Sequence[int]) -> Item:
+        if isinstance(text, RequestError):
+            return text
         try:
-            if isinstance(text, LongshoreError):
-                raise text
-            adapter = service.adapter(context, request.adapters[index])
-            (generation,) = service.start(
-                context, [prompt], request.decoding_of(index), adapter=adapter
-            )
-            return TextResponse(generation, text, request, self._style)
+            return self._start(index, text, prompt)
         except LongshoreError as error:
-            if not request.is_batch:
-                raise
             return error

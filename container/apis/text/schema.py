@@ -13,6 +13,7 @@ from container.apis.generation.sampling import (
     read_decoding,
 )
 from container.apis.generation.structured_outputs import TGI_GRAMMAR
+from container.http.route import Body
 from container.schema.fields import (
     MODEL_IGNORED,
     Field,
@@ -142,10 +143,23 @@ TEXT_FIELDS: Fields = {
 }
 
 
+TEXT_BODY = Body(
+    "Text",
+    TEXT_FIELDS,
+    ("inputs",),
+    title="`/invocations` with `inputs`, `/generate`",
+    parts={
+        "parameters": Body(
+            "Parameters", PARAMETERS, title="The `parameters` of `/invocations` and `/generate`"
+        )
+    },
+)
+
+
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    inputs: tuple[str | RequestError, ...]
-    """An invalid input of a batch is replaced by its error; the others are answered."""
+    inputs: tuple[object, ...]
+    """Each is still to be checked by `input_text`, so that a bad one of a batch fails alone."""
     is_batch: bool
     adapters: tuple[str | None, ...]
     """The adapter of each input; None if the body names none."""
@@ -210,13 +224,20 @@ def read_text_request(body: Mapping[str, object], *, always_details: bool = Fals
     )
 
 
-def _inputs(value: object) -> tuple[tuple[str | RequestError, ...], bool]:
+def input_text(value: object, field: str = "inputs") -> str:
+    """Return an input. Raises RequestError, naming `field`, unless it is a non-empty string."""
+    if not isinstance(value, str) or not value:
+        raise RequestError(field, f"expected a non-empty string, not {_describe(value)}")
+    return value
+
+
+def _inputs(value: object) -> tuple[tuple[object, ...], bool]:
+    """Return the inputs, and whether they are a batch. The only input is checked."""
     if not is_list(value):
-        return (_text(value),), False
+        return (input_text(value),), False
     if not 0 < len(value) <= MAX_BATCH:
         raise RequestError("inputs", f"expected 1 to {MAX_BATCH} inputs, not {len(value)}")
-    inputs = (_text_or_error(text, f"inputs[{index}]") for index, text in enumerate(value))
-    return tuple(inputs), True
+    return tuple(value), True
 
 
 def _adapters(
@@ -229,19 +250,6 @@ def _adapters(
             "adapters", f"a list must have one adapter for each of a batch's inputs ({count})"
         )
     return tuple(adapters)
-
-
-def _text_or_error(value: object, field: str) -> str | RequestError:
-    try:
-        return _text(value, field)
-    except RequestError as error:
-        return error
-
-
-def _text(value: object, field: str = "inputs") -> str:
-    if not isinstance(value, str) or not value:
-        raise RequestError(field, f"expected a non-empty string, not {_describe(value)}")
-    return value
 
 
 def _describe(value: object) -> str:

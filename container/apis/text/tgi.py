@@ -3,65 +3,73 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Mapping
 
-from flask import Flask, Response
+from flask import Response
 
-from container.apis.generation.service import GenerationService
-from container.apis.text.api import TextApi
-from container.http.request_context import request_context
+from container.apis.generation.reply import ApiResponse
+from container.apis.generation.service import GenerationService, generates
+from container.apis.text.api import start_text
+from container.apis.text.schema import TEXT_BODY
+from container.apis.text.tgi_response import TgiFormat, TgiListFormat, tgi_error
+from container.http.request_context import RequestContext
+from container.http.route import Api, Errors, get, post
 from container.http.service import json_response
 from core.configuration.limits import STOP_STRINGS
 from core.sampling import MAX_SAMPLES
 
 
-class TgiRoutes:
-    """The routes that text-generation-inference's clients call."""
+def start_list(
+    service: GenerationService, context: RequestContext, body: Mapping[str, object]
+) -> ApiResponse:
+    """Start to answer with a list of one document, or with a stream if the body wants one."""
+    return start_text(service, context, body, TgiListFormat)
 
-    def __init__(self, service: GenerationService) -> None:
-        self._service = service
-        self._one = TextApi(service, "generate")
-        self._list = TextApi(service, "tgi")
 
-    def add_to(self, app: Flask) -> None:
-        app.add_url_rule("/", view_func=self.root, methods=["POST"])
-        app.add_url_rule("/generate", view_func=self.generate, methods=["POST"])
-        app.add_url_rule("/generate_stream", view_func=self.generate_stream, methods=["POST"])
-        app.add_url_rule("/info", view_func=self.info)
+def start_document(
+    service: GenerationService, context: RequestContext, body: Mapping[str, object]
+) -> ApiResponse:
+    return start_text(service, context, {**body, "stream": False}, TgiFormat)
 
-    def root(self) -> Response:
-        """Answer with a list of one document, or with a stream if `stream` is true in the body."""
-        context = request_context()
-        response = self._list.start(context, context.json_fields())
-        return self._service.send(context, response, "sse")
 
-    def generate(self) -> Response:
-        """Answer with one document."""
-        context = request_context()
-        response = self._one.start(context, {**context.json_fields(), "stream": False})
-        return self._service.send(context, response, "sse")
+def start_stream(
+    service: GenerationService, context: RequestContext, body: Mapping[str, object]
+) -> ApiResponse:
+    return start_text(service, context, {**body, "stream": True}, TgiFormat)
 
-    def generate_stream(self) -> Response:
-        context = request_context()
-        response = self._one.start(context, {**context.json_fields(), "stream": True})
-        return self._service.send(context, response, "sse")
 
-    def info(self) -> Response:
-        """Describe the model and the limits of requests."""
-        facts = self._service.client.facts
-        return json_response(
-            {
-                "model_id": facts.model,
-                "model_sha": None,
-                "model_dtype": facts.dtype,
-                "model_device_type": facts.device,
-                "model_pipeline_tag": facts.task,
-                "max_concurrent_requests": self._service.options.server.job_queue_size,
-                "max_best_of": MAX_SAMPLES,
-                "max_stop_sequences": STOP_STRINGS.maximum,
-                "max_input_tokens": facts.max_model_len - 1,
-                "max_total_tokens": facts.max_model_len,
-                "max_batch_total_tokens": facts.num_kv_blocks * facts.block_size,
-                "version": importlib.metadata.version("longshore"),
-                "router": "longshore",
-            }
-        )
+def info(service: GenerationService) -> Response:
+    """Describe the model and the limits of requests."""
+    facts = service.client.facts
+    return json_response(
+        {
+            "model_id": facts.model,
+            "model_sha": None,
+            "model_dtype": facts.dtype,
+            "model_device_type": facts.device,
+            "model_pipeline_tag": facts.task,
+            "max_concurrent_requests": service.options.server.job_queue_size,
+            "max_best_of": MAX_SAMPLES,
+            "max_stop_sequences": STOP_STRINGS.maximum,
+            "max_input_tokens": facts.max_model_len - 1,
+            "max_total_tokens": facts.max_model_len,
+            "max_batch_total_tokens": facts.num_kv_blocks * facts.block_size,
+            "version": importlib.metadata.version("longshore"),
+            "router": "longshore",
+        }
+    )
+
+
+TGI = Api(
+    "text-generation-inference",
+    (
+        post("/", "text-generation-inference's answer, in a list or as a stream.",
+             generates(start_list, "sse"), TEXT_BODY),
+        post("/generate", "text-generation-inference's answer.", generates(start_document, "sse"),
+             TEXT_BODY),
+        post("/generate_stream", "text-generation-inference's answer as a stream.",
+             generates(start_stream, "sse"), TEXT_BODY),
+        get("/info", "Describe the model and the limits, as text-generation-inference does.", info),
+    ),
+    errors=Errors(tgi_error, ("/generate",)),
+)  # fmt: skip

@@ -13,7 +13,8 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from container.apis.invocations.routing import named_path
-from container.http.failures import RETRY_AFTER_S, Failure, failure_body
+from container.apis.table import error_body
+from container.http.failures import RETRY_AFTER_S, Failure
 from container.http.headers import CUSTOM_ATTRIBUTES
 from container.http.health import HEALTH_PATHS
 from deploy.fleet.front.metrics import merge_metrics
@@ -239,7 +240,7 @@ async def _disconnect(receive: Receive) -> None:
 
 
 async def _fail(request: HttpRequest, failure: Failure, send: Send) -> None:
-    body = msgspec.json.encode(failure_body(failure, request.path))
+    body = msgspec.json.encode(error_body(failure, request.path))
     headers: Headers = (
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from container.apis.generation.sampling import SAMPLING_FIELDS
 from container.apis.generation.structured_outputs import STRUCTURED_OUTPUT_FIELDS
 from container.apis.text.schema import TextRequest, read_text_request
-from container.front_end.contract import BODIES
+from container.front_end.contract import field_tables
 from container.schema.body import read_body
 from core.configuration.limits import STOP_STRINGS
 from core.errors import RequestError
@@ -263,7 +263,7 @@ def test_every_field_is_read_somewhere():
     code = "".join(path.read_text() for path in (ROOT / "container").rglob("*.py"))
     fields = {
         field.canonical_name or name
-        for table in BODIES.values()
+        for table in field_tables().values()
         for name, field in table.items()
         if field.effect == "supported"
     }

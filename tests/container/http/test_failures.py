@@ -9,6 +9,8 @@ import gevent
 import pytest
 from flask.testing import FlaskClient
 
+from container.apis.anthropic.response import anthropic_error
+from container.apis.openai import openai_error
 from container.front_end.app import create_app
 from container.http.failures import Failure
 from container.http.off_loop import LONG_TEXT_CHARACTERS
@@ -56,7 +58,7 @@ def test_early_failures_have_an_error_status(
 )
 def test_the_formats_agree_on_who_is_at_fault(code: int, is_client_error: bool) -> None:
     failure = Failure(code, "no luck")
-    for body in (failure.as_openai(), failure.as_anthropic()):
+    for body in (openai_error(failure), anthropic_error(failure)):
         error: Any = body["error"]
         assert (error["type"] == "invalid_request_error") == is_client_error
 

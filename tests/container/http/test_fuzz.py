@@ -24,6 +24,7 @@ from container.apis.embeddings import (
     read_embedding_request,
     read_inputs_request,
 )
+from container.apis.invocations.event_stream import payload_part
 from container.apis.text.schema import PARAMETERS, read_text_request
 from container.apis.tokenize import (
     DETOKENIZE_FIELDS,
@@ -32,7 +33,6 @@ from container.apis.tokenize import (
     read_tokenize_request,
 )
 from container.configuration.properties import read_properties
-from container.http.event_stream import payload_part
 from container.schema.body import read_body
 from container.schema.fields import Fields
 from core.errors import ConfigurationError, RequestError

@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from websockets.sync.client import connect
 
+from container.apis.invocations.upgrade import PATH
 from container.front_end.connections import EXTRA_CONNECTIONS
-from container.front_end.upgrade import PATH
 from container.security.tls import tls_context
 from core.configuration.options import Options, make_options
 from core.errors import ConfigurationError

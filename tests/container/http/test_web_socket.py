@@ -16,7 +16,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from container.front_end.upgrade import PATH
+from container.apis.invocations.upgrade import PATH
 from core.configuration.limits import SOCKET_MESSAGES
 from core.protocol.messages import Abort, Refused, Submit
 from core.text.tokenizer import Tokenizer

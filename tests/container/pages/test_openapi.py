@@ -15,10 +15,11 @@ from hypothesis import HealthCheck
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
+from container.apis.invocations.upgrade import PATH as UPGRADE_PATH
+from container.apis.openapi import openapi_document
+from container.apis.table import contract_of
 from container.front_end.app import create_task_app
-from container.front_end.openapi import multi_model_document, openapi_document
-from container.front_end.upgrade import PATH as UPGRADE_PATH
-from container.multi_model.app import create_front
+from container.multi_model.app import CONTRACT, create_front
 from container.multi_model.model_registry import ModelRegistry
 from container.wire.engine_client import EngineClient
 from core.configuration.options import make_options
@@ -87,7 +88,8 @@ def test_every_route_is_in_the_document(
     serve: Serve, serve_task: Serve, with_runtime: bool
 ) -> None:
     http = serve(local_runtime_api=with_runtime)
-    assert http.get("/openapi.json").get_json() == openapi_document(with_runtime=with_runtime)
+    contract = contract_of("generation", make_options({"local_runtime_api": with_runtime}))
+    assert http.get("/openapi.json").get_json() == openapi_document(contract)
     check_routes(http)
     for kind in TASKS:
         check_routes(serve_task(kind, local_runtime_api=with_runtime))
@@ -96,7 +98,7 @@ def test_every_route_is_in_the_document(
 def test_the_document_of_the_multi_model_server(tmp_path: Path) -> None:
     app = create_front(ModelRegistry(tmp_path, {}))
     document = app.test_client().get("/openapi.json").get_json()
-    assert document == multi_model_document()
+    assert document == openapi_document(CONTRACT)
     adapter = app.url_map.bind("localhost")
     for path, item in document["paths"].items():
         for method in item:
@@ -135,7 +137,8 @@ TASKS: tuple[Kind, ...] = ("embedding", "pipeline", "handler")
 OPERATIONS = [
     (kind, path, method)
     for kind in ("generation", *TASKS)
-    for path, item in openapi_document(kind, with_runtime=kind == "generation")["paths"].items()
+    for contract in [contract_of(kind, make_options({"local_runtime_api": kind == "generation"}))]
+    for path, item in openapi_document(contract)["paths"].items()
     for method in item
     if kind == "generation" or method == "post"
 ]

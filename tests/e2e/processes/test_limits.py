@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 from websockets.sync.client import connect as web_socket
 
-from container.front_end.upgrade import PATH
+from container.apis.invocations.upgrade import PATH
 from core.configuration import limits
 from tests.container.processes import HANG_S, wait_until
 from tests.e2e.serving import LONG_ANSWER, long_winded, serve
