@@ -86,7 +86,8 @@ class StepPlan:
         return sum(chunk.length for chunk in self.chunks)
 
 
-StepResult = Mapping[int, Sampled | Candidates | Hypotheses | SequenceFailure]
+ChunkResult = Sampled | Candidates | Hypotheses | SequenceFailure
+StepResult = Mapping[int, ChunkResult]
 """Maps sequence ids to results, for each chunk with `samples_token` or `extra_rows`. A result
 is sampled tokens and prompt logprobs, or the candidates of a beam, or the hypotheses of a beam
 search that the executor runs as a whole, or the reason of a failure."""

@@ -19,7 +19,7 @@ from engine.ranks.degree import tensor_parallel_degree
 from engine.ranks.group import Group, SingleRank
 
 if TYPE_CHECKING:
-    from engine.step.leader import Leader
+    from engine.ranks.leader import Leader
 
 
 def build_engine(

@@ -19,6 +19,7 @@ import logging
 import os
 import signal
 import sys
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -84,11 +85,12 @@ def _run(
     # Imported here, so that this process beats during these imports.
     from engine.builders.packed import build_parts, load
     from engine.device import choose_device, explaining_out_of_memory
+    from engine.lora.ranks import carry_out
     from engine.phases import Phases
+    from engine.ranks.follower import Follower
     from engine.ranks.group import ProcessGroup
     from engine.ranks.orders import RemoteOrders
     from engine.ranks.shard import Shard
-    from engine.step.follower import Follower
 
     gc.freeze()
     gc.enable()
@@ -107,7 +109,8 @@ def _run(
         model = loaded.model
         assert model is not None, "only a packed model runs on several ranks"
         parts = build_parts(loaded.resolved, model, phases, group)
-    follower = Follower(model, parts.cache, parts.backend, parts.graphs, group)
+    install = partial(carry_out, parts.adapters)
+    follower = Follower(parts.passes, model.columns, group, install)
     decode = msgspec.msgpack.Decoder[AnyOrder](AnyOrder).decode
     while True:
         follower.run(decode(receive()))

@@ -51,11 +51,11 @@ class Staging:
 class Slot:
     """The place of an array in an upload."""
 
-    __slots__ = ("_tensor", "array")
+    __slots__ = ("_tensor",)
 
-    def __init__(self, array: NDArray[np.generic]) -> None:
-        self.array = array
-        self._tensor: Tensor | None = None
+    def __init__(self, tensor: Tensor | None = None) -> None:
+        """tensor: one that is on the device already."""
+        self._tensor = tensor
 
     @property
     def tensor(self) -> Tensor:
@@ -70,18 +70,19 @@ class Upload:
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
+        self._arrays: list[NDArray[np.generic]] = []
         self._slots: list[Slot] = []
 
     def put(self, array: NDArray[np.generic]) -> Slot:
         """Add an array, which `send` copies as it is then."""
-        slot = Slot(array)
-        self._slots.append(slot)
-        return slot
+        self._arrays.append(array)
+        self._slots.append(Slot())
+        return self._slots[-1]
 
     def send(self) -> None:
         """Start the copy. Call once, after the last `put`."""
-        if self._slots:
-            tensors = self._staging.upload([slot.array for slot in self._slots])
+        if self._arrays:
+            tensors = self._staging.upload(self._arrays)
             for slot, tensor in zip(self._slots, tensors, strict=True):
                 slot._tensor = tensor
 

@@ -41,12 +41,13 @@ MAY_IMPORT = {
 }
 PARTS = {
     "engine": (
-        ("device", "staging", "phases", "stopwatch", "executor", "block_tables", "step_inputs"),
-        ("attention", "ranks"),
-        ("model",),
-        ("lora", "sampling", "scores", "vision"),
-        ("loading",),
+        ("device", "staging", "phases", "stopwatch", "executor"),
+        ("attention", "sampling"),
         ("step",),
+        ("ranks",),
+        ("model",),
+        ("lora", "scores", "vision"),
+        ("loading",),
         ("resolve", "failures"),
         ("memory",),
         ("engine",),
@@ -183,7 +184,7 @@ def test_llguidance_is_imported_by_the_first_grammar(modules):
     "modules",
     [
         "engine.serve.server, engine.serve.task_service, engine.tasks.build",
-        "engine.builders.packed, engine.step.follower",
+        "engine.builders.packed, engine.ranks.follower",
     ],
 )
 def test_engines_of_handlers_and_other_ranks_do_not_import_transformers_models(modules):

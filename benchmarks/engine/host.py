@@ -22,7 +22,7 @@ from core.plan import StepPlan, StepResult
 from core.request import Request
 from core.sampling import Sampled, SamplingParams
 from engine.staging import Staging
-from engine.step_inputs import InputBuilder
+from engine.step.step_inputs import InputBuilder
 from strategies.base import Limits
 from strategies.memory.blocks import PagedMemory
 from strategies.paged import PagedStrategy

@@ -36,7 +36,7 @@ from engine.model.loader import Loader
 from engine.model.quantization.weights import Stored
 from engine.model.spec import DecoderSpec, read_spec
 from engine.staging import Staging
-from engine.step_inputs import InputBuilder, StepInputs
+from engine.step.step_inputs import InputBuilder, StepInputs
 from kernels import dry_run
 
 ARCH = 90

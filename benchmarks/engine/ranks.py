@@ -28,9 +28,9 @@ from engine.engine import Engine
 from engine.phases import Phases
 from engine.ranks.followers import Followers
 from engine.ranks.group import ProcessGroup, SingleRank
+from engine.ranks.leader import Leader
 from engine.ranks.order_types import Order
 from engine.ranks.shard import Shard
-from engine.step.leader import Leader
 
 PROMPT_TOKENS = 64
 CPU = torch.device("cpu")

@@ -15,8 +15,8 @@ from engine.engine import Engine
 from engine.phases import Phases
 from engine.ranks.followers import Followers, threads_for_ranks
 from engine.ranks.group import Group, ProcessGroup
+from engine.ranks.leader import Leader
 from engine.ranks.shard import Shard
-from engine.step.leader import Leader
 
 
 def build_on_ranks(

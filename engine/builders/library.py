@@ -8,11 +8,11 @@ from core.errors import ConfigurationError
 from core.foreign_code import contained
 from engine.builders.common import check_steps, eos_token_ids, prompt_step
 from engine.engine import Engine
+from engine.loading.library_executor import LibraryExecutor, LibraryModel, load_library_model
 from engine.loading.model_source import ModelSource
 from engine.phases import Phases
 from engine.resolve import Resolved, assume, facts_of, strategy_settings
 from engine.sampling.grammars import Grammars
-from engine.step.library_executor import LibraryExecutor, LibraryModel, load_library_model
 from engine.vision.families import VISION_FAMILIES
 from strategies.factory import make_strategy
 

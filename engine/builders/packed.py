@@ -29,11 +29,17 @@ from engine.lora.adapter_registry import AdapterRegistry
 from engine.memory.capacity import measure
 from engine.phases import Phases
 from engine.ranks.group import Group
+from engine.ranks.leader import Leader
 from engine.resolve import Capacity, Resolved, facts_of, resolve, strategy_settings
 from engine.sampling.grammars import Grammars
+from engine.sampling.sampler import Sampler
+from engine.scores.column import ScoreColumn
+from engine.staging import Staging
+from engine.step.beam_candidates import BeamColumn
+from engine.step.column import Column
 from engine.step.cuda_recorder import CudaRecorder
-from engine.step.leader import Leader
 from engine.step.packed_executor import PackedExecutor
+from engine.step.passes import Passes
 from engine.step.step_graphs import MAX_CAPTURE_SECONDS, StepGraphs
 from strategies.factory import make_strategy
 
@@ -78,9 +84,7 @@ class PackedParts:
     """What runs a packed model's steps, besides the model."""
 
     capacity: Capacity
-    cache: KVCache
-    backend: AttentionBackend
-    graphs: StepGraphs | None
+    passes: Passes
     adapters: AdapterRegistry | None
     notes: tuple[str, ...]
 
@@ -99,11 +103,18 @@ def build_packed(
     """
     parts = build_parts(resolved, model, phases, group)
     if leader is not None and parts.adapters is not None:
-        parts.adapters.on_install = leader.install
+        from engine.lora.ranks import install_order
 
+        send = leader.send
+        parts.adapters.on_install = lambda slot, weights: send(install_order(slot, weights))
     eos = eos_token_ids(resolved.source)
     grammars = Grammars(resolved.source.model_dir, eos)
-    executor = PackedExecutor(model, parts.cache, parts.backend, parts.graphs, grammars, leader)
+    executor = PackedExecutor(
+        parts.passes,
+        Sampler(Staging(model.device), grammars),
+        _columns(model, parts.passes),
+        None if leader is None else leader.leading(parts.passes),
+    )
     check_steps(executor, _first_steps(resolved, parts.capacity))
     phases.end("first steps")
     return Engine(
@@ -136,12 +147,20 @@ def build_parts(
     notes = adapter_notes + resolved.source.notes + capacity.notes + backend_notes + graph_notes
     return PackedParts(
         capacity=capacity,
-        cache=cache,
-        backend=backend,
-        graphs=graphs,
+        passes=Passes(model, cache, backend, graphs),
         adapters=adapters,
         notes=notes,
     )
+
+
+def _columns(model: PackedModel, passes: Passes) -> list[Column]:
+    """Return the features that sequences of this engine may use in a step."""
+    columns: list[Column] = [ScoreColumn(), BeamColumn(), *model.columns]
+    if model.encoder is not None:
+        from engine.vision.column import ImageColumn
+
+        columns.append(ImageColumn(model.encoder, passes.model_time))
+    return columns
 
 
 def _start_adapters(
@@ -198,7 +217,7 @@ def capture_graphs(
             max_model_len=capacity.max_model_len,
             skips_device_bound=resolved.measures_graphs,
             progress=lambda rows: tqdm(rows, desc="CUDA graphs", disable=not shows_progress),
-            group=group,
+            agree=group.agree,
         )
     except RuntimeError as error:
         if is_out_of_memory(error):

@@ -28,7 +28,7 @@ from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
 from engine.loading.model_source import ModelSource
 from engine.staging import Staging
-from engine.step_inputs import InputBuilder
+from engine.step.step_inputs import InputBuilder
 
 PROBE_LENGTH = 40
 PROBE_BLOCK_SIZE = 16

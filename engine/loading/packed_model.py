@@ -16,11 +16,13 @@ from core.errors import ConfigurationError
 from engine.attention.call import PagedAttention, UnsupportedModelError
 from engine.loading.model_source import ModelSource
 from engine.loading.own_decoder import load_own_decoder
+from engine.lora.column import AdapterColumn
 from engine.lora.memory import AdapterMemory
 from engine.model.decoder import Decoder
 from engine.phases import Phases
 from engine.ranks.group import Group
-from engine.step_inputs import StepInputs
+from engine.step.column import PerTokenColumn
+from engine.step.step_inputs import StepInputs
 from engine.vision.encoder import ImageEncoder
 from engine.vision.families import VISION_FAMILIES
 
@@ -47,8 +49,8 @@ class PackedModel:
         """How the weights are quantized: option.quantize, or the checkpoint's quant_method."""
         if isinstance(decoder, Decoder):
             self.quantization = source.precision or source.quantization or ""
-        self.adapter_memory: AdapterMemory | None = None
-        """Set by `enable_adapters`."""
+        self.columns: list[PerTokenColumn] = []
+        """The columns that the layers take part in: adapters, once they are enabled."""
         self.encoder = encoder
         """Makes embeddings of images; None if the model takes none."""
         self._decoder = decoder
@@ -56,6 +58,10 @@ class PackedModel:
     @property
     def weights_bytes(self) -> int:
         return self._decoder.num_bytes + (self.encoder.num_bytes if self.encoder else 0)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.get_text_config().vocab_size
 
     @property
     def num_weights(self) -> int:
@@ -71,22 +77,21 @@ class PackedModel:
         if not self._decoder.linears:
             raise UnsupportedModelError("it has no linear layers that see each token once")
         memory = AdapterMemory(self._decoder.linears, num_slots, max_rank, self.device)
-        self.adapter_memory = memory
+        self.columns.append(AdapterColumn(memory))
         return memory
 
     def forward(self, inputs: StepInputs, paged: PagedAttention) -> Tensor:
-        """Return logits [S + R, vocab_size]: S rows to sample from, then R rows for scores."""
-        slots = inputs.adapter_slots
-        if self.adapter_memory is not None:
-            self.adapter_memory.choose(slots)
-        token_ids, positions, rows = inputs.token_ids, inputs.positions, inputs.logit_rows
-        has_adapters = slots is not None
-        if inputs.images is None:
-            return self._decoder(token_ids, positions, rows, paged, has_adapters=has_adapters)
-        assert isinstance(self._decoder, Decoder), "a model with an encoder has its own decoder"
-        return self._decoder(
-            token_ids, positions, rows, paged, has_adapters=has_adapters, images=inputs.images
-        )
+        """Return logits [S + R, vocab_size]: S rows to sample from, then those of the columns."""
+        columns = inputs.columns
+        for column in columns:
+            column.begin()
+        try:
+            return self._decoder(
+                inputs.token_ids, inputs.positions, inputs.logit_rows, paged, columns
+            )
+        finally:
+            for column in columns:
+                column.end()
 
 
 def load_packed_model(

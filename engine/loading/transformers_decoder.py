@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,7 @@ from engine.loading.transformers_attention import ATTENTION_NAME, register_atten
 from engine.model.linear import Add, Part
 from engine.model.spec import is_long
 from engine.phases import Phases
+from engine.step.column import Applied
 
 PACKED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -57,8 +58,7 @@ class TransformersDecoder:
         positions: Tensor,
         rows: Tensor,
         paged: PagedAttention,
-        *,
-        has_adapters: bool = False,
+        columns: Sequence[Applied] = (),
     ) -> Tensor:
         """Same as `engine.model.decoder.Decoder.__call__`."""
         keywords: dict[str, Any] = {"logits_to_keep": rows} if self._can_keep_rows else {}

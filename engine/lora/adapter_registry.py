@@ -19,17 +19,17 @@ class AdapterRegistry:
     """
 
     def __init__(self, memory: AdapterMemory) -> None:
-        self._memory = memory
+        self.memory = memory
         self._loaded: dict[str, Adapter] = {}
         self._reserved: dict[str, int] = {}
         """Slots of adapters whose files are being read, by name."""
         self._num_loads = 0
-        self.on_install: Callable[[int, AdapterWeights], None] = lambda slot, weights: None
+        self.on_install: Callable[[int, AdapterWeights], object] = lambda slot, weights: None
         """Called with each slot and the weights copied into it, to tell the other ranks."""
 
     @property
     def num_slots(self) -> int:
-        return self._memory.num_slots
+        return self.memory.num_slots
 
     @property
     def loaded(self) -> tuple[Adapter, ...]:
@@ -80,13 +80,13 @@ class AdapterRegistry:
 
     def read(self, src: str) -> AdapterWeights:
         """Read the adapter in the directory `src`. Raises RequestError if it cannot be served."""
-        return read_adapter(Path(src), self._memory.sizes, self._memory.max_rank)
+        return read_adapter(Path(src), self.memory.sizes, self.memory.max_rank)
 
     def install(self, name: str, src: str, weights: AdapterWeights) -> Adapter:
         """Copy the weights into the reserved slot. From now on, requests can use the adapter."""
         slot = self._reserved.pop(name)
         self.on_install(slot, weights)
-        self._memory.write(slot, weights)
+        self.memory.write(slot, weights)
         self._num_loads += 1
         adapter = Adapter(name, src, weights.rank, slot, self._num_loads)
         self._loaded[name] = adapter

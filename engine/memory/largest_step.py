@@ -13,8 +13,8 @@ from engine.attention.call import AttentionCall
 from engine.loading.packed_model import PackedModel
 from engine.sampling.rows import Row
 from engine.sampling.sampler import Sampler
-from engine.staging import Staging
-from engine.step_inputs import StepInputs
+from engine.staging import Slot, Staging
+from engine.step.step_inputs import StepInputs
 from kernels.attention.batch import PagedBatch
 
 
@@ -47,8 +47,8 @@ def run_forward(
     rows = torch.arange(num_sequences, device=device)
     empty = torch.empty(0, dtype=torch.int32, device=device)
     batch = PagedBatch(empty, empty, empty, tokens[2], spans=())
-    slots = None if model.adapter_memory is None else tokens[0]
-    inputs = StepInputs(tokens, rows, batch, (), adapter_slots=slots)
+    columns = [column.of(Slot(tokens[0])) for column in model.columns]
+    inputs = StepInputs(tokens, rows, batch, columns=columns)
     return model.forward(inputs, NoAttention(lambda call: scratch_bytes(call, num_sequences)))
 
 

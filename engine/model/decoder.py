@@ -8,6 +8,7 @@ is stored; `engine.model.families` lists how each family differs from Llama.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -22,7 +23,7 @@ from engine.model.norms import add_and_norm
 from engine.model.one_call import OneCall
 from engine.model.rotary import Rotary
 from engine.model.spec import DecoderSpec
-from engine.step_inputs import ImageTokens
+from engine.step.column import Applied
 
 
 class Decoder:
@@ -67,26 +68,23 @@ class Decoder:
         positions: Tensor,
         rows: Tensor,
         paged: PagedAttention,
-        *,
-        has_adapters: bool = False,
-        images: ImageTokens | None = None,
+        columns: Sequence[Applied] = (),
     ) -> Tensor:
         """Return logits [R, vocab_size] of the tokens at `rows`.
 
-        token_ids, positions: [T] int64. rows: [R] int64, indices of tokens. has_adapters: whether
-        any token of the step uses an adapter. images: the image tokens and their embeddings.
+        token_ids, positions: [T] int64. rows: [R] int64, indices of tokens. columns: those that the
+        step uses.
         """
         hidden = self.embed(token_ids, positions)
-        if images is not None:
-            hidden.index_copy_(0, images.rows, images.embeddings)
-        axes = None if images is None else images.positions
-        angles = self.rotary(positions if axes is None else axes)
-        # After its attention, the last layer drops the rows that need no logits. With adapters it
-        # keeps all T rows, because the adapter mask has T rows.
-        last_rows = None if has_adapters or len(rows) >= len(hidden) else rows
+        for column in columns:
+            positions = column.embed(hidden, positions)
+        angles = self.rotary(positions)
+        # After its attention, the last layer drops the rows that need no logits.
+        needs_all_rows = any(column.adds_to_linears for column in columns)
+        last_rows = None if needs_all_rows or len(rows) >= len(hidden) else rows
         output: Tensor | None = None
         computed: Tensor | None = None
-        if self.one_call is not None and not has_adapters:
+        if self.one_call is not None and not needs_all_rows:
             computed = self.one_call(hidden, angles, paged, last_rows)
         if computed is not None:
             hidden = computed

@@ -82,7 +82,8 @@ class Forward(Order, frozen=True):
     num_starts: int
     """Length of `PagedBatch.query_starts`."""
     num_decodes: int
-    has_adapters: bool
+    per_token: tuple[str, ...]
+    """The names of the columns that have a number for each token, in the order of the inputs."""
     graph: StepSize | None
     """The size whose CUDA graph to replay; None: launch the kernels."""
     spans: tuple[tuple[int, int, int], ...] | None

@@ -9,25 +9,24 @@ Lengths are data in these buffers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import combinations
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from core.adapter import adapter_of
 from core.configuration.step_size import StepSize
-from core.images import images_in
-from core.plan import StepPlan
+from core.plan import Chunk
 from engine.attention.backends import AttentionBackend
+from engine.attention.call import PagedAttention
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
-from engine.loading.packed_model import PackedModel
-from engine.ranks.group import Group, SingleRank
+from engine.staging import Slot
+from engine.step.column import Column, PerTokenColumn
 from engine.step.cuda_recorder import Work
-from engine.step_inputs import NO_ADAPTER, PADDING_SLOT, StepInputs
+from engine.step.step_inputs import PADDING_SLOT, StepInputs
 from kernels.attention.batch import PagedBatch
 
 MAX_CAPTURE_SECONDS = 60.0
@@ -43,30 +42,29 @@ class Recorder(Protocol):
     def is_launch_bound(self, work: Work) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
-class StepGraph:
-    """A captured step, to which all steps of up to `size` are padded."""
+class CapturedModel(Protocol):
+    """A model that runs as CUDA graphs, such as `engine.loading.packed_model.PackedModel`."""
 
-    size: StepSize
-    _buffers: _Buffers
-    _replay: Work
+    device: torch.device
+    columns: list[PerTokenColumn]
+    """The columns that its layers take part in."""
 
-    def replay(self, inputs: StepInputs) -> Tensor:
-        """Return logits [S, vocabulary] fp32, which the next replay overwrites.
+    @property
+    def vocab_size(self) -> int: ...
 
-        inputs: padded to `size`.
-        """
-        self._buffers.fill(inputs)
-        self._replay()
-        return self._buffers.logits[: len(inputs.sampled_chunks)]
+    def forward(self, inputs: StepInputs, paged: PagedAttention) -> Tensor: ...
+
+
+Variant = tuple[PerTokenColumn, ...]
+"""The columns that the steps of a graph use."""
 
 
 class StepGraphs:
-    """The graphs of all sizes. With LoRA there are two per size: with and without adapters."""
+    """The graphs of all sizes: one for each set of the model's columns."""
 
     def __init__(
         self,
-        model: PackedModel,
+        model: CapturedModel,
         cache: KVCache,
         backend: AttentionBackend,
         recorder: Recorder,
@@ -76,7 +74,7 @@ class StepGraphs:
         skips_device_bound: bool = False,
         progress: Callable[[list[StepSize]], Iterable[StepSize]] = iter,
         clock: Callable[[], float] = time.monotonic,
-        group: Group | None = None,
+        agree: Callable[[float], float] = lambda number: number,
     ) -> None:
         """Capture the graphs.
 
@@ -84,10 +82,9 @@ class StepGraphs:
         left out after MAX_CAPTURE_SECONDS and, with `skips_device_bound`, if the device would be
         busy even without a graph.
 
-        progress: wraps the list of sizes, to show a progress bar. group: the ranks that share the
-        model; rank 0 decides what to leave out. None: one rank.
+        progress: wraps the list of sizes, to show a progress bar. agree: makes a number the same in
+        all processes that share the model, so that they leave out the same sizes.
         """
-        group = group or SingleRank(model.device)
         self._model = model
         self._cache = cache
         self._backend = backend
@@ -96,78 +93,77 @@ class StepGraphs:
             max(size.num_tokens for size in sizes),
             max(size.num_sequences for size in sizes),
             -(-max_model_len // cache.block_size),
-            model.config.get_text_config().vocab_size,
+            model.vocab_size,
+            model.columns,
             model.device,
         )
-        variants = (False, True) if model.adapter_memory is not None else (False,)
-        self._graphs: dict[tuple[StepSize, bool], StepGraph] = {}
+        self._replays: dict[tuple[StepSize, frozenset[str]], Work] = {}
+        """The graphs by their size and the names of their columns."""
         self.num_timed_out = self.num_device_bound = 0
         """How many sizes of mixed steps were left out: the first number because time was up, the
         second because the device would be busy even without a graph."""
         deadline = clock() + MAX_CAPTURE_SECONDS
         # The largest first: the smaller graphs reuse its memory.
         for size in progress(list(sizes)[::-1]):
-            if size.num_prompts and group.agree(clock() > deadline):
+            if size.num_prompts and agree(clock() > deadline):
                 self.num_timed_out += 1
-            elif (
-                size.num_prompts
-                and skips_device_bound
-                and not group.agree(self._is_launch_bound(size))
-            ):
+            elif size.num_prompts and skips_device_bound and not agree(self._is_launch_bound(size)):
                 self.num_device_bound += 1
             else:
-                for has_adapters in variants:
-                    self._graphs[size, has_adapters] = self._record(size, has_adapters)
-        self.sizes = [size for size in sizes if (size, False) in self._graphs]
+                for variant in _variants(model.columns):
+                    names = frozenset(column.name for column in variant)
+                    self._replays[size, names] = self._record(size, variant)
+        self.sizes = [size for size in sizes if (size, frozenset[str]()) in self._replays]
         """The captured sizes, smallest first."""
 
     def __len__(self) -> int:
-        return len(self._graphs)
+        return len(self._replays)
 
-    def graph_for(self, plan: StepPlan) -> StepGraph | None:
-        """Return the smallest graph that the step fits into; None if there is none.
+    def size_for(self, chunks: Sequence[Chunk], columns: Sequence[Column] = ()) -> StepSize | None:
+        """Return the size of the smallest graph that the chunks fit into; None if there is none.
 
-        Steps that score prompt tokens need more logits than a graph computes, and a graph has no
-        embeddings of images.
+        columns: those that the chunks use.
         """
-        if any(chunk.extra_rows for chunk in plan.chunks):
+        if not all(column.fits_graph(chunks) for column in columns):
             return None
-        if self._model.encoder is not None and any(
-            images_in(c.sequence.parts, c.start, c.end) for c in plan.chunks
-        ):
-            return None
-        step = StepSize.of(plan.chunks)
-        for size in self.sizes:
-            if size.fits(step):
-                has_adapters = any(adapter_of(chunk.sequence.parts) for chunk in plan.chunks)
-                return self.graph(size, has_adapters=has_adapters)
-        return None
+        step = StepSize.of(chunks)
+        return next((size for size in self.sizes if size.fits(step)), None)
 
-    def graph(self, size: StepSize, *, has_adapters: bool) -> StepGraph:
-        """Return the graph of one of `sizes`."""
-        return self._graphs[size, has_adapters]
+    def replay(self, inputs: StepInputs, size: StepSize) -> Tensor:
+        """Return logits [S, vocabulary] fp32, which the next replay overwrites.
+
+        inputs: padded to `size`, which is one of `sizes`.
+        """
+        self._buffers.fill(inputs)
+        self._replays[size, frozenset(inputs.per_token)]()
+        return self._buffers.logits[: len(inputs.sampled_chunks)]
 
     @torch.inference_mode()
-    def _record(self, size: StepSize, has_adapters: bool) -> StepGraph:
-        replay = self._recorder.record(self._forward(size, has_adapters))
-        return StepGraph(size, self._buffers, replay)
+    def _record(self, size: StepSize, variant: Variant) -> Work:
+        return self._recorder.record(self._forward(size, variant))
 
     @torch.inference_mode()
     def _is_launch_bound(self, size: StepSize) -> bool:
-        return self._recorder.is_launch_bound(self._forward(size, has_adapters=False))
+        return self._recorder.is_launch_bound(self._forward(size, ()))
 
-    def _forward(self, size: StepSize, has_adapters: bool) -> Work:
+    def _forward(self, size: StepSize, variant: Variant) -> Work:
         """Return a function that computes the logits of the buffers' first rows."""
         logits = self._buffers.logits[: size.num_sequences]
 
         def forward() -> Tensor:
             # A new batch each time: backends keep what they compute for a batch, and the graph must
             # compute it again.
-            inputs = self._buffers.inputs(size, has_adapters=has_adapters)
+            inputs = self._buffers.inputs(size, variant)
             step = PagedStep(inputs.batch, self._cache, self._backend)
             return logits.copy_(self._model.forward(inputs, step))
 
         return forward
+
+
+def _variants(columns: Sequence[PerTokenColumn]) -> Iterator[Variant]:
+    """Yield every set of the columns, the empty one first."""
+    for count in range(len(columns) + 1):
+        yield from combinations(columns, count)
 
 
 class _Buffers:
@@ -179,6 +175,7 @@ class _Buffers:
         max_sequences: int,
         max_blocks: int,
         vocab_size: int,
+        columns: Sequence[PerTokenColumn],
         device: torch.device,
     ) -> None:
         int32 = partial(torch.zeros, dtype=torch.int32, device=device)
@@ -189,9 +186,12 @@ class _Buffers:
         self._context_lens = int32(max_sequences)
         self._tables = int32(max_sequences, max_blocks)
         self._query_starts = int32(max_sequences + 1)
-        self._adapter_slots = torch.full((max_tokens,), NO_ADAPTER, device=device)
+        self._per_token = {
+            column.name: torch.full((max_tokens,), column.padding, device=device)
+            for column in columns
+        }
 
-    def inputs(self, size: StepSize, *, has_adapters: bool) -> StepInputs:
+    def inputs(self, size: StepSize, variant: Variant) -> StepInputs:
         """Return views of the buffers as the inputs of a step."""
         tokens = self._tokens[:, : size.num_tokens]
         batch = PagedBatch(
@@ -202,13 +202,10 @@ class _Buffers:
             spans=None,
             num_decodes=size.num_decodes,
         )
-        return StepInputs(
-            tokens,
-            self._sampled_rows[: size.num_sequences],
-            batch,
-            (),
-            adapter_slots=self._adapter_slots[: size.num_tokens] if has_adapters else None,
-        )
+        columns = [
+            column.of(Slot(self._per_token[column.name][: size.num_tokens])) for column in variant
+        ]
+        return StepInputs(tokens, self._sampled_rows[: size.num_sequences], batch, columns=columns)
 
     def fill(self, inputs: StepInputs) -> None:
         """Copy a step's padded inputs into the buffers.
@@ -223,5 +220,5 @@ class _Buffers:
         self._tables[:num_sequences, :num_blocks].copy_(batch.block_tables)
         if len(batch.query_starts) > 1:
             self._query_starts[: len(batch.query_starts)].copy_(batch.query_starts)
-        if inputs.adapter_slots is not None:
-            self._adapter_slots[: len(inputs.adapter_slots)].copy_(inputs.adapter_slots)
+        for name, numbers in inputs.per_token.items():
+            self._per_token[name][: len(numbers)].copy_(numbers)

@@ -53,7 +53,7 @@ def test_packed_executor_with_cpu_kernels(tiny_model, architecture):
         max_rolling_batch_prefill_tokens=10,
     )  # fmt: skip
     assert tokens(llm) == generate(path)
-    assert isinstance(llm.llm_engine.executor.backend, CpuBackend) or unavailable_reason()
+    assert isinstance(llm.llm_engine.executor.passes.backend, CpuBackend) or unavailable_reason()
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2", "qwen2_moe"])

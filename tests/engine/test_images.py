@@ -161,7 +161,7 @@ def test_the_cpu_kernels_and_overlapping_steps(vision_model, expected, model_typ
     path = vision_model(model_type, is_wide=True)
     llm = LLM(path, num_kv_blocks=44, async_scheduling=True, **SMALL)
     assert answers(llm, prompts(path)) == expected(model_type, is_wide=True)
-    assert isinstance(llm.llm_engine.executor.backend, CpuBackend) or unavailable_reason()
+    assert isinstance(llm.llm_engine.executor.passes.backend, CpuBackend) or unavailable_reason()
 
 
 @pytest.mark.parametrize("model_type", ["gemma3", "idefics3"])
@@ -207,7 +207,7 @@ def test_a_prompt_that_ends_with_an_image(vision_model, batching):
 @pytest.mark.parametrize("max_rows", [3, 5])
 def test_scores_of_a_prompt_do_not_divide_an_image(vision_model, expected, monkeypatch, max_rows):
     path = vision_model("gemma3")
-    monkeypatch.setattr("engine.step.packed_executor.MAX_SCORED_ROWS", max_rows)
+    monkeypatch.setattr("engine.scores.column.MAX_SCORED_ROWS", max_rows)
     llm = LLM(path, num_kv_blocks=400, **SMALL)
     params = msgspec.structs.replace(GREEDY, prompt_logprobs=1)
     assert answers(llm, prompts(path), params) == expected("gemma3")
@@ -223,18 +223,18 @@ def test_a_step_has_room_for_an_image_beside_all_sequences(vision_model):
 
 
 def test_memory_for_attention_within_images(vision_model):
-    model = LLM(vision_model("gemma3"), num_kv_blocks=400, **SMALL).llm_engine.executor.model
+    model = LLM(vision_model("gemma3"), num_kv_blocks=400, **SMALL).llm_engine.executor.passes.model
     numbers_of_a_token = 2 * 2 * 8  # K and V of two heads
     assert image_attention_bytes(model, 100, torch.float32) == 100 * (4 * numbers_of_a_token + 4)
     assert image_attention_bytes(model, 100, torch.uint8) == 100 * (5 * numbers_of_a_token + 4)
-    other = LLM(vision_model(), num_kv_blocks=400, **SMALL).llm_engine.executor.model
+    other = LLM(vision_model(), num_kv_blocks=400, **SMALL).llm_engine.executor.passes.model
     assert image_attention_bytes(other, 100, torch.float32) == 0
 
 
 def test_embeddings_are_kept_for_each_salt(vision_model):
     path = vision_model()
     llm = LLM(path, batching="paged", num_kv_blocks=400, **SMALL)
-    encoder, image = llm.llm_engine.executor.model.encoder, prompts(path)[0].images[0]
+    encoder, image = llm.llm_engine.executor.passes.model.encoder, prompts(path)[0].images[0]
     assert encoder(image, "one tenant") is encoder(image, "one tenant")
     assert encoder(image, "another") is not encoder(image, "one tenant")
     assert torch.equal(encoder(image, "another"), encoder(image, "one tenant"))
@@ -289,7 +289,7 @@ def test_a_panic_of_the_encoder_ends_its_request_alone(vision_model, expected, m
     path = vision_model()
     llm = LLM(path, batching="paged", num_kv_blocks=400, **SMALL)
     given = prompts(path)
-    encoder = llm.llm_engine.executor.model.encoder
+    encoder = llm.llm_engine.executor.passes.model.encoder
     usual, failing = encoder._encode, given[2].images[0].digest
 
     def encode(image):
@@ -357,7 +357,7 @@ def test_the_error_for_another_image_model_names_those_that_work(tmp_path):
 
 
 def test_steps_leave_memory_for_the_encoder(vision_model):
-    model = LLM(vision_model(), num_kv_blocks=400, **SMALL).llm_engine.executor.model
+    model = LLM(vision_model(), num_kv_blocks=400, **SMALL).llm_engine.executor.passes.model
     shapes = []
 
     def measure(work, device):

@@ -90,9 +90,7 @@ _FEATURES = (
             "engine/ranks",
             "engine/builders/lead.py",
             "engine/follow.py",
-            "engine/step/follower.py",
-            "engine/step/leader.py",
-            "engine/step/shared_inputs.py",
+            "engine/lora/ranks.py",
             "core/configuration/layout.py",
         ),
         homonyms=r"ranks of all slots",
@@ -112,7 +110,7 @@ _FEATURES = (
     Feature(
         "prompt_logprobs",
         r"(?i)prompt_?(logprobs|scores)|rows_to_score|scored_rows",
-        ("engine/scores", "engine/step/prompt_scores.py"),
+        ("engine/scores",),
     ),
     Feature(
         "grammars",

@@ -75,4 +75,5 @@ def without_graphs(engine: Engine) -> AbstractContextManager[object]:
     """Return a context in which the engine uses no CUDA graphs."""
     executor = engine.executor
     assert isinstance(executor, PackedExecutor)
-    return nullcontext() if executor.graphs is None else patch.object(executor, "graphs", None)
+    passes = executor.passes
+    return nullcontext() if passes.graphs is None else patch.object(passes, "graphs", None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
@@ -28,10 +29,10 @@ from engine.model.spec import read_spec
 from engine.sampling.grammars import Grammars
 from engine.sampling.rows import Row
 from engine.sampling.sampler import Sampler
-from engine.staging import Staging
-from engine.step.beam_candidates import BeamCandidates
-from engine.step.prompt_scores import PromptScores
-from engine.step_inputs import ScoredRows
+from engine.scores.column import ScoreColumn
+from engine.staging import Staging, Upload
+from engine.step.beam_candidates import BeamColumn
+from engine.step.places import Places
 from kernels import dry_run
 from tests.engine.sampling import grammar_models
 from tests.engine.tiny_models import OWN, VOCABULARY
@@ -162,11 +163,14 @@ def test_beams_and_scores_of_prompts_do_not_wait_for_the_device():
     beams = [
         Chunk(Sequence(id, [1, 2], params), 1, 1, (id,), samples_token=True) for id in range(4)
     ]
-    BeamCandidates(logits, beams, Staging(META))
     scored = Sequence(0, [1] * 6, SamplingParams(prompt_logprobs=3))
     chunk = Chunk(scored, 0, 5, (0,), samples_token=False, extra_rows=range(1, 5))
-    rows = torch.empty(4, dtype=torch.int64, device=META)
-    PromptScores(logits, ScoredRows(rows, rows, (chunk,)))
+    for column, chunks in ((BeamColumn(), beams), (ScoreColumn(), [chunk])):
+        assert column.is_used(chunks)
+        upload = Upload(Staging(META))
+        applied = column.plan(Places(chunks, None), np.zeros((3, 5), np.int64), upload)
+        upload.send()
+        applied.take(logits, logits)
 
 
 def test_meta_tensors_find_what_waits():

@@ -269,8 +269,8 @@ def test_in_bf16_the_logprobs_are_near_those_in_fp32(adapted):
 def test_the_plan_counts_what_the_engine_reserves():
     options = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 8, "dtype": "fp32"}
     decoder = decoder_from_directory(DEMO, make_options(options))
-    model = LLM(DEMO, **options).llm_engine.executor.model
-    assert adapter_bytes(decoder, make_options(options)) == model.adapter_memory.num_bytes > 0
+    model = LLM(DEMO, **options).llm_engine.executor.passes.model
+    assert adapter_bytes(decoder, make_options(options)) == model.columns[0].memory.num_bytes > 0
     assert adapter_bytes(decoder, Options()) == 0
 
 
@@ -330,7 +330,7 @@ def test_overflow_in_one_adapter_does_not_affect_another(adapted):
     model, folders, answers = adapted("llama")
     llm = adapted_llm(model)
     assert greedy(llm, folders, mixtures()[0]) == each_with(mixtures()[0], answers)
-    memory = llm.llm_engine.executor.model.adapter_memory
+    memory = llm.llm_engine.executor.passes.model.columns[0].memory
     slots = {loaded.name[0]: loaded.slot for loaded in llm.llm_engine.adapters.loaded}
     with torch.inference_mode():
         for factors in memory.factors:

@@ -13,7 +13,6 @@ from core.configuration.step_size import StepSize
 from core.errors import ConfigurationError, InsufficientMemoryError
 from core.process.host_memory import available_host_memory
 from engine import LLM
-from engine.block_tables import table_bytes
 from engine.memory.capacity import (
     activation_bytes,
     kv_budget,
@@ -24,6 +23,7 @@ from engine.memory.capacity import (
 from engine.memory.largest_step import run_step
 from engine.ranks.group import SingleRank
 from engine.ranks.shard import Shard
+from engine.step.block_tables import table_bytes
 from tests.engine.resolved import resolved
 
 DEMO = str(Path(__file__).parents[3] / "models" / "demo")
@@ -60,7 +60,7 @@ def test_the_default_budget_is_a_quarter_of_what_is_available(monkeypatch):
 def test_ranks_share_the_memory_of_their_own_machine_only(llama, monkeypatch):
     """There are four ranks, all on one machine or two on each of two machines."""
     monkeypatch.setattr("engine.memory.capacity.available_host_memory", lambda: 2**20)
-    model = LLM(llama, dtype="fp32").llm_engine.executor.model
+    model = LLM(llama, dtype="fp32").llm_engine.executor.passes.model
     group = SingleRank(model.device)
     group.shard = Shard(0, 4)
 
@@ -83,7 +83,7 @@ def test_on_cuda_the_budget_subtracts_used_memory_and_activations(monkeypatch):
 
 
 def test_the_largest_step_samples_a_token_per_sequence(llama):
-    model = LLM(llama, dtype="fp32").llm_engine.executor.model
+    model = LLM(llama, dtype="fp32").llm_engine.executor.passes.model
     tokens = run_step(model, 20, 7, lambda call, num_sequences: 0)
     assert tokens.shape == (7,)
     assert 0 <= tokens.min() <= tokens.max() < model.config.vocab_size
@@ -102,7 +102,7 @@ def test_steps_and_graphs_are_budgeted_and_sampling_is_counted_once(
     llama, options, graph, monkeypatch
 ):
     """graph: the size of the largest graph, for 7 sequences and steps of 20 tokens."""
-    model = LLM(llama, dtype="fp32").llm_engine.executor.model
+    model = LLM(llama, dtype="fp32").llm_engine.executor.passes.model
     measured, attended = [], set()
 
     def scratch_bytes(call, num_sequences):

@@ -9,6 +9,7 @@ from engine.attention.backends import CpuBackend
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
 from engine.loading.gate import relative_error
+from engine.step.column import Applied
 from kernels.attention.batch import PagedBatch
 from kernels.cpu.integers import rounds_rows
 from kernels.cpu.linear import has_pairs
@@ -159,8 +160,11 @@ def test_steps_with_adapters_run_layer_by_layer(tiny_model, load, steps):
         def attend(self, call):
             return call.query
 
+    class AddsToLinears(Applied):
+        adds_to_linears = True
+
     steps.clear()
-    decoder(ids, torch.arange(3), torch.tensor([2]), Nothing(), has_adapters=True)
+    decoder(ids, torch.arange(3), torch.tensor([2]), Nothing(), [AddsToLinears()])
     assert not steps
 
 

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,10 +17,11 @@ from core.sampling import Finish
 from engine.build import build_rank_0
 from engine.builders.packed import build_parts, load
 from engine.engine import Engine
+from engine.lora.ranks import carry_out
 from engine.phases import Phases
+from engine.ranks.follower import Follower
+from engine.ranks.leader import Leader
 from engine.ranks.order_types import AnyOrder
-from engine.step.follower import Follower
-from engine.step.leader import Leader
 from strategies.factory import StrategySettings, make_strategy
 from tests.engine.ranks.threads import thread_groups
 
@@ -64,7 +66,8 @@ class ThreadFollowers:
         try:
             loaded = load(path, options, CPU, Phases(), group)
             parts = build_parts(loaded.resolved, loaded.model, Phases(), group)
-            follower = Follower(loaded.model, parts.cache, parts.backend, parts.graphs, group)
+            install = partial(carry_out, parts.adapters)
+            follower = Follower(parts.passes, loaded.model.columns, group, install)
             while (message := orders.get()) is not None:
                 follower.run(msgspec.msgpack.decode(message, type=AnyOrder))
         except Exception as error:

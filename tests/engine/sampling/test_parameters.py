@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from core.errors import RequestError
 from core.sampling import NO_LIMIT
 from engine import LLM, SamplingParams
-from engine.step import prompt_scores
+from engine.scores import column as prompt_scores
 from tests.engine.greedy_answers import STRATEGIES
 from tests.engine.greedy_answers import prompts as five_prompts
 from tests.engine.tiny_models import VOCABULARY
@@ -133,7 +133,7 @@ def check(named, expected, token_id, count):
 @pytest.mark.parametrize("max_rows", [256, 3])
 def test_logprobs_equal_those_of_transformers(tiny_model, monkeypatch, settings, max_rows):
     """Prompts and answers have logprobs, in a mixed batch with chunked prompts and split steps."""
-    for module in ("engine.step.packed_executor", "engine.step.library_executor"):
+    for module in ("engine.scores.column", "engine.loading.library_executor"):
         monkeypatch.setattr(f"{module}.MAX_SCORED_ROWS", max_rows)
     path = tiny_model("llama")
     counts = [(4, 3), (None, 2), (2, None), (0, 0), (1, 20)]
@@ -185,7 +185,7 @@ def test_a_step_computes_logits_of_few_rows_at_once(tiny_model, monkeypatch):
     """The limit is 8 rows here, and every row of long chunks is scored."""
     llm, seen = LLM(tiny_model("llama"), dtype="fp32"), []
     rank = prompt_scores.rank
-    monkeypatch.setattr("engine.step.packed_executor.MAX_SCORED_ROWS", 8)
+    monkeypatch.setattr("engine.scores.column.MAX_SCORED_ROWS", 8)
     monkeypatch.setattr(
         prompt_scores,
         "rank",

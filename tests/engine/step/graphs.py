@@ -9,7 +9,6 @@ from core.plan import Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine import LLM
-from engine.step.packed_executor import PackedExecutor
 from engine.step.step_graphs import StepGraphs
 
 
@@ -47,18 +46,24 @@ def with_graphs(path, *, max_rows=4, prompt_sizes=(), **options):
 def add_graphs(llm, *, max_rows=4, prompt_sizes=()):
     """Let an LLM's steps of up to `max_rows` sequences be graphs. Return their recorder."""
     executor, recorder = llm.llm_engine.executor, Imitation()
-    parts = executor.model, executor.cache, executor.backend
+    passes = executor.passes
     sizes = graph_sizes(max_rows, llm.facts.max_step_tokens, prompt_sizes)
-    graphs = StepGraphs(*parts, recorder, sizes, max_model_len=llm.facts.max_model_len)
-    llm.llm_engine.executor = PackedExecutor(*parts, graphs)
+    passes.graphs = StepGraphs(
+        passes.model,
+        passes.cache,
+        passes.backend,
+        recorder,
+        sizes,
+        max_model_len=llm.facts.max_model_len,
+    )
     return recorder
 
 
 def of_default_sizes(path):
     """Return graphs of the default sizes, for up to 256 sequences, that compute nothing."""
-    executor = LLM(path, dtype="fp32", num_kv_blocks=40).llm_engine.executor
+    passes = LLM(path, dtype="fp32", num_kv_blocks=40).llm_engine.executor.passes
     recorder = SimpleNamespace(record=lambda work: lambda: None)
-    parts = executor.model, executor.cache, executor.backend
+    parts = passes.model, passes.cache, passes.backend
     return StepGraphs(
         *parts, recorder, graph_sizes(256, 8192, DEFAULT_PROMPT_SIZES), max_model_len=1024
     )

@@ -15,7 +15,7 @@ from core.plan import Chunk, StepPlan
 from core.sampling import Sampled, SamplingParams
 from core.sequence import Sequence
 from engine.staging import Staging
-from engine.step_inputs import InputBuilder
+from engine.step.step_inputs import InputBuilder
 from tests.strategies.fakes import Arrival, drive, fail, requests_of, strategy_of
 
 BLOCK_SIZE = 4

@@ -9,6 +9,7 @@ from core.plan import Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine import LLM
+from engine.scores.column import ScoreColumn
 from engine.step.step_graphs import MAX_CAPTURE_SECONDS, StepGraphs
 from tests.engine.step.graphs import (
     Imitation,
@@ -33,16 +34,16 @@ def test_decode_sizes_waste_little_and_fit_every_batch():
 
 def test_a_step_uses_the_smallest_graph_that_fits(tiny_model):
     llm, _ = with_graphs(tiny_model("llama"), max_rows=6, num_kv_blocks=40)
-    graphs = llm.llm_engine.executor.graphs
-    sizes = [graphs.graph_for(decode_plan(count)) for count in range(1, 8)]
-    assert [size and size.size.num_decodes for size in sizes] == [1, 2, 4, 4, 6, 6, None]
+    graphs = llm.llm_engine.executor.passes.graphs
+    sizes = [graphs.size_for(decode_plan(count).chunks) for count in range(1, 8)]
+    assert [size and size.num_decodes for size in sizes] == [1, 2, 4, 4, 6, 6, None]
 
 
 def test_without_prompt_sizes_prompts_use_no_graph(tiny_model):
     llm, _ = with_graphs(tiny_model("llama"), num_kv_blocks=40)
     sequence = Sequence(0, [1, 2], SamplingParams())
     plan = StepPlan((Chunk(sequence, 0, 2, (1,), True),))
-    assert llm.llm_engine.executor.graphs.graph_for(plan) is None
+    assert llm.llm_engine.executor.passes.graphs.size_for(plan.chunks) is None
 
 
 def test_mixed_sizes_are_few_and_reach_every_limit():
@@ -88,19 +89,19 @@ def test_mixed_sizes_are_few_and_reach_every_limit():
 )
 def test_sizes_of_mixed_steps(default_graphs, num_decodes, lengths, size):
     """size: decodes and prompt tokens of the graph, or None if the step runs without one."""
-    graph = default_graphs.graph_for(mixed_plan(num_decodes, lengths))
-    found = graph and (graph.size.num_decodes, graph.size.num_prompt_tokens)
-    assert found == size
+    found = default_graphs.size_for(mixed_plan(num_decodes, lengths).chunks)
+    assert (found and (found.num_decodes, found.num_prompt_tokens)) == size
 
 
 def test_steps_that_score_prompts_use_no_graph(default_graphs):
-    assert default_graphs.graph_for(mixed_plan(0, [5])) is not None
-    assert default_graphs.graph_for(mixed_plan(0, [5], extra_rows=range(2))) is None
+    assert default_graphs.size_for(mixed_plan(0, [5]).chunks) is not None
+    scored = mixed_plan(0, [5], extra_rows=range(2)).chunks
+    assert default_graphs.size_for(scored, [ScoreColumn()]) is None
 
 
 def graphs_with(tiny_model, recorder, **options):
-    executor = LLM(tiny_model("llama"), dtype="fp32", num_kv_blocks=40).llm_engine.executor
-    parts = executor.model, executor.cache, executor.backend
+    passes = LLM(tiny_model("llama"), dtype="fp32", num_kv_blocks=40).llm_engine.executor.passes
+    parts = passes.model, passes.cache, passes.backend
     return StepGraphs(*parts, recorder, graph_sizes(2, 16, (4, 8)), max_model_len=64, **options)
 
 
@@ -116,9 +117,9 @@ def test_mixed_steps_are_captured_only_if_they_are_launch_bound(tiny_model):
     graphs = graphs_with(tiny_model, Imitation([False, True, False, True]), skips_device_bound=True)
     assert mixed_sizes(graphs) == [(4, 0), (8, 0)]
     assert (graphs.num_device_bound, graphs.num_timed_out, len(graphs)) == (2, 0, 4)
-    assert graphs.graph_for(mixed_plan(1, [3])) is None
+    assert graphs.size_for(mixed_plan(1, [3]).chunks) is None
     graphs = graphs_with(tiny_model, Imitation([True, True, False, False]), skips_device_bound=True)
-    assert graphs.graph_for(mixed_plan(1, [3])).size == StepSize(1, 2, 8)
+    assert graphs.size_for(mixed_plan(1, [3]).chunks) == StepSize(1, 2, 8)
     unselective = graphs_with(tiny_model, Imitation([False] * 4))
     assert mixed_sizes(unselective) == [(4, 0), (4, 1), (8, 0), (8, 1)]
 
@@ -133,13 +134,13 @@ def test_capturing_mixed_steps_ends_when_time_is_up(tiny_model):
     graphs = graphs_with(tiny_model, recorder, clock=clock)
     assert mixed_sizes(graphs) == [(8, 0), (8, 1)]
     assert (graphs.num_timed_out, len(graphs)) == (2, 4)
-    assert graphs.graph_for(mixed_plan(0, [3])).size == StepSize(0, 2, 8)
-    assert graphs.graph_for(mixed_plan(2, [])).size == StepSize(2)
+    assert graphs.size_for(mixed_plan(0, [3]).chunks) == StepSize(0, 2, 8)
+    assert graphs.size_for(mixed_plan(2, []).chunks) == StepSize(2)
 
 
 def test_progress_covers_every_capture(tiny_model):
     llm, _ = with_graphs(tiny_model("llama"), num_kv_blocks=12)
-    executor, seen = llm.llm_engine.executor, []
+    passes, seen = llm.llm_engine.executor.passes, []
 
     def progress(sizes):
         for size in sizes:
@@ -147,7 +148,7 @@ def test_progress_covers_every_capture(tiny_model):
             seen.append(size)
 
     StepGraphs(
-        executor.model, executor.cache, executor.backend, Imitation(), graph_sizes(4, 16, (8,)),
+        passes.model, passes.cache, passes.backend, Imitation(), graph_sizes(4, 16, (8,)),
         max_model_len=32, progress=progress,
     )  # fmt: skip
     sizes = [(size.num_prompt_tokens, size.num_decodes) for size in seen]

@@ -18,7 +18,7 @@ from core.sequence import Sequence
 from engine import LLM
 from engine.attention.paged_step import PagedStep
 from engine.staging import Staging
-from engine.step_inputs import InputBuilder
+from engine.step.step_inputs import InputBuilder
 from kernels.cpu import linear as cpu_linear
 from tests.engine.greedy_answers import NUM_NEW, prompts, tokens
 from tests.engine.step.graphs import (
@@ -76,32 +76,32 @@ def test_padded_steps_have_the_logits_of_unpadded_ones(tiny_model, architecture)
     llm, _ = with_graphs(
         tiny_model(architecture), max_rows=6, prompt_sizes=(8, 16), num_kv_blocks=60
     )
-    executor, rng, used = llm.llm_engine.executor, random.Random(1), set()
+    passes, rng, used = llm.llm_engine.executor.passes, random.Random(1), set()
     generator = torch.Generator().manual_seed(1)
     cpu = Staging(torch.device("cpu"))
     unpadded, padded = InputBuilder(4, cpu), InputBuilder(4, cpu)
     is_exact = architecture in ("llama", "gpt2", "mistral") and cpu_linear.is_faster()
     for _ in range(60):
         plan = random_plan(rng)
-        graph = executor.graphs.graph_for(plan)
-        if graph is None:
+        size = passes.graphs.size_for(plan.chunks)
+        if size is None:
             continue
-        for cache in (*executor.cache.keys, *executor.cache.values):
+        for cache in (*passes.cache.keys, *passes.cache.values):
             cache.fill_(float("nan"))
             for chunk in plan.chunks:
                 shape = len(chunk.blocks), *cache.shape[1:]
                 cache[list(chunk.blocks)] = torch.randn(shape, generator=generator)
         with torch.inference_mode():
             inputs = unpadded.build(plan)
-            step = PagedStep(inputs.batch, executor.cache, executor.backend)
-            expected = executor.model.forward(inputs, step).float()
-            found = graph.replay(padded.build(plan, size=graph.size))
-        used.add(graph.size)
+            step = PagedStep(inputs.batch, passes.cache, passes.backend)
+            expected = passes.model.forward(inputs, step).float()
+            found = passes.graphs.replay(padded.build(plan, size=size), size)
+        used.add(size)
         torch.testing.assert_close(found, expected, atol=0 if is_exact else 2e-5, rtol=0)
         others = set(range(60)).difference(*(chunk.blocks for chunk in plan.chunks))
-        for cache in (*executor.cache.keys, *executor.cache.values):
+        for cache in (*passes.cache.keys, *passes.cache.values):
             assert cache[list(others)].isnan().all(), "padding writes to no block"
-    assert used == set(executor.graphs.sizes)
+    assert used == set(passes.graphs.sizes)
 
 
 MAX_OPERATIONS = 10
@@ -124,9 +124,9 @@ def test_a_replayed_step_launches_few_operations_whatever_its_size(default_graph
     builder = InputBuilder(16, Staging(torch.device("cpu")))
 
     def operations(plan):
-        graph = default_graphs.graph_for(plan)
+        size = default_graphs.size_for(plan.chunks)
         with torch.inference_mode(), OperationCount() as operations:
-            graph.replay(builder.build(plan, size=graph.size))
+            default_graphs.replay(builder.build(plan, size=size), size)
         return operations.count
 
     largest = mixed_plan(200, [700, 3])
@@ -139,7 +139,7 @@ def test_padding_writes_no_block_and_affects_no_row(tiny_model):
     """All blocks except those of the three sequences are poisoned. The graph has four rows."""
     llm, _ = with_graphs(tiny_model("llama"), num_kv_blocks=12)
     executor = llm.llm_engine.executor
-    caches = [*executor.cache.keys, *executor.cache.values]
+    caches = [*executor.passes.cache.keys, *executor.passes.cache.values]
     for cache in caches:
         cache.fill_(float("nan"))
         cache[1:7] = 0.5
@@ -155,7 +155,7 @@ def test_padding_writes_no_block_and_affects_no_row(tiny_model):
 def test_a_smaller_step_is_not_affected_by_a_larger_one_before(tiny_model):
     llm, _ = with_graphs(tiny_model("llama"), num_kv_blocks=12)
     executor = llm.llm_engine.executor
-    for cache in (*executor.cache.keys, *executor.cache.values):
+    for cache in (*executor.passes.cache.keys, *executor.passes.cache.values):
         cache.normal_(generator=torch.Generator().manual_seed(1))
 
     def logprobs(count):

@@ -58,7 +58,7 @@ def test_the_host_pool_has_the_requested_size(tiny_model):
     ):
         llm = LLM(tiny_model("llama"), num_kv_blocks=40, **options, **SMALL)
         assert llm.facts.num_swap_blocks == num_blocks
-        assert len(llm.llm_engine.executor.cache.host) == num_blocks
+        assert len(llm.llm_engine.executor.passes.cache.host) == num_blocks
 
 
 def test_moves_run_in_order_and_in_batches():

@@ -27,7 +27,7 @@ from engine.sampling.rows import Row
 from engine.sampling.sampler import Sampler
 from engine.staging import Staging
 from engine.step.block_mover import BlockMover
-from engine.step_inputs import InputBuilder
+from engine.step.step_inputs import InputBuilder
 from kernels import dry_run, precompile
 
 ARCH = 86

@@ -6,13 +6,16 @@ Rank 0 alone knows the plan. Tokens that are sampled but not yet read by the hos
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from core.configuration.step_size import StepSize
 from engine.ranks.order_types import Forward
-from engine.staging import aligned
-from engine.step_inputs import StepInputs
+from engine.staging import Slot, aligned
+from engine.step.column import PerTokenColumn
+from engine.step.step_inputs import StepInputs
 from kernels.attention.batch import PagedBatch
 
 
@@ -27,7 +30,7 @@ def forward_message(inputs: StepInputs, size: StepSize | None) -> Forward:
         num_blocks=num_blocks,
         num_starts=len(batch.query_starts),
         num_decodes=batch.num_decodes,
-        has_adapters=inputs.adapter_slots is not None,
+        per_token=tuple(inputs.per_token),
         graph=size,
         spans=batch.spans,
     )
@@ -43,7 +46,7 @@ def pack(inputs: StepInputs, sizes: Forward) -> Tensor:
         batch.context_lens,
         batch.query_starts,
         batch.block_tables,
-        *([] if inputs.adapter_slots is None else [inputs.adapter_slots]),
+        *inputs.per_token.values(),
     ]
     for place, tensor in zip(_places(packed, sizes), tensors, strict=True):
         place.copy_(tensor)
@@ -56,12 +59,12 @@ def empty(sizes: Forward, device: torch.device) -> Tensor:
     return torch.empty(total, dtype=torch.uint8, device=device)
 
 
-def unpack(packed: Tensor, sizes: Forward) -> StepInputs:
+def unpack(packed: Tensor, sizes: Forward, columns: Iterable[PerTokenColumn]) -> StepInputs:
     """Return the inputs that `pack` has packed, as views, without the chunks to sample for.
 
     Rank 0 alone samples, and has the original inputs.
     """
-    tokens, rows, context_lens, query_starts, block_tables, *slots = _places(packed, sizes)
+    tokens, rows, context_lens, query_starts, block_tables, *numbers = _places(packed, sizes)
     batch = PagedBatch(
         query_starts=query_starts,
         context_lens=context_lens,
@@ -70,7 +73,11 @@ def unpack(packed: Tensor, sizes: Forward) -> StepInputs:
         spans=sizes.spans,
         num_decodes=sizes.num_decodes,
     )
-    return StepInputs(tokens, rows, batch, (), adapter_slots=slots[0] if slots else None)
+    by_name = {column.name: column for column in columns}
+    used = [
+        by_name[name].of(Slot(part)) for name, part in zip(sizes.per_token, numbers, strict=True)
+    ]
+    return StepInputs(tokens, rows, batch, columns=used)
 
 
 _Layout = list[tuple[tuple[int, ...], torch.dtype]]
@@ -84,7 +91,7 @@ def _layout(sizes: Forward) -> _Layout:
         ((sizes.num_starts,), torch.int32),
         ((sizes.num_sequences, sizes.num_blocks), torch.int32),
     ]
-    return layout + [((sizes.num_tokens,), torch.int64)] * sizes.has_adapters
+    return layout + [((sizes.num_tokens,), torch.int64)] * len(sizes.per_token)
 
 
 def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

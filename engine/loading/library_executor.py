@@ -33,8 +33,8 @@ from engine.sampling.grammars import Grammars
 from engine.sampling.ranking import rank
 from engine.sampling.rows import Row
 from engine.sampling.sampler import Sampler
+from engine.scores.column import MAX_SCORED_ROWS
 from engine.staging import Staging
-from engine.step.prompt_scores import MAX_SCORED_ROWS
 from engine.stopwatch import Stopwatch
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 
-import torch
 from torch import Tensor
 
 from core.configuration.step_size import StepSize
 from core.plan import BlockMoves
-from engine.lora.files import AdapterWeights
 from engine.ranks.group import Group
-from engine.ranks.order_types import Install, Move, Order
-from engine.step.shared_inputs import forward_message, pack
-from engine.step_inputs import StepInputs
+from engine.ranks.order_types import Move, Order
+from engine.ranks.shared_inputs import forward_message, pack
+from engine.step.passes import Runner
+from engine.step.step_inputs import StepInputs
 
 
 class Leader:
@@ -34,13 +33,17 @@ class Leader:
 
         See `engine.ranks.followers.Followers`.
         """
-        self._send = send
+        self.send = send
         self._raising_cause = raising_cause
         self._group = group
 
+    def leading(self, runner: Runner) -> Runner:
+        """Return a runner that has all ranks run what `runner` runs on rank 0."""
+        return _OnAllRanks(self, runner)
+
     def move(self, moves: BlockMoves) -> None:
         if moves:
-            self._send(Move(moves))
+            self.send(Move(moves))
 
     @contextmanager
     def forward(self, inputs: StepInputs, size: StepSize | None) -> Generator[None]:
@@ -50,18 +53,20 @@ class Leader:
         """
         message = forward_message(inputs, size)
         with self._raising_cause():
-            self._send(message)
+            self.send(message)
             self._group.broadcast(pack(inputs, message))
             yield
 
-    def install(self, slot: int, weights: AdapterWeights) -> None:
-        """Copy an adapter into a slot of the other ranks."""
-        layers = {
-            name: (layer.rank, _bytes(layer.a), _bytes(layer.b))
-            for name, layer in weights.layers.items()
-        }
-        self._send(Install(slot, layers))
 
+class _OnAllRanks:
+    def __init__(self, leader: Leader, runner: Runner) -> None:
+        self._leader = leader
+        self._runner = runner
 
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+    def move(self, moves: BlockMoves) -> None:
+        self._leader.move(moves)
+        self._runner.move(moves)
+
+    def forward(self, inputs: StepInputs, size: StepSize | None) -> Tensor:
+        with self._leader.forward(inputs, size):
+            return self._runner.forward(inputs, size)

@@ -1,0 +1,45 @@
+"""A rank other than 0: carries out rank 0's orders on its own part of the model and KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.ranks.group import Group
+from engine.ranks.order_types import AnyOrder, Forward, Install, Move
+from engine.ranks.shared_inputs import empty, unpack
+from engine.step.column import PerTokenColumn
+from engine.step.passes import Passes
+
+
+class Follower:
+    """Runs orders. Raises any error of the device; the rank cannot go on then."""
+
+    def __init__(
+        self,
+        passes: Passes,
+        columns: Sequence[PerTokenColumn],
+        group: Group,
+        install: Callable[[Install], None],
+    ) -> None:
+        """columns: the model's. install: carries out an order that copies an adapter."""
+        self._passes = passes
+        self._columns = columns
+        self._group = group
+        self._install = install
+
+    @torch.inference_mode()
+    def run(self, order: AnyOrder) -> None:
+        match order:
+            case Move(moves):
+                self._passes.move(moves)
+            case Forward():
+                self._forward(order)
+            case Install():
+                self._install(order)
+
+    def _forward(self, forward: Forward) -> None:
+        packed = empty(forward, self._group.device)
+        self._group.broadcast(packed)
+        self._passes.forward(unpack(packed, forward, self._columns), forward.graph)

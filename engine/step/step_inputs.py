@@ -1,0 +1,162 @@
+"""Builds the input tensors of a forward pass from a step's plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from core.configuration.step_size import StepSize
+from core.plan import Chunk, StepPlan
+from engine.staging import Slot, Staging, Upload
+from engine.step.block_tables import BlockTables
+from engine.step.column import Applied, Column, PerToken
+from engine.step.places import Places
+from kernels.attention.batch import PagedBatch
+
+PADDING_SLOT = -1
+NO_ROWS: Mapping[int, int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """A step's T tokens: decodes first, then longer chunks. Only CUDA graphs need padding."""
+
+    tokens: Tensor
+    """[3, T] int64: token ids, positions and the slot mapping."""
+    sampled_rows: Tensor
+    """[S] int64: indices of the tokens whose logits are sampled from. A padded step has a row for
+    each of its sequences; rows past `sampled_chunks` are 0."""
+    batch: PagedBatch
+    sampled_chunks: tuple[Chunk, ...] = ()
+    """The chunk of each sampled row that is not padding."""
+    columns: Sequence[Applied] = ()
+    """The columns that the step uses."""
+
+    @property
+    def logit_rows(self) -> Tensor:
+        """[S + R] int64: indices of the tokens that need logits."""
+        extra = [column.extra_rows for column in self.columns if column.extra_rows is not None]
+        return torch.cat([self.sampled_rows, *extra]) if extra else self.sampled_rows
+
+    @property
+    def token_ids(self) -> Tensor:
+        """[T] int64."""
+        return self.tokens[0]
+
+    @property
+    def positions(self) -> Tensor:
+        """[T] int64."""
+        return self.tokens[1]
+
+    @property
+    def per_token(self) -> dict[str, Tensor]:
+        """The numbers of each column that has one for each token, [T] int64, by its name."""
+        return {
+            column.name: column.numbers for column in self.columns if isinstance(column, PerToken)
+        }
+
+    def newest(self) -> Tensor:
+        """Return [S] int64: the input token of each sampled row."""
+        return self.token_ids.index_select(0, self.sampled_rows[: len(self.sampled_chunks)])
+
+
+class InputBuilder:
+    """Builds the inputs of each step. Keeps the sequences' block tables on the device."""
+
+    def __init__(self, block_size: int, staging: Staging) -> None:
+        self._block_size = block_size
+        self._staging = staging
+        self._tables = BlockTables(staging.device)
+
+    @torch.inference_mode()
+    def build(
+        self,
+        plan: StepPlan,
+        *,
+        newest: Tensor | None = None,
+        newest_rows: Mapping[int, int] = NO_ROWS,
+        size: StepSize | None = None,
+        columns: Sequence[Column] = (),
+    ) -> StepInputs:
+        """Start copying the inputs to the device. Does not wait.
+
+        newest: [N'] int64, the tokens sampled by the previous step. newest_rows: the index in
+        `newest` of a sequence's token, by sequence id. If the last token of a chunk is in flight,
+        the device copies it from `newest`.
+
+        size: pad the step to this size, into which it fits. By default it is not padded.
+
+        columns: those that the step uses.
+        """
+        places = Places(plan.chunks, size)
+        upload = Upload(self._staging)
+        columns_of_tokens = self._tokens(places)
+        applied = [column.plan(places, columns_of_tokens, upload) for column in columns]
+        tokens = upload.put(columns_of_tokens)
+        sampled_rows = upload.put(places.of_samples())
+        context_lens = upload.put(places.context_lens())
+        starts = upload.put(places.query_starts())
+        update = self._tables.put(places.chunks, upload)
+        table_rows = upload.put(places.by_sequence(update.rows))
+        in_flight = _in_flight(places, newest_rows, upload)
+        upload.send()
+        if in_flight is not None:
+            assert newest is not None
+            targets, rows = (slot.tensor for slot in in_flight)
+            tokens.tensor[0].index_copy_(0, targets, newest.index_select(0, rows))
+        self._tables.write(update)
+        batch = PagedBatch(
+            query_starts=starts.tensor,
+            context_lens=context_lens.tensor,
+            block_tables=self._tables.read(table_rows.tensor, places.num_blocks(self._block_size)),
+            slot_mapping=tokens.tensor[2],
+            spans=places.spans(),
+            num_decodes=places.size.num_decodes,
+        )
+        for column in applied:
+            batch = column.batched(batch)
+        return StepInputs(tokens.tensor, sampled_rows.tensor, batch, places.sampled, applied)
+
+    def _tokens(self, places: Places) -> NDArray[np.int64]:
+        """Return [3, T]: ids, positions and slots. The id of a token in flight is 0."""
+        tokens = np.zeros((3, places.size.num_tokens), np.int64)
+        tokens[2] = PADDING_SLOT
+        num_decodes = places.step.num_decodes
+        tokens[:, :num_decodes] = self._of_decodes(places.chunks[:num_decodes])
+        for chunk, end in zip(places.chunks[num_decodes:], places.ends[num_decodes:], strict=True):
+            tokens[:, end - chunk.length : end] = self._of_chunk(chunk)
+        return tokens
+
+    def _of_decodes(self, chunks: Sequence[Chunk]) -> NDArray[np.int64]:
+        ids = [0 if c.ends_in_flight else c.sequence.token_ids[c.start] for c in chunks]
+        positions = np.array([chunk.start for chunk in chunks], int)
+        blocks = np.array([c.blocks[c.start // self._block_size] for c in chunks], int)
+        slots = blocks * self._block_size + positions % self._block_size
+        return np.stack([np.array(ids, int), positions, slots])
+
+    def _of_chunk(self, chunk: Chunk) -> NDArray[np.int64]:
+        ids = chunk.sequence.token_ids[chunk.start : chunk.end]
+        positions = np.arange(chunk.start, chunk.end)
+        block, offset = np.divmod(positions, self._block_size)
+        slots = np.array(chunk.blocks, int)[block] * self._block_size + offset
+        return np.stack([np.array(ids + [0] * (chunk.length - len(ids))), positions, slots])
+
+
+def _in_flight(
+    places: Places, newest_rows: Mapping[int, int], upload: Upload
+) -> tuple[Slot, Slot] | None:
+    """Add the indices of the tokens in flight, and their rows in `newest`; None without any."""
+    in_flight = [
+        (end - 1, newest_rows[chunk.sequence.id])
+        for chunk, end in zip(places.chunks, places.ends, strict=True)
+        if chunk.ends_in_flight
+    ]
+    if not in_flight:
+        return None
+    targets, rows = zip(*in_flight, strict=True)
+    return upload.put(np.array(targets, int)), upload.put(np.array(rows, int))

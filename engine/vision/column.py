@@ -1,0 +1,175 @@
+"""Images as a column of a step: their embeddings, rotary positions and attention both ways."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from core.foreign_code import contained
+from core.images import Images, PromptImage, images_in
+from core.plan import Chunk, ChunkResult
+from core.sampling import SequenceFailure
+from engine.staging import Slot, Upload
+from engine.step.column import Applied, Column
+from engine.step.places import Places
+from engine.stopwatch import Stopwatch
+from engine.vision.encoder import ImageEncoder
+from kernels.attention.batch import ImageSpan, PagedBatch
+
+logger = logging.getLogger(__name__)
+
+
+class ImageColumn(Column):
+    def __init__(self, encoder: ImageEncoder, model_time: Stopwatch) -> None:
+        """model_time: runs while images are encoded."""
+        self._encoder = encoder
+        self._model_time = model_time
+
+    def is_used(self, chunks: Sequence[Chunk]) -> bool:
+        return any(Images.of(chunk.sequence.parts) for chunk in chunks)
+
+    def fits_graph(self, chunks: Sequence[Chunk]) -> bool:
+        return not any(map(_images_in, chunks))  # a graph embeds only token ids
+
+    def plan(self, places: Places, tokens: NDArray[np.int64], upload: Upload) -> Applied:
+        """Encode new images, and wait for that.
+
+        A sequence whose image fails still takes part in the step, and ends after it.
+        """
+        rows: list[int] = []
+        parts: list[Tensor] = []
+        failures: dict[int, SequenceFailure] = {}
+        with self._model_time:
+            for chunk, start in places:
+                try:
+                    with contained:
+                        embeddings = [self._encode(image, chunk) for image in _images_in(chunk)]
+                except Exception as error:  # transformers' code may raise anything
+                    logger.exception("image encoder failed request=%d", chunk.sequence.id)
+                    reason = f"the image encoder failed: {error}"
+                    failures[chunk.sequence.id] = SequenceFailure(reason)
+                    continue
+                parts += embeddings
+                for image in _images_in(chunk):
+                    rows += [start + row for row in _rows_within(image, chunk)]
+        axes = _axes(places, tokens[1])
+        if axes is not None:
+            tokens[1] = axes[0]
+        return _Images(
+            upload.put(np.array(rows, np.int64)) if parts else None,
+            parts,
+            upload.put(axes) if axes is not None and parts else None,
+            _image_spans(places),
+            failures,
+        )
+
+    def _encode(self, image: PromptImage, chunk: Chunk) -> Tensor:
+        """Return the embeddings of the image's tokens in the chunk."""
+        whole = self._encoder(image, chunk.sequence.prefix_salt)
+        first = max(image.start, chunk.start) - image.start
+        return whole[first : first + len(_rows_within(image, chunk))]
+
+
+class _Images(Applied):
+    def __init__(
+        self,
+        rows: Slot | None,
+        embeddings: Sequence[Tensor],
+        axes: Slot | None,
+        spans: tuple[ImageSpan, ...],
+        failures: dict[int, SequenceFailure],
+    ) -> None:
+        """rows: [K] int64, the image tokens' indices among the step's T tokens; None if there are
+        none. embeddings: [K, hidden] in all. axes: [3, T] int64, the time, row and column of each
+        token, for models whose rotary embedding uses them.
+        """
+        self._rows = rows
+        self._embeddings = embeddings
+        self._axes = axes
+        self._spans = spans
+        self._failures = failures
+
+    def batched(self, batch: PagedBatch) -> PagedBatch:
+        return replace(batch, images=self._spans) if self._spans else batch
+
+    def embed(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        if self._rows is not None:
+            hidden.index_copy_(0, self._rows.tensor, torch.cat([*self._embeddings]))
+        return positions if self._axes is None else self._axes.tensor
+
+    def add_to(self, results: dict[int, ChunkResult]) -> None:
+        results.update(self._failures)
+
+
+def _images_in(chunk: Chunk) -> tuple[PromptImage, ...]:
+    return images_in(chunk.sequence.parts, chunk.start, chunk.end)
+
+
+def _rows_within(image: PromptImage, chunk: Chunk) -> range:
+    """Return the indices of an image's tokens among those of a chunk."""
+    first, last = max(image.start, chunk.start), min(image.end, chunk.end)
+    return range(first - chunk.start, last - chunk.start)
+
+
+def _image_spans(places: Places) -> tuple[ImageSpan, ...]:
+    """Return the image tokens that attend to each other both ways. A padded step has none."""
+    return tuple(
+        ImageSpan(
+            index,
+            start + _rows_within(image, chunk).start,
+            start - chunk.start + image.end,
+            image.end,
+        )
+        for index, (chunk, start) in enumerate(places)
+        for image in _images_in(chunk)
+        if image.is_bidirectional
+    )
+
+
+def _axes(places: Places, positions: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Return the time, row and column of all tokens, [3, T]; None if no sequence has a grid.
+
+    positions: [T], the tokens' indices in their sequences. The three coordinates of a text token or
+    of a generated token are equal. After an image they continue from its largest coordinate.
+    """
+    gridded = [
+        (chunk, start, images)
+        for chunk, start in places
+        if (images := Images.of(chunk.sequence.parts)) and images.images[0].grid
+    ]
+    if not gridded:
+        return None
+    axes = np.tile(positions, (3, 1))
+    for chunk, start, images in gridded:
+        _place_on_grids(axes[:, start : start + chunk.length], chunk, images)
+    return axes
+
+
+def _place_on_grids(axes: NDArray[np.int64], chunk: Chunk, images: Images) -> None:
+    """Shift a chunk's coordinates, [3, length], for the images before it and in it."""
+    shift = sum(_growth(image) for image in images.images if image.end <= chunk.start)
+    axes += shift
+    for image in images.within(chunk.start, chunk.end):
+        _, width = _grid(image)
+        inside = np.arange(max(image.start, chunk.start), min(image.end, chunk.end))
+        row, column = np.divmod(inside - image.start, width)
+        first = image.start + shift
+        axes[:, inside - chunk.start] = first + np.stack([np.zeros_like(row), row, column])
+        axes[:, max(0, image.end - chunk.start) :] += _growth(image)
+        shift += _growth(image)
+
+
+def _growth(image: PromptImage) -> int:
+    """Return the number that an image adds to the coordinates of all tokens after it."""
+    return max(_grid(image)) - image.num_tokens
+
+
+def _grid(image: PromptImage) -> tuple[int, int]:
+    assert image.grid is not None, "if one image of a model has a grid, all have one"
+    return image.grid
