@@ -18,8 +18,8 @@ from tests.measures.tree import ROOT, closure, files, imports
 
 SMEAR = {
     "images": 28,
-    "adapters": 45,
-    "ranks": 31,
+    "adapters": 42,
+    "ranks": 29,
     "copies": 14,
     "prompt_logprobs": 22,
     "grammars": 17,

@@ -32,7 +32,7 @@ from engine.loading.gate import (
 )
 from engine.loading.model_source import ModelSource
 from engine.loading.transformers_attention import ATTENTION_NAME, register_attention
-from engine.model.linear import Add, Part
+from engine.model.linear import After, Part
 from engine.model.spec import is_long
 from engine.phases import Phases
 from engine.step.column import Applied
@@ -206,9 +206,10 @@ class HookedLinear:
         self.dtype = weight.dtype
         self._module = module
 
-    def attach(self, add: Add) -> None:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            add(inputs[0].flatten(0, -2), output.view(-1, output.shape[-1]))
+    def attach(self, after: After) -> None:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            outputs = after(inputs[0].flatten(0, -2), output.view(-1, output.shape[-1]))
+            return outputs.view(output.shape)
 
         self._module.register_forward_hook(hook)
 

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.lora.files import AdapterWeights, LayerSize, LayerWeights
-from engine.model.linear import Add, Part
+from engine.model.linear import After, Part
 
 
 class Adaptable(Protocol):
@@ -42,8 +42,8 @@ class Adaptable(Protocol):
         """The layers of the model that are merged here, by their names, which PEFT uses too."""
         ...
 
-    def attach(self, add: Add) -> None:
-        """Call `add` after each matmul from now on, with inputs [T, in] and outputs [T, out]."""
+    def attach(self, after: After) -> None:
+        """Call `after` next after each product from now on."""
         ...
 
 
@@ -91,10 +91,11 @@ class AdapterMemory:
         """
         self._foreign = None if slots is None else slots[:, None] != self._slot_of_column
 
-    def _adder(self, factors: _Factors) -> Add:
-        def add(rows: Tensor, outputs: Tensor) -> None:
+    def _adder(self, factors: _Factors) -> After:
+        def add(rows: Tensor, outputs: Tensor) -> Tensor:
             if self._foreign is not None:
                 factors.add(rows, self._foreign, outputs)
+            return outputs
 
         return add
 

@@ -39,14 +39,14 @@ class Decoder:
         family, width = spec.family, spec.hidden_size
         prefix = family.prefix
         self.spec = spec
-        num_kv_heads = len(loader.group.shard.heads(spec.num_heads, spec.num_kv_heads).keys)
+        num_kv_heads = len(loader.shard.heads(spec.num_heads, spec.num_kv_heads).keys)
         self.shapes = [replace(shape, num_kv_heads=num_kv_heads) for shape in spec.shapes]
-        """This rank's part of the KV cache, for each layer of the model."""
+        """This process's part of the KV cache, for each layer of the model."""
         embedding = f"{prefix}{family.embedding}.weight"
         if spec.is_tied and embedding not in loader.checkpoint:
             embedding = f"{family.head}.weight"  # some checkpoints store only the head
-        self.group = loader.group
         self.embedding = loader.embedding(embedding, spec.vocab_size, width)
+        self._look_up = loader.look_up(self.embedding, spec.vocab_size)
         self._position_embedding = _load_position_embedding(loader, spec)
         self.rotary = Rotary(spec, loader.device, loader.dtype)
         # None hides the bar unless stderr is a terminal.
@@ -105,24 +105,9 @@ class Decoder:
             hidden = hidden + F.embedding(positions + offset, self._position_embedding)
         return hidden
 
-    def _look_up(self, token_ids: Tensor) -> Tensor:
-        """Return the embeddings of the ids [T].
-
-        Only one rank has the embedding of an id; the other ranks add zeros to the sum.
-        """
-        if self.group.shard.is_whole:
-            return F.embedding(token_ids, self.embedding)
-        share = self.group.shard.vocabulary(self.spec.vocab_size)
-        foreign = (token_ids < share.start) | (token_ids >= share.stop)
-        found = F.embedding((token_ids - share.start).masked_fill(foreign, 0), self.embedding)
-        return self.group.sum(found.masked_fill(foreign[:, None], 0))
-
     def logits(self, normed: Tensor) -> Tensor:
         """Return logits [R, vocab_size] for the final norm's outputs [R, hidden]."""
         logits = self.head(normed)
-        if not self.group.shard.is_whole:
-            whole = torch.cat(self.group.gather(logits), -1)
-            logits = whole[:, : self.spec.vocab_size].contiguous()
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
         cap = self.spec.logit_softcap

@@ -116,14 +116,13 @@ class Attention:
         order = None
         if family.rotary == "pairs" and rope is not None:
             order = halves_of_pairs(dim, self.rotary_dim)
-        shard = loader.group.shard
-        heads = shard.heads(spec.num_heads, spec.num_kv_heads)
+        heads = loader.shard.heads(spec.num_heads, spec.num_kv_heads)
         self._sizes = [dim * len(part) for part in (heads.queries, heads.keys, heads.keys)]
         self.qkv = loader.linear(qkv_sources(spec, name, heads, order), spec.hidden_size)
         self.out = loader.linear(
             [Source(f"{name}.{family.out}", spec.hidden_size)],
             spec.num_heads * dim,
-            columns=None if shard.is_whole else elements_of(heads.queries, dim),
+            columns=elements_of(heads.queries, dim),
         )
         self.norms = load_qk_norms(loader, spec, name, heads, order)
         self._norm_both = None
@@ -232,12 +231,12 @@ class MLP:
         """block: the MLP's name in the checkpoint. width: intermediate size; None means
         `spec.mlp_width`."""
         family = spec.family
-        width, shard = width or spec.mlp_width, loader.group.shard
-        columns = None if shard.is_whole else shard.columns(width)
+        width = width or spec.mlp_width
+        columns = loader.shard.columns(width)
         total = 2 * width if family.is_gated else width
         names = [f"{block}.{name}" for name in family.gate_up]
         order = None
-        if columns is not None:
+        if len(columns) < width:
             order = torch.arange(columns.start, columns.stop)
             if total // len(names) > width:  # gate and up are one tensor
                 order = torch.cat([order, order + width])

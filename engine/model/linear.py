@@ -20,8 +20,8 @@ from kernels.cpu.calls import Kernel, NoKernelError
 from kernels.cpu.shared_library import SUFFIXES
 from kernels.cpu.step_calls import StepCalls
 
-Add = Callable[[Tensor, Tensor], None]
-"""(rows [T, in], outputs [T, out]): add to the outputs in place."""
+After = Callable[[Tensor, Tensor], Tensor]
+"""(rows [T, in], outputs [T, out]) -> outputs, which may be the same tensor."""
 
 
 class Format(ABC):
@@ -125,11 +125,8 @@ class Linear:
     """Maps rows [T, in] to [T, out], however the weight is stored.
 
     Layers with the same input (q, k and v; gate and up) are merged into one `Linear`; `parts` says
-    which outputs belong to which layer. Adapters add to the outputs.
-
-    A rank may hold only some of the outputs (the `order` of its parts says which), or only some of
-    the inputs. With some of the inputs, outputs are partial sums, which `reduce` adds up over the
-    ranks.
+    which outputs belong to which layer. A process may hold only some of the outputs (the `order` of
+    its parts says which), or only some of the inputs; then outputs are partial sums.
     """
 
     def __init__(
@@ -140,11 +137,12 @@ class Linear:
         in_features: int,
         dtype: torch.dtype,
         columns: range | None = None,
-        reduce: Callable[[Tensor], Tensor] | None = None,
+        after: Sequence[After] = (),
     ) -> None:
         """bias: [out]. parts: keyed by name in the checkpoint. dtype: dtype of the rows.
 
         in_features: inputs in the checkpoint. columns: the inputs that the rows have; None: all.
+        after: what follows every product.
         """
         self.format = format
         self.bias = bias
@@ -152,14 +150,14 @@ class Linear:
         self.in_features = in_features
         self.columns = columns or range(in_features)
         self.dtype = dtype
-        self._add: Add | None = None
-        self._reduce = reduce
+        self._after = tuple(after)
+        self._is_product = not after
 
     def __call__(self, rows: Tensor) -> Tensor:
         outputs = self.format.multiply(rows, self.bias)
-        if self._add is not None:
-            self._add(rows, outputs)
-        return outputs if self._reduce is None else self._reduce(outputs)
+        for follow in self._after:
+            outputs = follow(rows, outputs)
+        return outputs
 
     def prepare(
         self, calls: StepCalls, rows: Tensor, out: Tensor, residual: Tensor | None = None
@@ -168,13 +166,13 @@ class Linear:
 
         residual: [T, out], which is added to it; may be `out` itself.
         """
-        if self._reduce is not None:
-            raise NoKernelError("its outputs are summed over ranks")
+        if not self._is_product:
+            raise NoKernelError("more than a product makes its outputs")
         calls.add(self.format.kernel(rows, self.bias, out, residual))
 
-    def attach(self, add: Add) -> None:
-        """Call `add(rows, outputs)` after every matmul from now on. Adapters use this."""
-        self._add = add
+    def attach(self, after: After) -> None:
+        """Call `after` next after every product from now on, unless `prepare` computes it."""
+        self._after = (after, *self._after)
 
 
 def _fits_bf16(part: Tensor) -> bool:

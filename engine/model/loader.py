@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.model.checkpoint import Checkpoint
@@ -17,7 +18,8 @@ from engine.model.quantization.at_load import HEAD_PRECISIONS, quantize_weight
 from engine.model.quantization.formats import make_format
 from engine.model.quantization.schemes import Scheme, is_quantized
 from engine.model.quantization.weights import Stored, select_rows, slice_columns
-from engine.ranks.group import Group, SingleRank
+from engine.ranks.group import Gathered, Group, SingleRank, SplitEmbedding, Summed
+from engine.ranks.shard import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Loader:
         self.checkpoint = checkpoint
         self.device, self.dtype = device, dtype
         self.group = group or SingleRank(device)
+        self.shard = self.group.shard
         self.elementwise: Elementwise = make_elementwise(device)
         self.linears: list[Linear] = []
         """Linear layers that see each token once and so can take adapters."""
@@ -99,16 +102,18 @@ class Loader:
     ) -> Linear:
         """Merge linear layers that have the same input into one `Linear`.
 
-        columns: the inputs that this rank has; the outputs are summed over the ranks. None: all.
-        is_adaptable: whether adapters may add to its outputs. may_quantize: whether option.quantize
-        applies to it.
+        columns: the inputs that this rank has; if not all, the outputs are summed over the ranks.
+        None: all. is_adaptable: whether adapters may add to its outputs. may_quantize: whether
+        option.quantize applies to it.
         """
+        columns = columns or range(in_features)
+        is_partial = len(columns) < in_features
         weights, biases, parts, start = [], [], {}, 0
         for source in sources:
             weight, bias = self._weight(source, in_features), self._bias(source)
             if may_quantize:
                 weight = self.quantized(weight)
-            if columns is not None:  # after quantizing, so that all ranks have the same scales
+            if is_partial:  # after quantizing, so that all ranks have the same scales
                 weight = slice_columns(weight, columns)
                 bias = bias if self.group.rank == 0 else None  # so that the sum adds it once
             weights.append(weight)
@@ -117,7 +122,7 @@ class Loader:
             parts[source.name] = Part(slice(start, end), source.order, source.size)
             start = end
         format = self.format(weights)
-        self.count(format.num_bytes, start * (in_features if columns is None else len(columns)))
+        self.count(format.num_bytes, start * len(columns))
         linear = Linear(
             format,
             self._joined(sources, biases),
@@ -125,7 +130,7 @@ class Loader:
             in_features,
             self.dtype,
             columns,
-            None if columns is None else self.group.sum,
+            (Summed(self.group),) if is_partial else (),
         )
         if is_adaptable:
             self.linears.append(linear)
@@ -137,7 +142,13 @@ class Loader:
 
     def embedding(self, name: str, vocab_size: int, width: int) -> Tensor:
         """Load this rank's rows of an embedding, [share, width]."""
-        return self.place(self._vocabulary(self.checkpoint.take(name, vocab_size, width)))
+        return self.place(_vocabulary(self.checkpoint.take(name, vocab_size, width), self.shard))
+
+    def look_up(self, embedding: Tensor, vocab_size: int) -> Callable[[Tensor], Tensor]:
+        """Return a function from ids [T] to their embeddings [T, width]. embedding: this rank's."""
+        if self.shard.is_whole:
+            return lambda token_ids: F.embedding(token_ids, embedding)
+        return SplitEmbedding(embedding, vocab_size, self.group)
 
     def head(self, name: str, vocab_size: int, embedding: Tensor, *, is_tied: bool) -> Linear:
         """Load this rank's rows of the output projection.
@@ -149,13 +160,14 @@ class Loader:
             format = self._tied_head(embedding)
         else:
             # [out, in] even where other linear weights are transposed (GPT-2).
-            weight = self._vocabulary_part(self.stored(name, vocab_size, width))
+            weight = _vocabulary_part(self.stored(name, vocab_size, width), self.shard)
             format = self.format([self.quantized(weight, is_head=True)])
             self.count(format.num_bytes, weight.shape[0] * width)
         bias = self._bias(Source(name, vocab_size))
         if bias is not None:
-            bias = self._vocabulary(bias)
-        return Linear(format, bias, {}, width, self.dtype)
+            bias = _vocabulary(bias, self.shard)
+        after = () if self.shard.is_whole else (Gathered(vocab_size, self.group),)
+        return Linear(format, bias, {}, width, self.dtype, after=after)
 
     def _tied_head(self, embedding: Tensor) -> Format:
         """Return the head that multiplies by the embedding.
@@ -174,25 +186,6 @@ class Loader:
         if not isinstance(format, Dense):
             self.count(format.num_bytes, 0)
         return format
-
-    def _vocabulary_part(self, weight: Stored) -> Stored:
-        """Return this rank's outputs of the head, padded as `Shard.vocabulary` needs.
-
-        A quantized weight is padded with copies of its last row. Nobody reads the padding.
-        """
-        if isinstance(weight, Tensor):
-            return self._vocabulary(weight)
-        share = self.group.shard.vocabulary(weight.shape[0])
-        rows = torch.arange(share.start, share.stop).clamp(max=weight.shape[0] - 1)
-        return weight if self.group.shard.is_whole else select_rows(weight, rows)
-
-    def _vocabulary(self, rows: Tensor) -> Tensor:
-        """Return this rank's share of a vocabulary's rows [vocabulary, ...], padded with zeros."""
-        share = self.group.shard.vocabulary(len(rows))
-        held = rows[share.start : share.stop]
-        if len(held) == len(share):
-            return held
-        return torch.cat([held, held.new_zeros(len(share) - len(held), *rows.shape[1:])])
 
     def norm(
         self,
@@ -280,3 +273,24 @@ class Loader:
         )
         self.count(joined.nbytes, joined.numel())
         return joined
+
+
+def _vocabulary_part(weight: Stored, shard: Shard) -> Stored:
+    """Return this rank's outputs of the head, padded as `Shard.vocabulary` needs.
+
+    A quantized weight is padded with copies of its last row. Nobody reads the padding.
+    """
+    if isinstance(weight, Tensor):
+        return _vocabulary(weight, shard)
+    share = shard.vocabulary(weight.shape[0])
+    rows = torch.arange(share.start, share.stop).clamp(max=weight.shape[0] - 1)
+    return weight if shard.is_whole else select_rows(weight, rows)
+
+
+def _vocabulary(rows: Tensor, shard: Shard) -> Tensor:
+    """Return this rank's share of a vocabulary's rows [vocabulary, ...], padded with zeros."""
+    share = shard.vocabulary(len(rows))
+    held = rows[share.start : share.stop]
+    if len(held) == len(share):
+        return held
+    return torch.cat([held, held.new_zeros(len(share) - len(held), *rows.shape[1:])])

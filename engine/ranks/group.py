@@ -1,4 +1,4 @@
-"""The group of ranks that share one copy of a model, and its collectives."""
+"""The group of ranks that share a model, its collectives, and the layers that use them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 from core.errors import ConfigurationError
@@ -128,3 +129,44 @@ class ProcessGroup(Group):
         """Leave the group. May be called again."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+class SplitEmbedding:
+    """Looks up embeddings in a table of which each rank holds some rows."""
+
+    def __init__(self, table: Tensor, vocab_size: int, group: Group) -> None:
+        """table: this rank's rows, [share, width]."""
+        self._table, self._group = table, group
+        self._share = group.shard.vocabulary(vocab_size)
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """Return the embeddings [T, width] of ids [T].
+
+        Only one rank has the embedding of an id; the other ranks add zeros to the sum.
+        """
+        start = self._share.start
+        foreign = (token_ids < start) | (token_ids >= self._share.stop)
+        found = F.embedding((token_ids - start).masked_fill(foreign, 0), self._table)
+        return self._group.sum(found.masked_fill(foreign[:, None], 0))
+
+
+class Summed:
+    """Adds up the products of layers of which each rank has some of the inputs."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def __call__(self, rows: Tensor, outputs: Tensor) -> Tensor:
+        return self._group.sum(outputs)
+
+
+class Gathered:
+    """Gathers the logits of all ranks' shares of the vocabulary."""
+
+    def __init__(self, vocab_size: int, group: Group) -> None:
+        self._vocab_size, self._group = vocab_size, group
+
+    def __call__(self, rows: Tensor, outputs: Tensor) -> Tensor:
+        """Return logits [R, vocab_size] for this rank's, [R, share]."""
+        whole = torch.cat(self._group.gather(outputs), -1)
+        return whole[:, : self._vocab_size].contiguous()
