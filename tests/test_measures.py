@@ -30,7 +30,7 @@ SMEAR = {
 CLOSURE = {
     "engine.step.packed_executor": 62,
     "container.apis.text.api": 68,
-    "engine.offline.llm": 183,
+    "engine.offline.llm": 167,
     "strategies.paged": 21,
 }
 """Files that a door imports, at most."""

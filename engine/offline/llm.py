@@ -15,7 +15,7 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from tqdm import tqdm
@@ -40,9 +40,10 @@ from engine.offline.lora_request import (
 )
 from engine.offline.outputs import OutputDelta, RequestOutput, output_delta
 from engine.offline.prompts import Prompt, TokensPrompt, as_list, encoded
-from engine.offline.tasks import EmbeddingRequestOutput, embed
-from engine.tasks.build import build_task_engine
-from engine.tasks.engine import TaskEngine
+
+if TYPE_CHECKING:
+    from engine.offline.tasks import EmbeddingRequestOutput
+    from engine.tasks.engine import TaskEngine
 
 RECORDS = {"model", "strategy", "lora", "memory", "execution"}
 """The records of `Options` that an engine needs. The others concern the server's other processes,
@@ -90,6 +91,8 @@ class LLM:
                 "container, or set task='text-generation' or task='text-embedding'"
             )
         if task.kind == "embedding":
+            from engine.tasks.build import build_task_engine
+
             self.embedding_engine = build_task_engine(task, self._model_dir, self.options)
             self.facts = self.embedding_engine.facts
         else:
@@ -210,6 +213,8 @@ class LLM:
             )
         if self.embedding_engine is None:
             raise EngineUnavailableError("this LLM is closed; make another")
+        from engine.offline.tasks import embed
+
         limit = self.facts.max_model_len if truncate_prompt_tokens == -1 else truncate_prompt_tokens
         return embed(self.embedding_engine, as_list(prompts), limit, use_tqdm=use_tqdm)
 
