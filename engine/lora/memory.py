@@ -13,7 +13,8 @@ token 2  [ ......   ......   ...... ]            B2
 
 These are two dense matmuls for any mix of adapters. Nothing is sorted or gathered, and no shape
 depends on the adapters of a step, so a CUDA graph can capture it. The multiplications by zero cost
-little, since the ranks of all slots together are far smaller than a layer is wide.
+little, since the ranks of all slots together are far smaller than a layer is wide. On CPUs both
+matrices are also kept in panels, because the bits of torch's matmul depend on the other tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.lora.files import AdapterWeights, LayerSize, LayerWeights
-from engine.model.linear import After, Part
+from engine.model.linear import After, Panels, Part, uses_panels
 
 
 class Adaptable(Protocol):
@@ -117,6 +118,8 @@ class _Factors:
             for name, part in self._parts.items()
         }
         """B of each layer, transposed: [num_columns, out]."""
+        self._packed: Sequence[Panels] = ()
+        """On CPUs, `down` and then each of `up`, since the first `write`."""
         self.sizes = {
             name: LayerSize(linear.in_features, part.size or up.shape[1], linear.dtype)
             for (name, part), up in zip(self._parts.items(), self.up.values(), strict=True)
@@ -124,10 +127,16 @@ class _Factors:
 
     def add(self, x: Tensor, foreign: Tensor, output: Tensor) -> None:
         """Add each token's adapter to `output` [T, out], in place. x: [T, in]."""
-        inner = F.linear(x, self.down).view(len(x), len(self.up), self._num_columns)
+        packed = self._packed
+        inner = packed[0].multiply(x, None) if packed else F.linear(x, self.down)
+        inner = inner.view(len(x), len(self.up), self._num_columns)
         inner.masked_fill_(foreign[:, None], 0)  # a 0/1 factor would not do: inf * 0 is NaN
         for index, (name, up) in enumerate(self.up.items()):
-            output[:, self._parts[name].rows].addmm_(inner[:, index], up)
+            own_output = output[:, self._parts[name].rows]
+            if packed:
+                own_output += packed[index + 1].multiply(inner[:, index], None)
+            else:
+                own_output.addmm_(inner[:, index], up)
 
     def write(self, columns: slice, layers: Mapping[str, LayerWeights]) -> None:
         down = self.down.view(len(self.up), self._num_columns, -1)
@@ -140,3 +149,6 @@ class _Factors:
                 a[: layer.rank].copy_(layer.a[:, self._columns.start : self._columns.stop])
                 order = self._parts[name].order
                 b[: layer.rank].copy_((layer.b if order is None else layer.b[order]).T)
+        if uses_panels(self.down.device, self.down.dtype):
+            weights = [self.down, *(up.T for up in self.up.values())]
+            self._packed = [Panels.of([weight], weight.dtype) for weight in weights]

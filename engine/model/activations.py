@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.model.loader import Loader
+from kernels.cpu import elementwise as cpu_elementwise
 from kernels.cpu.elementwise import GatedActivation
 
 Activation = Callable[[Tensor], Tensor]
@@ -21,6 +22,16 @@ FUSED: Mapping[str, GatedActivation] = {
 }
 """Activations that our kernels fuse with the multiplication of gate and up."""
 
+BATCH_INVARIANT: Mapping[str, Activation] = {
+    "sigmoid": cpu_elementwise.sigmoid,
+    "silu": lambda x: x * cpu_elementwise.sigmoid(x),
+    "swish": lambda x: x * cpu_elementwise.sigmoid(x),
+    "quick_gelu": lambda x: x * cpu_elementwise.sigmoid(1.702 * x),
+    "gelu": cpu_elementwise.gelu,
+    "gelu_pytorch_tanh": cpu_elementwise.gelu_tanh,
+}
+"""Activations without a gate on CPUs, where torch's depend on the number of rows and threads."""
+
 
 def make_gated(name: str, loader: Loader) -> Activation:
     """Return a function from [T, 2 * I], gates first, to activation(gate) * up, [T, I]."""
@@ -28,7 +39,7 @@ def make_gated(name: str, loader: Loader) -> Activation:
     if fused is not None:
         kernel = loader.elementwise.gated_activation
         return lambda gate_up: kernel(gate_up, fused)
-    activation = _of_transformers(name)
+    activation = _plain(name, loader)
 
     def compute(gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, -1)
@@ -39,10 +50,13 @@ def make_gated(name: str, loader: Loader) -> Activation:
 
 def make_plain(name: str, loader: Loader, block: str) -> Activation:
     """Return an elementwise activation. block: the MLP's name, for activations with weights."""
-    return XIELU(loader, block) if name == "xielu" else _of_transformers(name)
+    return XIELU(loader, block) if name == "xielu" else _plain(name, loader)
 
 
-def _of_transformers(name: str) -> Activation:
+def _plain(name: str, loader: Loader) -> Activation:
+    """Return transformers' function, or one of ours whose bits do not depend on the other rows."""
+    if loader.device.type == "cpu" and name in BATCH_INVARIANT:
+        return BATCH_INVARIANT[name]
     # Imported only here, since it imports transformers' models, which takes over a second.
     from transformers.activations import ACT2FN
 

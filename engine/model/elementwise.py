@@ -23,6 +23,7 @@ class Elementwise:
     add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
     gated_activation: Callable[..., Tensor]
     rotary: Callable[..., None]
+    sigmoid: Callable[[Tensor], Tensor] = torch.sigmoid
     norms_all_heads: bool = False
     """Whether one call of `rms_norm` can norm heads with different weights."""
 
@@ -45,6 +46,7 @@ def make_elementwise(device: torch.device) -> Elementwise:
             _cpu_add_rms_norm,
             cpu_elementwise.gated_activation,
             cpu_elementwise.rotary,
+            cpu_elementwise.sigmoid,
         )
     return Elementwise(
         torch_elementwise.rms_norm,

@@ -1,12 +1,13 @@
 """Mixture of experts: a router picks the top k experts of each token.
 
 Each projection is one grouped matmul: a single call multiplies the tokens of every expert by the
-weights of that expert.
+weights of that expert. On CPUs each expert has a format of its own instead, because the bits of
+torch's grouped matmul depend on how many tokens an expert gets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from core.errors import ConfigurationError
 from engine.model.activations import make_gated
 from engine.model.families import ExpertNames
+from engine.model.linear import Format, uses_panels
 from engine.model.loader import Loader, Source
 from engine.model.quantization.experts import QuantizedExperts, TritonExperts, quantized_experts
 from engine.model.quantization.weights import (
@@ -67,6 +69,7 @@ class Experts:
         if names.is_interleaved:
             self._alpha, self._limit = config.swiglu_alpha, config.swiglu_limit
             self.activate = self._clamped_swiglu
+            self._sigmoid = loader.elementwise.sigmoid
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the weighted sum of each token's experts, [T, hidden], for rows [T, hidden]."""
@@ -95,8 +98,8 @@ class Experts:
             scores = scores / scores.sum(-1, keepdim=True)
         return scores.to(rows.dtype), chosen
 
-    def _multiply(self, rows: Tensor, weights: Tensor | QuantizedExperts, ends: Tensor) -> Tensor:
-        if isinstance(weights, TritonExperts):
+    def _multiply(self, rows: Tensor, weights: ExpertWeights, ends: Tensor) -> Tensor:
+        if isinstance(weights, TritonExperts | SeparateExperts):
             return weights.multiply(rows, ends)
         dense = weights if isinstance(weights, Tensor) else weights.dense()
         return self._grouped(rows, dense, ends)
@@ -104,7 +107,43 @@ class Experts:
     def _clamped_swiglu(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, -1)
         gate, up = gate.clamp(max=self._limit), up.clamp(-self._limit, self._limit)
-        return (up + 1) * gate * torch.sigmoid(gate * self._alpha)
+        return (up + 1) * gate * self._sigmoid(gate * self._alpha)
+
+
+class SeparateExperts:
+    """The weights of one projection, [experts * out, in], with a format for each expert."""
+
+    def __init__(self, formats: Sequence[Format], num_outputs: int) -> None:
+        self.formats = formats
+        self._num_outputs = num_outputs
+        self.num_bytes = sum(format.num_bytes for format in formats)
+
+    @classmethod
+    def of(cls, loader: Loader, parts: Iterator[Stored], num_outputs: int) -> SeparateExperts:
+        """Load parts of experts, or of several experts each, expert by expert."""
+        formats: list[Format] = []
+        expert: list[Stored] = []
+        for part in parts:
+            for start in range(0, part.shape[0], num_outputs):
+                rows = range(start, min(start + num_outputs, part.shape[0]))
+                expert.append(slice_rows(part, rows))
+                if sum(piece.shape[0] for piece in expert) == num_outputs:
+                    formats.append(loader.format(expert))
+                    expert = []
+        return cls(formats, num_outputs)
+
+    def multiply(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """Return [M, out] for rows [M, in], sorted by expert. A row's bits depend on no other."""
+        out = rows.new_empty(len(rows), self._num_outputs)
+        start = 0
+        for format, end in zip(self.formats, ends.tolist(), strict=True):
+            if end > start:
+                out[start:end] = format.multiply(rows[start:end], None)
+            start = end
+        return out
+
+
+ExpertWeights = Tensor | QuantizedExperts | SeparateExperts
 
 
 class _Weights:
@@ -180,16 +219,21 @@ def _transposed(
 
 def _load(
     loader: Loader, parts: Iterator[Stored], count: int, out_features: int, columns: range
-) -> Tensor | QuantizedExperts:
+) -> ExpertWeights:
     """Load parts, which together are [count * out, in], and keep only `columns` of them.
 
     Unquantized parts are copied once, to their place.
     """
+    num_weights = count * out_features * len(columns)
+    kept = (slice_columns(loader.quantized(part), columns) for part in parts)
+    if uses_panels(loader.device, loader.dtype):
+        experts = SeparateExperts.of(loader, kept, out_features)
+        loader.count(experts.num_bytes, num_weights)
+        return experts
     quantized: list[Quantized] = []
     place: Tensor | None = None
     start = 0
-    for whole in map(loader.quantized, parts):
-        part = slice_columns(whole, columns)
+    for part in kept:
         if isinstance(part, Tensor):
             if place is None:
                 size = count * out_features, len(columns)
@@ -200,7 +244,6 @@ def _load(
             quantized.append(part)
     if place is not None and quantized:
         raise ConfigurationError("some experts of a layer are quantized and others are not")
-    num_weights = count * out_features * len(columns)
     if place is not None:
         loader.count(place.nbytes, num_weights)
         return place.view(count, out_features, len(columns))

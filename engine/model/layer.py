@@ -283,9 +283,10 @@ class SharedExperts:
         )
         gate = [Source(f"{block}.{names.shared}_gate", 1)]
         self._gate = loader.linear(gate, spec.hidden_size, may_quantize=False)
+        self._sigmoid = loader.elementwise.sigmoid
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        return self._experts(hidden) + torch.sigmoid(self._gate(hidden)) * self._shared(hidden)
+        return self._experts(hidden) + self._sigmoid(self._gate(hidden)) * self._shared(hidden)
 
 
 def _load_mlp(

@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.model.checkpoint import Checkpoint
 from engine.model.elementwise import Elementwise, make_elementwise
 from engine.model.families import NormKind
-from engine.model.linear import Dense, Format, Linear, Panels, Part, uses_panels
+from engine.model.linear import Dense, Format, Linear, Part, uses_panels
 from engine.model.norms import LayerNorm, Norm, RMSNorm, SplitRMSNorm
 from engine.model.quantization.at_load import HEAD_PRECISIONS, quantize_weight
 from engine.model.quantization.formats import make_format
@@ -170,21 +170,12 @@ class Loader:
         return Linear(format, bias, {}, width, self.dtype, after=after)
 
     def _tied_head(self, embedding: Tensor) -> Format:
-        """Return the head that multiplies by the embedding.
-
-        Panels would be a second copy of the embedding. They are used only if they can be bf16, that
-        is, if bf16 represents the embedding exactly.
-        """
+        """Return the head that multiplies by the embedding. Panels are a second copy of it."""
         weight = self.quantized(embedding, is_head=True)
-        format: Format = Dense(embedding)
-        if not isinstance(weight, Tensor):
-            format = self.format([weight])
-        elif uses_panels(self.device, self.dtype):
-            panels = Panels.of([embedding], self.dtype)
-            if panels.panels.dtype == torch.bfloat16:
-                format = panels
-        if not isinstance(format, Dense):
-            self.count(format.num_bytes, 0)
+        if isinstance(weight, Tensor) and not uses_panels(self.device, self.dtype):
+            return Dense(embedding)
+        format = self.format([weight])
+        self.count(format.num_bytes, 0)
         return format
 
     def norm(

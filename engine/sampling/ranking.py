@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from core.sampling import TopLogprobs
@@ -57,13 +58,30 @@ def rank(logits: Tensor, token_ids: Tensor, normalizers: Tensor, width: int) -> 
     """
     token_logits = logits.gather(1, token_ids[:, None])
     log_total = normalizers[:, None]
-    top, top_token_ids = logits.topk(min(width, logits.shape[1]))
+    top, top_token_ids = _top(logits, min(width, logits.shape[1]))
     return Ranking(
         logprobs=(token_logits - log_total)[:, 0],
         ranks=(logits > token_logits).sum(1) + 1,
         top_token_ids=top_token_ids,
         top_logprobs=top - log_total,
     )
+
+
+def _top(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Return the highest logits of each row [Q, width] and their token ids.
+
+    On a CPU, the lower token id wins a tie. In torch, the winner may depend on the width, and
+    so on the other requests of the step.
+    """
+    top, token_ids = logits.topk(width)
+    if logits.device.type != "cpu" or not width:
+        return top, token_ids
+    rows, token_ids = (~(logits < top[:, -1:])).nonzero(as_tuple=True)
+    by_logit = logits[rows, token_ids].sort(descending=True, stable=True).indices
+    order = by_logit[rows[by_logit].sort(stable=True).indices]
+    counts = rows.bincount(minlength=len(logits))
+    starts = counts.cumsum(0) - counts
+    return top, token_ids[order][starts[:, None] + torch.arange(width)]
 
 
 def plan_ranking(rows: Sequence[Row], upload: Upload) -> Rank | None:

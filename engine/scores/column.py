@@ -12,6 +12,7 @@ from torch import Tensor
 
 from core.plan import Chunk, ChunkResult, StepPlan
 from core.sampling import Sampled, SequenceFailure
+from engine.sampling.kernels import make_sampling_kernels
 from engine.sampling.ranking import HostRanking, rank
 from engine.staging import Slot, Upload
 from engine.step.column import Applied, Column
@@ -61,7 +62,9 @@ class _Scores(Applied):
 
     def take(self, sampled: Tensor, extra: Tensor) -> None:
         logits = extra.float()
-        next_tokens, normalizers = self._rows.tensor[1], logits.logsumexp(-1)
+        # The sampler's own normalizers: a token has the same logprob in a prompt and in an answer.
+        _, normalizers = make_sampling_kernels(logits.device).best_tokens(logits)
+        next_tokens = self._rows.tensor[1]
         self._ranking = rank(logits, next_tokens, normalizers, max(self._widths)).to_host()
 
     def add_to(self, results: dict[int, ChunkResult]) -> None:

@@ -79,8 +79,18 @@ void activation(const Activation& a, Team& team) {
     team.share_rows(a.num_tokens, a.width, [&](int64_t token) {
         const T *gate = (const T*)a.gate_up + token * a.stride, *up = gate + a.width;
         T* out = (T*)a.out + token * a.out_stride;
-        for (int64_t dim = 0; dim < a.width; dim += LANES)
-            store(out + dim, rounded<T>(activated(load(gate + dim), a.is_gelu)) * load(up + dim));
+        const auto compute = [&](const T* gate, const T* up, T* out) {
+            store(out, rounded<T>(activated(load(gate), a.is_gelu)) * load(up));
+        };
+        const int64_t whole = a.width / LANES * LANES, rest = a.width - whole;
+        for (int64_t dim = 0; dim < whole; dim += LANES) compute(gate + dim, up + dim, out + dim);
+        if (rest) {
+            T gates[LANES] = {}, ups[LANES] = {}, results[LANES];
+            std::copy_n(gate + whole, rest, gates);
+            std::copy_n(up + whole, rest, ups);
+            compute(gates, ups, results);
+            std::copy_n(results, rest, out + whole);
+        }
     });
 }
 

@@ -2,13 +2,19 @@
 
 Inputs that the C++ does not support (other dtypes, odd widths, wrong shapes) go to the torch
 version. That version raises for mismatched shapes, which would give the C++ wrong addresses.
+
+torch computes sigmoid, silu and gelu in vectors, and the elements that are left over one by one,
+with other bits. Which these are depends on the number of rows and of threads. So functions here use
+torch's exp, tanh and erf, in which an element has the same bits at any place.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from kernels.cpu.calls import Kernel, NoKernelError, run
@@ -124,7 +130,7 @@ def gated(gate_up: Tensor, activation: GatedActivation, out: Tensor) -> Kernel[A
     out: [T, I], which may be the gates themselves.
     """
     width = gate_up.shape[1] // 2
-    if not _is_supported(width, gate_up) or gate_up.shape[1] % 2:
+    if not _is_supported(WIDTH, gate_up) or gate_up.shape[1] % 2:  # any width
         raise NoKernelError(f"no kernel gates a width of {width} in {gate_up.dtype}")
     arguments = Activation(
         out=out.data_ptr(),
@@ -136,6 +142,24 @@ def gated(gate_up: Tensor, activation: GatedActivation, out: Tensor) -> Kernel[A
         is_gelu=activation == "gelu_tanh",
     )
     return Kernel(function("gated_activation", gate_up.dtype), arguments, (gate_up, out))
+
+
+def sigmoid(numbers: Tensor) -> Tensor:
+    """Same as `torch.sigmoid`."""
+    return (1 / (1 + torch.exp(-numbers.float()))).to(numbers.dtype)
+
+
+def gelu(numbers: Tensor) -> Tensor:
+    """Same as `torch.nn.functional.gelu`."""
+    wide = numbers.float()
+    return (wide * 0.5 * (1 + torch.erf(wide * 0.5**0.5))).to(numbers.dtype)
+
+
+def gelu_tanh(numbers: Tensor) -> Tensor:
+    """Same as `torch.nn.functional.gelu` with approximate="tanh"."""
+    wide = numbers.float()
+    inner = (2 / math.pi) ** 0.5 * (wide + 0.044715 * (wide * wide * wide))
+    return (wide * 0.5 * (1 + torch.tanh(inner))).to(numbers.dtype)
 
 
 def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int) -> None:

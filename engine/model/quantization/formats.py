@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.model.linear import Format, choose_format, uses_panels
+from engine.model.linear import Format, Panels, choose_format, uses_panels
 from engine.model.quantization.integers import Integers
 from engine.model.quantization.kernel_codes import KernelCodes, KernelWeight, has_kernel
 from engine.model.quantization.weights import (
@@ -39,6 +39,9 @@ class Dequantizing(Format):
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         weight = self.weight.dequantized().to(rows.dtype)
+        if uses_panels(rows.device, rows.dtype):
+            panels = Panels.of([weight], rows.dtype)
+            return panels.multiply(rows, None if bias is None else bias.float())
         return F.linear(rows, weight, None if bias is None else bias.to(rows.dtype))
 
 

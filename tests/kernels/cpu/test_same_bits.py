@@ -9,8 +9,10 @@ import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from kernels.attention.batch import PagedBatch
+from kernels.cpu import elementwise
 from kernels.cpu.attention import paged_attention
 from tests.kernels.paged_inputs import make_paged
 
@@ -69,3 +71,34 @@ def test_a_token_has_the_same_bits_in_any_chunk_and_batch(target, dtype, heads, 
                 parts.append((sequence, max(0, end - rng.choice(CUTS)), end))
             for (sequence, first, end), rows in attend(paged, parts, threads, **options).items():
                 assert torch.equal(rows, expected[sequence][first:end]), (sequence, first, end)
+
+
+ACTIVATIONS = {
+    "silu": lambda rows: elementwise.gated_activation(rows, "silu"),
+    "gelu_tanh": lambda rows: elementwise.gated_activation(rows, "gelu_tanh"),
+    "sigmoid": elementwise.sigmoid,
+    "gelu": elementwise.gelu,
+    "plain gelu_tanh": elementwise.gelu_tanh,
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("width", [1, 37, 72])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_activation_has_the_same_bits_at_any_place(dtype, width, name):
+    """torch's own have not if the width is odd, or if a tensor is split among threads."""
+    rows = (torch.randn(3001, 2 * width) * 3).to(dtype)
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        whole = ACTIVATIONS[name](rows)
+        for start, end in ((0, 1), (1, 2), (5, 40), (17, 2000), (2999, 3001)):
+            assert torch.equal(ACTIVATIONS[name](rows[start:end].clone()), whole[start:end])
+    expected = {
+        "silu": lambda rows: F.silu(rows[:, :width]) * rows[:, width:],
+        "gelu_tanh": lambda rows: F.gelu(rows[:, :width], approximate="tanh") * rows[:, width:],
+        "sigmoid": torch.sigmoid,
+        "gelu": F.gelu,
+        "plain gelu_tanh": lambda rows: F.gelu(rows, approximate="tanh"),
+    }[name](rows.double())
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(whole.double(), expected, atol=tolerance, rtol=tolerance)
