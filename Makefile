@@ -48,9 +48,10 @@ compare: setup  ## Load-test every strategy with the demo model on this machine;
 harm: setup  #: Send hostile requests to the demo model and measure what they cost others (ARGS='--rows grammar')
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.harm harm --json build/harm.json $(ARGS)
 
-soak: setup  #: Good, bad and leaving clients and kills, then a fuzz of the strategies (SECONDS=600 of each)
+soak: setup  #: Good, bad and leaving clients and kills, a fuzz of the strategies, answers bit by bit (SECONDS=600 of each)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.harm soak --seconds $(SECONDS) --json build/soak.json $(ARGS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.strategies.fuzz --seconds $(SECONDS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.engine.same_bits --seconds $(SECONDS)
 
 test: setup  ## Run all tests, a sample of wide matrices (ARGS='tests/core -k stop' for some)
 	$(PYTEST) $(ARGS)
