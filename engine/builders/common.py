@@ -14,6 +14,10 @@ from core.sequence import Sequence
 from engine.executor import Executor
 from engine.loading.model_source import ModelSource
 
+BITS = "the last bits of an answer may depend on its batch"
+BITS_OF_TRANSFORMERS = f"{BITS}: transformers' code computes this model"
+"""Notes for CPUs on exceptions to the promise of docs/same-bits.md."""
+
 
 def prompt_step(block_size: int) -> StepPlan:
     """Return a step that computes a prompt of two tokens."""

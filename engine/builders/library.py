@@ -6,7 +6,7 @@ from transformers import AutoModelForImageTextToText
 
 from core.errors import ConfigurationError
 from core.foreign_code import contained
-from engine.builders.common import check_steps, eos_token_ids, prompt_step
+from engine.builders.common import BITS_OF_TRANSFORMERS, check_steps, eos_token_ids, prompt_step
 from engine.engine import Engine
 from engine.loading.library_executor import LibraryExecutor, LibraryModel, load_library_model
 from engine.loading.model_source import ModelSource
@@ -32,6 +32,8 @@ def build_library(resolved: Resolved, phases: Phases, notes: tuple[str, ...]) ->
     check_steps(executor, [prompt_step(resolved.memory.block_size)])
     phases.end("first steps")
     notes += source.notes + capacity.notes
+    if source.device.type == "cpu":
+        notes += (BITS_OF_TRANSFORMERS,)
     return Engine(
         make_strategy(strategy_settings(resolved, capacity)),
         executor,

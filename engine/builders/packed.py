@@ -13,10 +13,17 @@ from core.configuration.options import Options
 from core.configuration.step_size import graph_sizes
 from core.errors import ConfigurationError, InsufficientMemoryError
 from core.plan import BlockMoves, StepPlan
-from engine.attention.backends import AttentionBackend, TorchBackend, make_backend
+from engine.attention.backends import AttentionBackend, CpuBackend, TorchBackend, make_backend
 from engine.attention.call import UnsupportedModelError
 from engine.attention.kv_cache import KVCache
-from engine.builders.common import check_steps, decode_step, eos_token_ids, prompt_step
+from engine.builders.common import (
+    BITS,
+    BITS_OF_TRANSFORMERS,
+    check_steps,
+    decode_step,
+    eos_token_ids,
+    prompt_step,
+)
 from engine.device import (
     is_out_of_memory,
     use_expandable_segments,
@@ -27,6 +34,7 @@ from engine.loading.open_model import make_source, read_config
 from engine.loading.packed_model import PackedModel, load_packed_model
 from engine.lora.adapter_registry import AdapterRegistry
 from engine.memory.capacity import measure
+from engine.model.linear import uses_panels
 from engine.phases import Phases
 from engine.ranks.group import Group
 from engine.ranks.leader import Leader
@@ -145,6 +153,7 @@ def build_parts(
     if graphs is not None:
         phases.end(f"{len(graphs)} CUDA graphs")
     notes = adapter_notes + resolved.source.notes + capacity.notes + backend_notes + graph_notes
+    notes += _notes_on_bits(model, backend, group)
     return PackedParts(
         capacity=capacity,
         passes=Passes(model, cache, backend, graphs),
@@ -161,6 +170,23 @@ def _columns(model: PackedModel, passes: Passes) -> list[Column]:
 
         columns.append(ImageColumn(model.encoder, passes.model_time))
     return columns
+
+
+def _notes_on_bits(model: PackedModel, backend: AttentionBackend, group: Group) -> tuple[str, ...]:
+    """Say why answers may depend on the batch, if they may on this CPU (docs/same-bits.md)."""
+    if model.device.type != "cpu":
+        return ()
+    if not model.description.startswith("own"):
+        return (BITS_OF_TRANSFORMERS,)
+    if not uses_panels(model.device, model.dtype):
+        reason = f"torch multiplies {str(model.dtype).removeprefix('torch.')} on this machine"
+    elif not isinstance(backend, CpuBackend):
+        reason = "torch computes the attention"
+    elif group.size > 2:
+        reason = f"gloo adds up the results of {group.size} ranks in an order of its own"
+    else:
+        return ()
+    return (f"{BITS}: {reason}",)
 
 
 def _start_adapters(
