@@ -17,7 +17,7 @@ from tests.measures.trace import Function, Trace
 from tests.measures.tree import ROOT, closure, files, imports
 
 SMEAR = {
-    "images": 28,
+    "images": 26,
     "adapters": 42,
     "ranks": 29,
     "copies": 14,

@@ -64,7 +64,7 @@ _FEATURES = (
             "engine/vision",
             "engine/loading/image_encoder.py",
             "core/images.py",
-            "container/apis/generation/images.py",
+            "container/apis/generation/media.py",
             *_TASKS,  # among them pipelines whose inputs are images
         ),
         # images of containers, and pipelines

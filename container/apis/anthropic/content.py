@@ -5,33 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from container.apis.generation.images import (
-    IMAGES_NOT_ALLOWED,
-    Images,
-    Part,
-    content_of,
-    text_part,
-)
+from container.apis.generation.media import ANTHROPIC_MEDIA, Media, Part, content_of, text_part
 from container.schema.kinds import is_list
 from core.errors import RequestError
-from core.images import ImageFile
 
 _ROLES = ("user", "assistant", "system")
 
 
 def read_messages(
     given: Sequence[Mapping[str, Any]], system: object
-) -> tuple[tuple[Mapping[str, object], ...], tuple[ImageFile, ...]]:
-    """Return the messages, beginning with the system message if there is one, and their images.
+) -> tuple[tuple[Mapping[str, object], ...], Media]:
+    """Return the messages, beginning with the system message if there is one, and their media.
 
     The results of tools become messages of their own, before the rest of the user's message.
 
     Raises RequestError that names the first bad message.
     """
     messages: list[Mapping[str, object]] = []
-    images = Images("messages")
+    media = Media("messages", ANTHROPIC_MEDIA)
     if system:
-        messages.append({"role": "system", "content": _content(system, "system", None)})
+        text = _content(system, "system", media.only(False))
+        messages.append({"role": "system", "content": text})
     for index, message in enumerate(given):
         field, role = f"messages[{index}]", message.get("role")
         if role not in _ROLES:
@@ -40,9 +34,9 @@ def read_messages(
         if role == "assistant":
             messages.append(_assistant(blocks, f"{field}.content"))
         else:
-            allowed = images if role == "user" else None
+            allowed = media.only(role == "user")
             messages += _results_first(role, blocks, f"{field}.content", allowed)
-    return tuple(messages), images.files
+    return tuple(messages), media
 
 
 def _assistant(blocks: Sequence[Mapping[str, Any]], field: str) -> Mapping[str, object]:
@@ -69,11 +63,11 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], field: str) -> Mapping[str, 
 
 
 def _results_first(
-    role: str, blocks: Sequence[Mapping[str, Any]], field: str, images: Images | None
+    role: str, blocks: Sequence[Mapping[str, Any]], field: str, media: Media
 ) -> list[Mapping[str, object]]:
     """Return the results of tools, then the message with the other blocks, if there are any.
 
-    Images are added in the order of these messages.
+    Media are added in the order of these messages.
     """
     others: list[tuple[str, Mapping[str, Any]]] = []
     results: list[Mapping[str, object]] = []
@@ -81,11 +75,12 @@ def _results_first(
         place = f"{field}[{index}]"
         match block:
             case {"type": "tool_result", "tool_use_id": str(id)}:
-                content = _content(block.get("content") or "", f"{place}.content", images)
+                content = _content(block.get("content") or "", f"{place}.content", media)
                 results.append({"role": "tool", "tool_call_id": id, "content": content})
             case _:
                 others.append((place, block))
-    parts = [_part(block, place, images, "text, image or tool_result") for place, block in others]
+    kinds = f"text, {media.form.type} or tool_result"
+    parts = [_part(block, place, media, kinds) for place, block in others]
     if parts or not results:
         results.append({"role": role, "content": content_of(parts)})
     return results
@@ -99,33 +94,21 @@ def _blocks(content: object, field: str) -> Sequence[Mapping[str, Any]]:
     return cast(Sequence[Mapping[str, Any]], content)
 
 
-def _content(content: object, field: str, images: Images | None) -> str | list[Part]:
-    """Return content that may have text and, unless `images` is None, images."""
-    kinds = "text" if images is None else "text or image"
+def _content(content: object, field: str, media: Media) -> str | list[Part]:
+    kinds = f"text or {media.form.type}" if media.allowed else "text"
     blocks = enumerate(_blocks(content, field))
-    return content_of([_part(block, f"{field}[{index}]", images, kinds) for index, block in blocks])
+    return content_of([_part(block, f"{field}[{index}]", media, kinds) for index, block in blocks])
 
 
-def _part(block: Mapping[str, Any], field: str, images: Images | None, kinds: str) -> Part:
+def _part(block: Mapping[str, Any], field: str, media: Media, kinds: str) -> Part:
     match block:
         case {"type": "text", "text": str(text)}:
             return text_part(text)
-        case {"type": "image", "source": dict()} if images is not None:
-            return _image(block["source"], f"{field}.source", images)
-        case {"type": "image"} if images is None:
-            raise RequestError(f"{field}.type", IMAGES_NOT_ALLOWED)
         case _:
-            raise _unsupported(block, field, kinds)
-
-
-def _image(source: Mapping[str, Any], field: str, images: Images) -> Part:
-    match source:
-        case {"type": "base64", "media_type": str(media_type), "data": str(data)}:
-            return images.add_base64(media_type, data, field)
-        case {"type": "url"}:
-            return images.add_url(source.get("url"), f"{field}.url")
-        case _:
-            raise RequestError(field, "expected the type base64, media_type and data")
+            part = media.part(block, field)
+            if part is None:
+                raise _unsupported(block, field, kinds)
+            return part
 
 
 def _unsupported(block: Mapping[str, Any], field: str, kinds: str) -> RequestError:

@@ -18,7 +18,7 @@ from container.apis.generation.conversation import (
     Conversation,
     template_variables,
 )
-from container.apis.generation.images import BASE64_SOURCE
+from container.apis.generation.media import ANTHROPIC_MEDIA
 from container.apis.generation.sampling import (
     ONE_ANSWER_FIELDS,
     Decoding,
@@ -55,8 +55,7 @@ _NAMED_TOOL = object_schema(
     },
     ["name"],
 )
-_IMAGE = object_schema({"type": {"const": "image"}, "source": BASE64_SOURCE})
-_CONTENT = content_schema(TEXT_PART, _IMAGE)
+_CONTENT = content_schema(TEXT_PART, ANTHROPIC_MEDIA.schema)
 _MESSAGE = object_schema({"role": {"enum": ["user", "assistant"]}, "content": _CONTENT})
 _SYSTEM = Kind(
     "a string or a list of text blocks",
@@ -78,7 +77,7 @@ COUNT_FIELDS: Fields = {
     "model": OPENAI_FIELDS["model"],
     "messages": Field(
         with_schema(OBJECTS, {"minItems": 1, "items": _MESSAGE}),
-        "The conversation, with the oldest message first. Images are in base64. If the last "
+        f"The conversation, with the oldest message first. {ANTHROPIC_MEDIA.help} If the last "
         "message is the assistant's, the answer continues it.",
         limit=MESSAGES,
     ),
@@ -178,10 +177,10 @@ def _conversation(values: Values) -> tuple[Conversation, ForcedCalls | None, tup
     output = read_fields(values.get("output_config", {}), _OUTPUT, "output_config.")
     tools = _tools(values)
     continues = given[-1].get("role") == "assistant"
-    messages, images = read_messages(given, values.get("system", ""))
+    messages, media = read_messages(given, values.get("system", ""))
     conversation = Conversation(
         messages=messages,
-        images=images,
+        images=media.files,
         tools=tools.visible,
         add_generation_prompt=not continues,
         continue_final_message=continues,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from container.apis.generation.images import IMAGES_NOT_ALLOWED, URL, Images, Part, text_part
+from container.apis.generation.media import CHAT_MEDIA, Media, Part, text_part
 from container.schema.fields import Field, Fields, Values, unsupported
 from container.schema.json_body import decode_json
 from container.schema.kinds import (
@@ -27,10 +27,7 @@ from core.errors import RequestError
 from core.images import ImageFile
 
 TEXT_PART = object_schema({"type": {"const": "text"}, "text": {"type": "string"}})
-_IMAGE_PART = object_schema(
-    {"type": {"const": "image_url"}, "image_url": object_schema({"url": URL})}
-)
-_CONTENT = content_schema(TEXT_PART, _IMAGE_PART)
+_CONTENT = content_schema(TEXT_PART, CHAT_MEDIA.schema)
 _ARGUMENTS: Schema = {
     "anyOf": [{"type": "string", "contentMediaType": "application/json"}, {"type": "object"}]
 }
@@ -65,7 +62,7 @@ _MESSAGES = with_schema(OBJECTS, {"minItems": 1, "items": _MESSAGE})
 TEMPLATE_FIELDS: Fields = {
     "messages": Field(
         _MESSAGES,
-        "The conversation, with the oldest message first. Images must be `data:` URLs.",
+        f"The conversation, with the oldest message first. {CHAT_MEDIA.help}",
         limit=MESSAGES,
     ),
     "tools": Field(OBJECTS, "Functions that the model may call.", limit=TOOLS),
@@ -121,9 +118,9 @@ def read_conversation(values: Values, *, uses_tools: bool = True) -> Conversatio
             "continue_final_message",
             "cannot be combined with add_generation_prompt; set one of them",
         )
-    images = Images("messages")
+    media = Media("messages", CHAT_MEDIA)
     checked = tuple(
-        _message(message, f"messages[{index}]", images) for index, message in enumerate(messages)
+        _message(message, f"messages[{index}]", media) for index, message in enumerate(messages)
     )
     return Conversation(
         messages=checked,
@@ -132,7 +129,7 @@ def read_conversation(values: Values, *, uses_tools: bool = True) -> Conversatio
         continue_final_message=continues,
         add_special_tokens=values.get("add_special_tokens", False),
         variables=template_variables(values, values.get("reasoning_effort", None)),
-        images=images.files,
+        images=media.files,
     )
 
 
@@ -155,11 +152,11 @@ def template_variables(
     return variables | further
 
 
-def _message(message: Mapping[str, object], field: str, images: Images) -> Mapping[str, object]:
+def _message(message: Mapping[str, object], field: str, media: Media) -> Mapping[str, object]:
     """Check a message. Null fields are removed, because templates would treat them as present.
 
     The exception is the content of a message with tool calls, which becomes empty if it is null or
-    absent. Adds the message's images to `images`.
+    absent.
 
     The reasoning of an earlier answer is stored under both of vLLM's names for it, because a
     template may use either.
@@ -172,10 +169,8 @@ def _message(message: Mapping[str, object], field: str, images: Images) -> Mappi
     if not isinstance(given.get("role"), str):
         raise RequestError(f"{field}.role", "expected a string such as user")
     if "content" in given:
-        has_images = given["role"] in ("user", "tool")
-        given["content"] = _content(
-            given["content"], f"{field}.content", images if has_images else None
-        )
+        allowed = media.only(given["role"] in ("user", "tool"))
+        given["content"] = _content(given["content"], f"{field}.content", allowed)
     elif "tool_calls" in given:
         given["content"] = ""  # many templates add it to the prompt without checking for it
     else:
@@ -196,32 +191,28 @@ def _in_current_format(message: dict[str, object]) -> dict[str, object]:
     return {**rest, "tool_calls": [call]}
 
 
-def _content(content: object, field: str, images: Images | None) -> str | list[Part]:
-    """Return a message's content for the template. images: None if the message may have none."""
+def _content(content: object, field: str, media: Media) -> str | list[Part]:
+    """Return a message's content for the template."""
     if isinstance(content, str):
         return content
     if not is_list(content):
         raise RequestError(field, "expected a string or a list of parts")
-    return [_part(part, f"{field}[{index}]", images) for index, part in enumerate(content)]
+    return [_part(part, f"{field}[{index}]", media) for index, part in enumerate(content)]
 
 
-def _part(part: object, field: str, images: Images | None) -> Part:
-    """Return a content part for the template; add an image to `images`."""
+def _part(part: object, field: str, media: Media) -> Part:
+    """Return a content part for the template."""
     match part:
         case {"type": "text", "text": str(text)}:
             return text_part(text)
         case {"type": "text"}:
             raise RequestError(f"{field}.text", "expected a string")
-        case {"type": "image_url", "image_url": {"url": str(url)}} if images is not None:
-            return images.add_url(url, f"{field}.image_url.url")
-        case {"type": "image_url"} if images is not None:
-            return images.add_url(None, f"{field}.image_url.url")
-        case {"type": "image_url"}:
-            raise RequestError(f"{field}.type", IMAGES_NOT_ALLOWED)
         case {"type": str(kind)}:
-            raise RequestError(
-                f"{field}.type", f"{kind} is not supported; only text and image_url are"
-            )
+            found = media.part(part, field)
+            if found is None:
+                kinds = f"only text and {CHAT_MEDIA.type} are"
+                raise RequestError(f"{field}.type", f"{kind} is not supported; {kinds}")
+            return found
         case _:
             raise RequestError(field, 'expected a part such as {"type": "text", "text": "..."}')
 

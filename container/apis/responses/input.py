@@ -6,21 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from container.apis.generation.conversation import read_arguments
-from container.apis.generation.images import (
-    IMAGES_NOT_ALLOWED,
-    URL,
-    Images,
-    Part,
-    content_of,
-    text_part,
-)
+from container.apis.generation.media import RESPONSES_MEDIA, Media, Part, content_of, text_part
 from container.schema.kinds import Kind, content_schema, is_list, object_schema
 from core.errors import RequestError
-from core.images import ImageFile
 
 _TEXT = object_schema({"type": {"const": "input_text"}, "text": {"type": "string"}})
-_IMAGE = object_schema({"type": {"const": "input_image"}, "image_url": URL})
-_CONTENT = content_schema(_TEXT, _IMAGE)
+_CONTENT = content_schema(_TEXT, RESPONSES_MEDIA.schema)
 INPUT = Kind(
     "a string or a list of objects",
     lambda value: (
@@ -50,8 +41,8 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text",
 
 def read_input(
     given: str | Sequence[Mapping[str, Any]], instructions: str | None
-) -> tuple[tuple[Mapping[str, object], ...], tuple[ImageFile, ...]]:
-    """Return the messages and their images.
+) -> tuple[tuple[Mapping[str, object], ...], Media]:
+    """Return the messages and their media.
 
     `instructions` and a system message at the start become one message. Raises RequestError that
     names the first bad item.
@@ -67,7 +58,7 @@ def read_input(
         is_system = messages[0]["role"] == "system"
         first = f"{instructions}\n\n{messages.pop(0)['content']}" if is_system else instructions
         messages.insert(0, {"role": "system", "content": first})
-    return tuple(messages), conversation.images.files
+    return tuple(messages), conversation.media
 
 
 class _Messages:
@@ -75,7 +66,7 @@ class _Messages:
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
-        self.images = Images("input")
+        self.media = Media("input", RESPONSES_MEDIA)
 
     def add(self, item: Mapping[str, Any], field: str) -> None:
         match item.get("type", "message"):
@@ -85,11 +76,11 @@ class _Messages:
                 self._call(item, field)
             case "function_call_output":
                 call_id = _string(item, "call_id", field)
-                content = _content(item.get("output"), f"{field}.output", self.images)
+                content = _content(item.get("output"), f"{field}.output", self.media)
                 self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
             case "reasoning":
                 name = "content" if item.get("content") else "summary"
-                reasoning = _content(item.get(name), f"{field}.{name}", None)
+                reasoning = _content(item.get(name), f"{field}.{name}", self.media.only(False))
                 self.messages.append(
                     {"role": "assistant", "reasoning": reasoning, "reasoning_content": reasoning,
                      "content": ""}
@@ -103,8 +94,8 @@ class _Messages:
         role = _ROLES.get(_string(item, "role", field))
         if role is None:
             raise RequestError(f"{field}.role", f"expected one of {', '.join(_ROLES)}")
-        images = self.images if role == "user" else None
-        content = _content(item.get("content"), f"{field}.content", images)
+        allowed = self.media.only(role == "user")
+        content = _content(item.get("content"), f"{field}.content", allowed)
         last = self.messages[-1] if self.messages else {}
         if role == "assistant" and "reasoning" in last and not last["content"]:
             last["content"] = content
@@ -128,34 +119,28 @@ def _string(item: Mapping[str, Any], name: str, field: str) -> str:
     return value
 
 
-def _content(content: object, field: str, images: Images | None) -> str | list[Part]:
-    """Return a message's content for the chat template: a string or a list of parts.
-
-    images: collects the images. None refuses images, and the content is then a string.
-    """
+def _content(content: object, field: str, media: Media) -> str | list[Part]:
+    """Return a message's content for the chat template: a string, unless it has media."""
     if isinstance(content, str):
         return content
     if not is_list(content):
         raise RequestError(field, "expected a string or a list of parts")
     return content_of(
-        [_part(part, f"{field}[{index}]", images) for index, part in enumerate(content)]
+        [_part(part, f"{field}[{index}]", media) for index, part in enumerate(content)]
     )
 
 
-def _part(part: object, field: str, images: Images | None) -> Part:
+def _part(part: object, field: str, media: Media) -> Part:
     match part:
         case {"type": "refusal", "refusal": str(text)}:
             return text_part(text)
         case {"type": str(kind), "text": str(text)} if kind in _TEXT_PARTS:
             return text_part(text)
-        case {"type": "input_image", "image_url": str(url)} if images is not None:
-            return images.add_url(url, f"{field}.image_url")
-        case {"type": "input_image"} if images is not None:
-            raise RequestError(f"{field}.image_url", "expected a data: URL; no files are stored")
-        case {"type": "input_image"}:
-            raise RequestError(f"{field}.type", IMAGES_NOT_ALLOWED)
         case {"type": str(kind)} if kind not in _TEXT_PARTS:
-            kinds = "only text and input_image are"
-            raise RequestError(f"{field}.type", f"{kind:.50} is not supported; {kinds}")
+            found = media.part(part, field)
+            if found is None:
+                kinds = f"only text and {RESPONSES_MEDIA.type} are"
+                raise RequestError(f"{field}.type", f"{kind:.50} is not supported; {kinds}")
+            return found
         case _:
             raise RequestError(field, 'expected a part such as {"type": "input_text", "text": ""}')

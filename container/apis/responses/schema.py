@@ -16,6 +16,7 @@ from container.apis.generation.conversation import (
     Conversation,
     template_variables,
 )
+from container.apis.generation.media import RESPONSES_MEDIA
 from container.apis.generation.reply import Record
 from container.apis.generation.sampling import (
     ONE_ANSWER_FIELDS,
@@ -93,7 +94,7 @@ RESPONSES_FIELDS: Fields = {
     "chat_template_kwargs": TEMPLATE_FIELDS["chat_template_kwargs"],
     "input": Field(
         INPUT,
-        "The prompt, or the items of the conversation. Images must be `data:` URLs.",
+        f"The prompt, or the items of the conversation. {RESPONSES_MEDIA.help}",
         limit=MESSAGES,
     ),
     "instructions": Field(STRING, "The system message."),
@@ -161,13 +162,13 @@ def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
     tools = _tools(values)
     decoding = _decoding(values, text)
     effort: str | None = reasoning.get("effort", None)
-    messages, images = read_input(
+    messages, media = read_input(
         values.get("input", cast(str | list[dict[str, Any]], "")),
         values.get("instructions", None),
     )
     conversation = Conversation(
         messages=messages,
-        images=images,
+        images=media.files,
         tools=tools.visible,
         add_generation_prompt=True,
         continue_final_message=False,

@@ -170,7 +170,7 @@ def test_the_number_and_the_size_of_images_are_limited(
     status, answer = ask(*[image(b"x")] * (IMAGES.maximum + 1))
     assert (status, "has 33 images" in answer["error"]["message"]) == (400, True)
     small = replace(IMAGE_BYTES, maximum=100)
-    monkeypatch.setattr("container.apis.generation.images.IMAGE_BYTES", small)
+    monkeypatch.setattr("container.apis.generation.media.IMAGE_BYTES", small)
     status, answer = ask(image(picture(1)))
     assert (status, "at most 100 are allowed" in answer["error"]["message"]) == (400, True)
 
