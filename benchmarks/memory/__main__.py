@@ -1,8 +1,7 @@
 """Reproduce the PagedAttention paper's memory figures with our strategies.
 
 The real strategies and memory managers run with an executor that computes nothing, on the request
-lengths of a trace. With --model, the gain of prefix caching is also measured on that model.
-docs/benchmarks.md describes the differences from the paper.
+lengths of a trace. docs/benchmarks.md describes the differences from the paper.
 """
 
 from __future__ import annotations
@@ -81,11 +80,6 @@ def _parse() -> argparse.Namespace:
         help="tokens of the prefix that all prompts share in the prefix caching cases "
         "(default: %(default)s)",
     )
-    parser.add_argument(
-        "--model",
-        type=Path,
-        help="also run this model with the shared prefix, with and without prefix caching",
-    )
     parser.add_argument("--out", type=Path, help="also write the rows to this file as JSON")
     return parser.parse_args()
 
@@ -130,19 +124,6 @@ def _cases(lengths: list[Lengths], options: argparse.Namespace) -> Iterator[Call
         return _row(what, 1 - cached / without, "")
 
     yield prefix
-    if options.model is not None:
-        yield lambda: _throughput(options.model, few, options.system_prompt)
-
-
-def _throughput(model_dir: Path, lengths: list[Lengths], system_prompt: int) -> Row:
-    # Imported here because it loads torch, which the other cases do not need.
-    from benchmarks.memory.throughput import measure_gain
-
-    gain = measure_gain(model_dir, lengths, system_prompt)
-    row = _row("requests/s, with prefix caching / without", gain.ratio, "")
-    rates = f"{gain.with_cache:.3g} requests/s with, {gain.without_cache:.3g} without"
-    load = f"{gain.num_requests} requests with a {system_prompt}-token prefix"
-    return row | {"note": f"{rates}; {load}; model {model_dir.name}"}
 
 
 def _requests(lengths: list[Lengths], *, system_prompt: int = 0, **params: Any) -> list[Request]:

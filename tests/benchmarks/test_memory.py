@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.load.lengths import Lengths, read_trace, synthetic_lengths
-from benchmarks.memory import throughput
 from benchmarks.memory.usage import make, measure
 from core.request import Request
 from core.sampling import SamplingParams
@@ -66,40 +65,3 @@ def test_the_benchmark_runs_without_a_trace(tmp_path):
     assert value["blocks saved by sharing, 2 samples"] > 0
     assert value["blocks saved by sharing, 6 beams"] > value["blocks saved by sharing, 2 beams"]
     assert value["computed tokens saved, 64-token prefix"] > 0
-
-
-def test_the_gain_of_the_prefix_cache_is_measured_in_pairs_of_runs(monkeypatch):
-    """The runs are faked: the cache doubles their requests per second."""
-    runs = []
-
-    def run(engine, requests):
-        is_cached = engine.strategy.memory.caches_prefixes
-        runs.append((is_cached, requests))
-        return 6.0 if is_cached else 3.0
-
-    monkeypatch.setattr(throughput, "_run", run)
-    lengths = [Lengths(3, 2), Lengths(5, 4), Lengths(2000, 1)]
-    gain = throughput.measure_gain(ROOT / "models" / "demo", lengths, 64)
-    assert (gain.ratio, gain.with_cache, gain.without_cache, gain.num_requests) == (
-        2.0,
-        6.0,
-        3.0,
-        2,
-    )
-    _, _, *pairs = runs
-    assert [is_cached for is_cached, _ in pairs] == [True, False, False, True, True, False]
-    for (_, first), (_, second) in zip(pairs[::2], pairs[1::2], strict=True):
-        assert first == second, "both runs of a pair have the same requests"
-    seen = [tuple(request.prompt) for _, requests in runs[::2] for request in requests]
-    assert len(set(seen)) == len(seen), "no prompt is used twice"
-    system = [request.prompt[:64] for request in pairs[0][1]]
-    assert system[0] == system[1]
-    assert [request.max_tokens for request in pairs[0][1]] == [2, 4]
-
-
-def test_the_gain_is_measured_on_a_model():
-    gain = throughput.measure_gain(ROOT / "models" / "demo", [Lengths(3, 2)], 64, pairs=1)
-    assert gain.num_requests == 1
-    assert gain.ratio == pytest.approx(gain.with_cache / gain.without_cache)
-    with pytest.raises(ValueError, match="shorter --system-prompt"):
-        throughput.measure_gain(ROOT / "models" / "demo", [Lengths(3, 2)], 1023)
