@@ -41,8 +41,8 @@ def main() -> int:
         users=options.users,
         requests=options.requests,
         requests_of_one=1 if options.dry else 6,
-        dtype=options.execution.dtype,
-        quantize=options.execution.quantize,
+        dtype=options.dtype,
+        quantize=options.quantize,
         seed=options.seed,
     )
     model = options.out / f"model-{options.shape}"
@@ -77,8 +77,8 @@ def main() -> int:
         print(f"benchmarks.cpu: {error}", file=sys.stderr)
         return 1
     print(*table(runs), sep="\n")
-    precision = [options.execution.quantize] if options.execution.quantize else []
-    notes = [options.shape, options.execution.dtype, *precision, found["machine"], found["date"]]
+    precision = [options.quantize] if options.quantize else []
+    notes = [options.shape, options.dtype, *precision, found["machine"], found["date"]]
     notes += found["disturbed"]
     print("; ".join(notes))
     return 0
@@ -154,7 +154,7 @@ def _parse() -> argparse.Namespace:
     options = parser.parse_args()
     if options.peer_python and len(set(options.vs) & PACKAGES.keys()) != 1:
         parser.error("--peer-python is for one system: use it with --vs vllm or --vs openvino")
-    if options.execution.quantize and not set(options.vs) <= set(QUANTIZING):
+    if options.quantize and not set(options.vs) <= set(QUANTIZING):
         parser.error(f"--quantize can only be used with --vs {', '.join(QUANTIZING)}")
     if set(options.vs) & set(OFFLINE) and OURS_OFFLINE not in options.vs:
         options.vs.append(OURS_OFFLINE)

@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     print("| --- | --- | --- | --- | --- |")
     unquantized: Score | None = None
     for precision in PRECISIONS:
-        found = score(options.model, windows, num_bytes, precision, options.execution.dtype)
+        found = score(options.model, windows, num_bytes, precision, options.dtype)
         unquantized = unquantized or found
         worse = found.nats_per_byte / unquantized.nats_per_byte - 1
         same = sum(map(int.__eq__, found.best_tokens, unquantized.best_tokens)) / len(

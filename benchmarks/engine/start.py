@@ -66,8 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
         engine = build_engine(
             options.model,
             make_options({
-                "dtype": options.execution.dtype,
-                "load_format": options.model.load_format,
+                "dtype": options.dtype,
+                "load_format": options.load_format,
                 "kv_cache_memory_bytes": KV_BYTES,
             }),
             phases,
