@@ -81,7 +81,9 @@ def test_vocabularies_that_do_not_divide(tiny_model, vocabulary, size, is_tied):
     assert set(sampled) <= {*range(vocabulary)}
 
 
-def test_a_tied_head_shares_the_split_embedding(tiny_model):
+def test_a_tied_head_shares_the_split_embedding(tiny_model, monkeypatch):
+    """Panels, which a CPU uses, are a second copy."""
+    monkeypatch.setattr("engine.model.loader.uses_panels", lambda *_: False)
     folder = tiny_model("llama", changes={"tie_word_embeddings": True})
     [(tied, split), _] = split_logits(folder, 2)
     torch.testing.assert_close(split, expected_logits(folder), atol=2e-5, rtol=1e-4)
