@@ -164,7 +164,7 @@ def build_parts(
 
 def _columns(model: PackedModel, passes: Passes) -> list[Column]:
     """Return the features that sequences of this engine may use in a step."""
-    columns: list[Column] = [ScoreColumn(), BeamColumn(), *model.columns]
+    columns: list[Column] = [ScoreColumn(model.device), BeamColumn(), *model.columns]
     if model.encoder is not None:
         from engine.vision.column import ImageColumn
 

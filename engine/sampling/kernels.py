@@ -19,13 +19,15 @@ from kernels.cpu import logits as cpu_logits
 from kernels.cpu.shared_library import unavailable_reason
 from kernels.sampling import torch_logits
 
+BestTokens = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Has the contract of `kernels.sampling.torch_logits.best_tokens`."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingKernels:
     """The sampler's kernels. Every choice of kernels gives the same tokens."""
 
-    best_tokens: Callable[[Tensor], tuple[Tensor, Tensor]]
-    """Has the contract of `kernels.sampling.torch_logits.best_tokens`."""
+    best_tokens: BestTokens
     plan_draws: Callable[[Sequence[Row], int, Upload], list[Draw]]
     """Has the contract of `engine.sampling.draw.plan_draws`."""
 

@@ -71,10 +71,14 @@ def _top(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Return the highest logits of each row [Q, width] and their token ids.
 
     On a CPU, the lower token id wins a tie. In torch, the winner may depend on the width, and
-    so on the other requests of the step.
+    so on the other requests of the step. Without a tie, nothing is sorted.
     """
-    top, token_ids = logits.topk(width)
     if logits.device.type != "cpu" or not width:
+        return logits.topk(width)
+    top, token_ids = logits.topk(min(width + 1, logits.shape[1]))
+    has_ties = not (top[:, 1:] < top[:, :-1]).all()
+    top, token_ids = top[:, :width], token_ids[:, :width]
+    if not has_ties:
         return top, token_ids
     rows, token_ids = (~(logits < top[:, -1:])).nonzero(as_tuple=True)
     by_logit = logits[rows, token_ids].sort(descending=True, stable=True).indices

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import msgspec
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from core.plan import Chunk, ChunkResult, StepPlan
 from core.sampling import Sampled, SequenceFailure
-from engine.sampling.kernels import make_sampling_kernels
+from engine.sampling.kernels import BestTokens, make_sampling_kernels
 from engine.sampling.ranking import HostRanking, rank
 from engine.staging import Slot, Upload
 from engine.step.column import Applied, Column
@@ -26,6 +27,10 @@ NOTHING_SAMPLED = Sampled((), ())
 
 class ScoreColumn(Column):
     """Scores each prompt token by the logits of the token before it."""
+
+    def __init__(self, device: torch.device) -> None:
+        # The sampler's own normalizers: a token has the same logprob in a prompt and in an answer.
+        self._best_tokens = make_sampling_kernels(device).best_tokens
 
     def split(self, plan: StepPlan) -> list[StepPlan]:
         return split_plan(plan, MAX_SCORED_ROWS) if self.is_used(plan.chunks) else [plan]
@@ -43,14 +48,15 @@ class ScoreColumn(Column):
             for position in chunk.extra_rows
         ]
         chunks = [chunk for chunk in places.chunks if chunk.extra_rows]
-        return _Scores(chunks, upload.put(np.array(pairs, int).T))
+        return _Scores(chunks, upload.put(np.array(pairs, int).T), self._best_tokens)
 
 
 class _Scores(Applied):
     """The R prompt tokens of a forward pass whose logits are scores."""
 
-    def __init__(self, chunks: Sequence[Chunk], rows: Slot) -> None:
+    def __init__(self, chunks: Sequence[Chunk], rows: Slot, best_tokens: BestTokens) -> None:
         """rows: [2, R] int64, indices among the step's tokens, and the prompt token after each."""
+        self._best_tokens = best_tokens
         self._chunks = chunks
         self._rows = rows
         self._widths = [chunk.sequence.params.prompt_logprobs or 0 for chunk in chunks]
@@ -62,8 +68,7 @@ class _Scores(Applied):
 
     def take(self, sampled: Tensor, extra: Tensor) -> None:
         logits = extra.float()
-        # The sampler's own normalizers: a token has the same logprob in a prompt and in an answer.
-        _, normalizers = make_sampling_kernels(logits.device).best_tokens(logits)
+        _, normalizers = self._best_tokens(logits)
         next_tokens = self._rows.tensor[1]
         self._ranking = rank(logits, next_tokens, normalizers, max(self._widths)).to_host()
 

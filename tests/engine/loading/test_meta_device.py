@@ -165,7 +165,7 @@ def test_beams_and_scores_of_prompts_do_not_wait_for_the_device():
     ]
     scored = Sequence(0, [1] * 6, SamplingParams(prompt_logprobs=3))
     chunk = Chunk(scored, 0, 5, (0,), samples_token=False, extra_rows=range(1, 5))
-    for column, chunks in ((BeamColumn(), beams), (ScoreColumn(), [chunk])):
+    for column, chunks in ((BeamColumn(), beams), (ScoreColumn(META), [chunk])):
         assert column.is_used(chunks)
         upload = Upload(Staging(META))
         applied = column.plan(Places(chunks, None), np.zeros((3, 5), np.int64), upload)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from core.configuration.step_size import DEFAULT_PROMPT_SIZES, StepSize, decode_sizes, graph_sizes
 from core.plan import Chunk, StepPlan
@@ -96,7 +97,7 @@ def test_sizes_of_mixed_steps(default_graphs, num_decodes, lengths, size):
 def test_steps_that_score_prompts_use_no_graph(default_graphs):
     assert default_graphs.size_for(mixed_plan(0, [5]).chunks) is not None
     scored = mixed_plan(0, [5], extra_rows=range(2)).chunks
-    assert default_graphs.size_for(scored, [ScoreColumn()]) is None
+    assert default_graphs.size_for(scored, [ScoreColumn(torch.device("cpu"))]) is None
 
 
 def graphs_with(tiny_model, recorder, **options):
