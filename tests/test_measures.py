@@ -19,7 +19,7 @@ from tests.measures.tree import ROOT, closure, files, imports
 SMEAR = {
     "images": 26,
     "adapters": 42,
-    "ranks": 29,
+    "ranks": 28,
     "copies": 14,
     "prompt_logprobs": 22,
     "grammars": 17,
@@ -30,7 +30,7 @@ SMEAR = {
 CLOSURE = {
     "engine.step.packed_executor": 62,
     "container.apis.text.api": 68,
-    "engine.offline.llm": 167,
+    "engine.offline.llm": 149,
     "strategies.paged": 21,
 }
 """Files that a door imports, at most."""

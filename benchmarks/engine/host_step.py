@@ -31,9 +31,8 @@ from engine.attention.triton_backend import TritonBackend
 from engine.model.checkpoint import checkpoint_of
 from engine.model.decoder import Decoder
 from engine.model.elementwise import make_elementwise
-from engine.model.linear import Dense
+from engine.model.linear import Dense, Stored
 from engine.model.loader import Loader
-from engine.model.quantization.weights import Stored
 from engine.model.spec import DecoderSpec, read_spec
 from engine.staging import Staging
 from engine.step.step_inputs import InputBuilder, StepInputs

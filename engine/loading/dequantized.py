@@ -11,6 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from engine.loading.gate import load_reference
 from engine.loading.model_source import ModelSource
+from engine.loading.random_weights import load_random_reference
 from engine.model.checkpoint import Checkpoint, open_published
 from engine.model.families import ExpertNames
 from engine.model.quantization.at_load import HEAD_PRECISIONS, quantize_weight
@@ -19,13 +20,19 @@ from engine.model.quantization.weights import Float4Weight
 from engine.model.spec import DecoderSpec
 
 
-def load_dequantized(source: ModelSource, spec: DecoderSpec) -> Any:
-    """Load transformers' model, with quantized weights dequantized.
+def load_rounded(source: ModelSource, spec: DecoderSpec) -> Any:
+    """Load transformers' model with the weights of a `QuantizingLoader`, dequantized.
 
-    The source's config sets the number of layers.
-
-    Raises as `load_reference` does.
+    The source's config sets the number of layers. Raises as `load_reference` does.
     """
+    model = load_random_reference(source) if source.is_dummy else _load_dequantized(source, spec)
+    if source.precision is not None:
+        round_weights(model, spec.family.experts, source.precision)
+    return model
+
+
+def _load_dequantized(source: ModelSource, spec: DecoderSpec) -> Any:
+    """Load transformers' model, with the checkpoint's quantized weights dequantized."""
     scheme = read_scheme(source.config)
     if scheme is None:
         return load_reference(source)

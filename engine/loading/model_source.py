@@ -20,7 +20,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from core.configuration.hub import PICKLE_CURE
 from core.errors import ConfigurationError
 from engine.model.checkpoint import head_prefix
-from engine.model.quantization.schemes import quantization_method
+from engine.model.spec import quantization_method
 
 SEED = 0
 """Seed of the random weights that transformers makes, so that two builds on the same kind of device
@@ -68,6 +68,11 @@ class ModelSource:
     def quantization(self) -> str | None:
         """The `quant_method` of the checkpoint; None if its weights are not quantized."""
         return quantization_method(self.config)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the weights of linear layers are quantized, in the checkpoint or at load."""
+        return self.precision is not None or self.quantization is not None
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -11,8 +11,6 @@ from core.configuration.options import Options
 from core.errors import ConfigurationError
 from engine.device import choose_dtype
 from engine.loading.model_source import ModelSource
-from engine.model.quantization.at_load import QUANTIZERS
-from engine.model.quantization.schemes import quantization_method
 
 
 def read_config(model_dir: Path, trust_remote_code: bool) -> PreTrainedConfig:
@@ -42,27 +40,14 @@ def make_source(
         is_dummy=options.model.load_format == "dummy",
         trust_remote_code=options.model.trust_remote_code,
         allow_pickle=options.model.allow_pickle_weights,
-        precision=choose_precision(options.execution.quantize, config),
+        precision=_precision(options.execution.quantize, config),
     )
 
 
-def choose_precision(quantize: str | None, config: PreTrainedConfig) -> str | None:
-    """Return the precision to quantize to at load, a key of QUANTIZERS, or None.
-
-    quantize: the option's value. Raises ConfigurationError if it contradicts the checkpoint.
-    """
-    method = quantization_method(config)
-    if quantize in (None, method):
+def _precision(quantize: str | None, config: PreTrainedConfig) -> str | None:
+    """Return the precision to quantize to at load; None: none. quantize: the option's value."""
+    if quantize is None:
         return None
-    if method is not None:
-        raise ConfigurationError(
-            f"option.quantize={quantize}: the checkpoint is already quantized "
-            f"(quant_method={method} in config.json); leave the option out"
-        )
-    if quantize not in QUANTIZERS:
-        raise ConfigurationError(
-            f"option.quantize={quantize}: the checkpoint is not quantized (config.json has no "
-            "quantization_config); to quantize it while it is loaded, use one of "
-            f"{', '.join(QUANTIZERS)}"
-        )
-    return quantize
+    from engine.model.quantization.schemes import choose_precision
+
+    return choose_precision(quantize, config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,21 +12,19 @@ from core.errors import ConfigurationError
 from core.foreign_code import contained
 from engine.attention.backends import AttentionBackend, sdpa_backend
 from engine.attention.call import UnsupportedModelError
-from engine.loading.dequantized import load_dequantized, round_weights
 from engine.loading.gate import (
     MAX_KERNEL_ERROR,
     MAX_RELATIVE_ERROR,
     eager_logits,
+    load_reference,
     mismatch_error,
     paged_logits,
     relative_error,
 )
 from engine.loading.model_source import ModelSource
-from engine.loading.random_weights import load_random_reference, random_weights
 from engine.model.checkpoint import Checkpoint, checkpoint_of, open_checkpoint
 from engine.model.decoder import Decoder
 from engine.model.loader import Loader
-from engine.model.quantization.schemes import read_scheme
 from engine.model.spec import DecoderSpec, read_spec
 from engine.phases import Phases
 from engine.ranks.group import Group, SingleRank
@@ -73,14 +72,13 @@ def _check(source: ModelSource, spec: DecoderSpec, group: Group) -> None:
     may go either way, so it only catches kernels that are plainly wrong.
     """
     is_low = source.dtype != torch.float32
-    is_quantized = source.precision is not None or source.quantization is not None
     # A model that serves in low precision uses fp32 only here, so SDPA is fast enough on CUDA.
     is_cuda = source.device.type == "cuda"
     backend = sdpa_backend(source.device) if is_low and is_cuda else None
     error = _trial(source.for_comparison(), spec, group, backend)
     if error > MAX_RELATIVE_ERROR[torch.float32]:
         raise mismatch_error(error)
-    if is_low or is_quantized:
+    if is_low or source.is_quantized:
         error = _trial(source, spec, group)
         if error > MAX_KERNEL_ERROR:
             raise mismatch_error(error)
@@ -95,10 +93,7 @@ def _trial(
     error = 0.0
     if group.rank == 0:
         # Our layers are freed before transformers' are loaded.
-        reference = _reference(first, spec)
-        if source.precision is not None:
-            round_weights(reference, spec.family.experts, source.precision)
-        error = _error(reference, logits, spec)
+        error = _error(_reference(first, spec), logits, spec)
     return group.agree(error)
 
 
@@ -125,15 +120,23 @@ def _logits(
 
 def _checkpoint(source: ModelSource, spec: DecoderSpec) -> Checkpoint:
     if source.is_dummy:
+        from engine.loading.random_weights import random_weights
+
         return checkpoint_of(random_weights(source), spec.family, "random weights")
     return open_checkpoint(source.model_dir, spec.family, source.language_model)
 
 
 def _reference(source: ModelSource, spec: DecoderSpec) -> Any:
-    """Load transformers' model with the weights of `_checkpoint`."""
+    """Load transformers' model with the weights of `_checkpoint`, rounded as ours are."""
+    if source.is_quantized:
+        from engine.loading.dequantized import load_rounded
+
+        return load_rounded(source, spec)
     if source.is_dummy:
+        from engine.loading.random_weights import load_random_reference
+
         return load_random_reference(source)
-    return load_dequantized(source, spec)
+    return load_reference(source)
 
 
 def _decoder(
@@ -145,18 +148,17 @@ def _decoder(
     *,
     show_progress: bool = False,
 ) -> Decoder:
-    scheme = read_scheme(source.config)
-    if scheme is not None:
-        unused = scheme.unused_suffixes
-        checkpoint.keep(lambda name: not name.endswith(unused))
-    loader = Loader(
-        checkpoint,
-        source.device,
-        source.dtype,
-        is_transposed=spec.family.is_transposed,
-        scheme=scheme,
-        precision=source.precision,
-        is_exact=source.is_exact,
-        group=group,
-    )
+    make_loader = partial(Loader, is_transposed=spec.family.is_transposed, group=group)
+    if source.is_quantized:
+        from engine.model.quantization.schemes import QuantizingLoader, read_scheme
+
+        make_loader = partial(
+            QuantizingLoader,
+            is_transposed=spec.family.is_transposed,
+            group=group,
+            scheme=read_scheme(source.config),
+            precision=source.precision,
+            is_exact=source.is_exact,
+        )
+    loader = make_loader(checkpoint, source.device, source.dtype)
     return Decoder(loader, spec, num_layers, show_progress=show_progress)

@@ -25,7 +25,7 @@ class AdapterRegistry:
         """Slots of adapters whose files are being read, by name."""
         self._num_loads = 0
         self.on_install: Callable[[int, AdapterWeights], object] = lambda slot, weights: None
-        """Called with each slot and the weights copied into it, to tell the other ranks."""
+        """Called with each slot and the weights that are copied into it."""
 
     @property
     def num_slots(self) -> int:

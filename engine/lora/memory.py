@@ -35,7 +35,7 @@ class Adaptable(Protocol):
 
     in_features: int
     columns: range
-    """The inputs that this rank has."""
+    """The inputs that the rows have."""
     dtype: torch.dtype
 
     @property

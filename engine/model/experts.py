@@ -17,17 +17,18 @@ from torch import Tensor
 from core.errors import ConfigurationError
 from engine.model.activations import make_gated
 from engine.model.families import ExpertNames
-from engine.model.linear import Format, uses_panels
-from engine.model.loader import Loader, Source
-from engine.model.quantization.experts import QuantizedExperts, TritonExperts, quantized_experts
-from engine.model.quantization.weights import (
+from engine.model.linear import (
+    Format,
     Quantized,
     Stored,
-    joined,
     select_rows,
     slice_columns,
     slice_rows,
+    uses_panels,
 )
+from engine.model.loader import Loader, Source
+from engine.model.quantization.experts import QuantizedExperts, TritonExperts, quantized_experts
+from engine.model.quantization.weights import joined
 from engine.model.spec import DecoderSpec
 
 Grouped = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -108,6 +109,28 @@ class Experts:
         gate, up = gate_up.chunk(2, -1)
         gate, up = gate.clamp(max=self._limit), up.clamp(-self._limit, self._limit)
         return (up + 1) * gate * self._sigmoid(gate * self._alpha)
+
+
+class SharedExperts(Experts):
+    """Experts plus a shared MLP that sees every token, weighted by a sigmoid gate (Qwen2-MoE)."""
+
+    def __init__(
+        self,
+        loader: Loader,
+        spec: DecoderSpec,
+        block: str,
+        names: ExpertNames,
+        shared: Callable[[Tensor], Tensor],
+    ) -> None:
+        super().__init__(loader, spec, block, names)
+        self._shared = shared
+        gate = [Source(f"{block}.{names.shared}_gate", 1)]
+        self._gate = loader.linear(gate, spec.hidden_size, may_quantize=False)
+        self._sigmoid = loader.elementwise.sigmoid
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        gate = self._sigmoid(self._gate(hidden))
+        return super().__call__(hidden) + gate * self._shared(hidden)
 
 
 class SeparateExperts:

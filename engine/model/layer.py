@@ -8,15 +8,13 @@ NoKernelError if the library has no kernel for it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from engine.attention.call import AttentionCall, PagedAttention, Rotation
 from engine.model.activations import FUSED, make_gated, make_plain
-from engine.model.experts import Experts
-from engine.model.families import ExpertNames
 from engine.model.heads import elements_of, halves_of_pairs, load_qk_norms, qkv_sources
 from engine.model.loader import Loader, Source
 from engine.model.norms import Norm, add_and_norm, norm_of_all_heads
@@ -25,6 +23,9 @@ from engine.model.spec import DecoderSpec
 from kernels.cpu.calls import NoKernelError
 from kernels.cpu.elementwise import gated
 from kernels.cpu.step_calls import StepCalls
+
+if TYPE_CHECKING:
+    from engine.model.experts import Experts
 
 AnglesByRope = Mapping[str, Angles]
 
@@ -272,30 +273,17 @@ class MLP:
         self.down.prepare(calls, gates, out, residual)
 
 
-class SharedExperts:
-    """Experts plus a shared MLP that sees every token, weighted by a sigmoid gate (Qwen2-MoE)."""
-
-    def __init__(self, loader: Loader, spec: DecoderSpec, block: str, names: ExpertNames) -> None:
-        config: Any = spec.config
-        self._experts = Experts(loader, spec, block, names)
-        self._shared = MLP(
-            loader, spec, f"{block}.{names.shared}", config.shared_expert_intermediate_size
-        )
-        gate = [Source(f"{block}.{names.shared}_gate", 1)]
-        self._gate = loader.linear(gate, spec.hidden_size, may_quantize=False)
-        self._sigmoid = loader.elementwise.sigmoid
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        return self._experts(hidden) + self._sigmoid(self._gate(hidden)) * self._shared(hidden)
-
-
-def _load_mlp(
-    loader: Loader, spec: DecoderSpec, index: int, name: str
-) -> MLP | Experts | SharedExperts:
+def _load_mlp(loader: Loader, spec: DecoderSpec, index: int, name: str) -> MLP | Experts:
     """Load the feed-forward block of layer `index`, whose name in the checkpoint is `name`."""
     family = spec.family
     names = family.experts
     if names is None or not spec.layers[index].has_experts:
         return MLP(loader, spec, f"{name}.{family.mlp}" if family.mlp else name)
-    kind = SharedExperts if names.shared else Experts
-    return kind(loader, spec, f"{name}.{names.block}", names)
+    from engine.model.experts import Experts, SharedExperts
+
+    block = f"{name}.{names.block}"
+    if not names.shared:
+        return Experts(loader, spec, block, names)
+    width = spec.config.shared_expert_intermediate_size
+    shared = MLP(loader, spec, f"{block}.{names.shared}", width)
+    return SharedExperts(loader, spec, block, names, shared)

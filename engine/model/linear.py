@@ -1,4 +1,4 @@
-"""`Linear`, and the formats in which its weight may be stored.
+"""`Linear`, its weight as a checkpoint stores it, and the formats that it may have for a device.
 
 A format is built from a checkpoint's tensors, multiplies rows and knows its size in bytes. To add
 a format, write such a class and return it from `choose_format`.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self, overload
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +24,77 @@ After = Callable[[Tensor, Tensor], Tensor]
 """(rows [T, in], outputs [T, out]) -> outputs, which may be the same tensor."""
 
 
+class Quantized(ABC):
+    """A weight [out, in] of another form than a plain tensor, as a checkpoint stores it."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def shape(self) -> torch.Size: ...
+
+    @property
+    @abstractmethod
+    def kind(self) -> tuple[object, ...]:
+        """Weights of equal kind can be joined row by row."""
+
+    @property
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Its tensors; each has a row for every output."""
+
+    @abstractmethod
+    def with_tensors(self, *tensors: Tensor) -> Self:
+        """Return the same kind of weight with other tensors."""
+
+    @abstractmethod
+    def of_columns(self, columns: range) -> Quantized:
+        """Return the weight of some inputs. If the cut is inside a group, all groups get smaller.
+
+        Raises ConfigurationError if the weight cannot be cut there.
+        """
+
+    @abstractmethod
+    def dequantized(self) -> Tensor:
+        """Return the weight, [out, in] fp32."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+Stored = Tensor | Quantized
+
+
+@overload
+def slice_rows(weight: Quantized, rows: range) -> Quantized: ...
+@overload
+def slice_rows(weight: Stored, rows: range) -> Stored: ...
+def slice_rows(weight: Stored, rows: range) -> Stored:
+    """Return the weight of some outputs, as a view."""
+    if isinstance(weight, Tensor):
+        return weight[rows.start : rows.stop]
+    return weight.with_tensors(*(tensor[rows.start : rows.stop] for tensor in weight.tensors))
+
+
+def slice_columns(weight: Stored, columns: range) -> Stored:
+    """Return the weight of some inputs. Raises as `Quantized.of_columns` does."""
+    if len(columns) == weight.shape[1]:
+        return weight
+    if isinstance(weight, Tensor):
+        return weight[:, columns.start : columns.stop]
+    return weight.of_columns(columns)
+
+
+def select_rows(weight: Stored, rows: Tensor) -> Stored:
+    """Return the weight of the outputs at `rows`, [n] int64."""
+    if isinstance(weight, Tensor):
+        return weight[rows.to(weight.device)]
+    return weight.with_tensors(*(tensor[rows.to(tensor.device)] for tensor in weight.tensors))
+
+
 class Format(ABC):
-    """A weight [out, in]."""
+    """A weight [out, in] for one device."""
 
     num_bytes: int
 

@@ -12,12 +12,18 @@ from torch import Tensor
 from engine.model.checkpoint import Checkpoint
 from engine.model.elementwise import Elementwise, make_elementwise
 from engine.model.families import NormKind
-from engine.model.linear import Dense, Format, Linear, Part, uses_panels
+from engine.model.linear import (
+    Dense,
+    Format,
+    Linear,
+    Part,
+    Stored,
+    choose_format,
+    select_rows,
+    slice_columns,
+    uses_panels,
+)
 from engine.model.norms import LayerNorm, Norm, RMSNorm, SplitRMSNorm
-from engine.model.quantization.at_load import HEAD_PRECISIONS, quantize_weight
-from engine.model.quantization.formats import make_format
-from engine.model.quantization.schemes import Scheme, is_quantized
-from engine.model.quantization.weights import Stored, select_rows, slice_columns
 from engine.ranks.group import Gathered, Group, SingleRank, SplitEmbedding, Summed
 from engine.ranks.shard import Shard
 
@@ -38,7 +44,10 @@ class Source:
 
 
 class Loader:
-    """Loads tensors, linear layers and norms onto the device, in the dtype of the computation."""
+    """Loads tensors, linear layers and norms onto the device, in the dtype of the computation.
+
+    A `QuantizingLoader` (`engine.model.quantization.schemes`) also loads quantized weights.
+    """
 
     def __init__(
         self,
@@ -47,15 +56,9 @@ class Loader:
         dtype: torch.dtype,
         *,
         is_transposed: bool = False,
-        scheme: Scheme | None = None,
-        precision: str | None = None,
-        is_exact: bool = False,
         group: Group | None = None,
     ) -> None:
-        """is_transposed: whether the checkpoint stores linear weights as [in, out]. scheme: how the
-        checkpoint is quantized; None: not at all. precision: what to quantize linear layers to
-        (option.quantize); None: nothing. is_exact: whether linear layers must multiply rows as they
-        are, without rounding them further.
+        """is_transposed: whether the checkpoint stores linear weights as [in, out].
 
         group: the ranks that share the model, each with its part; None: this rank has all of it.
         """
@@ -71,8 +74,6 @@ class Loader:
         self.num_weights = 0
         """Elements of everything loaded so far."""
         self._is_transposed = is_transposed
-        self._scheme, self._precision, self._is_exact = scheme, precision, is_exact
-        self._head_precision = HEAD_PRECISIONS.get(precision or "")
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         return self.place(self.checkpoint.take(name, *shape))
@@ -138,7 +139,8 @@ class Loader:
 
     def format(self, parts: Sequence[Stored]) -> Format:
         """Concatenate the parts [out_i, in] of a weight, in the format of the device."""
-        return make_format(parts, self.device, self.dtype, is_exact=self._is_exact)
+        dense = [part for part in parts if isinstance(part, Tensor)]
+        return choose_format(self.device, self.dtype)(dense)
 
     def embedding(self, name: str, vocab_size: int, width: int) -> Tensor:
         """Load this rank's rows of an embedding, [share, width]."""
@@ -216,25 +218,15 @@ class Loader:
 
     def is_quantized(self, name: str) -> bool:
         """Whether the checkpoint's layer `name` is quantized."""
-        return self._scheme is not None and is_quantized(self._scheme, self.checkpoint, name)
+        return False
 
     def stored(self, name: str, size: int, in_features: int) -> Stored:
         """Take the weight [size, in_features] of the linear layer `name`, quantized or not."""
-        if self._scheme is None or not self.is_quantized(name):
-            return self.checkpoint.take(f"{name}.weight", size, in_features)
-        weight = self._scheme.read(self.checkpoint, name)
-        if weight.shape != (size, in_features):
-            raise self.checkpoint.error(
-                name, f"has shape {list(weight.shape)}, not {[size, in_features]}"
-            )
-        return weight
+        return self.checkpoint.take(f"{name}.weight", size, in_features)
 
     def quantized(self, weight: Stored, *, is_head: bool = False) -> Stored:
         """Quantize a weight [out, in] by option.quantize, unless the checkpoint quantized it."""
-        precision = self._head_precision if is_head else self._precision
-        if precision is None or not isinstance(weight, Tensor):
-            return weight
-        return quantize_weight(weight, precision, self.device)
+        return weight
 
     def _weight(self, source: Source, in_features: int) -> Stored:
         name, size = source.name, source.size

@@ -229,3 +229,15 @@ def _first(config: Any, names: tuple[str, ...]) -> Any:
     """Return the first of these settings that is not None, or None."""
     values = (getattr(config, name, None) for name in names)
     return next((value for value in values if value is not None), None)
+
+
+def quantization_config(config: Any) -> Mapping[str, Any] | None:
+    """Return how a model's config says that the weights are quantized; None if they are not."""
+    given = getattr(config, "quantization_config", None)
+    return given if given is None or isinstance(given, dict) else given.to_dict()
+
+
+def quantization_method(config: PreTrainedConfig) -> str | None:
+    """Return the `quant_method` of a model's config; None if its weights are not quantized."""
+    given = quantization_config(config)
+    return None if given is None else str(given.get("quant_method", "unknown"))

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
 from engine.model.experts import choose_grouped
+from engine.model.linear import Quantized
 from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
 from engine.model.quantization.experts import DequantizingExperts, TritonExperts
 from engine.model.quantization.kernel_codes import has_kernel
-from engine.model.quantization.weights import Float4Weight, Quantized
+from engine.model.quantization.weights import Float4Weight
 
 MAX_ERROR = 5e-3
 """Limit of |out - exact| / |exact|."""

@@ -8,13 +8,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from engine.model.quantization.weights import (
-    MAX_FLOAT8,
-    Float8Weight,
-    IntegerWeight,
-    Quantized,
-    joined,
-)
+from engine.model.linear import Quantized
+from engine.model.quantization.weights import MAX_FLOAT8, Float8Weight, IntegerWeight, joined
 
 GROUP_SIZE = 128
 MIN_GROUP_SIZE = 16

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engine.model.linear import Quantized, slice_rows
 from engine.model.quantization.kernel_codes import KernelCodes, KernelWeight, has_kernel
-from engine.model.quantization.weights import Quantized, num_bytes, slice_rows
 
 ROWS_AT_ONCE = 4096
 """Rows that are dequantized in fp32 at a time, to save memory."""
@@ -29,7 +29,7 @@ class DequantizingExperts:
             for start in range(0, weight.shape[0], ROWS_AT_ONCE)
         ]
         self._num_experts, self._dtype = num_experts, dtype
-        self.num_bytes = sum(map(num_bytes, weights))
+        self.num_bytes = sum(weight.num_bytes for weight in weights)
 
     def dense(self) -> Tensor:
         """Return the weights, [experts, out, in] in the dtype of the rows."""

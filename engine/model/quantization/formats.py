@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.model.linear import Format, Panels, choose_format, uses_panels
+from engine.model.linear import Format, Panels, Quantized, Stored, choose_format, uses_panels
 from engine.model.quantization.integers import Integers
 from engine.model.quantization.kernel_codes import KernelCodes, KernelWeight, has_kernel
 from engine.model.quantization.weights import (
@@ -20,10 +20,7 @@ from engine.model.quantization.weights import (
     Float8Weight,
     IntegerWeight,
     PermutedWeight,
-    Quantized,
-    Stored,
     joined,
-    num_bytes,
 )
 
 
@@ -35,7 +32,7 @@ class Dequantizing(Format):
 
     def __init__(self, weight: Quantized) -> None:
         self.weight = weight
-        self.num_bytes = num_bytes(weight)
+        self.num_bytes = weight.num_bytes
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         weight = self.weight.dequantized().to(rows.dtype)
@@ -74,7 +71,7 @@ class ScaledFloat8(Format):
 
     def __init__(self, weight: Float8Weight) -> None:
         self._codes, self._scales = weight.codes.T, weight.scales.T.contiguous()
-        self.num_bytes = num_bytes(weight)
+        self.num_bytes = weight.num_bytes
 
     @staticmethod
     def supports(weight: Quantized, dtype: torch.dtype) -> TypeGuard[Float8Weight]:

@@ -8,12 +8,12 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
+from engine.model.linear import Quantized
 from engine.model.quantization.weights import (
     MXFP4_GROUP,
     Float4Weight,
     Float8Weight,
     IntegerWeight,
-    Quantized,
     unpack_neighbours,
 )
 

@@ -1,23 +1,31 @@
-"""The table of quantized checkpoints: which file reads which `quantization_config`.
+"""Loads quantized weights: those of a checkpoint, and those that option.quantize asks for.
 
-To add a format, write a class like those of the other files, and add it to SCHEMES.
+SCHEMES is the table of quantized checkpoints: which file reads which `quantization_config`. To add
+a format, write a class like those of the other files, and add it to the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedConfig
 
 from core.errors import ConfigurationError
 from engine.model.checkpoint import Checkpoint
+from engine.model.linear import Format, Quantized, Stored
+from engine.model.loader import Loader
+from engine.model.quantization.at_load import HEAD_PRECISIONS, QUANTIZERS, quantize_weight
 from engine.model.quantization.awq import Awq
 from engine.model.quantization.compressed_tensors import CompressedTensors
 from engine.model.quantization.fine_grained_fp8 import FineGrainedFp8
+from engine.model.quantization.formats import make_format
 from engine.model.quantization.gptq import Gptq
 from engine.model.quantization.mxfp4 import Mxfp4
-from engine.model.quantization.weights import Quantized
+from engine.model.spec import quantization_config, quantization_method
+from engine.ranks.group import Group
 
 
 class Scheme(Protocol):
@@ -48,10 +56,54 @@ SCHEMES: Mapping[str, Callable[[Mapping[str, Any]], Scheme]] = {
 read."""
 
 
-def quantization_method(config: PreTrainedConfig) -> str | None:
-    """Return the `quant_method` of a model's config; None if its weights are not quantized."""
-    given = _quantization_config(config)
-    return None if given is None else str(given.get("quant_method", "unknown"))
+class QuantizingLoader(Loader):
+    """A loader of weights that the checkpoint has quantized, or that it quantizes itself."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        is_transposed: bool = False,
+        scheme: Scheme | None = None,
+        precision: str | None = None,
+        is_exact: bool = False,
+        group: Group | None = None,
+    ) -> None:
+        """scheme: how the checkpoint is quantized; None: not at all. precision: what to quantize
+        linear layers to (option.quantize); None: nothing. is_exact: whether linear layers must
+        multiply rows as they are, without rounding them further.
+        """
+        super().__init__(checkpoint, device, dtype, is_transposed=is_transposed, group=group)
+        self._scheme, self._precision, self._is_exact = scheme, precision, is_exact
+        self._head_precision = HEAD_PRECISIONS.get(precision or "")
+        if scheme is not None:
+            unused = scheme.unused_suffixes
+            checkpoint.keep(lambda name: not name.endswith(unused))
+
+    def format(self, parts: Sequence[Stored]) -> Format:
+        return make_format(parts, self.device, self.dtype, is_exact=self._is_exact)
+
+    def is_quantized(self, name: str) -> bool:
+        markers = () if self._scheme is None else self._scheme.markers
+        return any(f"{name}{marker}" in self.checkpoint for marker in markers)
+
+    def stored(self, name: str, size: int, in_features: int) -> Stored:
+        if self._scheme is None or not self.is_quantized(name):
+            return super().stored(name, size, in_features)
+        weight = self._scheme.read(self.checkpoint, name)
+        if weight.shape != (size, in_features):
+            raise self.checkpoint.error(
+                name, f"has shape {list(weight.shape)}, not {[size, in_features]}"
+            )
+        return weight
+
+    def quantized(self, weight: Stored, *, is_head: bool = False) -> Stored:
+        precision = self._head_precision if is_head else self._precision
+        if precision is None or not isinstance(weight, Tensor):
+            return weight
+        return quantize_weight(weight, precision, self.device)
 
 
 def read_scheme(config: PreTrainedConfig) -> Scheme | None:
@@ -59,7 +111,7 @@ def read_scheme(config: PreTrainedConfig) -> Scheme | None:
 
     Raises ConfigurationError, which says what would work, if Longshore cannot read the weights.
     """
-    given, method = _quantization_config(config), quantization_method(config)
+    given, method = quantization_config(config), quantization_method(config)
     if given is None or method is None:
         return None
     if method not in SCHEMES:
@@ -70,13 +122,26 @@ def read_scheme(config: PreTrainedConfig) -> Scheme | None:
         raise _unreadable(f"quant_method={method} with {error}", "") from error
 
 
-def is_quantized(scheme: Scheme, checkpoint: Checkpoint, name: str) -> bool:
-    return any(f"{name}{marker}" in checkpoint for marker in scheme.markers)
+def choose_precision(quantize: str, config: PreTrainedConfig) -> str | None:
+    """Return the precision to quantize to at load, a key of QUANTIZERS, or None.
 
-
-def _quantization_config(config: Any) -> Mapping[str, Any] | None:
-    given = getattr(config, "quantization_config", None)
-    return given if given is None or isinstance(given, dict) else given.to_dict()
+    quantize: the option's value. Raises ConfigurationError if it contradicts the checkpoint.
+    """
+    method = quantization_method(config)
+    if quantize == method:
+        return None
+    if method is not None:
+        raise ConfigurationError(
+            f"option.quantize={quantize}: the checkpoint is already quantized "
+            f"(quant_method={method} in config.json); leave the option out"
+        )
+    if quantize not in QUANTIZERS:
+        raise ConfigurationError(
+            f"option.quantize={quantize}: the checkpoint is not quantized (config.json has no "
+            "quantization_config); to quantize it while it is loaded, use one of "
+            f"{', '.join(QUANTIZERS)}"
+        )
+    return quantize
 
 
 def _unreadable(what: str, others: str) -> ConfigurationError:

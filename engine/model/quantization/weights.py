@@ -5,24 +5,42 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import overload
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from core.errors import ConfigurationError
+from engine.model.linear import Quantized
 
 
 @dataclass(frozen=True, slots=True)
-class IntegerWeight:
+class _Coded(Quantized):
+    """A weight whose tensors are fields."""
+
+    codes: Tensor
+    fields: ClassVar[tuple[str, ...]] = ("codes", "scales")
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.codes.shape
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(getattr(self, name) for name in self.fields)
+
+    def with_tensors(self, *tensors: Tensor) -> Self:
+        return replace(self, **dict(zip(self.fields, tensors, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerWeight(_Coded):
     """A weight [out, in], `(codes - zeros) * scales`, with a zero and a scale per group of inputs.
 
     Symmetric int8 q is stored as the code q + 128 with the zero 128, so that all integer
-    weights have one form.
+    weights have one form. codes: [out, in] uint8, each from 0 to 2**bits - 1.
     """
 
-    codes: Tensor
-    """[out, in] uint8, each from 0 to 2**bits - 1."""
     scales: Tensor
     """[out, in / group_size] fp32."""
     zeros: Tensor
@@ -31,39 +49,32 @@ class IntegerWeight:
     """4 or 8."""
     group_size: int
     """Inputs that share a scale; all of them if each row has one scale (per channel)."""
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.codes.shape
+    fields: ClassVar[tuple[str, ...]] = ("codes", "scales", "zeros")
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Weights of equal kind can be joined row by row."""
         return IntegerWeight, self.bits, self.group_size
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Its tensors; each has a row for every output."""
-        return self.codes, self.scales, self.zeros
-
-    def with_tensors(self, codes: Tensor, scales: Tensor, zeros: Tensor) -> IntegerWeight:
-        return replace(self, codes=codes, scales=scales, zeros=zeros)
-
     def dequantized(self) -> Tensor:
-        """Return the weight, [out, in] fp32."""
         grouped = self.codes.unflatten(1, (-1, self.group_size)).float()
         return ((grouped - self.zeros[..., None].float()) * self.scales[..., None]).flatten(1)
+
+    def of_columns(self, columns: range) -> IntegerWeight:
+        size, scales, zeros = _cut_groups(self, columns, self.scales, self.zeros)
+        codes = self.codes[:, columns.start : columns.stop]
+        return IntegerWeight(codes, scales, zeros, self.bits, size)
 
 
 MAX_FLOAT8 = torch.finfo(torch.float8_e4m3fn).max
 
 
 @dataclass(frozen=True, slots=True)
-class Float8Weight:
-    """A weight [out, in], `codes * scales`, with a scale per group of inputs."""
+class Float8Weight(_Coded):
+    """A weight [out, in], `codes * scales`, with a scale per group of inputs.
 
-    codes: Tensor
-    """[out, in] float8_e4m3fn."""
+    codes: [out, in] float8_e4m3fn.
+    """
+
     scales: Tensor
     """[out, ceil(in / group_size)] fp32. A block's scale is repeated for each of its outputs, so
     that layers whose sizes are not multiples of the block can be joined."""
@@ -71,24 +82,16 @@ class Float8Weight:
     """Inputs that share a scale; the last group may be shorter."""
 
     @property
-    def shape(self) -> torch.Size:
-        return self.codes.shape
-
-    @property
     def kind(self) -> tuple[object, ...]:
         return Float8Weight, self.group_size
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.codes, self.scales
-
-    def with_tensors(self, codes: Tensor, scales: Tensor) -> Float8Weight:
-        return replace(self, codes=codes, scales=scales)
-
     def dequantized(self) -> Tensor:
-        """Return the weight, [out, in] fp32."""
         scales = self.scales.repeat_interleave(self.group_size, 1)[:, : self.codes.shape[1]]
         return self.codes.float() * scales
+
+    def of_columns(self, columns: range) -> Float8Weight:
+        size, scales = _cut_groups(self, columns, self.scales)
+        return Float8Weight(self.codes[:, columns.start : columns.stop], scales, size)
 
 
 MXFP4_GROUP = 32
@@ -96,16 +99,17 @@ MXFP4_GROUP = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Float4Weight:
+class Float4Weight(_Coded):
     """A weight [out, in] in MXFP4: e2m1 codes, with a power of two for each 32 inputs.
+
+    codes: [out, in / 2] uint8, two codes a byte, the earlier input in the lower half.
 
     Source: OCP Microscaling Formats (MX) specification, version 1.0.
     """
 
-    codes: Tensor
-    """[out, in / 2] uint8: two codes a byte, the earlier input in the lower half."""
     exponents: Tensor
     """[out, in / 32] uint8, with a bias of 127."""
+    fields: ClassVar[tuple[str, ...]] = ("codes", "exponents")
 
     @property
     def shape(self) -> torch.Size:
@@ -115,17 +119,16 @@ class Float4Weight:
     def kind(self) -> tuple[object, ...]:
         return (Float4Weight,)
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.codes, self.exponents
-
-    def with_tensors(self, codes: Tensor, exponents: Tensor) -> Float4Weight:
-        return Float4Weight(codes, exponents)
-
     def dequantized(self) -> Tensor:
-        """Return the weight, [out, in] fp32."""
         groups = _e2m1(unpack_neighbours(self.codes)).unflatten(1, (-1, MXFP4_GROUP))
         return torch.ldexp(groups, self.exponents[..., None].int() - 127).flatten(1)
+
+    def of_columns(self, columns: range) -> Float4Weight:
+        first, last = columns.start, columns.stop
+        if first % MXFP4_GROUP or last % MXFP4_GROUP:
+            raise _cannot_split()
+        groups = self.exponents[:, first // MXFP4_GROUP : last // MXFP4_GROUP]
+        return Float4Weight(self.codes[:, first // 2 : last // 2], groups)
 
 
 def unpack_neighbours(codes: Tensor) -> Tensor:
@@ -145,7 +148,7 @@ def _e2m1(codes: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class PermutedWeight:
+class PermutedWeight(Quantized):
     """A weight whose columns are sorted by group: GPTQ's act-order."""
 
     weight: IntegerWeight
@@ -164,85 +167,39 @@ class PermutedWeight:
     def tensors(self) -> tuple[Tensor, ...]:
         return self.weight.tensors
 
-    def with_tensors(self, codes: Tensor, scales: Tensor, zeros: Tensor) -> PermutedWeight:
-        order = self.order.to(codes.device)
-        return PermutedWeight(self.weight.with_tensors(codes, scales, zeros), order)
+    def with_tensors(self, *tensors: Tensor) -> PermutedWeight:
+        order = self.order.to(tensors[0].device)
+        return PermutedWeight(self.weight.with_tensors(*tensors), order)
 
     def dequantized(self) -> Tensor:
         """Return the weight, [out, in] fp32, with its columns in the order of the inputs."""
         sorted_columns = self.weight.dequantized()
         return torch.empty_like(sorted_columns).index_copy_(1, self.order, sorted_columns)
 
-
-Quantized = IntegerWeight | Float8Weight | Float4Weight | PermutedWeight
-Stored = Tensor | Quantized
-"""A weight [out, in] as a checkpoint stores it."""
+    def of_columns(self, columns: range) -> PermutedWeight:
+        raise _cannot_split()
 
 
-@overload
-def slice_rows(weight: Quantized, rows: range) -> Quantized: ...
-@overload
-def slice_rows(weight: Stored, rows: range) -> Stored: ...
-def slice_rows(weight: Stored, rows: range) -> Stored:
-    """Return the weight of some outputs, as a view."""
-    if isinstance(weight, Tensor):
-        return weight[rows.start : rows.stop]
-    return weight.with_tensors(*(tensor[rows.start : rows.stop] for tensor in weight.tensors))
-
-
-def slice_columns(weight: Stored, columns: range) -> Stored:
-    """Return the weight of some inputs. If the cut falls inside a group, all groups get smaller.
-
-    Raises ConfigurationError if the weight cannot be cut there.
-    """
-    cut = slice(columns.start, columns.stop)
-    if len(columns) == weight.shape[1]:
-        return weight
-    match weight:
-        case Tensor():
-            return weight[:, cut]
-        case IntegerWeight():
-            size, scales, zeros = _cut_groups(
-                weight.group_size, weight.shape[1], columns, weight.scales, weight.zeros
-            )
-            return IntegerWeight(weight.codes[:, cut], scales, zeros, weight.bits, size)
-        case Float8Weight():
-            size, scales = _cut_groups(weight.group_size, weight.shape[1], columns, weight.scales)
-            return Float8Weight(weight.codes[:, cut], scales, size)
-        case Float4Weight() if columns.start % MXFP4_GROUP == columns.stop % MXFP4_GROUP == 0:
-            groups = slice(columns.start // MXFP4_GROUP, columns.stop // MXFP4_GROUP)
-            codes = weight.codes[:, columns.start // 2 : columns.stop // 2]
-            return Float4Weight(codes, weight.exponents[:, groups])
-        case _:
-            raise ConfigurationError(
-                "the weights cannot be split over ranks, because their groups have inputs all over "
-                "the layer (act-order) or too few; set option.tensor_parallel_degree=1"
-            )
+def _cannot_split() -> ConfigurationError:
+    return ConfigurationError(
+        "the weights cannot be split over ranks, because their groups have inputs all over "
+        "the layer (act-order) or too few; set option.tensor_parallel_degree=1"
+    )
 
 
 def _cut_groups(
-    group_size: int, num_columns: int, columns: range, *of_groups: Tensor
+    weight: IntegerWeight | Float8Weight, columns: range, *of_groups: Tensor
 ) -> tuple[int, *tuple[Tensor, ...]]:
     """Cut the tensors [out, groups] to `columns`; return the new group size and the cut tensors.
 
     The new groups are small enough to begin and end where the columns do.
     """
-    if group_size >= num_columns:
+    group_size = weight.group_size
+    if group_size >= weight.shape[1]:
         return len(columns), *of_groups
     size = math.gcd(group_size, columns.start, columns.stop)
     cut = slice(columns.start // size, columns.stop // size)
     return size, *(tensor.repeat_interleave(group_size // size, 1)[:, cut] for tensor in of_groups)
-
-
-def select_rows(weight: Stored, rows: Tensor) -> Stored:
-    """Return the weight of the outputs at `rows`, [n] int64."""
-    if isinstance(weight, Tensor):
-        return weight[rows.to(weight.device)]
-    return weight.with_tensors(*(tensor[rows.to(tensor.device)] for tensor in weight.tensors))
-
-
-def num_bytes(weight: Quantized) -> int:
-    return sum(tensor.nbytes for tensor in weight.tensors)
 
 
 def joined(weights: Sequence[Quantized], device: torch.device) -> list[Quantized]:

@@ -22,8 +22,8 @@ from core.sequence import Sequence
 from engine.memory.largest_step import NoAttention
 from engine.model.checkpoint import checkpoint_of
 from engine.model.decoder import Decoder
-from engine.model.loader import Loader
 from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
+from engine.model.quantization.schemes import QuantizingLoader
 from engine.model.quantization.weights import Float4Weight
 from engine.model.spec import read_spec
 from engine.sampling.grammars import Grammars
@@ -108,7 +108,7 @@ def decoder_of(family, changes=None, **options):
         state = AutoModelForCausalLM.from_config(config).state_dict()
     spec = read_spec(config, MAX_MODEL_LEN)
     readers = {name: partial(state.__getitem__, name) for name in state}
-    loader = Loader(
+    loader = QuantizingLoader(
         checkpoint_of(readers, spec.family, "no weights"),
         META,
         torch.bfloat16,

@@ -10,7 +10,7 @@ import torch
 from core.errors import ConfigurationError
 from engine import LLM
 from engine.loading import own_decoder
-from engine.loading.dequantized import load_dequantized
+from engine.loading.gate import load_reference
 from engine.model.decoder import Decoder
 from engine.model.families import FAMILIES
 from engine.model.layer import MLP
@@ -101,11 +101,11 @@ def test_random_weights_pass_the_gate(tiny_model, load, architecture, is_tied):
 def test_fp32_has_a_tight_limit_and_low_precision_a_loose_one(tiny_model, monkeypatch):
     tried = []
 
-    def watch(source, spec):
+    def watch(source):
         tried.append(source.dtype)
-        return load_dequantized(source, spec)
+        return load_reference(source)
 
-    monkeypatch.setattr(own_decoder, "load_dequantized", watch)
+    monkeypatch.setattr(own_decoder, "load_reference", watch)
     assert LLM(tiny_model("llama"), dtype="bf16").facts.decoder == "own (llama)"
     assert tried == [torch.float32, torch.bfloat16]
     for name, limits in (("MAX_RELATIVE_ERROR", {torch.float32: -1.0}), ("MAX_KERNEL_ERROR", -1.0)):

@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 from core.errors import ConfigurationError
 from engine import LLM
 from engine.loading import own_decoder
-from engine.model.loader import Loader
 from engine.model.quantization.at_load import HEAD_PRECISIONS, QUANTIZERS, quantize_weight
+from engine.model.quantization.schemes import QuantizingLoader
 from tests.engine.greedy_answers import STRATEGIES, prompts, tokens
 from tests.engine.model.conftest import logits
 
@@ -119,14 +119,14 @@ def test_int4_groups_adapt_to_the_inputs():
 
 def test_at_most_one_weight_is_in_memory_unquantized(tiny_model, load, monkeypatch):
     """Each weight is quantized before the next one is read."""
-    quantized, rows = Loader.quantized, []
+    quantized, rows = QuantizingLoader.quantized, []
 
     def watch(loader, weight, *, is_head=False):
         if not is_head:
             rows.append(len(weight))
         return quantized(loader, weight, is_head=is_head)
 
-    monkeypatch.setattr(Loader, "quantized", watch)
+    monkeypatch.setattr(QuantizingLoader, "quantized", watch)
     load(tiny_model("llama"), precision="int8")
     assert max(rows) == 48, "one part of a merged layer"
 

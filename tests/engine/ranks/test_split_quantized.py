@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from core.errors import ConfigurationError
+from engine.model.linear import slice_columns, slice_rows
 from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
-from engine.model.quantization.weights import PermutedWeight, slice_columns, slice_rows
+from engine.model.quantization.weights import PermutedWeight
 from tests.engine.model.conftest import expected_logits
 from tests.engine.quantized_checkpoints import FORMATS, MXFP4, write_quantized
 from tests.engine.ranks.test_split_models import UNEVEN, split_logits

@@ -8,9 +8,10 @@ from transformers import AutoConfig
 
 from engine.loading.model_source import ModelSource
 from engine.loading.own_decoder import load_own_decoder
+from engine.model.linear import slice_columns
 from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
 from engine.model.quantization.experts import DequantizingExperts, TritonExperts
-from engine.model.quantization.weights import Float4Weight, joined, slice_columns
+from engine.model.quantization.weights import Float4Weight, joined
 from engine.phases import Phases
 from kernels.linear.grouped_quantized_linear import grouped_quantized_linear
 from kernels.linear.quantized_linear import PER_BYTE
