@@ -57,7 +57,7 @@ class RequestError(LongshoreError):
 
 
 class NotFoundError(LongshoreError):
-    """Something that a request names, such as an adapter, does not exist."""
+    """Something that a request names, such as a model, does not exist."""
 
     kind = "not_found"
     status = 404
@@ -71,7 +71,7 @@ class ConflictError(LongshoreError):
 
 
 class NoRoomError(LongshoreError):
-    """There is no memory or adapter slot left for what the request would load."""
+    """There is no memory or slot left for what the request would load."""
 
     kind = "no_room"
     status = 507

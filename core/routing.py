@@ -40,7 +40,7 @@ def prefix_keys(prompt: str | Sequence[int], scope: str = "") -> tuple[bytes, ..
     process. A text and its tokens have different keys.
 
     prompt: text, or token ids. scope: prompts of different scopes, such as those for different
-    adapters, have no key in common.
+    variants of the model, have no key in common.
     """
     chunk_length = CHUNK_CHARACTERS if isinstance(prompt, str) else CHUNK_TOKENS
     num_chunks = min(len(prompt) // chunk_length, MAX_PREFIXES_PER_PROMPT)

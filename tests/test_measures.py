@@ -18,7 +18,7 @@ from tests.measures.tree import ROOT, closure, files, imports
 
 SMEAR = {
     "images": 26,
-    "adapters": 42,
+    "adapters": 32,
     "ranks": 28,
     "copies": 14,
     "prompt_logprobs": 22,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,8 +23,10 @@ from container.schema.fields import (
 )
 from container.schema.kinds import BOOLEAN, STRING, with_schema
 from container.security.source_roots import source_roots
-from core.adapter import Adapter, lora_disabled
+from container.wire.engine_connection import EngineConnection
+from core.adapter import lora_disabled
 from core.errors import NotFoundError, RequestError
+from core.protocol.messages import LoadAdapter, ToEngine, UnloadAdapter, Variant
 
 ALIAS_HEADER = "X-Amzn-SageMaker-Adapter-Alias"
 MAX_NAME = 256
@@ -94,7 +96,7 @@ def _src(values: Values, field: str) -> str:
 def adapters(service: Service, model: str | None = None) -> Response:
     """List the loaded adapters."""
     _require_lora(service, model)
-    return json_response({"adapters": list(map(_described, service.client.adapters))})
+    return json_response({"adapters": list(map(_described, service.client.variants))})
 
 
 def adapter(service: Service, name: str, model: str | None = None) -> Response:
@@ -155,7 +157,11 @@ def _load(
     name_field: str,
     src_field: str,
 ) -> None:
-    """Load the adapter and wait. Errors name the request's own `name_field` and `src_field`."""
+    """Load the adapter into every ready engine that lacks it, and wait.
+
+    If none lacks it, the first engine is asked, and refuses. Errors name the request's own
+    `name_field` and `src_field`.
+    """
     if adapter.name == service.model_name:
         raise RequestError(name_field, "is the model's own name; choose another")
     options, model_dir = service.options, Path(service.client.facts.model)
@@ -164,17 +170,30 @@ def _load(
         *([model_dir / options.lora.adapters] if options.lora.adapters else []),
     ]
     source_roots(options, model_roots).require(adapter.src, src_field)
-    for reply in service.client.load_adapter(adapter.name, adapter.src):
-        service.wait_for(context, reply)
+    having, lacking = service.client.by_variant(adapter.name)
+    _ask(service, context, lacking or having[:1],
+         lambda id: LoadAdapter(id, adapter.name, adapter.src))  # fmt: skip
 
 
 def _unload(service: Service, context: RequestContext, name: str) -> None:
-    for reply in service.client.unload_adapter(name):
+    """Unload the adapter from every engine that has it. If none has, the first one refuses."""
+    having, lacking = service.client.by_variant(name)
+    _ask(service, context, having or lacking[:1], lambda id: UnloadAdapter(id, name))
+
+
+def _ask(
+    service: Service,
+    context: RequestContext,
+    engines: Sequence[EngineConnection],
+    message: Callable[[str], ToEngine],
+) -> None:
+    """Send every engine its message, then wait for the replies."""
+    for reply in [engine.request(message) for engine in engines]:
         service.wait_for(context, reply)
 
 
-def _loaded(service: Service, name: str) -> Adapter:
-    for adapter in service.client.adapters:
+def _loaded(service: Service, name: str) -> Variant:
+    for adapter in service.client.variants:
         if adapter.name == name:
             return adapter
     raise NotFoundError(f"no adapter '{name}' is loaded")
@@ -206,7 +225,7 @@ def _success(message: str) -> Response:
     return Response(f"Success: {message}", mimetype="text/plain")
 
 
-def _described(adapter: Adapter) -> dict[str, object]:
+def _described(adapter: Variant) -> dict[str, object]:
     return {"name": adapter.name, "src": adapter.src, "preload": True, "pin": True}
 
 

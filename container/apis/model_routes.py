@@ -1,6 +1,6 @@
 """Lists and descriptions of models in the formats of OpenAI, DJL Serving and SageMaker.
 
-The routes here serve one model and its adapters. A multi-model container has its own routes
+The routes here serve one model and its variants. A multi-model container has its own routes
 (`container.multi_model.app`), which use the request and status classes of this module.
 """
 
@@ -117,7 +117,7 @@ def models(service: Service) -> Response:
 
 
 def model(service: Service, name: str) -> Response:
-    """Describe the model or an adapter in OpenAI's format."""
+    """Describe the model or a variant in OpenAI's format."""
     found = _models(service)
     if name not in found:
         abort(404, f"no model '{name}'; this server has {', '.join(map(repr, found))}")
@@ -150,7 +150,7 @@ def _status(service: Service) -> ModelStatus:
 
 
 def _models(service: Service) -> dict[str, dict[str, object]]:
-    """Return the model and its adapters by name, with vLLM's fields added to OpenAI's."""
+    """Return the model and its variants by name, with vLLM's fields added to OpenAI's."""
     name, max_model_len = service.model_name, service.client.facts.max_model_len
     model: dict[str, object] = {
         "object": "model",
@@ -158,18 +158,18 @@ def _models(service: Service) -> dict[str, dict[str, object]]:
         "owned_by": "longshore",
         **({"max_model_len": max_model_len} if max_model_len else {}),
     }
-    adapters = {
-        adapter.name: {"id": adapter.name, **model, "root": adapter.src, "parent": name}
-        for adapter in service.client.adapters
+    variants = {
+        variant.name: {"id": variant.name, **model, "root": variant.src, "parent": name}
+        for variant in service.client.variants
     }
-    return {name: {"id": name, **model}, **adapters}
+    return {name: {"id": name, **model}, **variants}
 
 
 OPENAI_MODELS = Api(
     "OpenAI",
     (
-        get("/v1/models", "List the model and its adapters, in OpenAI's format.", models),
-        get("/v1/models/<path:name>", "Describe the model or an adapter, in OpenAI's format.",
+        get("/v1/models", "List the models that requests may name, in OpenAI's format.", models),
+        get("/v1/models/<path:name>", "Describe one of these models, in OpenAI's format.",
             model),
     ),
     kinds=ALL_KINDS,

@@ -78,7 +78,7 @@ def make_estimate(
     block_bytes = bytes_per_block(
         decoder.shapes, options.memory.block_size, kv_itemsize(decoder, options)
     )
-    used = decoder.weights_bytes + adapter_bytes(decoder, options) + CONTEXT_BYTES
+    used = loaded_bytes(decoder, options) + CONTEXT_BYTES
     budget = gpu_kv_budget(options.memory, instance.gpu_mib * 2**20, used, activations)
     usable = max_sequences * blocks_for(limits.max_model_len, options.memory.block_size)
     num_blocks = options.memory.num_kv_blocks or min(usable, budget // block_bytes)
@@ -182,6 +182,11 @@ def _advice(options: Options, instance: Instance) -> str:
         f"; option.tensor_parallel_degree={max_ranks * options.layout.nodes} splits the model over "
         "the instance's GPUs"
     )
+
+
+def loaded_bytes(decoder: Decoder, options: Options) -> int:
+    """Return the bytes of the weights and of the adapter slots."""
+    return decoder.weights_bytes + adapter_bytes(decoder, options)
 
 
 def adapter_bytes(decoder: Decoder, options: Options) -> int:

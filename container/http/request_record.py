@@ -23,8 +23,8 @@ class RequestRecord:
     """Why the request failed, even if its response had begun with another status."""
     operation: Operation | None = None
     """None if the request generates no text."""
-    adapter: str = ""
-    """Name of the LoRA adapter; '' for none."""
+    variant: str = ""
+    """Name of the model's variant that the request uses; '' for the model itself."""
     params: SamplingParams | None = None
     """The sampling parameters of the last prompt that was sent to the engine."""
     prompt_tokens: int = 0
@@ -53,13 +53,13 @@ class RequestRecord:
     def submit(
         self,
         operation: Operation,
-        adapter: str,
+        variant: str,
         params: SamplingParams,
         num_prompt_tokens: int,
         submitted: float,
     ) -> None:
         """Note that a prompt was sent to the engine. submitted: the time just before sending it."""
-        self.operation, self.adapter, self.params = operation, adapter, params
+        self.operation, self.variant, self.params = operation, variant, params
         self.prompt_tokens += num_prompt_tokens
         self._num_answers += params.num_answers
         if self.submitted is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from container.capacity.decoder import Decoder, decoder_from_directory
-from container.capacity.estimate import adapter_bytes, kv_itemsize
+from container.capacity.estimate import kv_itemsize, loaded_bytes
 from container.model_files.directory import configured_model_path, open_model_dir
 from container.multi_model.overrides import Overrides
 from core.configuration.options import Options
@@ -24,8 +24,7 @@ class Needs:
     """option.gpu_memory_utilization."""
     may_use_gpu: bool
     min_bytes: int
-    """Bytes for the weights and the adapters, and for the KV cache if the options fix its size. 0
-    if unknown."""
+    """Bytes for what is loaded, and for the KV cache if the options fix its size. 0 if unknown."""
 
 
 def estimate_needs(url: Path, variables: Mapping[str, str], overrides: Overrides) -> Needs:
@@ -49,8 +48,7 @@ def estimate_needs(url: Path, variables: Mapping[str, str], overrides: Overrides
         decoder = decoder_from_directory(
             open_model_dir(configured_model_path(configuration, model_dir)), options
         )
-        min_bytes = decoder.weights_bytes + _fixed_kv_bytes(decoder, options)
-        min_bytes += adapter_bytes(decoder, options)
+        min_bytes = loaded_bytes(decoder, options) + _fixed_kv_bytes(decoder, options)
     return Needs(
         options.memory.gpu_memory_utilization, options.execution.device != "cpu", min_bytes
     )

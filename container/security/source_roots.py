@@ -1,4 +1,4 @@
-"""The directories from which requests may load adapters and models."""
+"""The directories from which requests may load files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from core.configuration.options import Options
 from core.errors import RequestError
 
 SAGEMAKER_ROOT = Path("/opt/ml")
-"""SageMaker puts models and adapters below this directory."""
+"""SageMaker puts models and all that belongs to them below this directory."""
 
 
 class SourceRoots:

@@ -101,8 +101,8 @@ def _attributes(
         return
     yield "gen_ai.operation.name", record.operation
     yield "gen_ai.provider.name", "longshore"
-    yield "gen_ai.request.model", record.adapter or model_name
-    yield "gen_ai.response.model", record.adapter or model_name
+    yield "gen_ai.request.model", record.variant or model_name
+    yield "gen_ai.response.model", record.variant or model_name
     yield "gen_ai.request.max_tokens", record.params.max_tokens
     yield "gen_ai.request.temperature", record.params.temperature
     yield "gen_ai.request.top_p", record.params.top_p

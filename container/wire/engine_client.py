@@ -11,9 +11,7 @@ import gevent
 from container.wire.channel import Clock
 from container.wire.engine_connection import EngineConnection
 from container.wire.engine_state import Health
-from container.wire.reply import Reply
-from core.adapter import Adapter
-from core.protocol.messages import Facts
+from core.protocol.messages import Facts, Variant
 from core.routing import PrefixAware, RoutedRequest, Router, prefix_keys
 
 
@@ -21,7 +19,7 @@ class EngineClient:
     """Chooses the engine for each request. There is one engine for each copy of the model.
 
     An engine that is not ready or hangs gets requests only if no other engine serves. A session's
-    requests go to the same copy while that copy serves and has the request's adapter, whichever
+    requests go to the same copy while that copy serves and has the request's variant, whichever
     worker gets them.
     """
 
@@ -50,12 +48,12 @@ class EngineClient:
         return min(ready or [self.copies[0].state.facts], key=lambda facts: facts.max_model_len)
 
     @property
-    def adapters(self) -> tuple[Adapter, ...]:
-        """The adapters that at least one engine has loaded; empty while no engine is ready."""
-        by_name: dict[str, Adapter] = {}
+    def variants(self) -> tuple[Variant, ...]:
+        """The model's variants that an engine has loaded; empty while no engine is ready."""
+        by_name: dict[str, Variant] = {}
         for copy in self.copies:
-            for adapter in copy.state.adapters:
-                by_name.setdefault(adapter.name, adapter)
+            for variant in copy.state.variants:
+                by_name.setdefault(variant.name, variant)
         return tuple(by_name.values())
 
     def health(self) -> Health:
@@ -80,7 +78,7 @@ class EngineClient:
         self,
         session: str | None = None,
         prompt_token_ids: Sequence[int] = (),
-        adapter: str = "",
+        variant: str = "",
     ) -> EngineConnection:
         """Return the connection to the engine that a request should be sent to.
 
@@ -88,33 +86,20 @@ class EngineClient:
         """
         if len(self.copies) == 1:
             return self.copies[0]
-        candidates = self._candidates(adapter)
+        candidates = self._candidates(variant)
         if session is not None:
             candidates = [max(candidates, key=lambda copy: _weight(session, copy.endpoint))]
         by_name = {copy.endpoint: copy for copy in candidates}
-        request = RoutedRequest(session, prefix_keys(prompt_token_ids, adapter))
+        request = RoutedRequest(session, prefix_keys(prompt_token_ids, variant))
         loads = {name: copy.load for name, copy in by_name.items()}
         return by_name[self._router.choose(request, loads)]
 
-    def load_adapter(self, name: str, src: str) -> list[Reply]:
-        """Load the adapter at `src` into every engine that is ready and has none of that name.
+    def by_variant(self, name: str) -> tuple[list[EngineConnection], list[EngineConnection]]:
+        """Return the ready engines that have a variant, and those that lack it.
 
-        If every engine has one, the first engine is asked, and refuses. Raises
-        EngineUnavailableError while no engine is ready.
+        If no engine is ready, returns the first, whose methods raise EngineUnavailableError.
         """
-        ready = self._ready()
-        return [copy.load_adapter(name, src) for copy in self._without(name, ready) or ready[:1]]
-
-    def unload_adapter(self, name: str) -> list[Reply]:
-        """Unload an adapter from every engine that has it.
-
-        If no engine has it, the first engine is asked, and refuses. Raises EngineUnavailableError
-        while no engine is ready.
-        """
-        ready = self._ready()
-        copies_without = self._without(name, ready)
-        copies_with = [copy for copy in ready if copy not in copies_without]
-        return [copy.unload_adapter(name) for copy in copies_with or ready[:1]]
+        return _by_variant(name, self._ready())
 
     def count_refusal(self, reason: str) -> None:
         """Count a refused HTTP request.
@@ -138,26 +123,25 @@ class EngineClient:
         for copy in self.copies:
             copy.close()
 
-    def _candidates(self, adapter: str) -> list[EngineConnection]:
-        """Return the engines that suit a request best: healthy, with its adapter if possible.
+    def _candidates(self, variant: str) -> list[EngineConnection]:
+        """Return the engines that suit a request best: healthy, with its variant if possible.
 
-        A restarted engine lacks the adapters that were loaded over HTTP.
+        A restarted engine lacks the variants that were loaded over HTTP.
         """
         ready = self._ready()
         healthy = [copy for copy in ready if copy.health().healthy] or ready
-        if not adapter:
-            return healthy
-        copies_without = self._without(adapter, healthy)
-        return [copy for copy in healthy if copy not in copies_without] or healthy
+        return (variant and _by_variant(variant, healthy)[0]) or healthy
 
     def _ready(self) -> list[EngineConnection]:
         """Return the engines that are ready. If none is, return the first, whose methods raise."""
         return [copy for copy in self.copies if copy.state.is_ready] or [self.copies[0]]
 
-    def _without(self, adapter: str, copies: Sequence[EngineConnection]) -> list[EngineConnection]:
-        return [
-            copy for copy in copies if all(loaded.name != adapter for loaded in copy.state.adapters)
-        ]
+
+def _by_variant(
+    name: str, copies: Sequence[EngineConnection]
+) -> tuple[list[EngineConnection], list[EngineConnection]]:
+    having = [copy for copy in copies if any(name == v.name for v in copy.state.variants)]
+    return having, [copy for copy in copies if copy not in having]
 
 
 def _weight(session: str, endpoint: str) -> bytes:

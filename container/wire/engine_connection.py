@@ -10,7 +10,7 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import gevent
@@ -28,19 +28,18 @@ from core.output import Output
 from core.protocol.messages import (
     Abort,
     AbortReason,
-    Adapters,
     Dead,
     Failed,
     FromEngine,
     Heartbeat,
-    LoadAdapter,
     Perform,
     Performed,
     Ready,
     Refused,
     Step,
     Submit,
-    UnloadAdapter,
+    ToEngine,
+    Variants,
     Watch,
     Watched,
 )
@@ -96,26 +95,28 @@ class EngineConnection:
         self,
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
-        adapter: str = "",
+        variant: str = "",
         images: tuple[PromptImage, ...] = (),
     ) -> TokenStream:
         """Start a generation. Raises EngineUnavailableError while the engine is not ready."""
         stream = TokenStream(self._new_id(), params.num_answers, self.abort)
-        self._channel.send(Submit(stream.id, list(prompt_token_ids), params, adapter, images))
+        self._channel.send(Submit(stream.id, list(prompt_token_ids), params, variant, images))
         self._open[stream.id] = stream
         return stream
 
     def perform(self, body: bytes, headers: Mapping[str, str]) -> Reply:
         """Start a task. Raises EngineUnavailableError while the engine is not ready."""
-        return self._request(Perform(self._new_id(), body, dict(headers)))
+        return self.request(lambda id: Perform(id, body, dict(headers)))
 
-    def load_adapter(self, name: str, src: str) -> Reply:
-        """Load the adapter at `src`. Raises EngineUnavailableError like `perform`."""
-        return self._request(LoadAdapter(self._new_id(), name, src))
+    def request(self, message: Callable[[str], ToEngine]) -> Reply:
+        """Send a message that is answered with Performed, made from a new id.
 
-    def unload_adapter(self, name: str) -> Reply:
-        """Unload an adapter. Raises EngineUnavailableError like `perform`."""
-        return self._request(UnloadAdapter(self._new_id(), name))
+        Raises EngineUnavailableError while the engine is not ready.
+        """
+        id = self._new_id()
+        self._channel.send(message(id))
+        reply = self._open[id] = Reply(id, self.abort)
+        return reply
 
     def count_refusal(self, reason: str) -> None:
         """Count a refused HTTP request.
@@ -148,12 +149,6 @@ class EngineConnection:
         self.fail_all("the front end is closing")
         self._channel.close()
         self._context.term()
-
-    def _request(self, message: Perform | LoadAdapter | UnloadAdapter) -> Reply:
-        reply = Reply(message.id, self.abort)
-        self._channel.send(message)
-        self._open[reply.id] = reply
-        return reply
 
     def _new_id(self) -> str:
         if not self.state.is_ready:
@@ -209,11 +204,11 @@ class EngineConnection:
                 if self._refused:
                     self._channel.send(Refused(self._refused))
                     self._refused = {}
-            case Ready(facts, adapters):
-                self.state = replace(self.state, known_facts=facts, adapters=adapters)
+            case Ready(facts, variants):
+                self.state = replace(self.state, known_facts=facts, variants=variants)
                 self.ready.set()
-            case Adapters(loaded):
-                self.state = replace(self.state, adapters=loaded)
+            case Variants(loaded):
+                self.state = replace(self.state, variants=loaded)
             case Watched(snapshot):
                 self.snapshots.push(snapshot)
             case Dead(reason):

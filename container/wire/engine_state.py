@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from core.adapter import Adapter
 from core.errors import EngineUnavailableError
-from core.protocol.messages import Facts, Heartbeat
+from core.protocol.messages import Facts, Heartbeat, Variant
 from core.protocol.stats import Stats
 
 UNHEALTHY_SILENCE_S = 4.0
@@ -32,8 +31,8 @@ class EngineState:
     """Why there is no engine, where `known_facts` is None."""
     known_facts: Facts | None = None
     """None until the engine is ready."""
-    adapters: tuple[Adapter, ...] = ()
-    """The loaded adapters, as the engine last reported them."""
+    variants: tuple[Variant, ...] = ()
+    """The loaded variants of the model, as the engine last reported them."""
     heartbeat: Heartbeat = NO_HEARTBEAT
     num_of_others: int = 0
     """Unfinished requests of other workers, as of the last heartbeat. Counts every answer."""

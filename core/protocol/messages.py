@@ -13,7 +13,7 @@ front end                                engine
                                <-  Performed(id, ...), several if the answer comes in parts
   LoadAdapter(id, ...)         ->
   UnloadAdapter(id, ...)       ->
-                               <-  Adapters([...]) to every client, then Performed(id)
+                               <-  Variants([...]) to every client, then Performed(id)
   Watch(seconds), repeated     ->
                                <-  Watched(snapshot), at most 10 a second, until the time is up
   Abort(id), at any time       ->  (no more messages about that id)
@@ -34,7 +34,6 @@ from typing import Literal
 
 import msgspec
 
-from core.adapter import Adapter
 from core.configuration.strategy_table import Batching
 from core.errors import FailureKind, LongshoreError, RequestError
 from core.foreign_code import reason_of
@@ -179,17 +178,25 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Lines to print at start-up, such as a lowered limit."""
 
 
+class Variant(msgspec.Struct, frozen=True):
+    """The model with a loaded LoRA adapter. A request names it to use it."""
+
+    name: str
+    src: str
+    """The directory that the adapter was read from."""
+
+
 class Ready(Message, frozen=True):
     """The model has run a forward pass. The engine accepts requests."""
 
     facts: Facts
-    adapters: tuple[Adapter, ...] = ()
+    variants: tuple[Variant, ...] = ()
 
 
-class Adapters(Message, frozen=True):
-    """All loaded adapters, sent whenever they change."""
+class Variants(Message, frozen=True):
+    """All loaded variants, sent whenever they change."""
 
-    loaded: tuple[Adapter, ...]
+    loaded: tuple[Variant, ...]
 
 
 class Step(Message, frozen=True):
@@ -261,4 +268,4 @@ class Dead(Message, frozen=True):
 
 
 ToEngine = Hello | Submit | Perform | LoadAdapter | UnloadAdapter | Abort | Refused | Watch
-FromEngine = Ready | Adapters | Step | Performed | Failed | Heartbeat | Watched | Dead
+FromEngine = Ready | Variants | Step | Performed | Failed | Heartbeat | Watched | Dead

@@ -5,10 +5,17 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from core.adapter import Adapter, lora_disabled
+from core.adapter import lora_disabled
 from core.errors import LongshoreError
 from core.foreign_code import contained
-from core.protocol.messages import Adapters, Failed, LoadAdapter, Performed, UnloadAdapter
+from core.protocol.messages import (
+    Failed,
+    LoadAdapter,
+    Performed,
+    UnloadAdapter,
+    Variant,
+    Variants,
+)
 from engine.engine import Engine
 from engine.lora.adapter_registry import AdapterRegistry
 from engine.lora.files import AdapterWeights
@@ -36,9 +43,9 @@ class AdapterService:
         self._connection = connection
 
     @property
-    def loaded(self) -> tuple[Adapter, ...]:
+    def loaded(self) -> tuple[Variant, ...]:
         adapters = self._engine.adapters
-        return adapters.loaded if adapters else ()
+        return tuple(Variant(a.name, a.src) for a in adapters.loaded) if adapters else ()
 
     def handle(self, client: bytes, message: Inbound) -> None:
         """Answer with Performed or Failed; a load is answered once its files are read."""
@@ -68,7 +75,7 @@ class AdapterService:
             self._connection.send(client, Failed.of(message.id, error))
             return
         # The broadcast first: every client knows the new list before this client hears "done".
-        self._connection.broadcast(Adapters(adapters.loaded))
+        self._connection.broadcast(Variants(self.loaded))
         self._connection.send(client, Performed(message.id))
 
     def _read(self, client: bytes, message: LoadAdapter, adapters: AdapterRegistry) -> None:

@@ -22,11 +22,9 @@ import msgspec
 import zmq
 
 from container.front_end.start import read_launch
-from core.adapter import Adapter
 from core.output import Output
 from core.process.processes import die_with_parent
 from core.protocol.messages import (
-    Adapters,
     Dead,
     Facts,
     Failed,
@@ -41,6 +39,8 @@ from core.protocol.messages import (
     Submit,
     ToEngine,
     UnloadAdapter,
+    Variant,
+    Variants,
 )
 from core.protocol.stats import Stats
 from core.sampling import Finish, TopLogprobs
@@ -170,7 +170,7 @@ class FakeEngine:
         self.stalled_s = 0.0
         self.stats = Stats()
         self.heartbeats = True
-        self.adapters: dict[str, Adapter] = {}
+        self.adapters: dict[str, Variant] = {}
         self.max_loras = 2
         self.received: list[ToEngine] = []
         self.endpoint = endpoint
@@ -260,10 +260,10 @@ class FakeEngine:
             yield Failed(message.id, "no_room", "option.max_loras is 2")
             return
         if isinstance(message, LoadAdapter):
-            self.adapters[name] = Adapter(name, message.src, 4, len(self.adapters), 1)
+            self.adapters[name] = Variant(name, message.src)
         else:
             del self.adapters[name]
-        yield Adapters(tuple(self.adapters.values()))
+        yield Variants(tuple(self.adapters.values()))
         yield Performed(message.id)
 
     def _obey(self, socket: zmq.Socket[bytes]) -> bool:

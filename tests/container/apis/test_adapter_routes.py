@@ -10,8 +10,7 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from container.wire.engine_client import EngineClient
-from core.adapter import Adapter
-from core.protocol.messages import Adapters, LoadAdapter, Submit, UnloadAdapter
+from core.protocol.messages import LoadAdapter, Submit, UnloadAdapter, Variant, Variants
 from tests.container.conftest import Serve, eventually
 from tests.container.fake_engine import FakeEngine
 
@@ -162,15 +161,15 @@ def test_invalid_loads(lora: FlaskClient, engine: FakeEngine, body: object, fiel
 def test_adapters_loaded_by_other_workers_or_at_start_are_known(
     lora: FlaskClient, client: EngineClient, engine: FakeEngine
 ) -> None:
-    adapter = Adapter("b", "/opt/ml/b", 4, 0, 1)
+    adapter = Variant("b", "/opt/ml/b")
     engine.adapters["b"] = adapter
-    engine.send(Adapters((adapter,)))
-    eventually(lambda: client.adapters)
+    engine.send(Variants((adapter,)))
+    eventually(lambda: client.variants)
     assert [entry["name"] for entry in lora.get("/adapters").get_json()["adapters"]] == ["b"]
     newcomer = EngineClient(engine.endpoint, heartbeat_timeout_s=60)
     try:
         eventually(lambda: newcomer.health().healthy)
-        assert newcomer.adapters == (adapter,)
+        assert newcomer.variants == (adapter,)
     finally:
         newcomer.close()
 

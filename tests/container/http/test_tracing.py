@@ -31,11 +31,10 @@ from container.tracing.endpoint import check_traces_endpoint
 from container.tracing.sender import BATCH_SPANS, MAX_WAITING_SPANS, SpanSender
 from container.tracing.tracing import Tracing
 from container.wire.engine_client import EngineClient
-from core.adapter import Adapter
 from core.configuration.options import Options, make_options
 from core.errors import ConfigurationError
 from core.output import Output
-from core.protocol.messages import Step, Submit
+from core.protocol.messages import Step, Submit, Variant
 from core.protocol.stats import Timing
 from core.sampling import Finish
 from core.text.chat_template import ChatTemplate
@@ -191,7 +190,7 @@ def test_attributes_have_opentelemetrys_names(traced: Traced, engine: FakeEngine
 
 
 def test_a_chat_with_an_adapter(traced: Traced, engine: FakeEngine) -> None:
-    engine.adapters["poet"] = Adapter("poet", "/poet", 4, 0, 1)
+    engine.adapters["poet"] = Variant("poet", "/poet")
     messages = [{"role": "user", "content": "Q"}]
     end(traced.http.post("/v1/chat/completions", json={"messages": messages, "model": "poet"}))
     request, *_ = traced.spans("/v1/chat/completions")

@@ -60,10 +60,10 @@ def http(client: EngineClient, tokenizer: Tokenizer, tmp_path: Path) -> FlaskCli
 
 
 def submit(
-    client: EngineClient, prompt: list[int], *, session: str | None = None, adapter: str = ""
+    client: EngineClient, prompt: list[int], *, session: str | None = None, variant: str = ""
 ) -> TokenStream:
     """Submit a prompt to the copy that the client chooses for it."""
-    return client.choose(session, prompt, adapter).submit(prompt, PARAMS, adapter)
+    return client.choose(session, prompt, variant).submit(prompt, PARAMS, variant)
 
 
 def submits(engines: list[FakeEngine]) -> list[int]:
@@ -255,16 +255,16 @@ def test_only_copies_with_the_adapter_get_its_requests(
     client: EngineClient, engines: list[FakeEngine], http: FlaskClient
 ) -> None:
     """One copy lacks the adapter, as after a restart, which loses adapters loaded over HTTP."""
-    reply = client.copies[1].load_adapter("a", "/tmp/a")
+    reply = client.copies[1].request(lambda id: LoadAdapter(id, "a", "/tmp/a"))
     assert reply.get(60) is not None
-    eventually(lambda: client.adapters)
+    eventually(lambda: client.variants)
     for _ in range(3):
-        submit(client, [1], adapter="a")
+        submit(client, [1], variant="a")
     eventually(lambda: submits(engines) == [0, 3])
     assert http.post("/adapters", json={"name": "a", "src": "/tmp/a"}).status_code == 200
     assert [len(engine.of_type(LoadAdapter)) for engine in engines] == [1, 1]
     with pytest.raises(NotFoundError):
-        submit(client, [1], adapter="b").get(60)
+        submit(client, [1], variant="b").get(60)
 
 
 def test_the_page_shows_the_copy_that_its_address_names(http: FlaskClient) -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from core.protocol.messages import (
-    Adapters,
     Failed,
     Hello,
     LoadAdapter,
@@ -16,6 +15,7 @@ from core.protocol.messages import (
     Ready,
     Submit,
     UnloadAdapter,
+    Variants,
 )
 from core.sampling import Finish, SamplingParams
 from engine.engine import Engine
@@ -86,7 +86,7 @@ def load(client, name, src="/src"):
 def loaded(client, name):
     """Load an adapter and return the names of all loaded ones."""
     load(client, name)
-    names = [adapter.name for adapter in client.receive(Adapters).loaded]
+    names = [adapter.name for adapter in client.receive(Variants).loaded]
     assert client.receive(Performed).id == f"load-{name}"
     return names
 
@@ -95,17 +95,17 @@ def loaded(client, name):
 def test_every_client_learns_of_loaded_adapters(client, endpoint, slots):
     other = Client(endpoint)
     other.send(Hello())
-    assert other.receive(Ready).adapters == ()
+    assert other.receive(Ready).variants == ()
     assert loaded(client, "a") == ["a"]
-    assert [loaded.name for loaded in other.receive(Adapters).loaded] == ["a"]
+    assert [loaded.name for loaded in other.receive(Variants).loaded] == ["a"]
     client.send(Hello())
-    [adapter] = client.receive(Ready).adapters
-    assert (adapter.name, adapter.src, adapter.rank) == ("a", "/src", 4)
-    assert slots.written == [(adapter.slot, 4)]
+    [adapter] = client.receive(Ready).variants
+    assert (adapter.name, adapter.src) == ("a", "/src")
+    assert slots.written == [(0, 4)]
     client.send(UnloadAdapter("u", "a"))
-    assert client.receive(Adapters).loaded == ()
+    assert client.receive(Variants).loaded == ()
     assert client.receive(Performed).id == "u"
-    assert other.receive(Adapters).loaded == ()
+    assert other.receive(Variants).loaded == ()
     other.close()
 
 
