@@ -91,8 +91,8 @@ def _cases() -> Iterator[Case]:
         for batch in (64, 16, 128, 1)
     ]
     yield from (Case(*point) for point in grid)
-    yield from (Case(*point, is_ragged=True) for point in grid if point[1] > 1)
     yield from (Case(*point, cache_dtype=torch.float8_e4m3fn) for point in grid)
+    yield from (Case(*point, is_ragged=True) for point in grid if point[1] > 1)
     short = [point for point in grid if point[2] <= 4096]
     for block_size, layout in ((64, "NHD"), (16, "HND")):
         yield from (Case(*point, block_size, layout) for point in short)

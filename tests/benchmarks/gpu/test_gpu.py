@@ -119,7 +119,11 @@ def test_the_next_worker_runs_the_remaining_jobs(tmp_path, monkeypatch):
 
 def test_a_worker_that_dies_between_jobs_drops_none(tmp_path, monkeypatch):
     """The next worker takes over, and the run counts as failed."""
-    jobs, report, lines = ["moves", "quantized", "fp8"], Report(is_dry=True), queue.SimpleQueue()
+    jobs, report, lines = (
+        ["moves", "quantized", "experts"],
+        Report(is_dry=True),
+        queue.SimpleQueue(),
+    )
     end = {"event": "end", "seconds": 1.0}
     for event in (begin("moves"), end):
         lines.put(json.dumps(event) + "\n")
@@ -127,7 +131,7 @@ def test_a_worker_that_dies_between_jobs_drops_none(tmp_path, monkeypatch):
     progress = gpu.collect(lines, report, tmp_path, len(jobs))
     assert progress == gpu.Progress(1, None, "it died; see above")
     monkeypatch.setattr(gpu, "collect", lambda *_: progress)
-    assert gpu.run_worker(jobs, report, options_of(tmp_path)) == ["quantized", "fp8"]
+    assert gpu.run_worker(jobs, report, options_of(tmp_path)) == ["quantized", "experts"]
     assert report.section("moves")["notes"] == ["worker failed after moves: it died; see above"]
     assert not report.is_sound("moves")
 
@@ -168,6 +172,7 @@ def take(report, job, *rows):
 def test_the_targets_table_has_the_worst_figure_of_each_target():
     report = Report(is_dry=False)
     take(report, "ceilings", {"bytes": 4_000_000, "us": {"torch": 1.0}})
+    of_fp8 = {"batch": 64, "context": 4096, "block": 16}
     decode = {"batch": 64, "context": 4096, "bytes": 4_000_000}
     take(
         report,
@@ -175,13 +180,16 @@ def test_the_targets_table_has_the_worst_figure_of_each_target():
         decode | {"us": {"ours": 1.25, "flashinfer": 1.3}},
         decode | {"us": {"ours": 1.1, "flashinfer": 1.0}},
         decode | {"batch": 1, "us": {"ours": 9.0}},
-    )
-    take(
-        report,
-        "fp8",
-        decode | {"us": {"fp8": 1.0, "unquantized": 2.0}},
-        decode | {"us": {"fp8": 1.2, "unquantized": 2.0}},
-        decode | {"batch": 16, "us": {"fp8": 9.0, "unquantized": 2.0}},
+        *(
+            {**of_fp8, "shape": shape, "layout": layout, "kv": kv, "us": {"ours": us}}
+            for shape, layout, kv, us in (
+                ("32/8/128", "NHD", "bfloat16", 1.0),
+                ("32/8/128", "NHD", "float8_e4m3fn", 0.6),
+                ("32/32/128", "NHD", "bfloat16", 1.2),
+                ("32/32/128", "NHD", "float8_e4m3fn", 0.6),
+                ("32/32/128", "HND", "float8_e4m3fn", 9.0),
+            )
+        ),
     )
     take(report, "profile", {"what": "idle between steps", "share": 0.02})
     idle = [{"graph": 0.01, "eager": 0.5}, {"graph": 0.04, "eager": 0.6}]
@@ -218,7 +226,6 @@ def test_a_run_that_timed_nothing_fills_no_target():
     take(report, "mixed", {"us": {"graph": None}, "GPU idle": {"graph": None, "eager": None}})
     take(report, "decode", {"batch": 64, "context": 4096, "us": {"ours": None, "sdpa": None}})
     take(report, "roofline", {"batch": 50, "step us": None, "GPU us": None, "bytes": 1})
-    take(report, "fp8", {"batch": 64, "context": 4096, "us": {"fp8": None, "unquantized": None}})
     lines = targets_text(report).splitlines()[3:]
     assert len(lines) == len(TARGETS)
     assert all(line.endswith("| not measured |") for line in lines)

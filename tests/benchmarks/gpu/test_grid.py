@@ -44,7 +44,6 @@ class PretendBench(Bench):
 @pytest.mark.parametrize(
     ("section", "num_rows"),
     [
-        ("fp8", 6),
         ("decode", 98),
         ("prefill", 30),
         ("sweep", 6),
