@@ -1,8 +1,4 @@
-"""Checks and times norms, gated activations and rotary embeddings.
-
-Results are compared with kernels.elementwise.torch_elementwise, and times with the torch
-operations that transformers' layers run.
-"""
+"""Checks and times norms, gated activations and rotary embeddings against torch_elementwise."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
@@ -23,6 +18,7 @@ from kernels.elementwise.gated_activation import gated_activation
 from kernels.elementwise.rms_norm import add_rms_norm, rms_norm
 from kernels.elementwise.rotary import rotary
 
+Norm = Callable[[Tensor, Tensor, float], Tensor]
 EPS = 1e-6
 MAX_SHARE_DIFFERENT = 0.02
 """Share of results that may round differently from torch's, which adds in another order."""
@@ -50,15 +46,11 @@ def run(bench: Bench) -> None:
 def _norm(bench: Bench, hidden: int, num_tokens: int, name: str) -> None:
     weight = torch.rand(hidden, device=bench.device, dtype=bench.dtype)
     sets = _sets(bench, num_tokens, (hidden,))
-    _row(
-        bench, name, 2 * sets[0].nbytes, sets,
-        lambda rows: rms_norm(rows, weight, EPS),
-        lambda rows: torch_elementwise.rms_norm(rows, weight, EPS),
-        {
-            "torch": lambda rows: _llama_norm(rows, weight),
-            "F.rms_norm": lambda rows: F.rms_norm(rows, (hidden,), weight, EPS),
-        },
-    )  # fmt: skip
+
+    def call(norm: Norm, rows: Tensor) -> Tensor:
+        return norm(rows, weight, EPS)
+
+    _row(bench, name, 2 * sets[0].nbytes, sets, call, rms_norm, torch_elementwise.rms_norm)
 
 
 def _head_norms(bench: Bench, shape: Shape, num_tokens: int, name: str) -> None:
@@ -68,53 +60,33 @@ def _head_norms(bench: Bench, shape: Shape, num_tokens: int, name: str) -> None:
     weights = torch.rand(2, dim, device=bench.device, dtype=bench.dtype)
     weight_by_head = torch.cat([weights[:1].expand(heads, -1), weights[1:].expand(kv_heads, -1)])
 
-    def together(norm: Callable[..., Tensor], rows: Tensor) -> Tensor:
+    def call(norm: Norm, rows: Tensor) -> Tensor:
         return norm(rows[:, : heads + kv_heads], weight_by_head, EPS)
 
-    def apart(norm: Callable[[Tensor, Tensor], Tensor], rows: Tensor) -> list[Tensor]:
-        parts = rows.split((heads, kv_heads, kv_heads), 1)[:2]
-        return [norm(part, weight) for part, weight in zip(parts, weights, strict=True)]
-
-    def torch_norm(rows: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(rows, (dim,), weight, EPS)
-
     num_bytes = 2 * num_tokens * (heads + kv_heads) * dim * bench.dtype.itemsize
-    _row(
-        bench, name, num_bytes, sets,
-        partial(together, rms_norm), partial(together, torch_elementwise.rms_norm),
-        {
-            "torch": partial(apart, _llama_norm),
-            "F.rms_norm": partial(apart, torch_norm),
-        },
-    )  # fmt: skip
+    _row(bench, name, num_bytes, sets, call, rms_norm, torch_elementwise.rms_norm)
 
 
 def _add_norm(bench: Bench, hidden: int, num_tokens: int, name: str) -> None:
     weight = torch.rand(hidden, device=bench.device, dtype=bench.dtype)
     sets = _sets(bench, num_tokens, (hidden,))
     output = torch.randn_like(sets[0])
-    _row(
-        bench, name, 4 * sets[0].nbytes, sets,
-        lambda rows: add_rms_norm(rows, output, weight, EPS)[1],
-        lambda rows: torch_elementwise.add_rms_norm(rows, output, weight, EPS)[1],
-        {
-            "torch": lambda rows: _llama_norm(rows + output, weight),
-            "F.rms_norm": lambda rows: F.rms_norm(rows + output, (hidden,), weight, EPS),
-        },
-    )  # fmt: skip
 
+    def call(norm: Callable[..., tuple[Tensor, Tensor]], rows: Tensor) -> Tensor:
+        return norm(rows, output, weight, EPS)[1]
 
-def _llama_norm(rows: Tensor, weight: Tensor) -> Tensor:
-    numbers = rows.to(torch.float32)
-    mean_square = numbers.pow(2).mean(-1, keepdim=True)
-    return weight * (numbers * torch.rsqrt(mean_square + EPS)).to(rows.dtype)
+    _row(bench, name, 4 * sets[0].nbytes, sets, call, add_rms_norm, torch_elementwise.add_rms_norm)
 
 
 def _activation(bench: Bench, width: int, num_tokens: int, name: str) -> None:
     sets = _sets(bench, num_tokens, (2 * width,))
-    reference = partial(torch_elementwise.gated_activation, activation="silu")
-    ours = partial(gated_activation, activation="silu")
-    _row(bench, name, sets[0].nbytes * 3 // 2, sets, ours, reference, {"torch": reference})
+
+    def call(activate: Callable[..., Tensor], rows: Tensor) -> Tensor:
+        return activate(rows, activation="silu")
+
+    num_bytes = sets[0].nbytes * 3 // 2
+    reference = torch_elementwise.gated_activation
+    _row(bench, name, num_bytes, sets, call, gated_activation, reference)
 
 
 def _rotary(bench: Bench, shape: Shape, num_tokens: int, name: str) -> None:
@@ -123,19 +95,12 @@ def _rotary(bench: Bench, shape: Shape, num_tokens: int, name: str) -> None:
     cos, sin = _angles(bench, num_tokens, dim)
     sets = _sets(bench, num_tokens, (heads + 2 * kv_heads, dim))
 
-    def rotated(rotate: Callable[..., Any], rows: Tensor) -> Tensor:
+    def call(rotate: Callable[..., object], rows: Tensor) -> Tensor:
         rotate(rows[:, :heads], rows[:, heads : heads + kv_heads], cos, sin, dim)
         return rows
 
-    def operations(rows: Tensor) -> list[Tensor]:
-        parts = rows[:, :heads], rows[:, heads : heads + kv_heads]
-        turned = [torch.cat((-x[..., dim // 2 :], x[..., : dim // 2]), -1) for x in parts]
-        angles = cos[:, None], sin[:, None]
-        return [x * angles[0] + y * angles[1] for x, y in zip(parts, turned, strict=True)]
-
     num_bytes = 2 * num_tokens * (heads + kv_heads) * dim * bench.dtype.itemsize
-    reference = partial(rotated, torch_elementwise.rotary)
-    _row(bench, name, num_bytes, sets, partial(rotated, rotary), reference, {"torch": operations})
+    _row(bench, name, num_bytes, sets, call, rotary, torch_elementwise.rotary)
 
 
 def _rotary_write(bench: Bench, shape: Shape, num_tokens: int, name: str) -> None:
@@ -147,18 +112,16 @@ def _rotary_write(bench: Bench, shape: Shape, num_tokens: int, name: str) -> Non
     keys, values = (random_cache(pool, bench.dtype, "NHD", bench.device) for _ in "kv")
     slots = torch.randperm(pool[0] * 16, device=bench.device)[:num_tokens]
 
-    def fused(rows: Tensor) -> Tensor:
-        query, key, value = rows.split((heads, kv_heads, kv_heads), 1)
-        rotary_write_kv(query, key, value, cos, sin, dim, keys, values, slots)
-        return query
-
-    def operations(rows: Tensor) -> Tensor:
-        query, key, value = rows.split((heads, kv_heads, kv_heads), 1)
+    def apart(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> None:
         torch_elementwise.rotary(query, key, cos, sin, dim)
         torch_cache.write_kv(key, value, keys, values, slots)
+
+    def call(write: Callable[..., None], rows: Tensor) -> Tensor:
+        query, key, value = rows.split((heads, kv_heads, kv_heads), 1)
+        write(query, key, value, cos, sin, dim, keys, values, slots)
         return query
 
-    _row(bench, name, 2 * sets[0].nbytes, sets, fused, operations, {"torch": operations})
+    _row(bench, name, 2 * sets[0].nbytes, sets, call, rotary_write_kv, apart)
 
 
 def _angles(bench: Bench, num_tokens: int, dim: int) -> tuple[Tensor, Tensor]:
@@ -179,11 +142,12 @@ def _row(
     name: str,
     num_bytes: int,
     sets: list[Tensor],
-    ours: Callable[[Tensor], Any],
-    reference: Callable[[Tensor], Any],
-    peers: dict[str, Callable[[Tensor], Any]],
+    call: Callable[[Any, Tensor], Tensor],
+    ours: Callable[..., object],
+    reference: Callable[..., object],
 ) -> None:
-    first, second, expected = (call(sets[0].clone()) for call in (ours, ours, reference))
+    """Check and time two implementations. call: calls one of them with a set of inputs."""
+    first, second, expected = (call(by, sets[0].clone()) for by in (ours, ours, reference))
     share_different = float((first != expected).float().mean())
     is_right = (
         torch.equal(first, second)
@@ -191,7 +155,7 @@ def _row(
         and torch.allclose(first, expected, rtol=ONE_ROUNDING, atol=1e-4)
     )
     us = {
-        peer: bench.time_us([partial(call, rows) for rows in sets])
-        for peer, call in ({"ours": ours} | peers).items()
+        peer: bench.time_us([partial(call, by, rows) for rows in sets])
+        for peer, by in (("ours", ours), ("torch", reference))
     }
     bench.row(what=name, bytes=num_bytes, us=us, verdict="ok" if is_right else "WRONG")
