@@ -1,4 +1,7 @@
-"""Model shapes to benchmark, from their published config.json, and their memory traffic."""
+"""Model shapes to benchmark, from their published config.json, and their memory traffic.
+
+Fields with transformers' defaults are left out.
+"""
 
 from __future__ import annotations
 
@@ -17,31 +20,15 @@ LLAMA_2_7B: Config = {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
     "num_key_value_heads": 32,
-    "hidden_act": "silu",
     "max_position_embeddings": 4096,
-    "initializer_range": 0.02,
     "rms_norm_eps": 1e-05,
-    "rope_scaling": None,
-    "pretraining_tp": 1,
     "tie_word_embeddings": False,
-    "use_cache": True,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "torch_dtype": "float16",
 }
-LLAMA_3_1_8B: Config = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
+LLAMA_3_1_8B: Config = LLAMA_2_7B | {
     "vocab_size": 128256,
-    "hidden_size": 4096,
     "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
     "num_key_value_heads": 8,
-    "hidden_act": "silu",
     "max_position_embeddings": 131072,
-    "initializer_range": 0.02,
-    "rms_norm_eps": 1e-05,
     "rope_theta": 500000.0,
     "rope_scaling": {
         "rope_type": "llama3",
@@ -50,15 +37,6 @@ LLAMA_3_1_8B: Config = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     },
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "mlp_bias": False,
-    "pretraining_tp": 1,
-    "tie_word_embeddings": False,
-    "use_cache": True,
-    "bos_token_id": 128000,
-    "eos_token_id": 128001,
-    "torch_dtype": "bfloat16",
 }
 QWEN3_0_6B: Config = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -70,22 +48,10 @@ QWEN3_0_6B: Config = {
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
     "head_dim": 128,
-    "hidden_act": "silu",
     "max_position_embeddings": 40960,
-    "max_window_layers": 28,
-    "initializer_range": 0.02,
     "rms_norm_eps": 1e-06,
     "rope_theta": 1000000,
-    "rope_scaling": None,
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "sliding_window": None,
-    "use_sliding_window": False,
     "tie_word_embeddings": True,
-    "use_cache": True,
-    "bos_token_id": 151643,
-    "eos_token_id": 151645,
-    "torch_dtype": "bfloat16",
 }
 SHAPES = {"llama-2-7b": LLAMA_2_7B, "llama-3.1-8b": LLAMA_3_1_8B, "qwen3-0.6b": QWEN3_0_6B}
 DRY_SHAPE: Config = LLAMA_2_7B | {
