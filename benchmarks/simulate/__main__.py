@@ -38,12 +38,6 @@ from benchmarks.simulate.system import Setup
 from benchmarks.simulate.table import table
 from benchmarks.simulate.traffic import Prefixes, Synthetic, Trace, Traffic
 
-PAPER_SETUPS = (
-    ("opt-13b", "a100-40gb", 1),
-    ("opt-66b", "a100-40gb", 4),
-    ("opt-175b", "a100-80gb", 8),
-)
-
 
 def main(arguments: list[str] | None = None, prog: str = "python -m benchmarks.simulate") -> None:
     parser = make_parser(__doc__ or "", prog)
@@ -56,7 +50,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m benchmarks.s
         elif options.predict is not None:
             raise ValueError("--predict needs --calibrate with a folder of `longshore compare`")
         else:
-            results = [_run(hardware, options) for hardware in _hardware(options)]
+            results = [_run(_hardware(options), options)]
             print(WHY_DIFFERENT)
     except (ValueError, OSError, CalibrationError) as error:
         parser.error(str(error))
@@ -163,21 +157,17 @@ def _title(task: Task, options: argparse.Namespace) -> str:
     )
 
 
-def _hardware(options: argparse.Namespace) -> list[Hardware]:
+def _hardware(options: argparse.Namespace) -> Hardware:
     assumed = Efficiency(
         bandwidth=options.bandwidth_efficiency,
         flops=options.flops_efficiency,
         overhead_s=options.overhead_ms / 1e3,
     )
-    named = [(options.model, options.gpu, options.gpus)]
-    found: list[Hardware] = []
-    for model, gpu, count in PAPER_SETUPS if options.paper else named:
-        hardware = Hardware(MODELS[model], GPUS[gpu], count, assumed)
-        if options.calibrate is not None:
-            efficiency = calibrated(options.calibrate, hardware)
-            hardware = Hardware(MODELS[model], GPUS[gpu], count, efficiency)
-        found.append(hardware)
-    return found
+    hardware = Hardware(MODELS[options.model], GPUS[options.gpu], options.gpus, assumed)
+    if options.calibrate is None:
+        return hardware
+    measured = calibrated(options.calibrate, hardware)
+    return Hardware(hardware.model, hardware.gpu, hardware.num_gpus, measured)
 
 
 def _traffic(options: argparse.Namespace) -> Traffic:

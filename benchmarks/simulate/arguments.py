@@ -48,16 +48,11 @@ def make_parser(description: str, prog: str) -> argparse.ArgumentParser:
         help="router in front of the machines (default: %(default)s)",
     )  # fmt: skip
     machine.add_argument(
-        "--paper", action="store_true",
-        help="simulate the paper's three setups instead of --model, --gpu and --gpus",
-    )  # fmt: skip
-    machine.add_argument(
         "--calibrate", type=Path, metavar="PATH",
         help="take the efficiencies from a file instead of the next three options: from gpu.json "
-        "of `make gpu` on this type of GPU, or from results.json of a load test of this model on "
-        "this type of machine. If PATH is a folder of `longshore compare`, which may come from "
-        "any machine: fit the time of a step to its runs, simulate the same requests, and print "
-        "the predictions beside the measurements",
+        "of `make gpu` on this type of GPU. If PATH is a folder of `longshore compare`, which may "
+        "come from any machine: fit the time of a step to its runs, simulate the same requests, "
+        "and print the predictions beside the measurements",
     )  # fmt: skip
     machine.add_argument(
         "--predict", type=Path, metavar="DIR",

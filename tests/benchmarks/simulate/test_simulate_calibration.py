@@ -13,8 +13,6 @@ from benchmarks.simulate.measured.calibration import (
     calibrated,
     fitted,
 )
-from loadtest.study.measures import Measures, ServerMeasures
-from loadtest.study.results import Results, Run
 
 ASSUMED = Efficiency(bandwidth=0.8, flops=0.6, overhead_s=0.003)
 H200 = Hardware(MODELS["llama-2-7b"], GPUS["h200"], 1, ASSUMED)
@@ -82,51 +80,15 @@ def test_calibrating_from_gpu_json(tmp_path):
     assert found.flops == ASSUMED.flops
 
 
-def test_calibrating_from_a_load_test(tmp_path):
-    """Two runs of 7B on one H200, with steps computed from the parameters to be found."""
-    model, runs = H200.model, []
-    for batch in (4, 32):
-        num_bytes = model.weight_bytes + batch * (200 + 50) * model.kv_bytes_per_token
-        decode_s = num_bytes / (4800e9 * 0.5) + 0.002
-        steps, answers = 1000, 80
-        prompt_s = 2 * model.num_parameters * answers * 200 / steps / (989e12 * ASSUMED.flops)
-        step_s = decode_s + prompt_s
-        inside = {"batch": float(batch), "step_s": step_s}
-        measures = {"inside": inside, "seconds": steps * step_s, "num_good": answers,
-                    "prompt_tokens": 200.0, "output_tokens": 100.0}  # fmt: skip
-        runs.append({"is_whole": True, "users": 50, "measures": measures})
-    wrong = runs[0]["measures"] | {"seconds": 1.0, "inside": inside | {"step_s": 1.0}}
-    unfinished = {"is_whole": False, "users": 50, "measures": wrong}
-    open_loop = {"is_whole": True, "users": None, "measures": wrong}
-    blind_measures = wrong | {"inside": {"batch": None, "step_s": None}}
-    blind = {"is_whole": True, "users": 50, "measures": blind_measures}
-    document = {"machine": {"GPU": "NVIDIA H200"}, "runs": [*runs, unfinished, open_loop, blind]}
-    found = calibrated(written(tmp_path, document), H200)
-    assert found.bandwidth == pytest.approx(0.5)
-    assert found.overhead_s == pytest.approx(0.002)
-    assert found.flops == ASSUMED.flops
-
-
-def test_the_load_test_writes_the_fields_that_are_read():
-    assert {"runs", "machine"} <= set(Results.__struct_fields__)
-    assert {"is_whole", "users", "measures"} <= set(Run.__struct_fields__)
-    read = {"inside", "seconds", "num_good", "prompt_tokens", "output_tokens"}
-    assert read <= set(Measures.__struct_fields__)
-    assert {"batch", "step_s"} <= set(ServerMeasures.__struct_fields__)
-
-
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        ({"a": 1}, "neither"),
+        ({"a": 1}, "no gpu.json of `make gpu`: KeyError: 'dry'"),
         (gpu_json(dry=True), "dry run"),
         (gpu_json(sections={}), "no measured step"),
         (gpu_json(machine={"gpu": "NVIDIA H100 80GB HBM3"}), "measured on NVIDIA H100 80GB HBM3"),
-        ({"machine": {"GPU": "none"}, "runs": []}, "measured on none, not on h200"),
-        ({"machine": {}, "runs": []}, "no GPU, not on h200"),
-        ({"machine": {"GPU": "H200"}, "runs": []}, "no measured step"),
-        ({"machine": {"GPU": "H200"}, "runs": [{"is_whole": True}]}, "KeyError: 'users'"),
-        ([], "neither"),
+        (gpu_json(machine={"gpu": None}), "no GPU, not on h200"),
+        ([], "no gpu.json of `make gpu`: TypeError"),
     ],
 )
 def test_unusable_files_are_rejected(tmp_path, found, why):

@@ -50,14 +50,19 @@ def test_a_file_gets_no_progress_bar(capsys):
     assert not capsys.readouterr().err
 
 
-def test_the_setups_of_the_paper(command):
-    text = command("--paper", "--duration", "10", "--rate", "0.5", "--systems", "paged")
+@pytest.mark.parametrize(
+    ("model", "gpu", "count", "title"),
+    [
+        ("opt-13b", "a100-40gb", "1", "opt-13b on a100-40gb"),
+        ("opt-66b", "a100-40gb", "4", "opt-66b on 4 x a100-40gb"),
+        ("opt-175b", "a100-80gb", "8", "opt-175b on 8 x a100-80gb"),
+    ],
+)
+def test_the_setups_of_the_paper(model, gpu, count, title, command):
+    setup = ["--model", model, "--gpu", gpu, "--gpus", count]
+    text = command(*setup, "--duration", "10", "--rate", "0.5", "--systems", "paged")
     titles = [line.split(";")[0] for line in text.splitlines() if line.startswith("SIMULATION")]
-    assert titles == [
-        "SIMULATION: opt-13b on a100-40gb",
-        "SIMULATION: opt-66b on 4 x a100-40gb",
-        "SIMULATION: opt-175b on 8 x a100-80gb",
-    ]
+    assert titles == [f"SIMULATION: {title}"]
 
 
 def test_one_rate_on_a_fleet(command):
