@@ -27,7 +27,6 @@ SECTIONS = {
     "correctness": Section("Kernels against reference implementations", "kernels.correctness", 60),
     "decode": Section("Decode", "kernels.decode", 44),
     "prefill": Section("Prefill", "kernels.prefill", 37),
-    "moves": Section("Cache write, block copy, swap", "kernels.moves", 13),
     "elementwise": Section("Norms, gated activation, rotary embedding", "kernels.elementwise", 11),
     "sampling": Section("Sampling of 128k logits", "kernels.sampling", 6),
     "quantized": Section("Linear layers with quantized weights", "kernels.quantized", 9),

@@ -109,10 +109,10 @@ def options_of(tmp_path, *, dry=True):
 def test_the_next_worker_runs_the_remaining_jobs(tmp_path, monkeypatch):
     """The first worker dies during its first section, the second during its last."""
     monkeypatch.setattr(gpu, "collect", lambda *_: progress.pop(0))
-    progress = [gpu.Progress(0, "decode", "it died"), gpu.Progress(1, "moves", "it died")]
+    progress = [gpu.Progress(0, "decode", "it died"), gpu.Progress(1, "elementwise", "it died")]
     report = Report(is_dry=True)
-    remaining = gpu.run_worker(["decode", "prefill", "moves"], report, options_of(tmp_path))
-    assert remaining == ["prefill", "moves"]
+    remaining = gpu.run_worker(["decode", "prefill", "elementwise"], report, options_of(tmp_path))
+    assert remaining == ["prefill", "elementwise"]
     assert gpu.run_worker(remaining, report, options_of(tmp_path)) == []
     assert report.section("decode")["notes"] == ["worker failed at decode: it died"]
 
@@ -120,38 +120,40 @@ def test_the_next_worker_runs_the_remaining_jobs(tmp_path, monkeypatch):
 def test_a_worker_that_dies_between_jobs_drops_none(tmp_path, monkeypatch):
     """The next worker takes over, and the run counts as failed."""
     jobs, report, lines = (
-        ["moves", "quantized", "experts"],
+        ["elementwise", "quantized", "experts"],
         Report(is_dry=True),
         queue.SimpleQueue(),
     )
     end = {"event": "end", "seconds": 1.0}
-    for event in (begin("moves"), end):
+    for event in (begin("elementwise"), end):
         lines.put(json.dumps(event) + "\n")
     lines.put("")
     progress = gpu.collect(lines, report, tmp_path, len(jobs))
     assert progress == gpu.Progress(1, None, "it died; see above")
     monkeypatch.setattr(gpu, "collect", lambda *_: progress)
     assert gpu.run_worker(jobs, report, options_of(tmp_path)) == ["quantized", "experts"]
-    assert report.section("moves")["notes"] == ["worker failed after moves: it died; see above"]
-    assert not report.is_sound("moves")
+    assert report.section("elementwise")["notes"] == [
+        "worker failed after elementwise: it died; see above"
+    ]
+    assert not report.is_sound("elementwise")
 
 
 def test_a_worker_that_never_starts_is_not_tried_again(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "collect", lambda *_: gpu.Progress(0, None, "it died"))
     report = Report(is_dry=True)
-    assert gpu.run_worker(["moves", "quantized"], report, options_of(tmp_path)) == []
-    assert report.section("moves")["notes"] == ["worker failed before moves: it died"]
-    assert not report.is_sound("moves")
+    assert gpu.run_worker(["elementwise", "quantized"], report, options_of(tmp_path)) == []
+    assert report.section("elementwise")["notes"] == ["worker failed before elementwise: it died"]
+    assert not report.is_sound("elementwise")
 
 
-@pytest.mark.parametrize(("sections", "code"), [("moves", 0), ("moves,quantized", 1)])
+@pytest.mark.parametrize(("sections", "code"), [("elementwise", 0), ("elementwise,quantized", 1)])
 def test_a_section_that_never_ran_fails_the_run(tmp_path, monkeypatch, sections, code):
-    def run_moves_only(remaining, report, options):
-        for event in (begin("moves"), {"event": "end", "seconds": 1.0}):
+    def run_first_only(remaining, report, options):
+        for event in (begin("elementwise"), {"event": "end", "seconds": 1.0}):
             report.take(event)
         return []
 
-    monkeypatch.setattr(gpu, "run_worker", run_moves_only)
+    monkeypatch.setattr(gpu, "run_worker", run_first_only)
     with pytest.raises(SystemExit) as exit:
         gpu.main(["--sections", sections, "--out", str(tmp_path)])
     assert exit.value.code == code
@@ -159,7 +161,7 @@ def test_a_section_that_never_ran_fails_the_run(tmp_path, monkeypatch, sections,
 
 def test_a_worker_is_done_after_its_last_job(tmp_path):
     report, lines = Report(is_dry=False), queue.SimpleQueue()
-    for event in (begin("moves"), {"event": "end", "seconds": 1.0}):
+    for event in (begin("elementwise"), {"event": "end", "seconds": 1.0}):
         lines.put(json.dumps(event) + "\n")
     assert gpu.collect(lines, report, tmp_path, num_jobs=1, grace_s=0.05) == gpu.Progress(1)
 
@@ -265,13 +267,13 @@ def test_the_written_table_can_be_read_back():
 
 
 def test_each_case_has_its_own_process_except_in_a_dry_run():
-    jobs = jobs_of(["moves", "quantized", "small-pool", "roofline", "profile", "mixed"])
+    jobs = jobs_of(["elementwise", "quantized", "small-pool", "roofline", "profile", "mixed"])
     processes, left = [], jobs
     while left:
         processes.append(one_process(left, is_dry=False))
         left = left[len(processes[-1]) :]
     assert processes == [
-        ["moves", "quantized"],
+        ["elementwise", "quantized"],
         ["small-pool/paged"],
         ["small-pool/continuous-oracle"],
         ["small-pool/continuous-max"],

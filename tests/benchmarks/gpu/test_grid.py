@@ -85,7 +85,6 @@ def numbers_of_meta_tensors():
     [
         ("ceilings", 4),
         ("correctness", 32),
-        ("moves", 27),
         ("elementwise", 24),
         ("sampling", 14),
         ("quantized", 24),
