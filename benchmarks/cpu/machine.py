@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
+
+import psutil
 
 from core.process.processes import num_cores
 
@@ -22,14 +22,4 @@ def describe_machine() -> str:
 
 def busy_cores() -> float:
     """Return how many cores other processes use, measured over INTERVAL_S."""
-    before, started = _busy_s(), time.perf_counter()
-    time.sleep(INTERVAL_S)
-    return (_busy_s() - before) / (time.perf_counter() - started)
-
-
-def _busy_s() -> float:
-    """Return the total non-idle seconds of all cores from /proc/stat; I/O wait counts as idle."""
-    fields = Path("/proc/stat").read_text().split("\n")[0].split()[1:9]
-    numbers = [int(field) for field in fields]
-    user, nice, system, _, _, irq, softirq, _ = numbers
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    return psutil.cpu_percent(INTERVAL_S) / 100 * (psutil.cpu_count() or 1)
