@@ -9,12 +9,13 @@ from typing import NamedTuple
 from loadtest.load.record import Record
 from loadtest.report.charts import WIDTH, Spec
 from loadtest.report.style import LEGEND, STAGES, number, percent
-from loadtest.report.time_axis import TimeAxis, time_axes
 from loadtest.study.results import Run
 from loadtest.study.tuning import describe
 
 NUM_SHOWN = 24
 ROW_PIXELS = 6
+MAX_STRETCH = 1.3
+"""A panel is cut if it is longer than this, relative to the median panel."""
 
 
 class Bar(NamedTuple):
@@ -29,18 +30,18 @@ class Bar(NamedTuple):
 def gantt(runs: Sequence[Run]) -> Spec | None:
     """Return a panel per run with a row per request, all of one scale; None if no run has bars.
 
-    The time axis of a run that takes much longer than others is broken (time_axis.py).
+    A run that takes much longer than others is cut, and its panel says so.
     """
     by_label = {run.label: run for run in runs}
     bars = {label: list(bars_of(run, NUM_SHOWN)) for label, run in by_label.items()}
     shown = {label: found for label, found in bars.items() if found}
     if not shown:
         return None
-    axes = time_axes(
-        {label: [at for bar in found for at in bar[2:]] for label, found in shown.items()}
-    )
+    ends = sorted(_end_s(found) for found in shown.values())
+    longest = MAX_STRETCH * ends[(len(ends) - 1) // 2]
+    shown_s = max(end for end in ends if end <= longest)
     panels = [
-        _panel(by_label[label], found, axes[label], is_last=label == list(shown)[-1])
+        _panel(by_label[label], found, shown_s, is_last=label == list(shown)[-1])
         for label, found in shown.items()
     ]
     return {"vconcat": panels, "spacing": 14, "resolve": {"scale": {"color": "independent"}}}
@@ -114,20 +115,32 @@ def _facts(run: Run) -> list[str]:
     return [f"{setting}at most {number(max(batches))} at once", *filter(None, ["; ".join(known)])]
 
 
-def _panel(run: Run, bars: Sequence[Bar], axis: TimeAxis, *, is_last: bool) -> Spec:
+def _end_s(bars: Sequence[Bar]) -> float:
+    return max(bar.end_s for bar in bars)
+
+
+def _panel(run: Run, bars: Sequence[Bar], shown_s: float, *, is_last: bool) -> Spec:
+    """shown_s: the length of the time axis in seconds."""
     rows = [
-        {
-            "request": bar.request, "stage": bar.stage, "from": bar.start_s, "to": bar.end_s,
-            "left": axis.position(bar.start_s), "right": axis.position(bar.end_s),
-        }
+        {"request": bar.request, "stage": bar.stage, "from": bar.start_s, "to": bar.end_s}
         for bar in bars
-    ]  # fmt: skip
-    shown = {
+    ]
+    end_s = _end_s(bars)
+    cut = [f"the last of them ends after {number(end_s)} s"] if end_s > shown_s else []
+    return {
+        "title": {"text": run.label, "subtitle": [*_facts(run), *cut]},
+        "width": WIDTH - 40,
+        "height": {"step": ROW_PIXELS},
         "data": {"values": rows},
-        "mark": {"type": "bar", "height": ROW_PIXELS - 1.5},
+        "mark": {"type": "bar", "height": ROW_PIXELS - 1.5, "clip": True},
         "encoding": {
-            "x": axis.encoding("left", "seconds" if is_last else None),
-            "x2": {"field": "right"},
+            "x": {
+                "field": "from",
+                "type": "quantitative",
+                "scale": {"domain": [0, shown_s], "nice": False},
+                "axis": {"title": "seconds" if is_last else None, "format": "~g"},
+            },
+            "x2": {"field": "to"},
             "y": {"field": "request", "type": "ordinal", "axis": None},
             "color": {
                 "field": "stage",
@@ -140,10 +153,4 @@ def _panel(run: Run, bars: Sequence[Bar], axis: TimeAxis, *, is_last: bool) -> S
                 {"field": "to", "format": ".2f"},
             ],
         },
-    }
-    return {
-        "title": {"text": run.label, "subtitle": _facts(run)},
-        "width": WIDTH - 40,
-        "height": {"step": ROW_PIXELS},
-        "layer": [shown, *axis.break_layers()],
     }
