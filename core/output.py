@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from core.protocol.stats import Timing
@@ -34,3 +36,14 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """With Finish.ERROR, the field of SamplingParams that is at fault, if the request is."""
     timing: Timing | None = None
     """Set by the server on the last output of an answer, before the output is sent."""
+
+
+def joined(parts: Sequence[Output]) -> Output:
+    """Return successive outputs of one answer as one."""
+    return msgspec.structs.replace(
+        parts[-1],
+        token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
+        logprobs=tuple(logprob for part in parts for logprob in part.logprobs),
+        top_logprobs=tuple(token for part in parts for token in part.top_logprobs),
+        prompt_logprobs=tuple(token for part in parts for token in part.prompt_logprobs),
+    )

@@ -19,10 +19,10 @@ from tests.measures.tree import ROOT, closure, files, imports
 SMEAR = {
     "images": 26,
     "adapters": 32,
-    "ranks": 28,
-    "copies": 14,
-    "prompt_logprobs": 22,
-    "grammars": 17,
+    "ranks": 26,
+    "copies": 11,
+    "prompt_logprobs": 21,
+    "grammars": 14,
     "tasks": 11,
     "beams": 11,
 }

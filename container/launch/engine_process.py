@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 _FINAL_EXIT_CODES = (ConfigurationError.exit_code, InsufficientMemoryError.exit_code)
 """Exit codes of an engine that would fail again if it were restarted. An engine that has served may
 be restarted even after these codes: its configuration was right, and something else has changed,
-perhaps on another machine that runs some of its ranks."""
+perhaps on another machine."""
 
 
 class EngineProcess:

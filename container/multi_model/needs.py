@@ -11,6 +11,7 @@ from container.capacity.decoder import Decoder, decoder_from_directory
 from container.capacity.estimate import kv_itemsize, loaded_bytes
 from container.model_files.directory import configured_model_path, open_model_dir
 from container.multi_model.overrides import Overrides
+from core.configuration.layout import require_one_engine
 from core.configuration.options import Options
 from core.configuration.sizing import bytes_per_block
 from core.errors import ConfigurationError
@@ -32,17 +33,7 @@ def estimate_needs(url: Path, variables: Mapping[str, str], overrides: Overrides
     model_dir = open_model_dir(url)
     configuration = overrides.load(model_dir, variables)
     options, min_bytes = configuration.options, 0
-    layout = options.layout
-    if layout.copies > 1:
-        raise ConfigurationError(
-            f"option.copies={layout.copies}: a model that shares the port with other models "
-            "cannot have copies; leave the option out"
-        )
-    if layout.nodes > 1:
-        raise ConfigurationError(
-            f"option.nodes={layout.nodes}: a model that shares the port with other models runs on "
-            "one machine; leave the option out"
-        )
+    require_one_engine(options, "a model that shares the port with other models")
     # If the size is unknown or config.json is invalid, leave the error to the engine.
     with suppress(ConfigurationError, OSError, ValueError, TypeError, KeyError, AttributeError):
         decoder = decoder_from_directory(

@@ -9,11 +9,10 @@ snapshot   core.protocol.snapshot.Snapshot, and counters since the engine's star
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from container.http.service import Service
 from container.wire.engine_connection import EngineConnection
 from core.configuration.options import Options
 from core.configuration.strategy_table import STRATEGIES
@@ -27,12 +26,13 @@ SILENCE_S = 1.0
 _COMMENT = b":\n\n"
 
 
-def event_stream(service: Service, *, has_chat_template: bool, copy: int = 0) -> Iterator[bytes]:
-    """Yield events until the worker stops or the caller closes the generator.
+def event_stream(
+    engine: EngineConnection, options: Options, about: Mapping[str, object]
+) -> Iterator[bytes]:
+    """Yield an engine's events until the worker stops or the caller closes the generator.
 
-    copy: index of the copy of the model that the events describe.
+    about: what the page shows of the model, besides what the engine and the options say.
     """
-    engine = service.client.copies[copy]
     known: Facts | str = ""
     snapshot: Snapshot | None = None
     while not engine.snapshots.is_closed:
@@ -40,14 +40,7 @@ def event_stream(service: Service, *, has_chat_template: bool, copy: int = 0) ->
         if isinstance(state, str) and state != known:
             yield _event("down", {"reason": state})
         elif isinstance(state, Facts) and state is not known:
-            about: dict[str, object] = {
-                "model_name": service.model_name,
-                "model": service.options.source.model_id or state.model,
-                "chat": has_chat_template,
-            }
-            if len(service.client.copies) > 1:
-                about |= {"copy": copy, "copies": len(service.client.copies)}
-            yield _event("engine", about | _settings(state, service.options))
+            yield _event("engine", {**about, **_settings(state, options)})
         if snapshot is not None:
             yield _event(
                 "snapshot", {"snapshot": snapshot, "counters": _counters(engine.state.stats)}
@@ -67,6 +60,7 @@ def _state(engine: EngineConnection) -> Facts | str:
 
 def _settings(facts: Facts, options: Options) -> dict[str, object]:
     return {
+        "model": options.source.model_id or facts.model,
         "batching": facts.batching,
         "is_paged": STRATEGIES[facts.batching].is_paged,
         "executor": facts.executor,

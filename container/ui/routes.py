@@ -78,7 +78,7 @@ class PageRoutes:
 
     def __init__(self, service: Service, *, has_chat_template: bool) -> None:
         self._service = service
-        self._has_chat_template = has_chat_template
+        self._about = {"model_name": service.model_name, "chat": has_chat_template}
         self._page = Page(service.options, "page.html")
 
     def add_to(self, app: Flask) -> None:
@@ -90,10 +90,11 @@ class PageRoutes:
     def events(self) -> Response:
         """Stream the events of the first engine, or of the copy that `?copy=` names."""
         self._page.check_client()
-        copy = request.args.get("copy", 0, type=int)
-        if not 0 <= copy < len(self._service.client.copies):
+        copy, copies = request.args.get("copy", 0, type=int), self._service.client.copies
+        if not 0 <= copy < len(copies):
             abort(404)
-        stream = event_stream(self._service, has_chat_template=self._has_chat_template, copy=copy)
+        about = {"copy": copy, "copies": len(copies)} if len(copies) > 1 else {}
+        stream = event_stream(copies[copy], self._service.options, self._about | about)
         return Response(stream, mimetype="text/event-stream", headers={"Cache-Control": "no-store"})
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import gevent.queue
-import msgspec
 
 from core.errors import (
     ConflictError,
@@ -16,7 +15,7 @@ from core.errors import (
     OverloadedError,
     RequestError,
 )
-from core.output import Output
+from core.output import Output, joined
 from core.protocol.messages import AbortReason, Failed
 
 _ERROR_OF_KIND = {
@@ -102,17 +101,7 @@ def _merged(outputs: Iterable[Output]) -> list[Output]:
     by_index: dict[int, list[Output]] = {}
     for output in outputs:
         by_index.setdefault(output.index, []).append(output)
-    return [_joined(parts) if len(parts) > 1 else parts[0] for parts in by_index.values()]
-
-
-def _joined(parts: list[Output]) -> Output:
-    return msgspec.structs.replace(
-        parts[-1],
-        token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
-        logprobs=tuple(logprob for part in parts for logprob in part.logprobs),
-        top_logprobs=tuple(token for part in parts for token in part.top_logprobs),
-        prompt_logprobs=tuple(token for part in parts for token in part.prompt_logprobs),
-    )
+    return [joined(parts) if len(parts) > 1 else parts[0] for parts in by_index.values()]
 
 
 def failure_of(failed: Failed) -> LongshoreError:

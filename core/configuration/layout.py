@@ -114,6 +114,18 @@ def lay_out(
     return Layout(copies, ranks, tuple(gpus), num_cores, nodes)
 
 
+def require_one_engine(options: Options, model: str) -> None:
+    """Raise ConfigurationError if `model`, such as one of several, would not run as one engine."""
+    for name, number, cannot in (
+        ("copies", options.layout.copies, "cannot have copies"),
+        ("nodes", options.layout.nodes, "runs on one machine"),
+    ):
+        if number > 1:
+            raise ConfigurationError(
+                f"option.{name}={number}: {model} {cannot}; leave the option out"
+            )
+
+
 def layout_here(options: Options, variables: Mapping[str, str] = os.environ) -> Layout:
     """Return the layout on this machine. Raises ConfigurationError as `lay_out` does."""
     gpus = () if options.execution.device == "cpu" else visible_gpus(variables)

@@ -1,4 +1,4 @@
-"""Arguments of the processes that only Longshore itself starts, such as a rank or a helper."""
+"""Arguments of the processes that only Longshore itself starts, such as an engine or a helper."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     model_dir: str
     """Local directory with the model's files."""
     endpoint: str
-    """ZeroMQ address of the first engine's socket. Further copies append `.` and their number."""
+    """ZeroMQ address of the first engine's socket. Further engines append `.` and their number."""
     port: int
     host: str = ""
     """The IP address to listen on. Empty for all addresses."""
@@ -37,7 +37,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """The addresses of the engines, one for each copy of the model."""
+        """The addresses of all engines."""
         others = range(1, self.options.layout.copies)
         return (self.endpoint, *(f"{self.endpoint}.{copy}" for copy in others))
 

@@ -122,6 +122,7 @@ _FEATURES = (
             "core/structured_outputs.py",
             "core/text/grammar.py",
             "core/text/grammar_matcher.py",
+            "core/text/tools/notation.py",  # grammars of tool calls
             "container/apis/generation/structured_outputs.py",
             "container/isolation",
         ),

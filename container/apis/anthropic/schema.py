@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-import msgspec
-
 from container.apis.anthropic.content import read_messages
 from container.apis.chat.tool_choice import ForcedCalls, Tools, read_tools
 from container.apis.chat.turn import Turn
@@ -42,7 +40,6 @@ from container.schema.kinds import (
 )
 from core.configuration.limits import MESSAGES, TOOLS
 from core.errors import RequestError
-from core.structured_outputs import StructuredOutputsParams
 
 _DIALECT = Dialect(prompt="messages", names={"stop": "stop_sequences"}, operation="chat")
 _CHOICES: Mapping[object, str] = {"auto": "auto", "any": "required", "none": "none"}
@@ -256,12 +253,5 @@ def _decoding(values: Values) -> Decoding:
         truncate_prompt_tokens=values.get("truncate_prompt_tokens", None),
     )
     output: Mapping[str, Any] = values.get("output_config", {})
-    match output.get("format"):
-        case None:
-            return decoding
-        case {"type": "json_schema", "schema": dict()}:
-            schema = msgspec.json.encode(output["format"]["schema"]).decode()
-        case _:
-            raise RequestError("output_config.format", "expected the type json_schema and a schema")
-    form = StructuredOutputsParams(json=schema)
-    return decoding.with_structured_outputs(form, "output_config.format")
+    format = output.get("format")
+    return decoding if format is None else decoding.with_format(format, "output_config.format")

@@ -5,13 +5,15 @@ Fields that constrain the format of an answer are in `structured_outputs`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 
 from container.apis.generation.structured_outputs import (
     STRUCTURED_OUTPUT_FIELDS,
+    read_format,
     read_structured_outputs,
 )
 from container.schema.fields import Field, Fields, Values
@@ -190,6 +192,13 @@ class Decoding:
     dialect: Dialect
     warnings: tuple[str, ...] = ()
     """One sentence for each ignored field."""
+
+    def with_format(
+        self, format: Mapping[str, Any], field: str, types: Sequence[str] = ()
+    ) -> Decoding:
+        """Return a copy for the format in `field`, as `read_format` reads it."""
+        form = read_format(format, field, types)
+        return self if form is None else self.with_structured_outputs(form, field)
 
     def with_structured_outputs(self, params: StructuredOutputsParams, field: str) -> Decoding:
         """Return a copy with these structured outputs, which come from `field` of the request.

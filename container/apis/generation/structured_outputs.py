@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -117,6 +117,25 @@ def read_structured_outputs(values: Values, prefix: str) -> StructuredOutputs | 
             raise RequestError(prefix + field, error.message) from None
         return StructuredOutputs(field, params)
     return None
+
+
+def read_format(
+    format: Mapping[str, Any], field: str, types: Sequence[str]
+) -> StructuredOutputsParams | None:
+    """Return the format in a `field` that holds a type and its schema side by side.
+
+    None for the type text. Raises RequestError if the type is not json_schema or one of `types`.
+    """
+    match format:
+        case {"type": "text"} if "text" in types:
+            return None
+        case {"type": "json_object"} if "json_object" in types:
+            return StructuredOutputsParams(json_object=True)
+        case {"type": "json_schema", "schema": dict()}:
+            return StructuredOutputsParams(json=msgspec.json.encode(format["schema"]).decode())
+        case _:
+            kinds = " or ".join(filter(None, (", ".join(types), "json_schema")))
+            raise RequestError(field, f"expected the type {kinds} with a schema")
 
 
 _FormatField = tuple[str, str, object]

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-import msgspec
-
 from container.apis.chat.tool_choice import Tools, read_tools
 from container.apis.chat.turn import Turn
 from container.apis.generation.conversation import (
@@ -41,7 +39,6 @@ from container.schema.kinds import (
 )
 from core.configuration.limits import MESSAGES, TOOLS
 from core.errors import RequestError
-from core.structured_outputs import StructuredOutputsParams
 
 _DIALECT = Dialect(
     prompt="input",
@@ -203,22 +200,8 @@ def _decoding(values: Values, text: Values) -> Decoding:
     # The number is read even if `include` does not ask for logprobs, so that a bad one is refused.
     logprobs = values.get("top_logprobs", 0) or None
     decoding = read_openai_decoding(values, _DIALECT, max_tokens=max_tokens, logprobs=logprobs)
-    form = _format(text.get("format", {"type": "text"}))
-    return decoding if form is None else decoding.with_structured_outputs(form, "text.format")
-
-
-def _format(format: Mapping[str, Any]) -> StructuredOutputsParams | None:
-    match format:
-        case {"type": "text"}:
-            return None
-        case {"type": "json_object"}:
-            return StructuredOutputsParams(json_object=True)
-        case {"type": "json_schema", "schema": dict()}:
-            return StructuredOutputsParams(json=msgspec.json.encode(format["schema"]).decode())
-        case _:
-            raise RequestError(
-                "text.format", "expected the type text, json_object or json_schema with a schema"
-            )
+    format: Mapping[str, Any] = text.get("format", {"type": "text"})
+    return decoding.with_format(format, "text.format", ("text", "json_object"))
 
 
 def _tools(values: Values) -> Tools:
