@@ -187,11 +187,10 @@ def _figures(runs: Sequence[Run]) -> list[Figure]:
         figures.append(
             Figure(
                 f"The first {NUM_SHOWN} requests",
-                "One row per request in order of arrival; all panels have the same scale. The time "
-                "axis of a panel that takes much longer is broken where the least happens, and the "
-                "break says how much is left out. Padding is a slot of a dynamic batch whose "
-                "request has finished; it stays occupied until the last request of the batch has "
-                "finished.",
+                "One row per request in order of arrival; all panels have the same scale. A panel "
+                "that takes much longer is cut, and says when its last request ends. Padding is a "
+                "slot of a dynamic batch whose request has finished; it stays occupied until the "
+                "last request of the batch has finished.",
                 chart,
             )
         )
