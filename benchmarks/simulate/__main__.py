@@ -2,7 +2,7 @@
 
 The real strategies and memory managers run on a simulated clock with a cost model of a step:
 bytes of weights and K/V over bandwidth, FLOPs over FLOP/s, and a fixed overhead. No model runs, no
-GPU is used and no speed is measured, so an hour of requests takes seconds.
+GPU is used and no speed is measured.
 
 Without --rate, this searches for the highest rate at which the mean normalized latency (end-to-end
 latency over output length) stays within --bound, as in the figures of the PagedAttention paper

@@ -37,13 +37,9 @@ class Fleet:
         arrivals: Sequence[Arrival],
         router: Router,
         num_machines: int = 1,
-        *,
-        leaps: bool = True,
     ) -> None:
         self.tally = Tally(arrivals)
-        self.machines = [
-            setup.machine(system, self.tally, leaps=leaps) for _ in range(num_machines)
-        ]
+        self.machines = [setup.machine(system, self.tally) for _ in range(num_machines)]
         self._arrivals = arrivals
         self._router = router
         self._received = [0] * num_machines

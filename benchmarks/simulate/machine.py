@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.simulate.cost import Hardware
-from benchmarks.simulate.executor import Executor, SimulatedPackedExecutor
-from benchmarks.simulate.leap import is_quiet, leap
+from benchmarks.simulate.executor import Executor
 from benchmarks.simulate.tally import Tally
 from benchmarks.simulate.traffic import Arrival
 from strategies.base import Strategy
@@ -13,28 +11,15 @@ from strategies.base import Strategy
 class Machine:
     """Runs steps while it has requests. Times are simulated seconds."""
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        hardware: Hardware,
-        tally: Tally,
-        executor: Executor | None = None,
-        *,
-        leaps: bool = True,
-    ) -> None:
-        """leaps: take consecutive quiet steps (leap.py) at once, which changes no result."""
+    def __init__(self, strategy: Strategy, tally: Tally, executor: Executor) -> None:
         self.strategy = strategy
         self.clock = 0.0
         """End of the last step, the earliest time at which the next one may begin."""
         self.num_steps = 0
         self.num_sequence_steps = 0
         """Sum of the batch sizes of all steps."""
-        self._hardware = hardware
         self._tally = tally
-        self._executor = executor or SimulatedPackedExecutor(hardware)
-        self._leaps = leaps
-        self._is_quiet = False
-        """Whether the next step is certain to be quiet."""
+        self._executor = executor
         self._num_unfinished = 0
         self._num_ending = 0
         """Requests that finish when the last step ends."""
@@ -50,29 +35,13 @@ class Machine:
         """
         if not self.strategy.has_work():
             self.clock = max(self.clock, arrival.at_s)
-        request = arrival.request()
-        self.strategy.add(request)
-        # Behind a request that did not fit, the new one waits, too.
-        if self.strategy.waiting[0].request is request:
-            self._is_quiet = False
+        self.strategy.add(arrival.request())
         self._num_unfinished += 1
 
     def advance(self, until: float) -> None:
         """Run all steps that begin before `until`, but none that begins exactly then."""
         while self.strategy.has_work() and self.clock < until:
-            if self._is_quiet and self._leaps:
-                self._leap(until)
-            else:
-                self._step(until)
-
-    def _leap(self, until: float) -> None:
-        num_sequences = self.strategy.num_running
-        self.clock, steps = leap(self.strategy, self._hardware, self.clock, until)
-        self.num_steps += steps
-        self.num_sequence_steps += steps * num_sequences
-        if steps:
-            self._num_ending = 0
-        self._is_quiet = self.clock >= until
+            self._step(until)
 
     def _step(self, until: float) -> None:
         plan = self.strategy.schedule(self.clock)
@@ -82,7 +51,6 @@ class Machine:
                 raise RuntimeError("waiting requests can never be scheduled")
             self.clock = min(wake_at, until)
             return
-        num_running = self.strategy.num_running
         seconds, result = self._executor.run(plan)
         self.clock += seconds
         self.num_steps += 1
@@ -90,5 +58,4 @@ class Machine:
         outputs = self.strategy.commit(plan, result)
         self._num_ending = sum(output.finish is not None for output in outputs)
         self._num_unfinished -= self._num_ending
-        self._is_quiet = is_quiet(self.strategy, plan, num_running, self._num_ending)
         self._tally.add(outputs, self.clock)

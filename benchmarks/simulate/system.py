@@ -44,7 +44,7 @@ class Setup:
     max_step_tokens: int = 2048
     caches_prefixes: bool = False
 
-    def machine(self, system: System, tally: Tally, *, leaps: bool = True) -> Machine:
+    def machine(self, system: System, tally: Tally) -> Machine:
         """Build a machine. Raises ValueError if no sequence of the maximum length fits."""
         max_full_length = self.hardware.num_kv_tokens // self.max_length
         if max_full_length < 1:
@@ -67,4 +67,4 @@ class Setup:
             kv_reservation=system.kv_reservation,
             enable_prefix_caching=self.caches_prefixes,
         )
-        return Machine(strategy, self.hardware, tally, executor, leaps=leaps)
+        return Machine(strategy, tally, executor)

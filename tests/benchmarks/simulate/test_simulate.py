@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from benchmarks.load.lengths import SHAREGPT, Lengths
@@ -22,7 +20,6 @@ from benchmarks.simulate.knee import highest_rate
 from benchmarks.simulate.system import SYSTEMS, Setup
 from benchmarks.simulate.tally import Tally
 from benchmarks.simulate.traffic import Arrival, Prefixes, Synthetic, Trace
-from core.configuration.strategy_table import STRATEGIES
 from core.output import Output
 from core.routing import LeastLoaded, RoundRobin
 from core.sampling import Finish
@@ -53,10 +50,10 @@ def arrivals(*rows, prefix_tokens=0):
     ]
 
 
-def fleet(system, requests, *, num_machines=1, router=None, leaps=True, **setup):
+def fleet(system, requests, *, num_machines=1, router=None, **setup):
     given = {"hardware": hardware(), "max_length": 256} | setup
     router = router or RoundRobin()
-    return Fleet(Setup(**given), SYSTEMS[system], requests, router, num_machines, leaps=leaps)
+    return Fleet(Setup(**given), SYSTEMS[system], requests, router, num_machines)
 
 
 def latencies(system, requests, **setup):
@@ -66,11 +63,10 @@ def latencies(system, requests, **setup):
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-@pytest.mark.parametrize("leaps", [True, False])
-def test_a_single_request_takes_the_sum_of_its_steps(system, leaps):
+def test_a_single_request_takes_the_sum_of_its_steps(system):
     # The prompt's step samples the first token, and the last token is never computed.
     expected = sum(step(length) for length in range(10, 15))
-    found = latencies(system, arrivals((3.0, 10, 5)), leaps=leaps)
+    found = latencies(system, arrivals((3.0, 10, 5)))
     assert found == {0: pytest.approx(expected)}
 
 
@@ -161,52 +157,6 @@ def test_kv_memory_is_about_that_of_the_paper(model, gpu, count, slots):
     """Compare with table 1 of the PagedAttention paper, "max. # KV cache slots"."""
     machine = Hardware(MODELS[model], GPUS[gpu], count)
     assert machine.num_kv_tokens == pytest.approx(slots, rel=0.06)
-
-
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_leaps_change_no_result(system):
-    """A run that takes many steps in one leap gives exactly the times and counts of single steps.
-
-    This includes preemption, prefixes and several machines.
-    """
-    preemptions = 0
-    for seed in range(6):
-        rng = random.Random(seed)
-        rows = sorted(
-            (rng.uniform(0, 4), rng.randint(1, 90), rng.randint(1, 70)) for _ in range(60)
-        )
-        requests = [
-            Arrival(id, at_s, Lengths(prompt, generated), rng.randrange(3), 32)
-            for id, (at_s, prompt, generated) in enumerate(rows)
-        ]
-        setup = {"hardware": hardware(400), "max_sequences": 12}
-        setup["max_step_tokens"] = (64, 64, 5, 13, 2, 64)[seed]
-        pair = [
-            fleet(system, requests, num_machines=2, router=LeastLoaded(), leaps=leaps,
-                  caches_prefixes=seed % 2 == 0, **setup)
-            for leaps in (True, False)
-        ]  # fmt: skip
-        found, expected = (served.run() for served in pair)
-        assert found == expected
-        assert pair[0].tally.latencies == pair[1].tally.latencies
-        assert pair[0].tally.first_tokens == pair[1].tally.first_tokens
-        preemptions += found.num_preemptions
-        for machine in pair[0].machines:
-            machine.strategy.memory.check_integrity()
-    assert (preemptions > 0) == STRATEGIES[SYSTEMS[system].batching].is_paged
-
-
-def test_leaps_replace_most_steps(monkeypatch):
-    calls = []
-    served = fleet("paged", arrivals((0.0, 10, 200), (0.0, 10, 100)), max_length=2048)
-    [machine] = served.machines
-    schedule = machine.strategy.schedule
-    monkeypatch.setattr(
-        machine.strategy, "schedule", lambda now: (calls.append(now), schedule(now))[1]
-    )
-    served.run()
-    assert machine.num_steps == 200
-    assert len(calls) < 10
 
 
 def test_every_request_is_answered_exactly_once():
