@@ -55,7 +55,7 @@ def _serve_locally(parsed: argparse.Namespace, options: Options) -> int:
     os.environ.setdefault("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "0")
 
     from deploy.fleet.application import fleet_of
-    from deploy.fleet.deployment import connected, deploy, end
+    from deploy.fleet.deployment import connected, deploy, end, wait_for_route
     from deploy.fleet.local_cluster import local_cluster
 
     port = parsed.port or DEFAULT_PORT
@@ -67,6 +67,7 @@ def _serve_locally(parsed: argparse.Namespace, options: Options) -> int:
         with local_cluster(parsed.local_nodes, cpus) as address, connected(address):
             _raise_at_signals()  # Ray has installed handlers of its own
             deploy(fleet, port)
+            wait_for_route(port)
             stop_signals = note_stop_signals()
             print(f"the fleet serves on http://localhost:{port}", flush=True)
             while not stop_signals:

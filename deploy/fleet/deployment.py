@@ -3,8 +3,12 @@
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
+import time
+import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
+from urllib.error import HTTPError, URLError
 
 import ray
 from ray import serve
@@ -15,6 +19,7 @@ from deploy.fleet.application import NAME, QUIET, Fleet, application
 from deploy.fleet.arguments import DEFAULT_PORT
 from deploy.fleet.span import span_of
 
+_POLL_INTERVAL_S = 0.1
 _KEEPALIVE_S = 75
 """Longer than load balancers keep idle connections, so they never use one that is closing."""
 
@@ -65,6 +70,19 @@ def deploy(fleet: Fleet, port: int | None) -> None:
 def is_running() -> bool:
     """Return whether the cluster has a fleet."""
     return NAME in serve.status().applications
+
+
+def wait_for_route(port: int) -> None:
+    """Wait until this machine's proxy knows the fleet, which it hears of after `deploy` returns."""
+    while True:
+        with suppress(URLError):  # it does not listen yet
+            try:
+                urllib.request.urlopen(f"http://localhost:{port}/ping").close()
+                return
+            except HTTPError as error:
+                if error.code != HTTPStatus.NOT_FOUND:
+                    return
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def end() -> None:

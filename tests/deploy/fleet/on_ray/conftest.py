@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -118,9 +117,7 @@ def running_fleet(folder: Path, text: str, *scale: str) -> Iterator[FleetProcess
     process = run_fleet([*arguments, "--properties", str(properties)], log)
     try:
         wait_until(lambda: _serves(process, log), START_S)
-        fleet = FleetProcess(process, port, properties, log)
-        wait_until(lambda: _has_routes(fleet))
-        yield fleet
+        yield FleetProcess(process, port, properties, log)
     finally:
         process.terminate()
         process.wait(120)
@@ -136,13 +133,3 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
 def _serves(process: subprocess.Popen[bytes], log: Path) -> bool:
     assert process.poll() is None, log.read_text()[-5000:]
     return "the fleet serves" in log.read_text()
-
-
-def _has_routes(fleet: FleetProcess) -> bool:
-    """Return whether Serve's proxy knows the fleet. On a busy machine, it learns of it later."""
-    try:
-        return fleet.get("/ping") != ""
-    except urllib.error.HTTPError as error:
-        if error.code != 404:
-            raise
-        return False
