@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from core.configuration.options import Options
 from core.errors import LongshoreError
-from engine.builders.packed import build_packed, load
+from engine.builders.packed import Lead, build_packed, load
 from engine.device import choose_device
 from engine.engine import Engine
+from engine.group import Group
 from engine.phases import Phases
 from engine.ranks.degree import tensor_parallel_degree
-from engine.ranks.group import Group, SingleRank
-
-if TYPE_CHECKING:
-    from engine.ranks.leader import Leader
 
 
 def build_engine(
@@ -43,7 +39,7 @@ def build_engine(
     degree = tensor_parallel_degree(options, device)
     build = partial(build_rank_0, model_dir, options, device, phases)
     if degree == 1:
-        return build(SingleRank(device), None)
+        return build(Group(device), None)
     from engine.builders.lead import build_on_ranks
 
     return build_on_ranks(build, model_dir, options, degree, device, phases, on_lost, rank_address)
@@ -55,13 +51,13 @@ def build_rank_0(
     device: torch.device,
     phases: Phases,
     group: Group,
-    leader: Leader | None,
+    lead: Lead | None,
 ) -> Engine:
-    """Build the engine, with this rank's part of the model. leader: None if there is one rank."""
+    """Build the engine, with this rank's part of the model. lead: None if there is one rank."""
     loaded = load(model_dir, options, device, phases, group)
     resolved, notes = loaded.resolved, loaded.notes
     if loaded.model is not None:
-        return build_packed(resolved, loaded.model, phases, group, leader, notes)
+        return build_packed(resolved, loaded.model, phases, group, lead, notes)
     from engine.builders.library import build_library
 
     return build_library(resolved, phases, notes)

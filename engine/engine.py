@@ -81,7 +81,7 @@ class Engine:
         self.model_time = model_time or Stopwatch()
         """Runs while the model computes on the CPU, or the engine waits for another device."""
         self.close: Callable[[], None] = lambda: None
-        """Ends the processes of the other ranks; may be called again."""
+        """Ends the processes that share the model; may be called again."""
         self._in_flight: tuple[StepPlan, SubmittedStep] | None = None
         """The step that was submitted but not yet committed; always None without `overlaps`."""
         self._next_id = 0
@@ -169,7 +169,7 @@ class Engine:
         before. `between_tokens` may call `add` and `abort`; the library executor calls it between
         the tokens of an answer.
 
-        Raises EngineUnavailableError if another rank is lost.
+        Raises EngineUnavailableError if another process of the model is lost.
 
         A failed step ends its sequences with Finish.ERROR. After MAX_FAILED_STEPS failures in a
         row, raises the executor's error instead. If memory runs out for a step of several sequences
@@ -204,7 +204,7 @@ class Engine:
 
     def _fail_submit(self, plan: StepPlan, error: Exception) -> None:
         """Handle a step that could not be submitted. Call from within an `except` block."""
-        if isinstance(error, EngineUnavailableError):  # another rank is lost
+        if isinstance(error, EngineUnavailableError):  # another process of the model is lost
             raise error
         num_sequences = len(plan.chunks)
         if num_sequences < 2 or not is_out_of_memory(error):

@@ -88,9 +88,9 @@ def _run(
     from engine.lora.ranks import carry_out
     from engine.phases import Phases
     from engine.ranks.follower import Follower
-    from engine.ranks.group import ProcessGroup
     from engine.ranks.orders import RemoteOrders
-    from engine.ranks.shard import Shard
+    from engine.ranks.process_group import ProcessGroup
+    from engine.shard import Shard
 
     gc.freeze()
     gc.enable()

@@ -6,12 +6,6 @@ from dataclasses import dataclass
 
 from core.configuration.strategy_table import Batching, KVReservation, PreemptionMode
 from strategies.base import Limits, Strategy
-from strategies.continuous import ContinuousStrategy
-from strategies.dynamic import DynamicStrategy
-from strategies.memory.blocks import PagedMemory
-from strategies.memory.slots import SlotMemory
-from strategies.none import NoneStrategy
-from strategies.paged import PagedStrategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,21 +25,33 @@ class StrategySettings:
 
 
 def make_strategy(settings: StrategySettings) -> Strategy:
-    """Make the strategy that the settings name, with its memory."""
-    limits, slots = settings.limits, SlotMemory(settings.num_blocks, settings.block_size)
+    """Make the strategy that the settings name, with its memory. No other one is imported."""
+    limits, num_blocks, block_size = settings.limits, settings.num_blocks, settings.block_size
+    if settings.batching == "paged":
+        from strategies.memory.blocks import PagedMemory
+        from strategies.paged import PagedStrategy
+
+        blocks = PagedMemory(
+            num_blocks,
+            block_size,
+            num_host_blocks=settings.num_swap_blocks,
+            caches_prefixes=settings.enable_prefix_caching,
+        )
+        return PagedStrategy(blocks, limits, settings.preemption_mode)
+    from strategies.memory.slots import SlotMemory
+
+    slots = SlotMemory(num_blocks, block_size)
     match settings.batching:
         case "none":
+            from strategies.none import NoneStrategy
+
             return NoneStrategy(slots, limits)
         case "dynamic":
+            from strategies.dynamic import DynamicStrategy
+
             return DynamicStrategy(slots, limits, settings.max_delay_s)
         case "continuous":
+            from strategies.continuous import ContinuousStrategy
+
             reservation, longest = settings.kv_reservation, settings.max_model_len
             return ContinuousStrategy(slots, limits, reservation, longest)
-        case "paged":
-            blocks = PagedMemory(
-                settings.num_blocks,
-                settings.block_size,
-                num_host_blocks=settings.num_swap_blocks,
-                caches_prefixes=settings.enable_prefix_caching,
-            )
-            return PagedStrategy(blocks, limits, settings.preemption_mode)

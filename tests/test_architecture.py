@@ -41,7 +41,7 @@ MAY_IMPORT = {
 }
 PARTS = {
     "engine": (
-        ("device", "staging", "phases", "stopwatch", "executor"),
+        ("device", "staging", "phases", "stopwatch", "executor", "shard", "group"),
         ("attention", "sampling"),
         ("step",),
         ("ranks",),

@@ -19,7 +19,7 @@ from tests.measures.tree import ROOT, closure, files, imports
 SMEAR = {
     "images": 26,
     "adapters": 32,
-    "ranks": 26,
+    "ranks": 19,
     "copies": 11,
     "prompt_logprobs": 21,
     "grammars": 14,
@@ -30,7 +30,7 @@ SMEAR = {
 CLOSURE = {
     "engine.step.packed_executor": 62,
     "container.apis.text.api": 68,
-    "engine.offline.llm": 149,
+    "engine.offline.llm": 131,
     "strategies.paged": 21,
 }
 """Files that a door imports, at most."""

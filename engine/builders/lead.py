@@ -11,16 +11,19 @@ import torch
 
 from core.configuration.options import Options
 from core.errors import LongshoreError
+from engine.builders.packed import Lead, PackedParts
 from engine.engine import Engine
+from engine.group import Group
 from engine.phases import Phases
 from engine.ranks.followers import Followers, threads_for_ranks
-from engine.ranks.group import Group, ProcessGroup
 from engine.ranks.leader import Leader
-from engine.ranks.shard import Shard
+from engine.ranks.process_group import ProcessGroup
+from engine.shard import Shard
+from engine.step.passes import Runner
 
 
 def build_on_ranks(
-    build: Callable[[Group, Leader], Engine],
+    build: Callable[[Group, Lead], Engine],
     model_dir: Path,
     options: Options,
     degree: int,
@@ -44,10 +47,25 @@ def build_on_ranks(
         closing.callback(group.close)
         phases.end(f"{degree} ranks")
         with followers.raising_cause():
-            engine = build(group, Leader(followers.send, followers.raising_cause, group))
+            leader = Leader(followers.send, followers.raising_cause, group)
+            engine = build(group, leading(leader))
     except BaseException:
         closing.close()
         raise
     engine.close = closing.close
     atexit.register(closing.close)
     return engine
+
+
+def leading(leader: Leader) -> Lead:
+    """Return a function that has all ranks run rank 0's steps, and get its adapters."""
+
+    def lead(parts: PackedParts) -> Runner:
+        if parts.adapters is not None:
+            from engine.lora.ranks import install_order
+
+            send = leader.send
+            parts.adapters.on_install = lambda slot, weights: send(install_order(slot, weights))
+        return leader.leading(parts.passes)
+
+    return lead

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from tqdm import tqdm
 
 from core.configuration.options import Options
-from core.configuration.step_size import graph_sizes
-from core.errors import ConfigurationError, InsufficientMemoryError
 from core.plan import BlockMoves, StepPlan
 from engine.attention.backends import AttentionBackend, CpuBackend, TorchBackend, make_backend
 from engine.attention.call import UnsupportedModelError
@@ -24,20 +22,14 @@ from engine.builders.common import (
     eos_token_ids,
     prompt_step,
 )
-from engine.device import (
-    is_out_of_memory,
-    use_expandable_segments,
-    use_writable_kernel_cache,
-)
+from engine.device import use_expandable_segments, use_writable_kernel_cache
 from engine.engine import Engine
+from engine.group import Group
 from engine.loading.open_model import make_source, read_config
 from engine.loading.packed_model import PackedModel, load_packed_model
-from engine.lora.adapter_registry import AdapterRegistry
 from engine.memory.capacity import measure
 from engine.model.linear import uses_panels
 from engine.phases import Phases
-from engine.ranks.group import Group
-from engine.ranks.leader import Leader
 from engine.resolve import Capacity, Resolved, facts_of, resolve, strategy_settings
 from engine.sampling.grammars import Grammars
 from engine.sampling.sampler import Sampler
@@ -45,11 +37,13 @@ from engine.scores.column import ScoreColumn
 from engine.staging import Staging
 from engine.step.beam_candidates import BeamColumn
 from engine.step.column import Column
-from engine.step.cuda_recorder import CudaRecorder
 from engine.step.packed_executor import PackedExecutor
-from engine.step.passes import Passes
-from engine.step.step_graphs import MAX_CAPTURE_SECONDS, StepGraphs
+from engine.step.passes import Passes, Runner
 from strategies.factory import make_strategy
+
+if TYPE_CHECKING:
+    from engine.lora.adapter_registry import AdapterRegistry
+    from engine.step.step_graphs import StepGraphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,31 +91,30 @@ class PackedParts:
     notes: tuple[str, ...]
 
 
+Lead = Callable[[PackedParts], Runner]
+"""Returns what runs the steps of these parts."""
+
+
 def build_packed(
     resolved: Resolved,
     model: PackedModel,
     phases: Phases,
     group: Group,
-    leader: Leader | None,
+    lead: Lead | None,
     notes: tuple[str, ...],
 ) -> Engine:
     """Allocate the KV cache, capture the graphs and check that a step runs.
 
-    leader: tells the others of the group what this process does. notes: those of the start so far.
+    lead: makes the others of the group do what this process does. notes: those of the start so far.
     """
     parts = build_parts(resolved, model, phases, group)
-    if leader is not None and parts.adapters is not None:
-        from engine.lora.ranks import install_order
-
-        send = leader.send
-        parts.adapters.on_install = lambda slot, weights: send(install_order(slot, weights))
     eos = eos_token_ids(resolved.source)
     grammars = Grammars(resolved.source.model_dir, eos)
     executor = PackedExecutor(
         parts.passes,
         Sampler(Staging(model.device), grammars),
         _columns(model, parts.passes),
-        None if leader is None else leader.leading(parts.passes),
+        None if lead is None else lead(parts),
     )
     check_steps(executor, _first_steps(resolved, parts.capacity))
     phases.end("first steps")
@@ -193,16 +186,11 @@ def _start_adapters(
     resolved: Resolved, model: PackedModel
 ) -> tuple[AdapterRegistry | None, tuple[str, ...]]:
     """Reserve memory for adapters, and load those that are on disk; None if LoRA is off."""
-    lora = resolved.lora
-    if lora is None:
+    if resolved.lora is None:
         return None, ()
     from engine.lora.start import start_adapters
 
-    try:
-        memory = model.enable_adapters(lora.max_loras, lora.max_lora_rank)
-    except UnsupportedModelError as error:
-        raise ConfigurationError(f"option.enable_lora: {error}") from error
-    return start_adapters(memory, resolved.source.model_dir, lora.adapters)
+    return start_adapters(model, resolved.source.model_dir, resolved.lora)
 
 
 def _first_steps(resolved: Resolved, capacity: Capacity) -> list[StepPlan]:
@@ -223,55 +211,10 @@ def capture_graphs(
 ) -> tuple[StepGraphs | None, tuple[str, ...]]:
     """Capture CUDA graphs. Return them, or None if steps run without graphs, and notes.
 
-    group: all of it must have the same graphs.
-
-    Raises InsufficientMemoryError if the graphs do not fit, and ConfigurationError if a group of
-    several cannot capture them.
+    Raises as `engine.builders.graphs.capture` does.
     """
-    prompt_sizes = resolved.graph_prompt_sizes
-    if prompt_sizes is None or isinstance(backend, TorchBackend):
+    if resolved.graph_prompt_sizes is None or isinstance(backend, TorchBackend):
         return None, ()
-    shows_progress = sys.stderr.isatty() and group.rank == 0
-    sizes = graph_sizes(resolved.limits.max_sequences, capacity.max_step_tokens, prompt_sizes)
-    try:
-        graphs = StepGraphs(
-            model,
-            cache,
-            backend,
-            CudaRecorder(),
-            sizes,
-            max_model_len=capacity.max_model_len,
-            skips_device_bound=resolved.measures_graphs,
-            progress=lambda rows: tqdm(rows, desc="CUDA graphs", disable=not shows_progress),
-            agree=group.agree,
-        )
-    except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise InsufficientMemoryError(
-                "the CUDA graphs do not fit beside the weights and the KV cache; lower "
-                "option.gpu_memory_utilization or option.max_rolling_batch_size, or set "
-                "option.enforce_eager=true"
-            ) from error
-        reason = str(error).partition("\n")[0]
-        if group.size > 1:
-            raise ConfigurationError(
-                f"the CUDA graphs cannot be captured: {reason}; set option.enforce_eager=true"
-            ) from error
-        return None, (f"steps run without CUDA graphs: {reason}",)
-    return graphs, _graph_notes(graphs)
+    from engine.builders.graphs import capture
 
-
-def _graph_notes(graphs: StepGraphs) -> tuple[str, ...]:
-    """Return why steps with prompts have no graph in some sizes."""
-    notes: list[str] = []
-    if graphs.num_timed_out:
-        notes.append(
-            f"{graphs.num_timed_out} sizes of steps with prompts have no CUDA graph: capturing "
-            f"stopped after {MAX_CAPTURE_SECONDS:.0f} s; shorten option.cuda_graph_sizes"
-        )
-    if graphs.num_device_bound:
-        notes.append(
-            f"{graphs.num_device_bound} sizes of steps with prompts have no CUDA graph, which "
-            "would not help: their kernels take longer to run than to launch"
-        )
-    return tuple(notes)
+    return capture(model, cache, backend, resolved, capacity, group)

@@ -1,4 +1,4 @@
-"""Loads the image encoder of a model that takes images."""
+"""Loads a model that takes images: its language model and its image encoder."""
 
 from __future__ import annotations
 
@@ -7,13 +7,48 @@ from typing import Any
 
 from transformers import AutoModelForImageTextToText
 
+from core.configuration.options import DecoderChoice
 from core.errors import ConfigurationError
 from core.foreign_code import contained
+from engine.attention.call import UnsupportedModelError
+from engine.group import Group
 from engine.loading.gate import quietly
 from engine.loading.model_source import ModelSource
+from engine.loading.own_decoder import load_own_decoder
+from engine.model.decoder import Decoder
+from engine.phases import Phases
 from engine.vision.encoder import BLANK_PIXELS, ImageEncoder
-from engine.vision.families import VisionFamily
+from engine.vision.families import VISION_FAMILIES, VisionFamily
 from engine.vision.reader import ImageReader
+
+
+def load_vision_model(
+    source: ModelSource,
+    max_length: int,
+    choice: DecoderChoice,
+    phases: Phases,
+    group: Group | None,
+) -> tuple[Decoder, str, ImageEncoder]:
+    """Load a model that takes images: its decoder, a description of it, and its encoder.
+
+    Raises as `load_packed_model` does.
+    """
+    model_type = source.config.model_type
+    if choice == "transformers":
+        raise UnsupportedModelError(
+            "it takes images, which option.decoder=transformers cannot embed"
+        )
+    if source.quantization is not None:
+        raise UnsupportedModelError("it takes images, but its checkpoint is quantized")
+    if group is not None:
+        group.require_one("it takes images, so it")
+    family = VISION_FAMILIES[model_type]
+    language_model = source.of_language_model(family.language_model, family.model_type)
+    decoder = load_own_decoder(language_model, max_length, phases, group)
+    encoder = load_image_encoder(source, family)
+    phases.end("image encoder")
+    description = f"own ({language_model.config.model_type}), and {model_type}'s image encoder"
+    return decoder, description, encoder
 
 
 def load_image_encoder(source: ModelSource, family: VisionFamily) -> ImageEncoder:

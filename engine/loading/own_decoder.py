@@ -12,6 +12,7 @@ from core.errors import ConfigurationError
 from core.foreign_code import contained
 from engine.attention.backends import AttentionBackend, sdpa_backend
 from engine.attention.call import UnsupportedModelError
+from engine.group import Group
 from engine.loading.gate import (
     MAX_KERNEL_ERROR,
     MAX_RELATIVE_ERROR,
@@ -27,18 +28,17 @@ from engine.model.decoder import Decoder
 from engine.model.loader import Loader
 from engine.model.spec import DecoderSpec, read_spec
 from engine.phases import Phases
-from engine.ranks.group import Group, SingleRank
 
 
 @torch.inference_mode()
 def load_own_decoder(
     source: ModelSource, max_length: int, phases: Phases, group: Group | None = None
 ) -> Decoder:
-    """Load our decoder, or this rank's part of it. max_length: maximum tokens of a sequence.
+    """Load our decoder, or this process's part. max_length: maximum tokens of a sequence.
 
     Raises UnsupportedModelError if the family table lacks the model or the comparison fails. Raises
     ConfigurationError if a tensor is missing, unused, of the wrong shape or unreadable, or if the
-    model cannot be split over the ranks.
+    model cannot be split over the group.
     """
     spec = read_spec(source.config, max_length)
     method = source.quantization
@@ -47,7 +47,7 @@ def load_own_decoder(
             f"option.load_format=dummy: random weights cannot have quant_method={method}; use a "
             "config.json without quantization_config, and set option.quantize"
         )
-    group = group or SingleRank(source.device)
+    group = group or Group(source.device)
     try:
         _check(source, spec, group)
     finally:
@@ -65,7 +65,7 @@ def load_own_decoder(
 def _check(source: ModelSource, spec: DecoderSpec, group: Group) -> None:
     """Raise UnsupportedModelError unless the first layers compute the same as transformers'.
 
-    All ranks compute our layers; rank 0 compares them, and the others follow its verdict.
+    All of the group compute our layers; its first process compares them, and the others follow.
 
     The first comparison is in fp32. If the model will run in low precision or has quantized layers,
     a second comparison runs it as it will serve. Its limit is loose, because a router's near ties

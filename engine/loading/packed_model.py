@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,20 +15,19 @@ from transformers import PreTrainedConfig
 from core.configuration.options import DecoderChoice
 from core.errors import ConfigurationError
 from engine.attention.call import PagedAttention, UnsupportedModelError
+from engine.group import Group
 from engine.loading.model_source import ModelSource
 from engine.loading.own_decoder import load_own_decoder
-from engine.lora.column import AdapterColumn
-from engine.lora.memory import AdapterMemory
 from engine.model.decoder import Decoder
+from engine.model.linear import Linear
 from engine.phases import Phases
-from engine.ranks.group import Group
 from engine.step.column import PerTokenColumn
 from engine.step.step_inputs import StepInputs
-from engine.vision.encoder import ImageEncoder
 from engine.vision.families import VISION_FAMILIES
 
 if TYPE_CHECKING:
-    from engine.loading.transformers_decoder import TransformersDecoder
+    from engine.loading.transformers_decoder import HookedLinear, TransformersDecoder
+    from engine.vision.encoder import ImageEncoder
 
 
 class PackedModel:
@@ -50,7 +50,7 @@ class PackedModel:
         if isinstance(decoder, Decoder):
             self.quantization = source.precision or source.quantization or ""
         self.columns: list[PerTokenColumn] = []
-        """The columns that the layers take part in: adapters, once they are enabled."""
+        """The columns that the layers take part in."""
         self.encoder = encoder
         """Makes embeddings of images; None if the model takes none."""
         self._decoder = decoder
@@ -68,17 +68,10 @@ class PackedModel:
         """Elements of the weights of Longshore's own layers; 0 for transformers' code."""
         return self._decoder.num_weights if isinstance(self._decoder, Decoder) else 0
 
-    @torch.inference_mode()
-    def enable_adapters(self, num_slots: int, max_rank: int) -> AdapterMemory:
-        """Allocate adapter slots and attach them to the linear layers. Call it at most once.
-
-        Raises UnsupportedModelError if no linear layer can take adapters.
-        """
-        if not self._decoder.linears:
-            raise UnsupportedModelError("it has no linear layers that see each token once")
-        memory = AdapterMemory(self._decoder.linears, num_slots, max_rank, self.device)
-        self.columns.append(AdapterColumn(memory))
-        return memory
+    @property
+    def linears(self) -> Sequence[Linear | HookedLinear]:
+        """The linear layers that see each token once."""
+        return self._decoder.linears
 
     def forward(self, inputs: StepInputs, paged: PagedAttention) -> Tensor:
         """Return logits [S + R, vocab_size]: S rows to sample from, then those of the columns."""
@@ -103,7 +96,7 @@ def load_packed_model(
 ) -> PackedModel:
     """Load a model to run packed. max_length: maximum tokens of a sequence.
 
-    group: the ranks that share the model; None: one rank.
+    group: the processes that share the model; None: this one has all of it.
 
     Raises UnsupportedModelError if no decoder reproduces the logits of transformers' own code.
     Raises ConfigurationError if the model's files are broken, or if `choice` is "own" and our own
@@ -111,7 +104,11 @@ def load_packed_model(
     """
     model_type = source.config.model_type
     if model_type in VISION_FAMILIES:
-        return _load_with_encoder(source, max_length, choice, phases, group)
+        # Imported only here, so that other models need no processors and no Pillow.
+        from engine.loading.image_encoder import load_vision_model
+
+        decoder, description, encoder = load_vision_model(source, max_length, choice, phases, group)
+        return _packed(decoder, source, description, encoder)
     reason = "option.decoder=transformers"
     if choice != "transformers":
         try:
@@ -125,48 +122,13 @@ def load_packed_model(
                 f"option.decoder=own cannot run {model_type}: {reason}; use option.decoder=auto"
             )
     source.reject_quantize(reason)
-    if group is not None and group.size > 1:
-        raise UnsupportedModelError(
-            f"transformers' code ({model_type}, {reason}) runs on one rank, but "
-            f"option.tensor_parallel_degree is {group.size}"
-        )
+    if group is not None:
+        group.require_one(f"transformers' code ({model_type}, {reason})")
     # Imported only here, since it imports transformers' models, which takes over a second.
     from engine.loading.transformers_decoder import load_transformers_decoder
 
     decoder = load_transformers_decoder(source, max_length, phases)
     return _packed(decoder, source, f"transformers' code ({model_type}): {reason}")
-
-
-def _load_with_encoder(
-    source: ModelSource,
-    max_length: int,
-    choice: DecoderChoice,
-    phases: Phases,
-    group: Group | None,
-) -> PackedModel:
-    """Load a model that takes images. Raises as `load_packed_model` does."""
-    # Imported only here, so that other models need no processors and no Pillow.
-    from engine.loading.image_encoder import load_image_encoder
-
-    model_type = source.config.model_type
-    if choice == "transformers":
-        raise UnsupportedModelError(
-            "it takes images, which option.decoder=transformers cannot embed"
-        )
-    if source.quantization is not None:
-        raise UnsupportedModelError("it takes images, but its checkpoint is quantized")
-    if group is not None and group.size > 1:
-        raise UnsupportedModelError(
-            "it takes images, so it runs on one rank, but option.tensor_parallel_degree is "
-            f"{group.size}"
-        )
-    family = VISION_FAMILIES[model_type]
-    language_model = source.of_language_model(family.language_model, family.model_type)
-    decoder = load_own_decoder(language_model, max_length, phases, group)
-    encoder = load_image_encoder(source, family)
-    phases.end("image encoder")
-    description = f"own ({language_model.config.model_type}), and {model_type}'s image encoder"
-    return _packed(decoder, source, description, encoder)
 
 
 def _packed(

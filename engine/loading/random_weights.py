@@ -1,6 +1,6 @@
 """Random weights for our own decoder, made tensor by tensor.
 
-While it loads, a rank holds its own shards and one whole tensor, never the whole model.
+While it loads, a process holds its own shards and one whole tensor, never the whole model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def random_weights(source: ModelSource) -> dict[str, Callable[[], Tensor]]:
     """Return functions that make a model's tensors, by the names of transformers' modules.
 
     Matrices are normally distributed, biases 0 and other vectors 1. A tensor's values depend on its
-    name and shape and on the kind of device, so they are the same on all ranks.
+    name and shape and on the kind of device, so all processes make the same.
 
     Raises as `load_reference` does.
     """

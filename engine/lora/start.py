@@ -2,26 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
+import torch
+
+from core.configuration.options import LoraOptions
 from core.errors import ConfigurationError, LongshoreError
 from engine.lora.adapter_registry import AdapterRegistry
-from engine.lora.memory import AdapterMemory
+from engine.lora.column import AdapterColumn
+from engine.lora.memory import Adaptable, AdapterMemory
+from engine.step.column import PerTokenColumn
+
+
+class AdaptableModel(Protocol):
+    """A model that can have adapters, such as `engine.loading.packed_model.PackedModel`."""
+
+    device: torch.device
+    columns: list[PerTokenColumn]
+
+    @property
+    def linears(self) -> Sequence[Adaptable]: ...
+
 
 DEFAULT_DIRECTORY = "adapters"
 MIB = 2**20
 
 
+@torch.inference_mode()
 def start_adapters(
-    memory: AdapterMemory, model_dir: Path, directory: str | None
+    model: AdaptableModel, model_dir: Path, options: LoraOptions
 ) -> tuple[AdapterRegistry, tuple[str, ...]]:
-    """Load the adapters in a directory into `memory`, and return them with a note for the log.
+    """Attach adapter slots to the model's linear layers, and load the adapters on disk.
 
-    directory: that of option.adapters. Raises ConfigurationError if it does not exist, or if one of
-    its adapters cannot be loaded.
+    Return them with a note for the log. Call it at most once for a model. Raises ConfigurationError
+    if no layer can take adapters, option.adapters does not exist, or an adapter cannot be loaded.
     """
+    if not model.linears:
+        raise ConfigurationError(
+            "option.enable_lora: it has no linear layers that see each token once"
+        )
+    memory = AdapterMemory(model.linears, options.max_loras, options.max_lora_rank, model.device)
+    model.columns.append(AdapterColumn(memory))
     adapters = AdapterRegistry(memory)
-    for folder in _adapter_folders(model_dir, directory):
+    for folder in _adapter_folders(model_dir, options.adapters):
         try:
             adapters.load(folder.name, str(folder))
         except LongshoreError as error:

@@ -20,9 +20,9 @@ from core.configuration.step_size import graph_sizes
 from core.errors import InsufficientMemoryError
 from core.process.host_memory import available_host_memory
 from engine.attention.backends import make_backend
+from engine.group import Group
 from engine.loading.packed_model import PackedModel
 from engine.memory.largest_step import ScratchBytes, peak_bytes, run_forward, run_step
-from engine.ranks.group import Group
 from engine.resolve import Capacity, Resolved
 from engine.step.block_tables import table_bytes
 

@@ -46,7 +46,7 @@ class Decoder:
         if spec.is_tied and embedding not in loader.checkpoint:
             embedding = f"{family.head}.weight"  # some checkpoints store only the head
         self.embedding = loader.embedding(embedding, spec.vocab_size, width)
-        self._look_up = loader.look_up(self.embedding, spec.vocab_size)
+        self._look_up = loader.group.look_up(self.embedding, spec.vocab_size)
         self._position_embedding = _load_position_embedding(loader, spec)
         self.rotary = Rotary(spec, loader.device, loader.dtype)
         # None hides the bar unless stderr is a terminal.

@@ -63,8 +63,8 @@ class Experts:
         share = loader.group.shard.columns(width)
         weights = _Weights(loader, block, names, (count, hidden, width), share)
         self.gate_up, self.down = weights.gate_up, weights.down
-        """[experts, 2 * share, hidden], gates first, and [experts, hidden, share]: each rank has
-        its share of every expert's width."""
+        """[experts, 2 * share, hidden], gates first, and [experts, hidden, share]: each process
+        has its share of every expert's width."""
         self._gate_up_bias, self._down_bias = weights.gate_up_bias, weights.down_bias
         self.activate = make_gated(spec.activation, loader)
         if names.is_interleaved:
@@ -170,7 +170,7 @@ ExpertWeights = Tensor | QuantizedExperts | SeparateExperts
 
 
 class _Weights:
-    """This rank's weights of all experts.
+    """This process's weights of all experts.
 
     gate_up [experts, 2 * share, hidden] with gates first, and down [experts, hidden, share].
     """
@@ -183,8 +183,8 @@ class _Weights:
         sizes: tuple[int, int, int],
         share: range,
     ) -> None:
-        """sizes: the number of experts, the hidden size and the experts' width. share: this rank's
-        share of the width."""
+        """sizes: the number of experts, the hidden size and the experts' width. share: this
+        process's share of the width."""
         count, hidden, width = sizes
         own_rows = slice(share.start, share.stop)
         self.gate_up_bias: Tensor | None = None
@@ -198,7 +198,7 @@ class _Weights:
             bias = loader.checkpoint.take(f"{gate_up}_bias", count, 2 * width)
             self.gate_up_bias = loader.place(bias[:, gates_first])
             self.down_bias = loader.tensor(f"{down}_bias", count, hidden)
-            if loader.group.rank > 0:  # so that the sum over ranks adds it once
+            if loader.group.rank > 0:  # so that the sum adds it once
                 self.down_bias = None
         elif gate_up in loader.checkpoint:
             gate_up_parts = (

@@ -8,13 +8,13 @@ from torch import Tensor
 from engine.model.loader import Loader, Source
 from engine.model.norms import Norm
 from engine.model.spec import DecoderSpec
-from engine.ranks.shard import Heads
+from engine.shard import Heads
 
 
 def qkv_sources(spec: DecoderSpec, name: str, heads: Heads, order: Tensor | None) -> list[Source]:
     """Return the weights that the fused QKV projection is loaded from.
 
-    heads: this rank's heads. order: a permutation of the elements of each query and key head.
+    heads: this process's heads. order: a permutation of the elements of each query and key head.
     """
     family, dim = spec.family, spec.head_dim
     names = [f"{name}.{projection}" for projection in family.qkv]

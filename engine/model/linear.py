@@ -15,13 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.group import After
 from kernels.cpu import linear as cpu_linear
 from kernels.cpu.calls import Kernel, NoKernelError
 from kernels.cpu.shared_library import SUFFIXES
 from kernels.cpu.step_calls import StepCalls
-
-After = Callable[[Tensor, Tensor], Tensor]
-"""(rows [T, in], outputs [T, out]) -> outputs, which may be the same tensor."""
 
 
 class Quantized(ABC):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from engine.group import Group
 from engine.model.checkpoint import Checkpoint
 from engine.model.elementwise import Elementwise, make_elementwise
 from engine.model.families import NormKind
@@ -24,8 +24,7 @@ from engine.model.linear import (
     uses_panels,
 )
 from engine.model.norms import LayerNorm, Norm, RMSNorm, SplitRMSNorm
-from engine.ranks.group import Gathered, Group, SingleRank, SplitEmbedding, Summed
-from engine.ranks.shard import Shard
+from engine.shard import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +59,11 @@ class Loader:
     ) -> None:
         """is_transposed: whether the checkpoint stores linear weights as [in, out].
 
-        group: the ranks that share the model, each with its part; None: this rank has all of it.
+        group: the processes that share the model; None: this process has all of it.
         """
         self.checkpoint = checkpoint
         self.device, self.dtype = device, dtype
-        self.group = group or SingleRank(device)
+        self.group = group or Group(device)
         self.shard = self.group.shard
         self.elementwise: Elementwise = make_elementwise(device)
         self.linears: list[Linear] = []
@@ -103,7 +102,7 @@ class Loader:
     ) -> Linear:
         """Merge linear layers that have the same input into one `Linear`.
 
-        columns: the inputs that this rank has; if not all, the outputs are summed over the ranks.
+        columns: the inputs that this process has; if not all, outputs are summed over the group.
         None: all. is_adaptable: whether adapters may add to its outputs. may_quantize: whether
         option.quantize applies to it.
         """
@@ -114,7 +113,7 @@ class Loader:
             weight, bias = self._weight(source, in_features), self._bias(source)
             if may_quantize:
                 weight = self.quantized(weight)
-            if is_partial:  # after quantizing, so that all ranks have the same scales
+            if is_partial:  # after quantizing, so that all shares have the same scales
                 weight = slice_columns(weight, columns)
                 bias = bias if self.group.rank == 0 else None  # so that the sum adds it once
             weights.append(weight)
@@ -131,7 +130,7 @@ class Loader:
             in_features,
             self.dtype,
             columns,
-            (Summed(self.group),) if is_partial else (),
+            self.group.after_split_inputs() if is_partial else (),
         )
         if is_adaptable:
             self.linears.append(linear)
@@ -143,17 +142,11 @@ class Loader:
         return choose_format(self.device, self.dtype)(dense)
 
     def embedding(self, name: str, vocab_size: int, width: int) -> Tensor:
-        """Load this rank's rows of an embedding, [share, width]."""
+        """Load this process's rows of an embedding, [share, width]."""
         return self.place(_vocabulary(self.checkpoint.take(name, vocab_size, width), self.shard))
 
-    def look_up(self, embedding: Tensor, vocab_size: int) -> Callable[[Tensor], Tensor]:
-        """Return a function from ids [T] to their embeddings [T, width]. embedding: this rank's."""
-        if self.shard.is_whole:
-            return lambda token_ids: F.embedding(token_ids, embedding)
-        return SplitEmbedding(embedding, vocab_size, self.group)
-
     def head(self, name: str, vocab_size: int, embedding: Tensor, *, is_tied: bool) -> Linear:
-        """Load this rank's rows of the output projection.
+        """Load this process's rows of the output projection.
 
         A tied head shares the embedding's tensor, unless it is quantized or packed into panels.
         """
@@ -168,7 +161,7 @@ class Loader:
         bias = self._bias(Source(name, vocab_size))
         if bias is not None:
             bias = _vocabulary(bias, self.shard)
-        after = () if self.shard.is_whole else (Gathered(vocab_size, self.group),)
+        after = self.group.after_head(vocab_size)
         return Linear(format, bias, {}, width, self.dtype, after=after)
 
     def _tied_head(self, embedding: Tensor) -> Format:
@@ -191,7 +184,7 @@ class Loader:
     ) -> Norm:
         """Load a norm.
 
-        order: int64, permutes the last dim of its weight. heads: the heads of this rank, if the
+        order: int64, permutes the last dim of its weight. heads: this process's heads, if the
         weight is [heads, width]; None: all.
         """
         weight = self.tensor(f"{name}.weight", *shape)
@@ -206,9 +199,9 @@ class Loader:
     def split_norm(
         self, name: str, width: int, columns: range, num_holders: int, kind: NormKind, eps: float
     ) -> Norm:
-        """Load an RMSNorm of rows [T, width]. columns: the columns that this rank has.
+        """Load an RMSNorm of rows [T, width]. columns: those of this process.
 
-        num_holders: how many ranks have each of these columns.
+        num_holders: how many processes have each of these columns.
         """
         weight = self.tensor(f"{name}.weight", width)[columns.start : columns.stop]
         group = self.group
@@ -259,7 +252,7 @@ class Loader:
 
 
 def _vocabulary_part(weight: Stored, shard: Shard) -> Stored:
-    """Return this rank's outputs of the head, padded as `Shard.vocabulary` needs.
+    """Return this process's outputs of the head, padded as `Shard.vocabulary` needs.
 
     A quantized weight is padded with copies of its last row. Nobody reads the padding.
     """
@@ -271,7 +264,7 @@ def _vocabulary_part(weight: Stored, shard: Shard) -> Stored:
 
 
 def _vocabulary(rows: Tensor, shard: Shard) -> Tensor:
-    """Return this rank's share of a vocabulary's rows [vocabulary, ...], padded with zeros."""
+    """Return this process's share of a vocabulary's rows [vocabulary, ...], padded with zeros."""
     share = shard.vocabulary(len(rows))
     held = rows[share.start : share.stop]
     if len(held) == len(share):

@@ -16,8 +16,8 @@ from kernels.cpu.calls import NoKernelError
 from kernels.cpu.step_calls import StepCalls
 
 MeanSquare = Callable[[Tensor], Tensor]
-"""Takes this rank's sum of squares of each row, [T, 1] fp32. Returns the mean square of the whole
-row, [T, 1]."""
+"""Takes this process's sum of squares of each row, [T, 1] fp32. Returns the mean square of the
+whole row, [T, 1]."""
 
 
 class Norm(ABC):
@@ -98,10 +98,10 @@ def norm_of_all_heads(norms: Sequence[Norm], num_heads: Sequence[int]) -> RMSNor
 
 
 class SplitRMSNorm(Norm):
-    """An RMSNorm of rows that are split over ranks; this rank has [T, share]."""
+    """An RMSNorm of rows that are split over processes; this one has [T, share]."""
 
     def __init__(self, weight: Tensor, eps: float, kind: NormKind, mean_square: MeanSquare) -> None:
-        """weight: [share]. mean_square: adds up the ranks' sums of squares; returns the mean."""
+        """weight: [share]. mean_square: returns the mean of all processes' squares."""
         self._weight, self._eps, self._kind = weight.float(), eps, kind
         self._mean_square = mean_square
 

@@ -26,8 +26,6 @@ from core.configuration.task import choose_task
 from core.errors import ConfigurationError, EngineUnavailableError, RequestError
 from core.sampling import SamplingParams
 from core.text.bad_words import with_bad_word_ids
-from core.text.chat_template import ChatMessage, ChatTemplate
-from core.text.template_files import load_chat_template
 from core.text.tokenizer import Tokenizer
 from engine.build import build_engine
 from engine.engine import Engine
@@ -42,6 +40,7 @@ from engine.offline.outputs import OutputDelta, RequestOutput, output_delta
 from engine.offline.prompts import Prompt, TokensPrompt, as_list, encoded
 
 if TYPE_CHECKING:
+    from core.text.chat_template import ChatMessage, ChatTemplate
     from engine.offline.tasks import EmbeddingRequestOutput
     from engine.tasks.engine import TaskEngine
 
@@ -135,7 +134,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several: `apply_chat_template`, then `generate`."""
         is_one = not messages or isinstance(messages[0], Mapping)
-        conversations = cast(Sequence[Sequence[ChatMessage]], [messages] if is_one else messages)
+        conversations = cast("Sequence[Sequence[ChatMessage]]", [messages] if is_one else messages)
         prompts = [
             self.apply_chat_template(
                 conversation,
@@ -254,6 +253,8 @@ class LLM:
 
     @cached_property
     def _template(self) -> ChatTemplate | None:
+        from core.text.template_files import load_chat_template
+
         return load_chat_template(self._model_dir, self.options.model.chat_template)
 
     def _requests(

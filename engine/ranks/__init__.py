@@ -1,4 +1,4 @@
 """Tensor parallelism: the processes that share one copy of a model, and what each one holds.
 
-Imports nothing else of the engine.
+Imports `engine.group`, `engine.step` and the layers below them.
 """

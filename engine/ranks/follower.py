@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from engine.ranks.group import Group
+from engine.ranks.group import RankGroup
 from engine.ranks.order_types import AnyOrder, Forward, Install, Move
 from engine.ranks.shared_inputs import empty, unpack
 from engine.step.column import PerTokenColumn
@@ -20,7 +20,7 @@ class Follower:
         self,
         passes: Passes,
         columns: Sequence[PerTokenColumn],
-        group: Group,
+        group: RankGroup,
         install: Callable[[Install], None],
     ) -> None:
         """columns: the model's. install: carries out an order that copies an adapter."""

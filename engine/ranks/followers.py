@@ -25,9 +25,9 @@ from core.process.names import import_root, python_command
 from engine.ranks.digest import digest_model
 from engine.ranks.order_types import LAUNCH, READY, FailureReport, Order, RankLaunch
 from engine.ranks.orders import RemoteOrders
-from engine.ranks.shard import Shard
 from engine.ranks.store import serve_store
 from engine.ranks.watch import CULPRIT_S, TICK_S, RankWatch
+from engine.shard import Shard
 
 logger = logging.getLogger(__name__)
 

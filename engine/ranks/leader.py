@@ -9,7 +9,7 @@ from torch import Tensor
 
 from core.configuration.step_size import StepSize
 from core.plan import BlockMoves
-from engine.ranks.group import Group
+from engine.ranks.group import RankGroup
 from engine.ranks.order_types import Move, Order
 from engine.ranks.shared_inputs import forward_message, pack
 from engine.step.passes import Runner
@@ -26,7 +26,7 @@ class Leader:
         self,
         send: Callable[[Order], object],
         raising_cause: Callable[[], AbstractContextManager[None]],
-        group: Group,
+        group: RankGroup,
     ) -> None:
         """send: sends an order to all other ranks. raising_cause: returns a context that replaces
         an error by the error of the rank at fault.

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo
 
-from engine.ranks.shard import Shard
 from engine.ranks.store import FOREVER, network_of, open_store
+from engine.shard import Shard
 
 FRAME_BYTES = 1024
 """Bytes of an order that are sent together with its length. Nearly all orders are shorter."""

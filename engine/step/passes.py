@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -17,9 +17,11 @@ from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
 from engine.step.block_mover import BlockMover
 from engine.step.column import Column
-from engine.step.step_graphs import StepGraphs
 from engine.step.step_inputs import StepInputs
 from engine.stopwatch import Stopwatch
+
+if TYPE_CHECKING:
+    from engine.step.step_graphs import StepGraphs
 
 
 class PackedForward(Protocol):

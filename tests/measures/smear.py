@@ -84,10 +84,11 @@ _FEATURES = (
     Feature(
         "ranks",
         # not the rank of a text, a token or an adapter
-        r"\b(\w+_)?ranks\b|_RANKS|rank[_ ]0|SingleRank|(?i:tensor_parallel)|\brank_(address|part)"
+        r"\b(\w+_)?ranks\b|_RANKS|rank[_ ]0|(?i:tensor_parallel)|\brank_(address|part)"
         r"|\b(an?|this|each|every|one|other|another|lost|the) rank\b|(of|one|local)_rank\b",
         (
             "engine/ranks",
+            "engine/shard.py",
             "engine/builders/lead.py",
             "engine/follow.py",
             "engine/lora/ranks.py",

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from core.errors import ConfigurationError
+from engine.group import Group
 from engine.model.checkpoint import Checkpoint
 from engine.model.linear import Format, Quantized, Stored
 from engine.model.loader import Loader
@@ -25,7 +26,6 @@ from engine.model.quantization.formats import make_format
 from engine.model.quantization.gptq import Gptq
 from engine.model.quantization.mxfp4 import Mxfp4
 from engine.model.spec import quantization_config, quantization_method
-from engine.ranks.group import Group
 
 
 class Scheme(Protocol):

@@ -23,9 +23,9 @@ from engine.builders.packed import capture_graphs, load
 from engine.device import (
     cpu_has_bf16,
 )
+from engine.group import Group
 from engine.loading.gate import MAX_RELATIVE_ERROR
 from engine.phases import Phases
-from engine.ranks.group import SingleRank
 from engine.step.block_mover import BlockMover
 from engine.step.step_graphs import StepGraphs
 from tests.engine.resolved import resolved
@@ -201,13 +201,13 @@ def test_on_cuda_steps_use_graphs_by_default(monkeypatch):
             if max_rows > 8:
                 raise RuntimeError("not permitted when stream is capturing\nat line 3")
 
-    monkeypatch.setattr("engine.builders.packed.CudaRecorder", object)
-    monkeypatch.setattr("engine.builders.packed.StepGraphs", Captured)
+    monkeypatch.setattr("engine.builders.graphs.CudaRecorder", object)
+    monkeypatch.setattr("engine.builders.graphs.StepGraphs", Captured)
 
     def graphs(max_sequences=8, backend=None, **options):
         found = resolved("cuda", max_rolling_batch_size=max_sequences, **options)
         capacity = SimpleNamespace(max_model_len=64, max_step_tokens=512)
-        return capture_graphs(None, None, backend, found, capacity, SingleRank("cpu"))
+        return capture_graphs(None, None, backend, found, capacity, Group("cpu"))
 
     found, notes = graphs()
     assert (found.max_model_len, found.skips_device_bound, notes) == (64, True, ())

@@ -13,6 +13,7 @@ from core.configuration.step_size import StepSize
 from core.errors import ConfigurationError, InsufficientMemoryError
 from core.process.host_memory import available_host_memory
 from engine import LLM
+from engine.group import Group
 from engine.memory.capacity import (
     activation_bytes,
     kv_budget,
@@ -21,8 +22,7 @@ from engine.memory.capacity import (
     useful_kv_bytes,
 )
 from engine.memory.largest_step import run_step
-from engine.ranks.group import SingleRank
-from engine.ranks.shard import Shard
+from engine.shard import Shard
 from engine.step.block_tables import table_bytes
 from tests.engine.resolved import resolved
 
@@ -61,7 +61,7 @@ def test_ranks_share_the_memory_of_their_own_machine_only(llama, monkeypatch):
     """There are four ranks, all on one machine or two on each of two machines."""
     monkeypatch.setattr("engine.memory.capacity.available_host_memory", lambda: 2**20)
     model = LLM(llama, dtype="fp32").llm_engine.executor.passes.model
-    group = SingleRank(model.device)
+    group = Group(model.device)
     group.shard = Shard(0, 4)
 
     def blocks(**options):

@@ -15,6 +15,7 @@ import torch
 from core.configuration.options import make_options
 from core.sampling import Finish
 from engine.build import build_rank_0
+from engine.builders.lead import leading
 from engine.builders.packed import build_parts, load
 from engine.engine import Engine
 from engine.lora.ranks import carry_out
@@ -82,8 +83,10 @@ def ranked_engine(path, size, **options):
     first, *others = thread_groups(size)
     followers = ThreadFollowers(path, given, others)
     try:
-        leader = Leader(followers.send, followers.raising_cause, first) if others else None
-        yield build_rank_0(path, given, CPU, Phases(), first, leader), followers
+        lead = None
+        if others:
+            lead = leading(Leader(followers.send, followers.raising_cause, first))
+        yield build_rank_0(path, given, CPU, Phases(), first, lead), followers
     finally:
         if others and followers._error is None:
             followers.close()

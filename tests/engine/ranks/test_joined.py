@@ -25,8 +25,8 @@ from engine.build import build_engine
 from engine.ranks.followers import Followers
 from engine.ranks.order_types import FailureReport, RankLaunch
 from engine.ranks.orders import FRAME_BYTES, RemoteOrders
-from engine.ranks.shard import Shard
 from engine.ranks.store import OPEN, interface_towards, network_of, open_store, serve_store
+from engine.shard import Shard
 from tests.container.processes import HANG_S, ROOT, free_port, wait_until
 from tests.engine.greedy_answers import generate, prompts
 from tests.engine.ranks.engines import answers
@@ -37,7 +37,7 @@ IDLE = """
 import sys
 from engine.ranks.order_types import READY
 from engine.ranks.orders import RemoteOrders
-from engine.ranks.shard import Shard
+from engine.shard import Shard
 from engine.ranks.store import open_store
 from engine.ranks.watch import Beats
 

@@ -20,11 +20,11 @@ from core.plan import BlockMoves
 from engine import LLM, SamplingParams
 from engine.ranks import watch
 from engine.ranks.followers import HERE, Followers, rank_variables, threads_for_ranks
-from engine.ranks.group import ProcessGroup
 from engine.ranks.order_types import FailureReport, Move
-from engine.ranks.shard import Shard
+from engine.ranks.process_group import ProcessGroup
 from engine.ranks.store import serve_store
 from engine.ranks.watch import RankWatch
+from engine.shard import Shard
 from tests.container.processes import HANG_S, descendants, is_gone, wait_until
 from tests.engine.greedy_answers import generate, prompts, tokens
 

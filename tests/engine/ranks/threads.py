@@ -7,17 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from engine.ranks.group import Group
-from engine.ranks.shard import Shard
+from engine.ranks.group import RankGroup
+from engine.shard import Shard
 
 TIMEOUT_S = 60
 
 
-class ThreadGroup(Group):
+class ThreadGroup(RankGroup):
     """A group as the thread of rank `shard.rank` sees it."""
 
     def __init__(self, shard, barrier, tensors):
-        self.shard, self.device = shard, torch.device("cpu")
+        super().__init__(torch.device("cpu"), shard)
         self._barrier, self._tensors = barrier, tensors
         self.num_sums = 0
 

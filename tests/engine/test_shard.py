@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.errors import ConfigurationError
-from engine.ranks.shard import Shard
+from engine.shard import Shard
 
 
 def shards(size):
