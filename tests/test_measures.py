@@ -19,7 +19,7 @@ from tests.measures.tree import ROOT, closure, files, imports
 SMEAR = {
     "images": 26,
     "adapters": 32,
-    "ranks": 19,
+    "ranks": 17,
     "copies": 11,
     "prompt_logprobs": 21,
     "grammars": 14,

@@ -214,7 +214,7 @@ def test_close_frees_everything(model_dir, options):
     llm = LLM(model_dir, dtype="fp32", num_kv_blocks=60, **options)
     llm.generate(["x", "yy"], GREEDY, use_tqdm=False)
     executor_name, executor = llm.facts.executor, llm.llm_engine.executor
-    module = executor.model
+    module = executor.passes.model if executor_name == "packed" else executor.model
     held = [weakref.ref(owner) for owner in (llm.llm_engine, executor, module)]
     stream = llm.stream("x", GREEDY)
     next(stream)
