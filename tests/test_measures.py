@@ -17,7 +17,7 @@ from tests.measures.trace import Function, Trace
 from tests.measures.tree import ROOT, closure, files, imports
 
 SMEAR = {
-    "images": 26,
+    "images": 25,
     "adapters": 32,
     "ranks": 17,
     "copies": 11,
@@ -29,7 +29,7 @@ SMEAR = {
 """Files outside a feature's home that name it, at most."""
 CLOSURE = {
     "engine.step.packed_executor": 62,
-    "container.apis.text.api": 68,
+    "container.apis.text.api": 48,
     "engine.offline.llm": 131,
     "strategies.paged": 21,
 }

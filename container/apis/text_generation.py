@@ -14,10 +14,10 @@ from container.apis.completions.api import COMPLETION_BODY, start_completion
 from container.apis.generation.formatters import Formatters
 from container.apis.generation.reply import ApiResponse, Record
 from container.apis.generation.service import GenerationService
-from container.apis.generation.stream import MIMETYPES, StreamFormat
+from container.apis.generation.stream import MIMETYPES, StreamFormat, send
 from container.apis.text.api import start_text
 from container.apis.text.response import RollingFormat, TextFormat
-from container.apis.text.schema import TEXT_BODY
+from container.apis.text.tgi import TEXT_BODY
 from container.apis.text.tgi_response import TgiListFormat
 from container.http.request_context import RequestContext
 from container.http.route import Invocation
@@ -41,7 +41,7 @@ def invocation(formatters: Formatters | None = None) -> Invocation:
         reply = start(service, context, body)
         if formatters is not None:
             reply = FormattedReply(reply, formatters.format_output)
-        return service.send(context, reply, stream_format)
+        return send(context, reply, stream_format)
 
     return Invocation("generation", read, answer, (TEXT_BODY, CHAT_BODY, COMPLETION_BODY))
 
@@ -54,7 +54,7 @@ def start(
         return start_chat(service, context, body)
     if "prompt" in body:
         return start_completion(service, context, body)
-    return start_text(service, context, body, text_format_of(service.options))
+    return start_text(service.generations, context, body, text_format_of(service.options))
 
 
 def text_format_of(options: Options) -> type[TextFormat]:

@@ -85,7 +85,8 @@ def tokenize(service: GenerationService) -> Response:
         add = request.add_special_tokens
         (tokens,) = prompting.encode([request.prompt], add_special_tokens=add)
     else:
-        tokens = service.encode_chat(context, request.prompt).token_ids
+        prompt = service.conversations.encode(request.prompt, size=len(context.body))
+        tokens = prompt.token_ids
     strings = None
     if request.return_token_strs:
         token = prompting.tokenizer.token

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from flask import Flask
 
 from container.apis.generation.formatters import Formatters, FormatterTokenizer, Functions
-from container.apis.generation.prompting import Prompting
 from container.apis.generation.service import GenerationService
 from container.apis.table import contract_of, error_body
 from container.apis.tasks.service import TaskService
@@ -50,12 +49,11 @@ def create_app(
     helper: an existing helper with the same tokenizer and template, to use instead of a new one.
     """
     helper = helper or Helper(tokenizer.model_dir, template.source if template else None)
-    prompting = Prompting(tokenizer, template, lambda: client.facts.max_model_len, helper)
     user_formatters = None
     if formatters is not None:
         user_formatters = Formatters(formatters, FormatterTokenizer(tokenizer, template))
     contract = contract_of("generation", options, invocation(user_formatters))
-    service = GenerationService(client, prompting, helper, options, model_name, contract)
+    service = GenerationService(client, tokenizer, template, helper, options, model_name, contract)
     app = _create(service, gate, tracing, hooks)
     PageRoutes(service, has_chat_template=template is not None).add_to(app)
     return app

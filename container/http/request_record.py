@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from container.http.failures import Failure
 from core.output import Output
+from core.protocol.messages import Submit
 from core.protocol.stats import Timing
 from core.sampling import Finish, Operation, SamplingParams
 
@@ -50,18 +51,11 @@ class RequestRecord:
     def __post_init__(self) -> None:
         self.began = self.now()
 
-    def submit(
-        self,
-        operation: Operation,
-        variant: str,
-        params: SamplingParams,
-        num_prompt_tokens: int,
-        submitted: float,
-    ) -> None:
+    def submit(self, operation: Operation, request: Submit, submitted: float) -> None:
         """Note that a prompt was sent to the engine. submitted: the time just before sending it."""
-        self.operation, self.variant, self.params = operation, variant, params
-        self.prompt_tokens += num_prompt_tokens
-        self._num_answers += params.num_answers
+        self.operation, self.variant, self.params = operation, request.variant, request.params
+        self.prompt_tokens += len(request.prompt_token_ids)
+        self._num_answers += request.params.num_answers
         if self.submitted is None:
             self.submitted = submitted
 

@@ -11,7 +11,8 @@ import gevent
 from container.wire.channel import Clock
 from container.wire.engine_connection import EngineConnection
 from container.wire.engine_state import Health
-from core.protocol.messages import Facts, Variant
+from container.wire.token_stream import TokenStream
+from core.protocol.messages import Facts, Submit, Variant
 from core.routing import PrefixAware, RoutedRequest, Router, prefix_keys
 
 
@@ -93,6 +94,10 @@ class EngineClient:
         request = RoutedRequest(session, prefix_keys(prompt_token_ids, variant))
         loads = {name: copy.load for name, copy in by_name.items()}
         return by_name[self._router.choose(request, loads)]
+
+    def submit(self, request: Submit, session: str | None) -> TokenStream:
+        """Start a generation on the engine that `choose` chooses, as `EngineConnection` does."""
+        return self.choose(session, request.prompt_token_ids, request.variant).submit(request)
 
     def by_variant(self, name: str) -> tuple[list[EngineConnection], list[EngineConnection]]:
         """Return the ready engines that have a variant, and those that lack it.

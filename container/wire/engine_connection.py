@@ -10,11 +10,12 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import gevent
 import gevent.event
+import msgspec
 import zmq.green as zmq
 
 from container.wire.channel import Channel, Clock
@@ -23,7 +24,6 @@ from container.wire.reply import Reply
 from container.wire.snapshots import SnapshotFeed
 from container.wire.token_stream import TokenStream
 from core.errors import EngineUnavailableError
-from core.images import PromptImage
 from core.output import Output
 from core.protocol.messages import (
     Abort,
@@ -43,7 +43,6 @@ from core.protocol.messages import (
     Watch,
     Watched,
 )
-from core.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -91,16 +90,13 @@ class EngineConnection:
         """Check that the engine is ready, sends heartbeats and completes steps."""
         return self.state.health(self._channel.silence_s, self._heartbeat_timeout_s)
 
-    def submit(
-        self,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        variant: str = "",
-        images: tuple[PromptImage, ...] = (),
-    ) -> TokenStream:
-        """Start a generation. Raises EngineUnavailableError while the engine is not ready."""
-        stream = TokenStream(self._new_id(), params.num_answers, self.abort)
-        self._channel.send(Submit(stream.id, list(prompt_token_ids), params, variant, images))
+    def submit(self, request: Submit) -> TokenStream:
+        """Start a generation, with an id of its own.
+
+        Raises EngineUnavailableError while the engine is not ready.
+        """
+        stream = TokenStream(self._new_id(), request.params.num_answers, self.abort)
+        self._channel.send(msgspec.structs.replace(request, id=stream.id))
         self._open[stream.id] = stream
         return stream
 
@@ -157,21 +153,20 @@ class EngineConnection:
 
     def _receive_forever(self) -> None:
         while True:
-            timeout_s = self._say_hello()  # may replace the channel
-            message = self._channel.receive(timeout_s)
+            is_ready = self.state.is_ready
+            wait_s = LIVENESS_CHECK_INTERVAL_S if is_ready else self._say_hello()
+            message = self._channel.receive(wait_s)  # `_say_hello` may have replaced the channel
             if message is not None:
                 self._dispatch(message)
                 gevent.sleep(0)  # lets other greenlets run even while more messages wait
             # Only if no message waits, so that the last ones of an engine are read first.
             elif self._channel.has_ended:
                 self._reconnect("the engine has ended")
-            elif self.state.is_ready and self._channel.silence_s >= MAX_SILENCE_S:
+            elif is_ready and self._channel.silence_s >= MAX_SILENCE_S:
                 self._reconnect(f"no heartbeat from the engine for {MAX_SILENCE_S:.0f} s")
 
     def _say_hello(self) -> float:
         """Say hello to an engine that is not ready. Return how long to wait for messages."""
-        if self.state.is_ready:
-            return LIVENESS_CHECK_INTERVAL_S
         if self._channel.is_worn_out:
             self._channel.close()
             self._channel = self._new_channel()
@@ -193,12 +188,23 @@ class EngineConnection:
         return Channel(self._context.socket(zmq.DEALER), self.endpoint, self._clock)
 
     def _dispatch(self, message: FromEngine) -> None:
+        if not isinstance(message, Step | Performed | Failed):
+            self._change_state(message)
+            return
+        parts = message.outputs if isinstance(message, Step) else [(message.id, message)]
+        for id, part in parts:
+            match self._open.get(id), part:
+                case TokenStream() as request, Output() | Failed():
+                    request.push(part)
+                case Reply() as request, Performed() | Failed():
+                    request.push(part)
+                case _:
+                    continue  # aborted while this message was in flight
+            if request.has_ended:
+                del self._open[id]
+
+    def _change_state(self, message: FromEngine) -> None:
         match message:
-            case Step(outputs):
-                for id, output in outputs:
-                    self._push(id, output)
-            case Performed() | Failed():
-                self._push(message.id, message)
             case Heartbeat():
                 self.state = self.state.after(message, len(self._open))
                 if self._refused:
@@ -213,17 +219,8 @@ class EngineConnection:
                 self.snapshots.push(snapshot)
             case Dead(reason):
                 self._reconnect(f"the engine has ended: {reason}")
-
-    def _push(self, id: str, message: Output | Performed | Failed) -> None:
-        match self._open.get(id), message:
-            case TokenStream() as request, Output() | Failed():
-                request.push(message)
-            case Reply() as request, Performed() | Failed():
-                request.push(message)
             case _:
-                return  # aborted while this message was in flight
-        if request.has_ended:
-            del self._open[id]
+                pass
 
     def _watch(self, seconds: float) -> None:
         if self.state.is_ready:

@@ -69,8 +69,8 @@ class Submit(NewRequest, frozen=True):
 
     prompt_token_ids: list[int]
     params: SamplingParams
-    adapter: str = ""
-    """Name of a loaded adapter; '' for the model itself."""
+    variant: str = ""
+    """Name of a loaded variant; '' for the model itself."""
     images: tuple[PromptImage, ...] = ()
     """The images of the prompt, in the order of their positions."""
 

@@ -30,7 +30,7 @@ class TextService:
         if not isinstance(message, Submit):
             raise RequestError("task", f"this container serves {self.engine.facts.task}")
         prompt, params = message.prompt_token_ids, message.params
-        return self.engine.add(prompt, params, now, message.adapter, message.images)
+        return self.engine.add(prompt, params, now, message.variant, message.images)
 
     def handle(self, client: bytes, message: Inbound) -> None:
         self._adapters.handle(client, message)

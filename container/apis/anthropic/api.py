@@ -34,7 +34,7 @@ def count_tokens(service: GenerationService) -> Response:
     context = request_context()
     body = context.json_fields()
     request = context.read(lambda: read_count_request(body))
-    prompt = service.encode_chat(context, request.conversation)
+    prompt = service.conversations.encode(request.conversation, size=len(context.body))
     return json_response({"input_tokens": len(prompt.token_ids)})
 
 

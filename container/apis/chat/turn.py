@@ -72,18 +72,18 @@ def start_turn(service: GenerationService, context: RequestContext, turn: Turn) 
     cannot do or that the options do not enable.
     """
     tokenizer = service.prompting.tokenizer
-    adapter = service.adapter(context, turn.adapter, turn.model)
+    adapter = service.generations.choose_variant(context, turn.adapter, turn.model)
     tools = _tool_parsers(service, turn)
-    prompt = service.encode_chat(context, turn.conversation)
+    prompt = service.conversations.encode(turn.conversation, size=len(context.body))
     marks = tokenizer.ids_of(tools[0].special_tokens) if tools[0] else {}
-    decoding = service.for_engine(_decoding(tokenizer, turn, tools[0], marks))
+    decoding = service.generations.prepare(_decoding(tokenizer, turn, tools[0], marks))
     reasoning = _reasoning_parsers(service, turn, decoding, prompt.token_ids)
     tags = tokenizer.ids_of(reasoning[0].special_tokens) if reasoning[0] else {}
-    (generation,) = service.start(
+    generation = service.generations.start(
         context,
-        [prompt.token_ids],
+        prompt.token_ids,
         decoding,
-        adapter=adapter,
+        variant=adapter,
         kept_special_ids={*marks.values(), *tags.values()},
         images=prompt.images,
     )
@@ -111,7 +111,7 @@ def _reasoning_parser(service: GenerationService) -> ReasoningParserName | None:
     """Return the model's reasoning parser; None if reasoning stays in the content."""
     choice = service.options.server.reasoning_parser
     if choice == "auto":
-        return find_reasoning_parser(service.prompting.template_text)
+        return find_reasoning_parser(service.conversations.template_text)
     return None if choice == "none" else choice
 
 

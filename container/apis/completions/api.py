@@ -11,10 +11,14 @@ from container.apis.completions.schema import (
     CompletionRequest,
     read_completion_request,
 )
+from container.apis.generation.generation import Generation
+from container.apis.generation.generations import Generations
 from container.apis.generation.prompting import Prompting
 from container.apis.generation.reply import Reply
+from container.apis.generation.sampling import Decoding
 from container.apis.generation.service import GenerationService, generates
 from container.apis.openai import Envelope
+from container.http.off_loop import Turns
 from container.http.request_context import RequestContext
 from container.http.route import Api, Body, post
 
@@ -24,16 +28,37 @@ def start_completion(
 ) -> Reply:
     """Start to answer a body with `prompt`, which is one prompt or several."""
     request = context.read(lambda: read_completion_request(body))
-    adapter = service.adapter(context, request.adapter, request.model)
+    adapter = service.generations.choose_variant(context, request.adapter, request.model)
     prompts = _encode(service.prompting, request)
     echoes = _echoes(service.prompting, request) if request.echo else [""] * len(prompts)
-    decoding = service.for_engine(request.decoding)
-    generations = service.start(context, prompts, decoding, adapter=adapter)
+    decoding = service.generations.prepare(request.decoding)
+    generations = _start_all(service.generations, context, prompts, decoding, adapter)
     id = f"cmpl-{request.response_options.request_id or context.id}"
     envelope = Envelope(id, int(time.time()), adapter or service.model_name)
     tokenizer = service.prompting.tokenizer
     format = CompletionFormat(generations, request, envelope, echoes, tokenizer)
     return Reply(format, *generations, stream=request.stream)
+
+
+def _start_all(
+    starter: Generations,
+    context: RequestContext,
+    prompts: Sequence[Sequence[int]],
+    decoding: Decoding,
+    adapter: str,
+) -> list[Generation]:
+    """Submit a request for each prompt to the engine. If one is refused, none runs."""
+    generations: list[Generation] = []
+    turns = Turns()
+    try:
+        for prompt in prompts:
+            turns.give()
+            generations.append(starter.start(context, prompt, decoding, variant=adapter))
+    except BaseException:
+        for generation in generations:
+            generation.abort("refused")
+        raise
+    return generations
 
 
 def _encode(prompting: Prompting, request: CompletionRequest) -> list[Sequence[int]]:

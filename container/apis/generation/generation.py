@@ -8,7 +8,7 @@ from container.apis.generation.sampling import Dialect
 from container.http.deadline import Deadline
 from container.http.request_record import RequestRecord
 from container.wire.token_stream import TokenStream
-from core.errors import GenerationError, RequestError
+from core.errors import GenerationError
 from core.output import Output
 from core.protocol.messages import AbortReason
 from core.protocol.stats import Timing
@@ -94,7 +94,5 @@ class Generation:
         self._stream.abort(reason=reason)
 
     def _next(self) -> list[Output]:
-        try:
+        with self._dialect.names_errors():
             return self._deadline.wait(lambda timeout_s: self._stream.get(timeout_s) or None)
-        except RequestError as error:
-            raise self._dialect.error(error) from None

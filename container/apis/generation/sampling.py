@@ -5,7 +5,8 @@ Fields that constrain the format of an answer are in `structured_outputs`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -182,6 +183,14 @@ class Dialect:
         name = self.prompt if error.field == "prompt" else self.name(error.field)
         return RequestError(name, error.message)
 
+    @contextmanager
+    def names_errors(self) -> Generator[None]:
+        """Translate the field of a RequestError that the block raises."""
+        try:
+            yield
+        except RequestError as error:
+            raise self.error(error) from None
+
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
@@ -209,10 +218,8 @@ class Decoding:
         if self.params.structured_outputs is not None:
             raise RequestError(field, "cannot be combined with structured outputs")
         dialect = self.dialect.with_name("structured_outputs", field)
-        try:
+        with dialect.names_errors():
             combined = msgspec.structs.replace(self.params, structured_outputs=params)
-        except RequestError as error:
-            raise dialect.error(error) from None
         return replace(self, params=combined, dialect=dialect)
 
 
@@ -241,10 +248,8 @@ def read_decoding(
     limit = NO_LIMIT if max_tokens is None else max_tokens
     own = {name: value for name, value in own.items() if value is not None}
     fields = {**named, **own, "stop": stop, "max_tokens": limit}
-    try:
+    with dialect.names_errors():
         params = msgspec.convert(fields, SamplingParams, str_keys=True)
-    except RequestError as error:
-        raise dialect.error(error) from None
     without_effect = () if params.beam_width else ("length_penalty", "early_stopping")
     return Decoding(
         params,

@@ -6,13 +6,16 @@ The events of `named_sse` have the `type` of their record as their name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Literal
 
 import msgspec
+from flask import Response
 
 from container.apis.generation.reply import ApiResponse, Record
 from container.http.deadline import ClientGoneError
 from container.http.request_context import RequestContext
+from container.http.service import json_response
 
 StreamFormat = Literal["jsonlines", "sse", "named_sse"]
 MIMETYPES: Mapping[StreamFormat, str] = {
@@ -21,6 +24,27 @@ MIMETYPES: Mapping[StreamFormat, str] = {
     "named_sse": "text/event-stream",
 }
 _DONE = b"data: [DONE]\n\n"
+
+
+def send(context: RequestContext, response: ApiResponse, stream_format: StreamFormat) -> Response:
+    """Return the HTTP response, after all tokens or, if streaming, after the first ones.
+
+    No status is sent before that. So an earlier failure is raised, and the response gets the
+    status of that failure.
+    """
+    try:
+        if not response.stream:
+            return json_response(response.document())
+        records = response.records()
+        first = next(records)
+    except BaseException:
+        response.abort()
+        raise
+    lines = stream_lines(response, chain([first], records), stream_format, context)
+    streamed = Response(lines, content_type=MIMETYPES[stream_format])
+    # A generator that never started runs no `finally`, so closing the response must abort.
+    streamed.call_on_close(response.abort)
+    return streamed
 
 
 def stream_lines(

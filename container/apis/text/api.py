@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from container.apis.generation.generations import Generations
 from container.apis.generation.reply import ApiResponse, Reply
-from container.apis.generation.service import GenerationService
 from container.apis.text.batch import BatchReply, Item
 from container.apis.text.response import TextFormat
 from container.apis.text.schema import TextRequest, input_text, read_text_request
@@ -16,15 +16,15 @@ from core.errors import LongshoreError, RequestError
 
 
 def start_text(
-    service: GenerationService,
+    generations: Generations,
     context: RequestContext,
     body: Mapping[str, object],
     form: type[TextFormat],
 ) -> ApiResponse:
     """Start to answer a body with `inputs`, which is one input or a batch."""
     request = context.read(lambda: read_text_request(body, always_details=form.always_details))
-    request = replace(request, decoding=service.for_engine(request.decoding))
-    inputs = Inputs(service, context, request, form)
+    request = replace(request, decoding=generations.prepare(request.decoding))
+    inputs = Inputs(generations, context, request, form)
     return inputs.start_batch() if request.is_batch else inputs.start_one()
 
 
@@ -33,12 +33,13 @@ class Inputs:
 
     def __init__(
         self,
-        service: GenerationService,
+        generations: Generations,
         context: RequestContext,
         request: TextRequest,
         form: type[TextFormat],
     ) -> None:
-        self._service = service
+        self._generations = generations
+        self._prompting = generations.prompting
         self._context = context
         self._request = request
         self._form = form
@@ -68,20 +69,20 @@ class Inputs:
     def _text(self, index: int) -> str:
         text, field = self._request.inputs[index], self._request.prompt_field(index)
         checked = input_text(text, field)
-        self._service.prompting.check_length(checked, field)
+        self._prompting.check_length(checked, field)
         return checked
 
     def _encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         max_tokens = self._request.max_prompt_tokens
-        return self._service.prompting.encode(texts, max_tokens=max_tokens)
+        return self._prompting.encode(texts, max_tokens=max_tokens)
 
     def _start(self, index: int, text: str, prompt: Sequence[int]) -> Reply:
-        service, request = self._service, self._request
-        adapter = service.adapter(self._context, request.adapters[index])
-        (generation,) = service.start(
-            self._context, [prompt], request.decoding_of(index), adapter=adapter
+        request, context = self._request, self._context
+        adapter = self._generations.choose_variant(context, request.adapters[index], None)
+        generation = self._generations.start(
+            context, prompt, request.decoding_of(index), variant=adapter
         )
-        format = self._form(generation, text, request, service.prompting.tokenizer)
+        format = self._form(generation, text, request, self._prompting.tokenizer)
         return Reply(format, generation, stream=request.stream)
 
     def _text_or_error(self, index: int) -> str | RequestError:

@@ -13,7 +13,6 @@ from container.apis.generation.sampling import (
     read_decoding,
 )
 from container.apis.generation.structured_outputs import TGI_GRAMMAR
-from container.http.route import Body
 from container.schema.fields import (
     MODEL_IGNORED,
     Field,
@@ -141,19 +140,6 @@ TEXT_FIELDS: Fields = {
     "options": ignored("Options of Hugging Face's hosted API."),
     "model": MODEL_IGNORED,
 }
-
-
-TEXT_BODY = Body(
-    "Text",
-    TEXT_FIELDS,
-    ("inputs",),
-    title="`/invocations` with `inputs`, `/generate`",
-    parts={
-        "parameters": Body(
-            "Parameters", PARAMETERS, title="The `parameters` of `/invocations` and `/generate`"
-        )
-    },
-)
 
 
 @dataclass(frozen=True, slots=True)

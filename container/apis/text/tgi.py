@@ -10,10 +10,10 @@ from flask import Response
 from container.apis.generation.reply import ApiResponse
 from container.apis.generation.service import GenerationService, generates
 from container.apis.text.api import start_text
-from container.apis.text.schema import TEXT_BODY
+from container.apis.text.schema import PARAMETERS, TEXT_FIELDS
 from container.apis.text.tgi_response import TgiFormat, TgiListFormat, tgi_error
 from container.http.request_context import RequestContext
-from container.http.route import Api, Errors, get, post
+from container.http.route import Api, Body, Errors, get, post
 from container.http.service import json_response
 from core.configuration.limits import STOP_STRINGS
 from core.sampling import MAX_SAMPLES
@@ -23,19 +23,19 @@ def start_list(
     service: GenerationService, context: RequestContext, body: Mapping[str, object]
 ) -> ApiResponse:
     """Start to answer with a list of one document, or with a stream if the body wants one."""
-    return start_text(service, context, body, TgiListFormat)
+    return start_text(service.generations, context, body, TgiListFormat)
 
 
 def start_document(
     service: GenerationService, context: RequestContext, body: Mapping[str, object]
 ) -> ApiResponse:
-    return start_text(service, context, {**body, "stream": False}, TgiFormat)
+    return start_text(service.generations, context, {**body, "stream": False}, TgiFormat)
 
 
 def start_stream(
     service: GenerationService, context: RequestContext, body: Mapping[str, object]
 ) -> ApiResponse:
-    return start_text(service, context, {**body, "stream": True}, TgiFormat)
+    return start_text(service.generations, context, {**body, "stream": True}, TgiFormat)
 
 
 def info(service: GenerationService) -> Response:
@@ -60,6 +60,17 @@ def info(service: GenerationService) -> Response:
     )
 
 
+TEXT_BODY = Body(
+    "Text",
+    TEXT_FIELDS,
+    ("inputs",),
+    title="`/invocations` with `inputs`, `/generate`",
+    parts={
+        "parameters": Body(
+            "Parameters", PARAMETERS, title="The `parameters` of `/invocations` and `/generate`"
+        )
+    },
+)
 TGI = Api(
     "text-generation-inference",
     (

@@ -176,7 +176,7 @@ def test_adapters_loaded_by_other_workers_or_at_start_are_known(
 
 def chosen(engine: FakeEngine) -> list[str]:
     """Return the adapters of all requests to the engine, in order."""
-    return [message.adapter for message in engine.of_type(Submit) if isinstance(message, Submit)]
+    return [message.variant for message in engine.of_type(Submit) if isinstance(message, Submit)]
 
 
 CHAT = {"messages": [{"role": "user", "content": "Q"}], "max_tokens": 9}

@@ -9,7 +9,7 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from container.apis.generation.prompting import ISOLATED_BYTES
+from container.apis.generation.rendering import ISOLATED_BYTES
 from container.front_end.app import create_app
 from container.wire.engine_client import EngineClient
 from core.configuration.options import Options

@@ -63,7 +63,7 @@ def submit(
     client: EngineClient, prompt: list[int], *, session: str | None = None, variant: str = ""
 ) -> TokenStream:
     """Submit a prompt to the copy that the client chooses for it."""
-    return client.choose(session, prompt, variant).submit(prompt, PARAMS, variant)
+    return client.submit(Submit("", prompt, PARAMS, variant), session)
 
 
 def submits(engines: list[FakeEngine]) -> list[int]:

@@ -52,7 +52,7 @@ def timed_client(endpoint: str, engine: FakeEngine, clock: Clock) -> Iterator[En
 
 def test_tokens_arrive_in_order_with_one_end(client: EngineClient, engine: FakeEngine) -> None:
     engine.script = says([1, 2, 3, 4, 5, 6])
-    stream = client.choose().submit([9, 9], PARAMS)
+    stream = client.choose().submit(Submit("", [9, 9], PARAMS))
     token_ids: list[int] = []
     finish = None
     while finish is None:
@@ -66,7 +66,10 @@ def test_tokens_arrive_in_order_with_one_end(client: EngineClient, engine: FakeE
 
 def test_waiting_tokens_are_merged(client: EngineClient, engine: FakeEngine) -> None:
     engine.script = says([1, 2, 3, 4, 5])
-    first, second = client.choose().submit([9], PARAMS), client.choose().submit([9], PARAMS)
+    first, second = (
+        client.choose().submit(Submit("", [9], PARAMS)),
+        client.choose().submit(Submit("", [9], PARAMS)),
+    )
     while not any(generated.finish for generated in second.get(60)):
         pass
     (merged,) = first.get(60)
@@ -77,7 +80,11 @@ def test_waiting_tokens_are_merged(client: EngineClient, engine: FakeEngine) -> 
 def test_ids_are_unique_among_clients(client: EngineClient, engine: FakeEngine) -> None:
     other = EngineClient(engine.endpoint, heartbeat_timeout_s=60)
     eventually(lambda: other.health().healthy)
-    ids = {sender.choose().submit([1], PARAMS).id for sender in (client, other) for _ in range(3)}
+    ids = {
+        sender.choose().submit(Submit("", [1], PARAMS)).id
+        for sender in (client, other)
+        for _ in range(3)
+    }
     other.close()
     assert len(ids) == 6
 
@@ -95,12 +102,12 @@ def test_failures_raise_errors(
 ) -> None:
     engine.script = fails(kind, "no luck", "top_p")
     with pytest.raises(error, match="no luck"):
-        client.choose().submit([1], PARAMS).get(60)
+        client.choose().submit(Submit("", [1], PARAMS)).get(60)
 
 
 def test_tokens_before_a_failure_are_kept(client: EngineClient, engine: FakeEngine) -> None:
     engine.script = fails("failed", "no luck", after=[7])
-    stream = client.choose().submit([1], PARAMS)
+    stream = client.choose().submit(Submit("", [1], PARAMS))
     (generated,) = stream.get(60)
     assert generated.token_ids == (7,)
     with pytest.raises(GenerationError, match="no luck"):
@@ -111,7 +118,7 @@ def test_tokens_before_a_failure_are_kept(client: EngineClient, engine: FakeEngi
 
 def test_abort_is_sent_once(client: EngineClient, engine: FakeEngine) -> None:
     engine.script = stalls()
-    stream = client.choose().submit([1], PARAMS)
+    stream = client.choose().submit(Submit("", [1], PARAMS))
     stream.abort()
     stream.abort()
     eventually(lambda: engine.of_type(Abort))
@@ -122,7 +129,10 @@ def test_abort_is_sent_once(client: EngineClient, engine: FakeEngine) -> None:
 def test_a_request_ends_with_its_last_answer(client: EngineClient, engine: FakeEngine) -> None:
     engine.script = says([1, 2, 3], [4], [5, 6])
     params = SamplingParams(n=3, max_tokens=5, logprobs=1, prompt_logprobs=0)
-    stream, other = client.choose().submit([9, 8], params), client.choose().submit([9], params)
+    stream, other = (
+        client.choose().submit(Submit("", [9, 8], params)),
+        client.choose().submit(Submit("", [9], params)),
+    )
     while not other.has_ended:
         other.get(60)
     merged = {generated.index: generated for generated in stream.get(60)}
@@ -142,7 +152,7 @@ def test_a_request_ends_with_its_last_answer(client: EngineClient, engine: FakeE
 def test_answers_are_aborted_one_by_one(client: EngineClient, engine: FakeEngine) -> None:
     """Aborting the last open answer aborts the request."""
     engine.script = stalls(after=[1])
-    stream = client.choose().submit([9], SamplingParams(n=2))
+    stream = client.choose().submit(Submit("", [9], SamplingParams(n=2)))
     for index in (1, 1, 0, 0):
         stream.abort(index)
     eventually(lambda: len(engine.of_type(Abort)) == 2)
@@ -153,7 +163,7 @@ def test_the_client_is_not_ready_before_the_engine(endpoint: str) -> None:
     client = EngineClient(endpoint, heartbeat_timeout_s=60)
     assert client.health().reason == "the engine is starting"
     with pytest.raises(EngineUnavailableError, match="starting"):
-        client.choose().submit([1], PARAMS)
+        client.choose().submit(Submit("", [1], PARAMS))
     engine = FakeEngine(endpoint, stalls(), ready=False)
     eventually(lambda: engine.of_type(Hello))
     assert not client.health().healthy
@@ -178,7 +188,7 @@ def test_a_silent_engine_is_unhealthy_before_it_counts_as_dead(
     timed_client: EngineClient, engine: FakeEngine, clock: Clock, quick_reading: None
 ) -> None:
     engine.script = stalls()
-    stream = timed_client.choose().submit([1], PARAMS)
+    stream = timed_client.choose().submit(Submit("", [1], PARAMS))
     engine.heartbeats = False
 
     def is_unhealthy() -> bool:
@@ -196,7 +206,7 @@ def test_a_worker_that_was_held_up_does_not_call_the_engine_dead(
     timed_client: EngineClient, engine: FakeEngine, clock: Clock
 ) -> None:
     engine.script = stalls()
-    stream = timed_client.choose().submit([1], PARAMS)
+    stream = timed_client.choose().submit(Submit("", [1], PARAMS))
     eventually(lambda: engine.of_type(Submit))
     for _ in range(3):
         clock.now += 10 * MAX_SILENCE_S
@@ -220,7 +230,7 @@ def test_missing_heartbeats_count_as_death(
 ) -> None:
     engine.heartbeats = False
     engine.script = stalls()
-    stream = timed_client.choose().submit([1], PARAMS)
+    stream = timed_client.choose().submit(Submit("", [1], PARAMS))
     eventually(lambda: engine.of_type(Submit))
     engine.ready = False
     failures: list[str] = []
@@ -252,13 +262,13 @@ def test_engine_death_fails_all_requests_and_a_new_engine_is_used(
     client: EngineClient, engine: FakeEngine, endpoint: str
 ) -> None:
     engine.script = stalls()
-    stream = client.choose().submit([1], PARAMS)
+    stream = client.choose().submit(Submit("", [1], PARAMS))
     engine.die("out of memory")
     assert "out of memory" in failure_of(stream)
     assert "out of memory" in client.health().reason
     successor = FakeEngine(endpoint, says([1]))
     eventually(lambda: client.health().healthy)
-    (generated,) = client.choose().submit([1], PARAMS).get(60)
+    (generated,) = client.choose().submit(Submit("", [1], PARAMS)).get(60)
     assert generated.finish is Finish.LENGTH
     assert [message.id for message in successor.received if isinstance(message, Submit)] != [
         stream.id
@@ -282,7 +292,7 @@ def test_an_engine_that_comes_late_is_not_flooded_with_hellos(endpoint: str, clo
 
 def test_a_closed_connection_is_noticed_at_once(client: EngineClient, engine: FakeEngine) -> None:
     engine.script = stalls()
-    stream = client.choose().submit([1], PARAMS)
+    stream = client.choose().submit(Submit("", [1], PARAMS))
     eventually(lambda: engine.of_type(Submit))
     engine.close()
     assert failure_of(stream) == "the engine has ended"

@@ -15,7 +15,8 @@ import gevent
 import pytest
 
 from container.apis.generation.conversation import Conversation
-from container.apis.generation.prompting import ISOLATED_BYTES, Prompting
+from container.apis.generation.prompting import Prompting
+from container.apis.generation.rendering import ISOLATED_BYTES, Conversations
 from container.isolation import process
 from container.isolation.child import Child
 from container.isolation.helper import MAX_KEPT, Helper
@@ -27,6 +28,7 @@ from core.structured_outputs import StructuredOutputsParams
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import EOS
+from tests.container.fake_engine import FACTS
 from tests.container.processes import descendants
 
 
@@ -228,9 +230,10 @@ def test_hostile_conversations_are_refused(tokenizer: Tokenizer, template: str, 
     begin = "{{ messages[0].content[:9] }}{% if messages[0].content[1000:] %}"
     hostile = ChatTemplate(f"{begin}{template}{{% endif %}}")
     helper = Helper(tokenizer.model_dir, hostile.source)
-    prompting = Prompting(tokenizer, hostile, lambda: 10**6, helper)
+    prompting = Prompting(tokenizer, lambda: 10**6)
+    conversations = Conversations(prompting, hostile, helper, lambda: FACTS)
     with pytest.raises(RequestError, match=why) as caught:
-        prompting.encode_chat(conversation("x" * ISOLATED_BYTES), size=ISOLATED_BYTES + 1)
+        conversations.encode(conversation("x" * ISOLATED_BYTES), size=ISOLATED_BYTES + 1)
     helper.close()
     assert caught.value.field == "messages"
 
@@ -257,8 +260,9 @@ def test_short_and_long_conversations_are_rendered_alike(
     tokenizer: Tokenizer, helper: Helper, template: ChatTemplate
 ) -> None:
     """By its size, a conversation is rendered at once, in a thread, or in the helper process."""
-    prompting = Prompting(tokenizer, template, lambda: 10**6, helper)
+    prompting = Prompting(tokenizer, lambda: 10**6)
+    conversations = Conversations(prompting, template, helper, lambda: FACTS)
     said = conversation("é" * 300)
-    alike = [prompting.encode_chat(said, size=size) for size in (1, 10_000, ISOLATED_BYTES + 1)]
+    alike = [conversations.encode(said, size=size) for size in (1, 10_000, ISOLATED_BYTES + 1)]
     assert alike[0] == alike[1] == alike[2]
     assert tokenizer.decode(alike[0].token_ids) == "u:" + "é" * 300 + ";a:"

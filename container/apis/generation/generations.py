@@ -1,0 +1,105 @@
+"""Starts the generations of all text generation APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+from container.apis.generation.generation import Generation
+from container.apis.generation.prompting import Prompting
+from container.apis.generation.sampling import Decoding
+from container.http.deadline import Deadline
+from container.http.request_context import RequestContext
+from container.wire.token_stream import TokenStream
+from core.configuration.limits import PROMPT_LOGPROBS
+from core.images import PromptImage
+from core.protocol.messages import Facts, Submit
+from core.request_check import checked
+from core.sampling import SamplingParams
+from core.text.answers import Answers
+
+
+class Engines(Protocol):
+    """The engines that generate, as `EngineClient` reaches them."""
+
+    @property
+    def facts(self) -> Facts:
+        """Raises EngineUnavailableError while no engine is ready."""
+        ...
+
+    def submit(self, request: Submit, session: str | None) -> TokenStream:
+        """Start a request, whose id does not matter, on the engine that suits it best."""
+        ...
+
+
+class Generations:
+    """Everything between an API's checked request and the engine, for models that generate."""
+
+    def __init__(
+        self,
+        engines: Engines,
+        prompting: Prompting,
+        prepare: Callable[[Decoding], Decoding],
+        choose_variant: Callable[[RequestContext, str | None, object], str],
+        timeout_s: float,
+    ) -> None:
+        """prepare: turns a decoding into what engines take. choose_variant: names the variant of
+        the model for a request, from what the body names and from its `model`.
+        """
+        self.prompting = prompting
+        self.prepare = prepare
+        self.choose_variant = choose_variant
+        self._engines = engines
+        self._timeout_s = timeout_s
+
+    def start(
+        self,
+        context: RequestContext,
+        prompt: Sequence[int],
+        decoding: Decoding,
+        *,
+        variant: str,
+        kept_special_ids: Collection[int] = (),
+        images: tuple[PromptImage, ...] = (),
+    ) -> Generation:
+        """Submit a request for the prompt's token ids to the engine.
+
+        variant: a name, or ''. kept_special_ids: the special tokens that stay in the answers' text.
+
+        Raises RequestError if the prompt is too long or has token ids that the model does not know.
+        """
+        token_ids = decoding.params.truncated(prompt, self._engines.facts.max_model_len)
+        params = self._params(token_ids, decoding, images)
+        submitted = context.record.now()
+        request = Submit("", list(token_ids), params, variant, images)
+        stream = self._engines.submit(request, context.session)
+        context.record.submit(decoding.dialect.operation, request, submitted)
+        return Generation(
+            stream,
+            Answers(params, self.prompting.tokenizer, token_ids, kept_special_ids=kept_special_ids),
+            decoding.dialect,
+            token_ids,
+            Deadline(context.has_hung_up, self._timeout_s),
+            context.charge,
+            context.record,
+        )
+
+    def _params(
+        self,
+        prompt_token_ids: Sequence[int],
+        decoding: Decoding,
+        images: tuple[PromptImage, ...],
+    ) -> SamplingParams:
+        """Return the sampling parameters, with `max_tokens` resolved for this prompt.
+
+        Raises RequestError that names the client's field.
+        """
+        dialect, facts = decoding.dialect, self._engines.facts
+        with dialect.names_errors():
+            params = checked(
+                prompt_token_ids, decoding.params, facts, images, prompt=dialect.prompt
+            )
+        if params.prompt_logprobs is not None:
+            num_logprobs = len(prompt_token_ids) * (params.prompt_logprobs + 1)
+            PROMPT_LOGPROBS.check(dialect.name("prompt_logprobs"), num_logprobs)
+        return params

@@ -1,0 +1,100 @@
+"""Converts conversations to token ids, without blocking the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from container.apis.generation.conversation import Conversation
+from container.apis.generation.prompting import Prompting
+from container.http.off_loop import in_thread_if_long
+from container.isolation.helper import Helper
+from container.isolation.jobs import Render
+from core.errors import RequestError
+from core.images import NO_IMAGES, EncodedPrompt, ReadImages
+from core.protocol.messages import Facts
+from core.text.chat_template import ChatTemplate
+
+ISOLATED_BYTES = 2**18
+"""Longer conversations are rendered in the helper process. Shorter ones take some 20 ms at most,
+and do not wait for the long ones."""
+
+
+class Conversations:
+    """Encodes conversations with the model's chat template."""
+
+    def __init__(
+        self,
+        prompting: Prompting,
+        template: ChatTemplate | None,
+        helper: Helper,
+        facts: Callable[[], Facts],
+    ) -> None:
+        """helper: renders long conversations and reads images. It has the source of the same
+        template. facts: returns those of the engine, once it is ready.
+        """
+        self._prompting = prompting
+        self._template = template
+        self._helper = helper
+        self._facts = facts
+
+    @property
+    def template_text(self) -> str:
+        """The source of the chat template; '' if the model has none."""
+        return self._template.source.source if self._template else ""
+
+    def encode(self, conversation: Conversation, *, size: int) -> EncodedPrompt:
+        """Return a conversation's tokens and images. `size` is the approximate length of its JSON.
+
+        Raises RequestError if the model has no chat template, if the template rejects the
+        conversation, if the text is too long, if the model takes no images or if one cannot be
+        read.
+        """
+        template, prompting = self._template, self._prompting
+        if conversation.images and not self._facts().takes_images:
+            raise RequestError(conversation.images[0].field, NO_IMAGES)
+        if template is None:
+            raise RequestError(
+                "messages",
+                "the model has no chat template; set option.chat_template, or send a prompt",
+            )
+        if conversation.images:
+            return self._helper.read_images(
+                ReadImages(
+                    self._render_in_helper(conversation),
+                    conversation.images,
+                    conversation.add_special_tokens,
+                )
+            )
+        if size > ISOLATED_BYTES:
+            prompt = self._render_in_helper(conversation)
+            add = conversation.add_special_tokens
+            (token_ids,) = prompting.encode([prompt], add_special_tokens=add)
+            return EncodedPrompt(token_ids)
+
+        def encode() -> list[int]:
+            prompt = template.render(
+                conversation.messages,
+                tools=conversation.tools,
+                add_generation_prompt=conversation.add_generation_prompt,
+                continue_final_message=conversation.continue_final_message,
+                variables=conversation.variables,
+            )
+            prompting.check_length(prompt, "messages")
+            add = conversation.add_special_tokens
+            return prompting.tokenizer.encode(prompt, add_special_tokens=add)
+
+        return EncodedPrompt(in_thread_if_long(encode, size=size))
+
+    def _render_in_helper(self, conversation: Conversation) -> str:
+        """Render a conversation in the helper process, and check its length."""
+        prompt = self._helper.render(
+            Render(
+                messages=conversation.messages,
+                tools=conversation.tools,
+                add_generation_prompt=conversation.add_generation_prompt,
+                continue_final_message=conversation.continue_final_message,
+                variables=conversation.variables,
+            )
+        )
+        self._prompting.check_length(prompt, "messages")
+        return prompt
