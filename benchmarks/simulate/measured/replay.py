@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from benchmarks.load.lengths import Lengths
-from benchmarks.simulate.executor import tokens
+from benchmarks.simulate.executor import sampled_tokens
+from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.measured.load_test import MeasuredRun
 from benchmarks.simulate.measured.step_time import StepTime
 from benchmarks.simulate.traffic import Arrival
 from core.configuration.sizing import sequence_limit, step_token_budget
+from core.output import Output
 from core.plan import StepPlan, StepResult
 from strategies.base import Limits, Strategy
 from strategies.factory import StrategySettings, make_strategy
@@ -26,75 +30,49 @@ class Prediction:
 
 
 class Replay:
-    """One run on a simulated clock. A user sends a request when the previous one has ended."""
+    """One run on a simulated machine. A user sends a request when the previous one has ended."""
 
     def __init__(self, run: MeasuredRun, step_time: StepTime) -> None:
         self._run = run
-        self._step_time = step_time
-        self._strategy = _strategy(run)
-        self._waiting = deque(enumerate(run.requests))
+        self._machine = Machine(_strategy(run), self, _StepTimeExecutor(step_time))
+        self._waiting = iter(enumerate(run.requests))
         """Requests that are still to be sent."""
-        self._clock = 0.0
-        self._num_steps = 0
-        self._num_sequences = 0
 
     def predict(self) -> Prediction:
         """Serve all requests."""
-        for _ in range(self._run.users or 0):
+        requests, machine = self._run.requests, self._machine
+        for _ in requests if self._run.users is None else range(self._run.users):
             self._send()
-        while self._strategy.has_work() or self._waiting:
-            self._send_due()
-            self._step()
-        return Prediction(
-            len(self._run.requests) / (self._clock - self._first_s),
-            self._num_sequences / self._num_steps,
-        )
+        machine.advance(math.inf)
+        seconds = machine.clock - (requests[0].due_s or 0.0)
+        return Prediction(len(requests) / seconds, machine.num_sequence_steps / machine.num_steps)
 
-    @property
-    def _first_s(self) -> float:
-        return self._run.requests[0].due_s or 0.0
-
-    @property
-    def _next_due_s(self) -> float:
-        """Arrival of the next request of an open loop; infinity if there is none."""
-        due_s = self._waiting[0][1].due_s if self._waiting else None
-        return float("inf") if due_s is None else due_s
-
-    def _send_due(self) -> None:
-        if not self._strategy.has_work() and self._run.users is None:
-            self._clock = max(self._clock, self._next_due_s)
-        while self._next_due_s <= self._clock:
-            self._send()
-
-    def _send(self) -> None:
-        if not self._waiting:
-            return
-        index, sent = self._waiting.popleft()
-        prefix = min(self._run.prefix_tokens, sent.prompt_tokens - 1)
-        lengths = Lengths(sent.prompt_tokens - prefix, sent.output_tokens)
-        at_s = self._clock if sent.due_s is None else sent.due_s
-        self._strategy.add(Arrival(index, at_s, lengths, 0, prefix).request())
-
-    def _step(self) -> None:
-        plan = self._strategy.schedule(self._clock)
-        if plan is None:
-            wake_at = self._strategy.wake_at()
-            assert wake_at is not None, "requests wait, but none runs that they could wait for"
-            self._clock = min(wake_at, self._next_due_s)
-            return
-        num_sequences = len(plan.chunks)
-        self._clock += self._step_time.seconds(num_sequences, plan.num_tokens)
-        self._num_steps += 1
-        self._num_sequences += num_sequences
-        for output in self._strategy.commit(plan, _result(plan)):
+    def add(self, outputs: Iterable[Output], now: float) -> None:
+        """Send the next requests of the users whose answers have ended. Called by the machine."""
+        for output in outputs:
             if output.finish is not None and self._run.users is not None:
                 self._send()
 
+    def _send(self) -> None:
+        """Send the next request, if there is one: when it is due, or in a closed loop at once."""
+        for index, sent in islice(self._waiting, 1):
+            prefix = min(self._run.prefix_tokens, sent.prompt_tokens - 1)
+            lengths = Lengths(sent.prompt_tokens - prefix, sent.output_tokens)
+            if sent.due_s is not None:
+                self._machine.advance(sent.due_s)
+            at_s = self._machine.clock if sent.due_s is None else sent.due_s
+            self._machine.add(Arrival(index, at_s, lengths, 0, prefix))
 
-def _result(plan: StepPlan) -> StepResult:
-    return {
-        chunk.sequence.id: tokens(chunk.sequence, 1) for chunk in plan.chunks if chunk.samples_token
-    }
+
+class _StepTimeExecutor:
+    """Takes the fitted time for each step."""
+
+    def __init__(self, step_time: StepTime) -> None:
+        self._step_time = step_time
+
+    def run(self, plan: StepPlan) -> tuple[float, StepResult]:
+        seconds = self._step_time.seconds(len(plan.chunks), plan.num_tokens)
+        return seconds, sampled_tokens(plan)
 
 
 def _strategy(run: MeasuredRun) -> Strategy:
