@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,55 +50,40 @@ def sdpa_prefill(inputs: PagedInputs, shape: Shape, backend: SDPBackend) -> Call
 
 
 def flashinfer_decode(inputs: PagedInputs, shape: Shape, layout: str) -> Calls:
-    """Return a call of FlashInfer for each block table, on the same caches.
-
-    Planning happens here, outside the timed calls.
-    """
+    """Return a call of FlashInfer for each block table, on the same caches."""
     flashinfer: Any = importlib.import_module("flashinfer")
-    caches, workspace = _as_stored(inputs, layout), _workspace(inputs)
-    block_size, group = inputs.key_cache.shape[1], shape.heads // shape.kv_heads
-    calls: Calls = []
-    for table in inputs.tables:
-        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            workspace, layout, use_tensor_cores=group >= 4
-        )
-        wrapper.plan(
-            *page_lists(inputs, table, block_size),
-            shape.heads,
-            shape.kv_heads,
-            shape.head_dim,
-            block_size,
-            q_data_type=inputs.query.dtype,
-            kv_data_type=inputs.key_cache.dtype,
-            sm_scale=inputs.scale,
-        )
-        calls.append(lambda wrapper=wrapper: wrapper.run(inputs.query, caches))
-    return calls
+    make = partial(
+        flashinfer.BatchDecodeWithPagedKVCacheWrapper,
+        use_tensor_cores=shape.heads // shape.kv_heads >= 4,
+    )
+    options = {"kv_data_type": inputs.key_cache.dtype, "sm_scale": inputs.scale}
+    return _flashinfer(make, inputs, shape, layout, (), options)
 
 
 def flashinfer_prefill(inputs: PagedInputs, shape: Shape, layout: str) -> Calls:
-    """Return a call of FlashInfer for each block table, on the same caches.
-
-    Planning happens here, outside the timed calls.
-    """
+    """Return a call of FlashInfer for each block table, on the same caches."""
     flashinfer: Any = importlib.import_module("flashinfer")
+    make = flashinfer.BatchPrefillWithPagedKVCacheWrapper
+    return _flashinfer(make, inputs, shape, layout, (inputs.query_starts,), {"causal": True})
+
+
+def _flashinfer(
+    make: Callable[..., Any],
+    inputs: PagedInputs,
+    shape: Shape,
+    layout: str,
+    starts: tuple[Tensor, ...],
+    options: dict[str, Any],
+) -> Calls:
+    """Return a call for each block table of a wrapper by `make`. Planning happens here, untimed."""
     caches, workspace = _as_stored(inputs, layout), _workspace(inputs)
     block_size = inputs.key_cache.shape[1]
+    sizes = (shape.heads, shape.kv_heads, shape.head_dim, block_size)
     calls: Calls = []
     for table in inputs.tables:
-        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, layout)
-        wrapper.plan(
-            inputs.query_starts,
-            *page_lists(inputs, table, block_size),
-            shape.heads,
-            shape.kv_heads,
-            shape.head_dim,
-            block_size,
-            causal=True,
-            q_data_type=inputs.query.dtype,
-            kv_data_type=inputs.key_cache.dtype,
-            sm_scale=inputs.scale,
-        )
+        wrapper = make(workspace, layout)
+        pages = page_lists(inputs, table, block_size)
+        wrapper.plan(*starts, *pages, *sizes, q_data_type=inputs.query.dtype, **options)
         calls.append(lambda wrapper=wrapper: wrapper.run(inputs.query, caches))
     return calls
 
