@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Steps
+from typing import Any
 
 from transformers import GenerationConfig
 
@@ -13,6 +14,12 @@ from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine.executor import Executor
 from engine.loading.model_source import ModelSource
+from engine.sampling.allowed import Allowed
+from engine.sampling.edits import Edits
+from engine.sampling.grammar import Grammar
+from engine.sampling.grammars import Grammars
+from engine.sampling.penalties import Penalties
+from engine.sampling.rows import Stage
 
 BITS = "the last bits of an answer may depend on its batch"
 BITS_OF_TRANSFORMERS = f"{BITS}: transformers' code computes this model"
@@ -62,3 +69,11 @@ def eos_token_ids(source: ModelSource) -> tuple[int, ...]:
     if eos is None:
         return ()
     return tuple(eos) if isinstance(eos, list) else (eos,)
+
+
+def sampling_stages(grammars: Grammars, *, with_prompt: bool = True) -> list[Stage[Any]]:
+    """Return the stages in the order in which they apply.
+
+    with_prompt: `no_repeat_ngram_size` also covers the prompt. False if an encoder reads it.
+    """
+    return [Allowed(), Edits(with_prompt=with_prompt), Penalties(), Grammar(grammars)]

@@ -6,13 +6,21 @@ from transformers import AutoModelForImageTextToText
 
 from core.errors import ConfigurationError
 from core.foreign_code import contained
-from engine.builders.common import BITS_OF_TRANSFORMERS, check_steps, eos_token_ids, prompt_step
+from engine.builders.common import (
+    BITS_OF_TRANSFORMERS,
+    check_steps,
+    eos_token_ids,
+    prompt_step,
+    sampling_stages,
+)
 from engine.engine import Engine
 from engine.loading.library_executor import LibraryExecutor, LibraryModel, load_library_model
 from engine.loading.model_source import ModelSource
 from engine.phases import Phases
 from engine.resolve import Resolved, assume, facts_of, strategy_settings
 from engine.sampling.grammars import Grammars
+from engine.sampling.sampler import Sampler
+from engine.staging import Staging
 from engine.vision.families import VISION_FAMILIES
 from strategies.factory import make_strategy
 
@@ -28,7 +36,8 @@ def build_library(resolved: Resolved, phases: Phases, notes: tuple[str, ...]) ->
     capacity = assume(resolved)
     eos = eos_token_ids(source)
     grammars = Grammars(source.model_dir, eos)
-    executor = LibraryExecutor(model, grammars)
+    stages = sampling_stages(grammars, with_prompt=not model.config.is_encoder_decoder)
+    executor = LibraryExecutor(model, Sampler(Staging(model.model.device), stages))
     check_steps(executor, [prompt_step(resolved.memory.block_size)])
     phases.end("first steps")
     notes += source.notes + capacity.notes

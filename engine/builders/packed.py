@@ -21,6 +21,7 @@ from engine.builders.common import (
     decode_step,
     eos_token_ids,
     prompt_step,
+    sampling_stages,
 )
 from engine.device import use_expandable_segments, use_writable_kernel_cache
 from engine.engine import Engine
@@ -112,7 +113,7 @@ def build_packed(
     grammars = Grammars(resolved.source.model_dir, eos)
     executor = PackedExecutor(
         parts.passes,
-        Sampler(Staging(model.device), grammars),
+        Sampler(Staging(model.device), sampling_stages(grammars)),
         _columns(model, parts.passes),
         None if lead is None else lead(parts),
     )

@@ -29,12 +29,10 @@ from core.sampling import Finish, Sampled, SequenceFailure, TopLogprobs
 from core.sequence import Sequence
 from engine.executor import FinishedStep
 from engine.loading.model_source import ModelSource
-from engine.sampling.grammars import Grammars
 from engine.sampling.ranking import rank
 from engine.sampling.rows import Row
 from engine.sampling.sampler import Sampler
 from engine.scores.column import MAX_SCORED_ROWS
-from engine.staging import Staging
 from engine.stopwatch import Stopwatch
 
 
@@ -89,10 +87,9 @@ class LibraryExecutor:
     Each row keeps its own sampling parameters: our sampler picks the tokens in transformers' loop.
     """
 
-    def __init__(self, model: LibraryModel, grammars: Grammars | None = None) -> None:
+    def __init__(self, model: LibraryModel, sampler: Sampler) -> None:
         self.model = model.model
-        has_encoder = model.config.is_encoder_decoder
-        self._sampler = Sampler(Staging(model.device), grammars, with_prompt=not has_encoder)
+        self._sampler = sampler
         self.model_time = Stopwatch()
         """Runs for the whole step: transformers' loop samples between the forward passes."""
 
@@ -172,7 +169,7 @@ class LibraryExecutor:
             logits = self.model(input_ids=ids, use_cache=False, **keywords).logits[0]
             logits = (logits if can_keep_rows else logits[rows]).float()
             ranking = rank(logits, ids[0, rows + 1], logits.logsumexp(-1), width)
-            yield from ranking.to_host().wait([width] * len(rows))
+            yield from ranking.wait([width] * len(rows))
 
     def _generation_config(self, answers: list[_Row]) -> Any:
         config = copy(self.model.generation_config)
@@ -261,7 +258,7 @@ class _ForceSampled(LogitsProcessor):
         rows = [Row(answer.copy, len(answer.copy.token_ids)) for answer in self._answers]
         newest = torch.tensor([answer.copy.token_ids[-1] for answer in self._answers])
         choices = self._sampler.sample(scores, rows, newest.to(scores.device))
-        for answer, sampled in zip(self._answers, choices.to_host().wait(), strict=True):
+        for answer, sampled in zip(self._answers, choices.wait(), strict=True):
             if not answer.has_ended:
                 answer.append(sampled)
         forced = torch.full_like(scores, float("-inf"))

@@ -12,7 +12,8 @@ ranking    logprobs and prompt_logprobs           from the model's unmodified lo
 ```
 
 This is vLLM's order with two differences: vLLM applies grammars first, and it has no `typical_p`,
-which comes last as in transformers. Each part plans its work on the host: it puts the arrays that
-it needs into the step's upload and returns a function to call once the upload is sent, or None if
-no row uses the part. Nothing waits for the device.
+which comes last as in transformers. A sequence's first step decides which parts it uses; for a
+plain greedy one these are none. Each part plans its work on the host: it puts the arrays that it
+needs into the step's upload and returns a function to call once the upload is sent. Nothing waits
+for the device.
 """

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from weakref import WeakKeyDictionary
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from core.sequence import Sequence as TokenSequence
-from engine.sampling.rows import Change, Row, concatenated, integers
-from engine.staging import Upload
+from core.sequence import Sequence
+from engine.sampling.rows import Change, Planning, Stage, Use, concatenated, integers
 
 
-class Allowed:
-    """Caches each sequence's `allowed_token_ids` as an array."""
+class Allowed(Stage[NDArray[np.int64]]):
+    """A sequence's state are its `allowed_token_ids`."""
 
-    def __init__(self) -> None:
-        self._token_ids: WeakKeyDictionary[TokenSequence, NDArray[np.int64]] = WeakKeyDictionary()
+    def begin(self, sequence: Sequence) -> NDArray[np.int64] | None:
+        allowed = sequence.params.allowed_token_ids
+        return integers([*allowed]) if allowed else None
 
-    def plan(self, rows: Sequence[Row], vocab_size: int, upload: Upload) -> Change | None:
-        indices = [index for index, row in enumerate(rows) if row.params.allowed_token_ids]
-        if not indices:
-            return None
-        token_ids = [self._token_ids_of(rows[index].sequence) for index in indices]
-        owner = np.arange(len(indices)).repeat(integers([len(ids) for ids in token_ids]))
-        row_index = upload.put(integers(indices))
-        flat_index = upload.put(owner * vocab_size + concatenated(token_ids))
+    def plan(self, uses: list[Use[NDArray[np.int64]]], planning: Planning) -> Change:
+        token_ids = [use.state for use in uses]
+        owner = np.arange(len(uses)).repeat(integers([len(ids) for ids in token_ids]))
+        row_index = planning.upload.put(integers([use.index for use in uses]))
+        flat_index = planning.upload.put(owner * planning.vocab_size + concatenated(token_ids))
 
         def change(scores: Tensor, newest: Tensor) -> None:
             row_scores = scores[row_index.tensor]
@@ -37,8 +31,3 @@ class Allowed:
             scores.index_copy_(0, row_index.tensor, kept.view_as(row_scores))
 
         return change
-
-    def _token_ids_of(self, sequence: TokenSequence) -> NDArray[np.int64]:
-        if sequence not in self._token_ids:
-            self._token_ids[sequence] = integers([*(sequence.params.allowed_token_ids or ())])
-        return self._token_ids[sequence]

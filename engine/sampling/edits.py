@@ -2,52 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from weakref import WeakKeyDictionary
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from core.sequence import Sequence as TokenSequence
-from engine.sampling.ngrams import Ngrams
-from engine.sampling.rows import Change, Row, concatenated, integers
-from engine.staging import Upload
+from core.sequence import Sequence
+from engine.sampling.ngrams import NgramIndex
+from engine.sampling.rows import Change, Planning, Row, Stage, Use, concatenated, integers
 
 BAN = float("-inf")
 ANY = -1
 """Stands for the newest token in a ban that applies after any token."""
-Biases = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
-class Edits:
-    """Plans a step's changes to single logits. Caches each sequence's `logit_bias` as arrays."""
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """A sequence with edits."""
 
-    def __init__(self, ngrams: Ngrams) -> None:
-        self._ngrams = ngrams
-        self._biases: WeakKeyDictionary[TokenSequence, Biases] = WeakKeyDictionary()
+    tokens: NDArray[np.int64]
+    """Those with a bias."""
+    values: NDArray[np.float32]
+    """Their biases."""
+    ngrams: NgramIndex | None
 
-    def plan(self, rows: Sequence[Row], vocab_size: int, upload: Upload) -> Change | None:
+
+class Edits(Stage[Edited]):
+    """Plans a step's changes to single logits."""
+
+    def __init__(self, *, with_prompt: bool) -> None:
+        """with_prompt: n-grams of the prompt count too. False if an encoder reads the prompt."""
+        self._with_prompt = with_prompt
+
+    def begin(self, sequence: Sequence) -> Edited | None:
+        params = sequence.params
+        size, bias = params.no_repeat_ngram_size, params.logit_bias
+        if not (size or bias or params.min_tokens or params.bad_words):
+            return None
+        start = 0 if self._with_prompt else sequence.num_prompt_tokens
+        ngrams = NgramIndex(size, start) if size else None
+        return Edited(integers([*bias]), np.array([*bias.values()], np.float32), ngrams)
+
+    def plan(self, uses: list[Use[Edited]], planning: Planning) -> Change | None:
         # NOTE: the newest token may be in flight. So the host matches bad words only up to the
         # token before it, and the device compares the newest one.
-        bans = [
-            (index, after, token)
-            for index, row in enumerate(rows)
-            if row.params.min_tokens or row.params.bad_words or row.params.no_repeat_ngram_size
-            for after, token in self._bans(row, vocab_size)
-        ]
-        biased = [index for index, row in enumerate(rows) if row.params.logit_bias]
+        upload, vocab_size = planning.upload, planning.vocab_size
+        bans = [(use.index, *ban) for use in uses for ban in _bans(use, vocab_size)]
+        biased = [use for use in uses if len(use.state.tokens)]
         if not bans and not biased:
             return None
-        biases = [self._biases_of(rows[index].sequence) for index in biased]
-        counts = integers([len(tokens) for tokens, _ in biases])
+        counts = integers([len(use.state.tokens) for use in biased])
         num_biases = int(counts.sum())
         ban = np.array(bans, np.int64).reshape(-1, 3)
-        indices = np.concatenate([ban[:, 0], integers(biased).repeat(counts)])
+        bias_rows = integers([use.index for use in biased]).repeat(counts)
+        indices = np.concatenate([ban[:, 0], bias_rows])
         after = upload.put(np.concatenate([ban[:, 1], np.full(num_biases, ANY)]))
-        tokens = np.concatenate([ban[:, 2], concatenated([tokens for tokens, _ in biases])])
-        values = [np.full(len(bans), BAN, np.float32), *(values for _, values in biases)]
+        tokens = np.concatenate([ban[:, 2], concatenated([use.state.tokens for use in biased])])
+        values = [np.full(len(bans), BAN, np.float32), *(use.state.values for use in biased)]
         added = upload.put(np.concatenate(values))
         row_index = upload.put(indices)
         flat_index = upload.put(indices * vocab_size + tokens)
@@ -60,17 +74,14 @@ class Edits:
 
         return change
 
-    def _bans(self, row: Row, vocab_size: int) -> Iterator[tuple[int, int]]:
-        """Yield (newest token, banned token): the ban applies after this token, or after ANY."""
-        yield from _end_tokens(row, vocab_size)
-        yield from _bad_words(row)
-        yield from ((ANY, token) for token in self._ngrams.banned_tokens(row))
 
-    def _biases_of(self, sequence: TokenSequence) -> Biases:
-        if sequence not in self._biases:
-            bias = sequence.params.logit_bias
-            self._biases[sequence] = integers([*bias]), np.array([*bias.values()], np.float32)
-        return self._biases[sequence]
+def _bans(use: Use[Edited], vocab_size: int) -> Iterator[tuple[int, int]]:
+    """Yield (newest token, banned token): the ban applies after this token, or after ANY."""
+    yield from _end_tokens(use.row, vocab_size)
+    yield from _bad_words(use.row)
+    if use.state.ngrams is not None:
+        for token in use.state.ngrams.followers(use.row.sequence.token_ids):
+            yield ANY, token
 
 
 def _end_tokens(row: Row, vocab_size: int) -> Iterator[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from core.errors import RequestError
 from core.sampling import Sampled, SequenceFailure
+from core.sequence import Sequence
 from core.text.grammar import converting_errors, grammar_error
 from engine.sampling.grammars import MAX_OVERRUN_S, Constraint, Grammars
-from engine.sampling.rows import Row, integers
-from engine.staging import Slot, Upload
+from engine.sampling.rows import Change, Planning, Stage, Use, integers
+from engine.staging import Slot
 
 TOO_AMBIGUOUS = (
     "the grammar is too ambiguous: its masks take too long; write left-recursive rules, "
@@ -23,7 +24,7 @@ TOO_AMBIGUOUS = (
 )
 
 
-class Grammar:
+class Grammar(Stage[Constraint]):
     """Masks the rows whose answers are constrained.
 
     A matcher consumes each token once, when the token reaches the host, even if the sequence has
@@ -31,24 +32,26 @@ class Grammar:
     constrained sequence ahead.
     """
 
-    def __init__(self, grammars: Grammars | None) -> None:
-        """grammars: None if no answer is constrained."""
+    def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
 
-    def plan(self, rows: Sequence[Row], vocab_size: int, upload: Upload) -> GrammarMask | None:
-        indices = [index for index, row in enumerate(rows) if _is_constrained(row)]
-        if not indices:
+    def begin(self, sequence: Sequence) -> Constraint | None:
+        is_constrained = sequence.params.structured_outputs is not None
+        return self._grammars.constraint(sequence) if is_constrained else None
+
+    def plan(self, uses: list[Use[Constraint]], planning: Planning) -> Change | None:
+        uses = [use for use in uses if use.row.sequence.finish is None]
+        if not uses:
             return None
-        assert self._grammars is not None, (
-            "the engine rejects `structured_outputs` without grammars"
-        )
-        constraints = [self._grammars.constraint(rows[index].sequence) for index in indices]
-        masks = self._grammars.masks(constraints, vocab_size)
-        for index, mask in zip(indices, masks, strict=True):
-            if rows[index].params.ignore_eos:
+        masks = self._grammars.masks([use.state for use in uses], planning.vocab_size)
+        for use, mask in zip(uses, masks, strict=True):
+            if use.row.params.ignore_eos:
                 _mask_end_tokens(mask, self._grammars.end_token_ids)
-        by_row = dict(zip(indices, constraints, strict=True))
-        return GrammarMask(by_row, upload.put(integers(indices)), upload.put(masks))
+        by_row = {use.index: use.state for use in uses}
+        put = planning.upload.put
+        change = GrammarMask(by_row, put(integers([*by_row])), put(masks))
+        planning.settlers.append(change.settle)
+        return change
 
 
 class GrammarMask:
@@ -112,11 +115,7 @@ def _failure(message: str) -> SequenceFailure:
     return SequenceFailure(error.message, error.field)
 
 
-def _is_constrained(row: Row) -> bool:
-    return row.params.structured_outputs is not None and row.sequence.finish is None
-
-
-def _mask_end_tokens(mask: NDArray[np.uint8], end_token_ids: Sequence[int]) -> None:
+def _mask_end_tokens(mask: NDArray[np.uint8], end_token_ids: Collection[int]) -> None:
     """Disallow the end tokens, unless no other token is allowed."""
     without = mask.copy()
     for token_id in end_token_ids:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
-from weakref import WeakKeyDictionary
 
 from core.part import Part
-from core.sequence import Sequence as TokenSequence
-from engine.sampling.rows import Row
 
 Followers = defaultdict[tuple[int, ...], set[int]]
 """The tokens that have followed each (n-1)-gram."""
@@ -21,27 +18,7 @@ class WithoutRepeats(Part):
     needs_newest = True
 
 
-class Ngrams:
-    """Keeps an index of each sequence's n-grams, so that a step costs one look-up."""
-
-    def __init__(self, *, with_prompt: bool) -> None:
-        """with_prompt: also ban n-grams of the prompt. False if the prompt goes to an encoder."""
-        self._with_prompt = with_prompt
-        self._indices: WeakKeyDictionary[TokenSequence, _NgramIndex] = WeakKeyDictionary()
-
-    def banned_tokens(self, row: Row) -> Collection[int]:
-        """Return the tokens that would repeat an n-gram of the row's sequence."""
-        size = row.params.no_repeat_ngram_size
-        if not size:
-            return ()
-        index = self._indices.get(row.sequence)
-        if index is None:
-            start = 0 if self._with_prompt else row.sequence.num_prompt_tokens
-            index = self._indices[row.sequence] = _NgramIndex(size, start)
-        return index.followers(row.sequence.token_ids)
-
-
-class _NgramIndex:
+class NgramIndex:
     """The n-grams of `size` tokens in a sequence, from position `start` on."""
 
     def __init__(self, size: int, start: int) -> None:

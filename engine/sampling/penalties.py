@@ -6,35 +6,31 @@ the vocabulary. The host keeps the counts of all tokens but the newest, which ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from weakref import WeakKeyDictionary
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from core.sampling import SamplingParams
-from core.sequence import Sequence as TokenSequence
-from engine.sampling.rows import Change, Row, integers
-from engine.staging import Upload
+from core.sequence import Sequence
+from engine.sampling.rows import Change, Planning, Stage, Use, integers
 
 
-class Penalties:
-    """Keeps each sequence's token counts from step to step."""
+class Penalties(Stage["TokenCounts"]):
+    """A sequence's state are the counts of its tokens."""
 
-    def __init__(self) -> None:
-        self._counts: WeakKeyDictionary[TokenSequence, _Counts] = WeakKeyDictionary()
+    def begin(self, sequence: Sequence) -> TokenCounts | None:
+        return TokenCounts(sequence) if _factors(sequence.params) != (1, 0, 0) else None
 
-    def plan(self, rows: Sequence[Row], vocab_size: int, upload: Upload) -> Change | None:
-        indices = [index for index, row in enumerate(rows) if _is_penalized(row.params)]
-        if not indices:
-            return None
-        penalized = [rows[index] for index in indices]
-        all_counts = [self._counts_of(row) for row in penalized]
+    def plan(self, uses: list[Use[TokenCounts]], planning: Planning) -> Change:
+        upload, vocab_size = planning.upload, planning.vocab_size
+        penalized = [use.row for use in uses]
+        all_counts = [use.state for use in uses]
+        for row, counts in zip(penalized, all_counts, strict=True):
+            counts.count_until(row.num_tokens - 1)
         lengths = [len(counts.token_ids) for counts in all_counts]
-        row_index = upload.put(integers(indices))
-        owner = upload.put(np.arange(len(indices)).repeat(lengths))
+        row_index = upload.put(integers([use.index for use in uses]))
+        owner = upload.put(np.arange(len(uses)).repeat(lengths))
         tokens = upload.put(np.concatenate([counts.token_ids for counts in all_counts]))
         times = upload.put(np.concatenate([counts.times for counts in all_counts]))
         generated = upload.put(np.array([row.num_generated > 0 for row in penalized], np.float32))
@@ -65,23 +61,17 @@ class Penalties:
 
         return change
 
-    def _counts_of(self, row: Row) -> _Counts:
-        """Return the counts of all tokens but the newest."""
-        counts = self._counts.get(row.sequence)
-        if counts is None or counts.num_counted > row.num_tokens - 1:
-            counts = self._counts[row.sequence] = _Counts(row.sequence)
-        counts.count_until(row.num_tokens - 1)
-        return counts
 
-
-class _Counts:
+class TokenCounts:
     """The D distinct tokens of a sequence, and how often each was generated."""
 
-    def __init__(self, sequence: TokenSequence) -> None:
+    def __init__(self, sequence: Sequence) -> None:
         self._token_ids = sequence.token_ids
-        """The sequence's own list, which grows. NOTE: keep no reference to the sequence itself,
-        since it is the key of a WeakKeyDictionary."""
+        """The sequence's own list, which grows."""
         self._num_prompt_tokens = sequence.num_prompt_tokens
+        self._forget()
+
+    def _forget(self) -> None:
         self._columns: dict[int, int] = {}
         self._entries = np.zeros((2, 64), np.int64)
         self.num_counted = 0
@@ -97,6 +87,9 @@ class _Counts:
         return self._entries[1, : len(self._columns)].astype(np.float32)
 
     def count_until(self, end: int) -> None:
+        """Count the first `end` tokens. All others may still change."""
+        if end < self.num_counted:
+            self._forget()
         for position in range(self.num_counted, end):
             column = self._column_of(self._token_ids[position])
             self._entries[1, column] += position >= self._num_prompt_tokens
@@ -108,10 +101,6 @@ class _Counts:
             self._entries = np.concatenate([self._entries, np.zeros_like(self._entries)], 1)
         self._entries[0, column] = token_id
         return column
-
-
-def _is_penalized(params: SamplingParams) -> bool:
-    return _factors(params) != (1, 0, 0)
 
 
 def _factors(params: SamplingParams) -> tuple[float, float, float]:

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from core.sampling import TopLogprobs
-from engine.sampling.rows import Row, integers
+from core.sampling import Sampled, SequenceFailure, TopLogprobs
+from engine.sampling.rows import Row, Settle, integers
 from engine.staging import HostCopy, Upload
 
-Rank = Callable[[Tensor, Tensor, Tensor], "Ranking"]
-"""Takes logits [N, vocabulary], token ids [N] and normalizers [N]. Ranks only the rows that have
-`logprobs`."""
 
-
-@dataclass(frozen=True, slots=True)
 class Ranking:
     """Logprobs and ranks at Q positions, from logits that no logits processor has changed."""
 
-    logprobs: Tensor
-    """[Q] fp32, nats: logprob of the token at each position."""
-    ranks: Tensor
-    """[Q] int64: rank of the token at each position; 1 is the most likely."""
-    top_token_ids: Tensor
-    """[Q, K] int64, most likely first."""
-    top_logprobs: Tensor
-    """[Q, K] fp32, nats."""
+    def __init__(self, logprobs: Tensor, ranks: Tensor, top_ids: Tensor, top: Tensor) -> None:
+        """Start a copy to the host. Does not wait.
 
-    def to_host(self) -> HostRanking:
-        """Start a copy to the host. Does not wait."""
-        return HostRanking(self)
-
-
-class HostRanking:
-    """A ranking on its way to the host."""
-
-    def __init__(self, ranking: Ranking) -> None:
-        self._copy = HostCopy(
-            [ranking.logprobs, ranking.ranks, ranking.top_token_ids, ranking.top_logprobs]
-        )
+        logprobs: [Q] fp32, nats, of the token at each position; ranks: [Q] int64, of this token, 1
+        is the most likely; top_ids: [Q, K] int64, most likely first; top: [Q, K], their logprobs.
+        """
+        self._copy = HostCopy([logprobs, ranks, top_ids, top])
 
     def wait(self, widths: Sequence[int]) -> Iterator[TopLogprobs]:
         """Yield one result per position. widths: how many of the top tokens each one gets."""
@@ -51,7 +31,7 @@ class HostRanking:
 
 
 def rank(logits: Tensor, token_ids: Tensor, normalizers: Tensor, width: int) -> Ranking:
-    """Rank the tokens at Q positions.
+    """Rank the tokens at Q positions, and start a copy of the ranking to the host.
 
     logits: [Q, vocabulary] fp32; token_ids: [Q] int64; normalizers: [Q] fp32, each row's logsumexp;
     width: K, reduced to the vocabulary's size.
@@ -59,12 +39,8 @@ def rank(logits: Tensor, token_ids: Tensor, normalizers: Tensor, width: int) -> 
     token_logits = logits.gather(1, token_ids[:, None])
     log_total = normalizers[:, None]
     top, top_token_ids = _top(logits, min(width, logits.shape[1]))
-    return Ranking(
-        logprobs=(token_logits - log_total)[:, 0],
-        ranks=(logits > token_logits).sum(1) + 1,
-        top_token_ids=top_token_ids,
-        top_logprobs=top - log_total,
-    )
+    ranks = (logits > token_logits).sum(1) + 1
+    return Ranking((token_logits - log_total)[:, 0], ranks, top_token_ids, top - log_total)
 
 
 def _top(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -88,17 +64,31 @@ def _top(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
     return top, token_ids[order][starts[:, None] + torch.arange(width)]
 
 
-def plan_ranking(rows: Sequence[Row], upload: Upload) -> Rank | None:
-    """Plan the ranking of the rows with `logprobs`. Return None if there are none."""
-    widths = {index: row.params.logprobs for index, row in enumerate(rows)}
-    wanted = {index: width for index, width in widths.items() if width is not None}
-    if not wanted:
-        return None
-    row_index = upload.put(integers([*wanted]))
-    width = max(wanted.values())
+class RankedRows:
+    """The rows of a step that have `logprobs`."""
 
-    def apply(logits: Tensor, token_ids: Tensor, normalizers: Tensor) -> Ranking:
-        index = row_index.tensor
-        return rank(logits[index], token_ids[index], normalizers[index], width)
+    def __init__(self, rows: Sequence[Row], upload: Upload) -> None:
+        self._widths = {
+            index: row.params.logprobs
+            for index, row in enumerate(rows)
+            if row.params.logprobs is not None
+        }
+        self._row_index = upload.put(integers([*self._widths]))
 
-    return apply
+    def start(self, logits: Tensor, token_ids: Tensor, normalizers: Tensor) -> Settle:
+        """Rank the tokens [N] of all rows, without waiting. Return what adds the results.
+
+        logits: [N, vocabulary] fp32; normalizers: [N] fp32.
+        """
+        index = self._row_index.tensor
+        width = max(self._widths.values())
+        ranking = rank(logits[index], token_ids[index], normalizers[index], width)
+
+        def settle(sampled: list[Sampled | SequenceFailure]) -> None:
+            top = ranking.wait([*self._widths.values()])
+            for row, best in zip(self._widths, top, strict=True):
+                sample = sampled[row]
+                assert isinstance(sample, Sampled)
+                sampled[row] = Sampled(sample.token_ids, sample.logprobs, (best,))
+
+        return settle

@@ -2,67 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from core.sampling import Sampled, SequenceFailure
-from engine.sampling.allowed import Allowed
-from engine.sampling.edits import Edits
-from engine.sampling.grammar import Grammar, GrammarMask
-from engine.sampling.grammars import Grammars
+from core.sequence import Sequence as TokenSequence
 from engine.sampling.kernels import SamplingKernels, make_sampling_kernels
-from engine.sampling.ngrams import Ngrams
-from engine.sampling.penalties import Penalties
-from engine.sampling.ranking import Ranking, plan_ranking
-from engine.sampling.rows import Row
+from engine.sampling.ranking import RankedRows
+from engine.sampling.rows import Change, Planning, Row, Settle, Stage, Use
 from engine.staging import HostCopy, Staging, Upload
 
+States = Mapping[Stage[Any], Any]
+"""The state of each stage that a sequence uses."""
 
-@dataclass(frozen=True, slots=True)
+
 class Choices:
     """The sampled token of each row, with its log-probability under the unfiltered model."""
 
-    token_ids: Tensor
-    """[N] int64."""
-    logprobs: Tensor
-    """[N] fp32, nats."""
-    ranking: Ranking | None
-    """The most likely tokens of the rows with `logprobs`, in row order."""
-    widths: tuple[int | None, ...]
-    """The `logprobs` of each row."""
-    mask: GrammarMask | None = None
-    """The token mask of the rows with `structured_outputs`."""
+    def __init__(
+        self, token_ids: Tensor, logprobs: Tensor, settlers: Sequence[Settle] = ()
+    ) -> None:
+        """Start a copy to the host. Does not wait.
 
-    def to_host(self) -> HostChoices:
-        """Start a copy to the host. Does not wait."""
-        return HostChoices(self)
-
-
-class HostChoices:
-    """Sampled tokens on their way to the host."""
-
-    def __init__(self, choices: Choices) -> None:
-        self._copy = HostCopy([choices.token_ids, choices.logprobs])
-        self._ranking = choices.ranking.to_host() if choices.ranking is not None else None
-        self._widths = choices.widths
-        self._mask = choices.mask
+        token_ids: [N] int64; logprobs: [N] fp32, nats; settlers: called in this order.
+        """
+        self.token_ids = token_ids
+        self.logprobs = logprobs
+        self._settlers = settlers
+        self._copy = HostCopy([token_ids, logprobs])
 
     def wait(self) -> list[Sampled | SequenceFailure]:
-        """Block until the copy is done. Call once, since it advances the grammars' matchers."""
+        """Block until the copy is done. Call once, since stages may count what was sampled."""
         token_ids, logprobs = (tensor.tolist() for tensor in self._copy.wait())
-        top = [()] * len(token_ids)
-        if self._ranking is not None:
-            ranked = self._ranking.wait([width for width in self._widths if width is not None])
-            top = [() if width is None else (next(ranked),) for width in self._widths]
         sampled: list[Sampled | SequenceFailure] = [
-            Sampled((token_id,), (logprob,), best)
-            for token_id, logprob, best in zip(token_ids, logprobs, top, strict=True)
+            Sampled((token_id,), (logprob,))
+            for token_id, logprob in zip(token_ids, logprobs, strict=True)
         ]
-        if self._mask is not None:
-            self._mask.settle(sampled)
+        for settle in self._settlers:
+            settle(sampled)
         return sampled
 
 
@@ -72,21 +53,19 @@ class Sampler:
     def __init__(
         self,
         staging: Staging,
-        grammars: Grammars | None = None,
+        stages: Sequence[Stage[Any]],
         *,
-        with_prompt: bool = True,
         kernels: SamplingKernels | None = None,
     ) -> None:
-        """with_prompt: `no_repeat_ngram_size` also covers the prompt. False if an encoder reads it.
+        """stages: the logits processors, in the order in which they apply.
 
         kernels: by default the fastest for the device.
         """
         self._staging = staging
-        self._allowed = Allowed()
-        self._edits = Edits(Ngrams(with_prompt=with_prompt))
-        self._penalties = Penalties()
-        self._grammar = Grammar(grammars)
+        self._stages = stages
         self._kernels = kernels or make_sampling_kernels(staging.device)
+        self._states: WeakKeyDictionary[TokenSequence, States | None] = WeakKeyDictionary()
+        """None for a plain sequence, which gets its most likely tokens and nothing else."""
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[Row], newest: Tensor) -> Choices:
@@ -94,35 +73,72 @@ class Sampler:
 
         logits: [N, vocabulary], not modified; newest: [N] int64, each row's last token.
         """
+        states = [self._states_of(row.sequence) for row in rows]
+        if any(state is not None for state in states):
+            return self._sample(logits, rows, states, newest)
+        token_ids, normalizers = self._kernels.best_tokens(logits)
+        return Choices(token_ids, _picked(logits, token_ids) - normalizers)
+
+    def _sample(
+        self,
+        logits: Tensor,
+        rows: Sequence[Row],
+        states: Sequence[States | None],
+        newest: Tensor,
+    ) -> Choices:
+        """Sample where not all rows are plain."""
         vocab_size = logits.shape[1]
         upload = Upload(self._staging)
-        mask = self._grammar.plan(rows, vocab_size, upload)
-        changes = [
-            self._allowed.plan(rows, vocab_size, upload),
-            self._edits.plan(rows, vocab_size, upload),
-            self._penalties.plan(rows, vocab_size, upload),
-            mask,
-        ]
+        planning = Planning(vocab_size, upload)
+        changes = self._plan_changes(rows, states, planning)
         draws = self._kernels.plan_draws(rows, vocab_size, upload)
-        rank = plan_ranking(rows, upload)
+        has_logprobs = any(row.params.logprobs is not None for row in rows)
+        ranked = RankedRows(rows, upload) if has_logprobs else None
         upload.send()
-        if any(changes) or rank is not None:
+        if changes or ranked is not None:
             logits = logits.float()
         scores = logits
         token_ids, normalizers = self._kernels.best_tokens(logits)
-        if any(changes):
+        if changes:
             scores = logits.clone()
             for change in changes:
-                if change is not None:
-                    change(scores, newest)
+                change(scores, newest)
             token_ids = scores.argmax(-1)
         for draw in draws:
             draw(scores, token_ids)
-        picked = logits.gather(-1, token_ids[:, None])[:, 0].float()
-        return Choices(
-            token_ids,
-            picked - normalizers,
-            rank(logits, token_ids, normalizers) if rank is not None else None,
-            tuple(row.params.logprobs for row in rows),
-            mask,
-        )
+        if ranked is not None:
+            planning.settlers.insert(0, ranked.start(logits, token_ids, normalizers))
+        return Choices(token_ids, _picked(logits, token_ids) - normalizers, planning.settlers)
+
+    def _plan_changes(
+        self, rows: Sequence[Row], states: Sequence[States | None], planning: Planning
+    ) -> list[Change]:
+        changes: list[Change] = []
+        for stage in self._stages:
+            uses = [
+                Use(index, rows[index], state[stage])
+                for index, state in enumerate(states)
+                if state is not None and stage in state
+            ]
+            change = stage.plan(uses, planning) if uses else None
+            if change is not None:
+                changes.append(change)
+        return changes
+
+    def _states_of(self, sequence: TokenSequence) -> States | None:
+        try:
+            return self._states[sequence]
+        except KeyError:
+            return self._begin(sequence)
+
+    def _begin(self, sequence: TokenSequence) -> States | None:
+        begun = ((stage, stage.begin(sequence)) for stage in self._stages)
+        states = {stage: state for stage, state in begun if state is not None}
+        is_plain = sequence.params.is_greedy and sequence.params.logprobs is None
+        self._states[sequence] = None if is_plain and not states else states
+        return self._states[sequence]
+
+
+def _picked(logits: Tensor, token_ids: Tensor) -> Tensor:
+    """Return the logits of the tokens [N], fp32."""
+    return logits.gather(-1, token_ids[:, None])[:, 0].float()

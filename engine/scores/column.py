@@ -14,7 +14,7 @@ from torch import Tensor
 from core.plan import Chunk, ChunkResult, StepPlan
 from core.sampling import Sampled, SequenceFailure
 from engine.sampling.kernels import BestTokens, make_sampling_kernels
-from engine.sampling.ranking import HostRanking, rank
+from engine.sampling.ranking import Ranking, rank
 from engine.staging import Slot, Upload
 from engine.step.column import Applied, Column
 from engine.step.places import Places
@@ -60,7 +60,7 @@ class _Scores(Applied):
         self._chunks = chunks
         self._rows = rows
         self._widths = [chunk.sequence.params.prompt_logprobs or 0 for chunk in chunks]
-        self._ranking: HostRanking | None = None
+        self._ranking: Ranking | None = None
 
     @property
     def extra_rows(self) -> Tensor:
@@ -70,7 +70,7 @@ class _Scores(Applied):
         logits = extra.float()
         _, normalizers = self._best_tokens(logits)
         next_tokens = self._rows.tensor[1]
-        self._ranking = rank(logits, next_tokens, normalizers, max(self._widths)).to_host()
+        self._ranking = rank(logits, next_tokens, normalizers, max(self._widths))
 
     def add_to(self, results: dict[int, ChunkResult]) -> None:
         assert self._ranking is not None, "`take` comes first"

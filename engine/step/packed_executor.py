@@ -12,7 +12,7 @@ from torch import Tensor
 from core.plan import Chunk, ChunkResult, StepPlan, StepResult
 from engine.executor import FinishedStep, SubmittedStep
 from engine.sampling.rows import Row
-from engine.sampling.sampler import HostChoices, Sampler
+from engine.sampling.sampler import Choices, Sampler
 from engine.staging import Staging
 from engine.step.column import Applied, Column
 from engine.step.passes import Passes, Runner
@@ -87,7 +87,7 @@ class PackedExecutor:
     def _sample(self, logits: Tensor, inputs: StepInputs) -> _Part:
         rows = [Row(chunk.sequence, chunk.end) for chunk in inputs.sampled_chunks]
         choices = self._sampler.sample(logits, rows, inputs.newest())
-        return _Part(inputs.sampled_chunks, choices.token_ids, choices.to_host(), inputs.columns)
+        return _Part(inputs.sampled_chunks, choices.token_ids, choices, inputs.columns)
 
 
 def _give(logits: Tensor, num_sampled: int, columns: Sequence[Applied]) -> None:
@@ -107,7 +107,7 @@ class _Part:
     """The S chunks for which a token was sampled."""
     token_ids: Tensor
     """[S] int64, on the device."""
-    choices: HostChoices | None
+    choices: Choices | None
     columns: Sequence[Applied]
 
 

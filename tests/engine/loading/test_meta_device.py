@@ -19,6 +19,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from core.plan import Chunk
 from core.sampling import SamplingParams
 from core.sequence import Sequence
+from engine.builders.common import sampling_stages
 from engine.memory.largest_step import NoAttention
 from engine.model.checkpoint import checkpoint_of
 from engine.model.decoder import Decoder
@@ -35,6 +36,7 @@ from engine.step.beam_candidates import BeamColumn
 from engine.step.places import Places
 from kernels import dry_run
 from tests.engine.sampling import grammar_models
+from tests.engine.sampling.stages import STAGES
 from tests.engine.tiny_models import OWN, VOCABULARY
 
 META = torch.device("meta")
@@ -141,7 +143,7 @@ def test_sampling_does_not_wait_for_the_device(batch):
         rows.append(Row(sequence, 5))
     logits = torch.empty(len(rows), 256, device=META)
     newest = torch.empty(len(rows), dtype=torch.int64, device=META)
-    choices = Sampler(Staging(META)).sample(logits, rows, newest)
+    choices = Sampler(Staging(META), STAGES).sample(logits, rows, newest)
     assert choices.token_ids.shape == (len(rows),)
     assert choices.token_ids.device == META
 
@@ -152,8 +154,8 @@ def test_grammars_do_not_wait_for_the_device(tmp_path):
     rows = [Row(Sequence(id, [60, 61], params), 2) for id in range(2)]
     logits = torch.empty(len(rows), grammar_models.VOCABULARY, device=META)
     newest = torch.empty(len(rows), dtype=torch.int64, device=META)
-    choices = Sampler(Staging(META), grammars).sample(logits, rows, newest)
-    assert choices.mask is not None
+    choices = Sampler(Staging(META), sampling_stages(grammars)).sample(logits, rows, newest)
+    assert len(choices._settlers) == 2, "the ranking and the grammar's mask"
     assert choices.token_ids.device == META
 
 

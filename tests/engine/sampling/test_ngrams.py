@@ -7,8 +7,7 @@ import pytest
 from core.sampling import Sampled, SamplingParams
 from core.sequence import Sequence
 from engine import LLM
-from engine.sampling.ngrams import Ngrams
-from engine.sampling.rows import Row
+from engine.sampling.ngrams import NgramIndex
 from tests.engine.greedy_answers import NUM_NEW, STRATEGIES, generate, prompts
 
 SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 10}
@@ -82,11 +81,14 @@ def test_tokens_equal_generate_in_the_library_executor(tiny_model, expected, arc
 
 def repeating(size, prompt, answer=(), *, with_prompt=True):
     params = SamplingParams(max_tokens=99, no_repeat_ngram_size=size)
-    sequence, ngrams = Sequence(0, prompt, params), Ngrams(with_prompt=with_prompt)
-    found = set(ngrams.banned_tokens(Row(sequence, len(prompt))))
+    sequence, ngrams = (
+        Sequence(0, prompt, params),
+        NgramIndex(size, 0 if with_prompt else len(prompt)),
+    )
+    found = set(ngrams.followers(sequence.token_ids))
     for token in answer:
         sequence.append(Sampled((token,), (0.0,)))
-        found = set(ngrams.banned_tokens(Row(sequence, len(sequence.token_ids))))
+        found = set(ngrams.followers(sequence.token_ids))
     return found
 
 

@@ -12,11 +12,11 @@ from core.sampling import Sampled, SamplingParams
 from core.sequence import Sequence
 from engine.sampling.allowed import Allowed
 from engine.sampling.edits import Edits
-from engine.sampling.ngrams import Ngrams
 from engine.sampling.penalties import Penalties
-from engine.sampling.rows import Row
+from engine.sampling.rows import Planning, Row
 from engine.sampling.sampler import Sampler
 from engine.staging import Staging, Upload
+from tests.engine.sampling.stages import STAGES
 
 VOCABULARY = 40
 EOS = 0
@@ -33,18 +33,22 @@ def sequence_of(prompt, answer=(), **params):
     return sequence
 
 
-def changed(parts, logits, sequences, *, in_flight=False):
-    """Apply the processors to logits [N, vocabulary]; in_flight: the newest token is not known."""
+def changed(stages, logits, sequences, *, in_flight=False):
+    """Apply the stages to logits [N, vocabulary]; in_flight: the newest token is not known.
+
+    stages: a list of them, or a sampler that has them.
+    """
+    sampler = stages if isinstance(stages, Sampler) else Sampler(staging(), stages)
     newest = torch.tensor([sequence.token_ids[-1] for sequence in sequences])
     rows = [Row(sequence, len(sequence.token_ids)) for sequence in sequences]
     taken = [(sequence, sequence.token_ids.pop()) for sequence in sequences] if in_flight else []
     upload = Upload(staging())
-    changes = [part.plan(rows, VOCABULARY, upload) for part in parts]
+    states = [sampler._states_of(sequence) for sequence in sequences]
+    changes = sampler._plan_changes(rows, states, Planning(VOCABULARY, upload))
     upload.send()
     scores = logits.clone()
     for change in changes:
-        if change is not None:
-            change(scores, newest)
+        change(scores, newest)
     for sequence, token in taken:
         sequence.token_ids.append(token)
     return scores
@@ -117,12 +121,12 @@ def test_repetition_penalty_equals_transformers():
 
 
 def test_incremental_counts_equal_fresh_counts():
-    kept, rng = Penalties(), random.Random(1)
+    kept, rng = Sampler(staging(), [Penalties()]), random.Random(1)
     sequences = random_sequences(5, repetition_penalty=1.5, frequency_penalty=0.3)
     for step in range(80):
         running = [sequence for sequence in sequences if rng.random() < 0.7] or sequences
         logits = random_logits(len(running), seed=step)
-        again = changed([kept], logits, running, in_flight=step % 3 > 0)
+        again = changed(kept, logits, running, in_flight=step % 3 > 0)
         assert torch.equal(again, changed([Penalties()], logits, running))
         for sequence in running:
             sequence.append(Sampled((rng.randrange(1, VOCABULARY),), (0.0,)))
@@ -145,18 +149,18 @@ def test_the_order_of_writes_does_not_matter(monkeypatch):
 
 
 def test_state_of_a_sequence_is_freed_with_it():
-    penalties, edits = Penalties(), Edits(Ngrams(with_prompt=True))
+    sampler = Sampler(staging(), [Edits(with_prompt=True), Penalties()])
     sequence = sequence_of([1, 2], [3], repetition_penalty=2.0, logit_bias={1: 1.0})
-    changed([edits, penalties], random_logits(1), [sequence])
-    assert (len(penalties._counts), len(edits._biases)) == (1, 1)
+    changed(sampler, random_logits(1), [sequence])
+    assert len(sampler._states) == 1
     del sequence
-    assert (len(penalties._counts), len(edits._biases)) == (0, 0)
+    assert len(sampler._states) == 0
 
 
 def banned(*sequences, in_flight=False):
     """Return the banned tokens of each row."""
     scores = changed(
-        [Edits(Ngrams(with_prompt=True))],
+        [Edits(with_prompt=True)],
         torch.zeros(len(sequences), VOCABULARY),
         sequences,
         in_flight=in_flight,
@@ -176,7 +180,7 @@ def test_logit_bias_is_added():
     expected[0, 3] += 2.5
     expected[0, 7] -= 1.0
     expected[2, 3] -= 9.0
-    assert torch.equal(changed([Edits(Ngrams(with_prompt=True))], logits, rows), expected)
+    assert torch.equal(changed([Edits(with_prompt=True)], logits, rows), expected)
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
@@ -228,7 +232,7 @@ def test_biases_are_applied_before_penalties():
     logits = torch.ones(1, VOCABULARY)
     newest = torch.tensor([3])
     seen = {}
-    sampler = Sampler(staging())
+    sampler = Sampler(staging(), STAGES)
     original = torch.Tensor.argmax
 
     def noted(self, *args):
@@ -247,7 +251,7 @@ def test_only_allowed_tokens_are_possible():
     logits = random_logits(3)
     free, few = sequence_of([1, 2]), sequence_of([3], allowed_token_ids=[5, 9, 9])
     biased = sequence_of([4], allowed_token_ids=[7, 8], logit_bias={8: 2.0, 9: 50.0})
-    scores = changed([Allowed(), Edits(Ngrams(with_prompt=True))], logits, [free, few, biased])
+    scores = changed([Allowed(), Edits(with_prompt=True)], logits, [free, few, biased])
     assert torch.equal(scores[0], logits[0])
     assert scores[1].isfinite().nonzero()[:, 0].tolist() == [5, 9]
     assert torch.equal(scores[1, [5, 9]], logits[1, [5, 9]])

@@ -11,6 +11,7 @@ from core.sequence import Sequence
 from engine.sampling.rows import Row
 from engine.sampling.sampler import Choices, Sampler
 from engine.staging import Staging
+from tests.engine.sampling.stages import STAGES
 
 
 def rows(count, prompt=(1, 2), **params):
@@ -21,7 +22,7 @@ def rows(count, prompt=(1, 2), **params):
 def sample(logits, sequences) -> Choices:
     newest = torch.tensor([sequence.token_ids[-1] for sequence in sequences])
     rows = [Row(sequence, len(sequence.token_ids)) for sequence in sequences]
-    return Sampler(Staging(torch.device("cpu"))).sample(logits, rows, newest)
+    return Sampler(Staging(torch.device("cpu")), STAGES).sample(logits, rows, newest)
 
 
 def drawn(logits, sequences):
@@ -166,7 +167,7 @@ def test_a_row_of_nan_does_not_fail_the_step(bad, params):
     choices = sample(logits, sequences)
     assert choices.token_ids[[0, 2]].tolist() == expected[[0, 2]].tolist()
     assert 0 <= choices.token_ids[1] < 9
-    assert len(choices.to_host().wait()) == 3
+    assert len(choices.wait()) == 3
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -193,7 +194,7 @@ def test_top_logprobs_have_the_requested_number_per_row():
         for n, count in enumerate(counts)
     ]
     expected = logits.log_softmax(-1)
-    results = sample(logits, sequences).to_host().wait()
+    results = sample(logits, sequences).wait()
     assert results[0].top_logprobs == ()
     for place, count in ((1, 3), (2, 0), (3, 12)):
         [top], [token_id] = results[place].top_logprobs, results[place].token_ids

@@ -18,6 +18,7 @@ from engine.sampling.rows import Row
 from engine.sampling.sampler import Sampler
 from engine.staging import Staging
 from kernels import dry_run
+from tests.engine.sampling.stages import STAGES
 
 NUM_LAYERS = 3
 PRODUCTS = {"linear", "mm", "addmm"}
@@ -155,7 +156,7 @@ def launches_of_sampling(batch, dtype):
     ]
     logits = torch.empty(len(rows), 32000, dtype=dtype, device=META)
     newest = torch.empty(len(rows), dtype=torch.int64, device=META)
-    sampler = Sampler(Staging(META), kernels=triton)
+    sampler = Sampler(Staging(META), STAGES, kernels=triton)
     with dry_run.target(host_step.ARCH) as recorded, Operations() as operations:
         sampler.sample(logits, rows, newest)
     return Counter(launch.name for launch in recorded), operations.launched
