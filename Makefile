@@ -146,7 +146,7 @@ format: setup  #: Format the code and apply ruff's fixes
 
 docs: setup  ## Write docs/reference/ (configuration, limits, contract) from the tables of the code
 	$(BIN)/python -c "from container.configuration.report import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/reference/configuration.md
-	$(BIN)/python -c "from core.configuration.limits import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/reference/limits.md
+	$(BIN)/python -c "from container.configuration.report import limit_lines; print(*limit_lines(), sep='\n')" > docs/reference/limits.md
 	$(BIN)/python -c "from pathlib import Path; from container.front_end.contract import with_tables; page = Path('docs/reference/contract.md'); page.write_text(with_tables(page.read_text()))"
 
 clean:  #: Remove .venv and caches

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import msgspec
 
 from core.part import Part
-from core.process.frames import Refused
 
 NO_IMAGES = (
     "this model takes no images here; Gemma 3, Idefics3, SmolVLM and Qwen2.5-VL do (docs/models.md)"
@@ -119,6 +118,3 @@ class EncodedPrompt(msgspec.Struct, frozen=True, tag=True):
     token_ids: Sequence[int]
     images: tuple[PromptImage, ...] = ()
     """In the order of their positions."""
-
-
-ReaderReply = EncodedPrompt | Refused

@@ -11,6 +11,7 @@ from container.configuration.lmi import ADVICE
 from container.configuration.resolve import Configuration
 from core.configuration.batching import Choice
 from core.configuration.layout import layout_here, quantity
+from core.configuration.limits import LIMITS, Limit, OptionLimit
 from core.configuration.options import Option, Options, Value, option_table
 from core.configuration.strategy_table import STRATEGIES
 from core.configuration.task import Task, choose_batching_of
@@ -203,3 +204,36 @@ def _properties_source(configuration: Configuration) -> str:
 
 def _mebibytes(size: int) -> str:
     return f"{size / 2**20:,.1f} MiB"
+
+
+def limit_lines() -> list[str]:
+    """Return docs/reference/limits.md."""
+    return [
+        "# Limits",
+        "",
+        "This table lists the limits on one request. They keep one request from harming the "
+        "others. A request beyond a limit gets the status in the table. The table is generated "
+        "from `core/configuration/limits.py` by `make docs`.",
+        "",
+        "| what is limited | limit or its default | option that sets it | status | why |",
+        "| --- | --- | --- | --- | --- |",
+        *map(_limit_row, LIMITS),
+        "",
+        "Status 200 means that the response has already begun, so the server cuts it off. With "
+        "`option.overload_status=429`, a request beyond a limit with status 503 gets 429 instead, "
+        "unless it is beyond the limit on connections. Both statuses come with a `Retry-After` "
+        "header.",
+        "",
+        "Status 101 marks a limit of [WebSockets](../requests.md#bidirectional-streams). The "
+        "server closes a WebSocket with code 1008 if it is idle for too long, or if a message does "
+        "not arrive in time. It closes a WebSocket with code 1009 if a message is too large.",
+    ]
+
+
+def _limit_row(limit: Limit | OptionLimit) -> str:
+    if isinstance(limit, Limit):
+        size, key = f"{limit.maximum:,} {limit.unit}", ""
+    else:
+        option = option_table()[limit.option]
+        size, key = f"{option.default:,} {limit.unit}", f"`{option.key}`"
+    return f"| {limit.quantity} | {size} | {key} | {limit.status} | {limit.reason} |"

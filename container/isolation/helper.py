@@ -12,7 +12,8 @@ from container.isolation.jobs import Compile, Done, Render, Reply, Setup
 from container.schema.kinds import check_integers
 from core.configuration.limits import GRAMMAR
 from core.errors import RequestError
-from core.images import EncodedPrompt, ReaderReply, ReaderSetup, ReadImages
+from core.images import EncodedPrompt, ReaderSetup, ReadImages
+from core.process.frames import Refused
 from core.structured_outputs import StructuredOutputsParams
 from core.text.chat_template import ChatTemplateSource
 from core.text.grammar import FIELD
@@ -34,7 +35,7 @@ class Helper:
         self._child = Child[Done]("container.isolation.process", setup, Reply)
         reader = ReaderSetup(str(model_dir))
         self._reader = Child[EncodedPrompt](
-            "engine.vision.reader", reader, ReaderReply, MAX_READER_WAIT_S
+            "engine.vision.reader", reader, EncodedPrompt | Refused, MAX_READER_WAIT_S
         )
         self._kept: OrderedDict[bytes, StructuredOutputsParams] = OrderedDict()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.configuration.options import option_table
 from core.errors import RequestError
 
 
@@ -344,36 +343,3 @@ LIMITS: tuple[Limit | OptionLimit, ...] = (
     ),
 )
 """All bounds, in the order in which a request meets them."""
-
-
-def markdown_lines() -> list[str]:
-    """Return docs/reference/limits.md."""
-    return [
-        "# Limits",
-        "",
-        "This table lists the limits on one request. They keep one request from harming the "
-        "others. A request beyond a limit gets the status in the table. The table is generated "
-        "from `core/configuration/limits.py` by `make docs`.",
-        "",
-        "| what is limited | limit or its default | option that sets it | status | why |",
-        "| --- | --- | --- | --- | --- |",
-        *map(_row, LIMITS),
-        "",
-        "Status 200 means that the response has already begun, so the server cuts it off. With "
-        "`option.overload_status=429`, a request beyond a limit with status 503 gets 429 instead, "
-        "unless it is beyond the limit on connections. Both statuses come with a `Retry-After` "
-        "header.",
-        "",
-        "Status 101 marks a limit of [WebSockets](../requests.md#bidirectional-streams). The "
-        "server closes a WebSocket with code 1008 if it is idle for too long, or if a message does "
-        "not arrive in time. It closes a WebSocket with code 1009 if a message is too large.",
-    ]
-
-
-def _row(limit: Limit | OptionLimit) -> str:
-    if isinstance(limit, Limit):
-        size, key = f"{limit.maximum:,} {limit.unit}", ""
-    else:
-        option = option_table()[limit.option]
-        size, key = f"{option.default:,} {limit.unit}", f"`{option.key}`"
-    return f"| {limit.quantity} | {size} | {key} | {limit.status} | {limit.reason} |"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from container.configuration.report import markdown_lines
+from container.configuration.report import limit_lines, markdown_lines
 from container.front_end import contract
 from core.configuration import limits
 
@@ -18,7 +18,7 @@ def test_configuration_md_equals_the_option_table() -> None:
 
 def test_limits_md_equals_the_table_which_has_every_limit() -> None:
     path = DOCS / "limits.md"
-    assert path.read_text() == "\n".join([*limits.markdown_lines(), ""]), "run `make docs`"
+    assert path.read_text() == "\n".join([*limit_lines(), ""]), "run `make docs`"
     defined = [value for value in vars(limits).values() if isinstance(value, limits.Limit)]
     assert [limit for limit in defined if limit not in limits.LIMITS] == []
 
