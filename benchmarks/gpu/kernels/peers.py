@@ -56,15 +56,14 @@ def flashinfer_decode(inputs: PagedInputs, shape: Shape, layout: str) -> Calls:
         flashinfer.BatchDecodeWithPagedKVCacheWrapper,
         use_tensor_cores=shape.heads // shape.kv_heads >= 4,
     )
-    options = {"kv_data_type": inputs.key_cache.dtype, "sm_scale": inputs.scale}
-    return _flashinfer(make, inputs, shape, layout, (), options)
+    return _flashinfer(make, inputs, shape, layout)
 
 
 def flashinfer_prefill(inputs: PagedInputs, shape: Shape, layout: str) -> Calls:
     """Return a call of FlashInfer for each block table, on the same caches."""
     flashinfer: Any = importlib.import_module("flashinfer")
     make = flashinfer.BatchPrefillWithPagedKVCacheWrapper
-    return _flashinfer(make, inputs, shape, layout, (inputs.query_starts,), {"causal": True})
+    return _flashinfer(make, inputs, shape, layout, inputs.query_starts, causal=True)
 
 
 def _flashinfer(
@@ -72,10 +71,14 @@ def _flashinfer(
     inputs: PagedInputs,
     shape: Shape,
     layout: str,
-    starts: tuple[Tensor, ...],
-    options: dict[str, Any],
+    *starts: Tensor,
+    **options: Any,
 ) -> Calls:
-    """Return a call for each block table of a wrapper by `make`. Planning happens here, untimed."""
+    """Return a call for each block table of a wrapper by `make`. Planning happens here, untimed.
+
+    starts: `query_starts` in prefill, else nothing. options: further arguments of `plan`.
+    """
+    options |= {"kv_data_type": inputs.key_cache.dtype, "sm_scale": inputs.scale}
     caches, workspace = _as_stored(inputs, layout), _workspace(inputs)
     block_size = inputs.key_cache.shape[1]
     sizes = (shape.heads, shape.kv_heads, shape.head_dim, block_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -140,3 +141,31 @@ def test_flashinfer_gets_the_same_blocks():
     assert starts.tolist() == [0, 3, 4]
     assert blocks.tolist() == [*inputs.tables[0][0].tolist(), int(inputs.tables[0][1, 0])]
     assert last.tolist() == [1, 16]
+
+
+def test_flashinfer_plans_with_the_types_and_the_scale_of_the_inputs(monkeypatch):
+    plans = []
+
+    class Wrapper:
+        def __init__(self, workspace, layout, **options):
+            pass
+
+        def plan(self, *sizes, **options):
+            plans.append((sizes, options))
+
+    names = ("BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper")
+    flashinfer = SimpleNamespace(**dict.fromkeys(names, Wrapper))
+    monkeypatch.setattr(peers.importlib, "import_module", lambda name: flashinfer)
+    cpu, shape = torch.device("cpu"), Shape(8, 2, 64)
+    inputs = make_inputs(shape, Lengths((1, 1), (33, 16)), device=cpu, dtype=torch.float16)
+    peers.flashinfer_decode(inputs, shape, "NHD")
+    peers.flashinfer_prefill(inputs, shape, "NHD")
+    (decode, given), (prefill, also_given) = plans
+    assert given == {
+        "q_data_type": torch.float16,
+        "kv_data_type": torch.float16,
+        "sm_scale": 64**-0.5,
+    }
+    assert also_given == given | {"causal": True}
+    assert prefill[0] is inputs.query_starts
+    assert decode[3:] == prefill[4:] == (8, 2, 64, 16)
