@@ -68,7 +68,7 @@ PARTS = {
         ("__main__",),
     ),
     "container.apis": (
-        ("adapter_choice",),
+        ("model_choice",),
         ("generation", "tasks", "adapter_routes", "model_routes", "invocations", "status"),
         ("openai", "openapi", "text"),
         ("chat", "completions", "tokenize"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from container.apis.generation.generation import Generation
 from container.apis.generation.reply import Record
@@ -20,6 +19,7 @@ from container.apis.generation.sampling import (
     read_decoding,
 )
 from container.apis.generation.structured_outputs import RESPONSE_FORMAT
+from container.apis.model_choice import MODEL_FIELDS
 from container.http.failures import Failure
 from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
 from container.schema.kinds import (
@@ -60,14 +60,7 @@ OPENAI_FIELDS: Fields = {
         "every chunk, too.",
     ),
     "response_format": RESPONSE_FORMAT,
-    "model": Field(
-        ANYTHING,
-        "With option.enable_lora: the name of the model or of an adapter. Without that option, "
-        "this field is ignored, since only one model is served.",
-    ),
-    "adapters": Field(
-        STRING_OR_STRINGS, "LMI's field: the name of the LoRA adapter to use. '': no adapter."
-    ),
+    **MODEL_FIELDS,
     "truncate_prompt_tokens": Field(
         bounded(INTEGER, "truncate_prompt_tokens"),
         "Keep only this many tokens from the end of the prompt. -1: keep as many as fit.",
@@ -114,20 +107,6 @@ def read_openai_decoding(
         truncate_prompt_tokens=values.get("truncate_prompt_tokens", None),
         **more,
     )
-
-
-def read_adapter(values: Values) -> str | None:
-    """Return the adapter that LMI's `adapters` names; None if the request has no such field.
-
-    Raises RequestError for a list that does not have exactly one entry, since all prompts of a
-    request use the same adapter.
-    """
-    adapters = cast(str | list[str] | None, values.given.get("adapters"))
-    if isinstance(adapters, list):
-        if len(adapters) != 1:
-            raise RequestError("adapters", f"expected one adapter, not {len(adapters)}")
-        return adapters[0]
-    return adapters
 
 
 @dataclass(frozen=True, slots=True)

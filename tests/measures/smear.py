@@ -79,7 +79,7 @@ _FEATURES = (
             "engine/serve/adapter_service.py",
             "core/adapter.py",
             "container/apis/adapter_routes.py",
-            "container/apis/adapter_choice.py",
+            "container/apis/model_choice.py",
         ),
     ),
     Feature(

@@ -24,7 +24,8 @@ from container.apis.generation.sampling import (
     bounded,
     read_decoding,
 )
-from container.apis.openai import OPENAI_FIELDS, read_adapter, read_request_id
+from container.apis.model_choice import MODEL_FIELDS, read_model
+from container.apis.openai import OPENAI_FIELDS, read_request_id
 from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
 from container.schema.kinds import (
     ANYTHING,
@@ -109,7 +110,7 @@ COUNT_FIELDS: Fields = {
     "mcp_servers": unsupported(ANYTHING, []),
 }
 _SHARED = (
-    "adapters", "truncate_prompt_tokens", "request_id", "ignore_eos", "logits_processors",
+    *MODEL_FIELDS, "truncate_prompt_tokens", "request_id", "ignore_eos", "logits_processors",
     "vllm_xargs", "kv_transfer_params",
 )  # fmt: skip
 """The fields of chat completions that the messages API has, too."""
@@ -143,9 +144,7 @@ def read_messages_request(body: Mapping[str, object]) -> MessagesRequest:
     conversation, forced_calls, warnings = _conversation(values)
     decoding = _decoding(values)
     return MessagesRequest(
-        turn=Turn(
-            conversation, decoding, forced_calls, values.get("model", None), read_adapter(values)
-        ),
+        turn=Turn(conversation, decoding, forced_calls, read_model(values)),
         stream=values.get("stream", False),
         request_id=read_request_id(values),
         warnings=(*values.warnings, *warnings, *decoding.warnings),

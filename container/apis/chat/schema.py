@@ -22,11 +22,11 @@ from container.apis.generation.conversation import (
     read_conversation,
 )
 from container.apis.generation.sampling import Dialect, bounded
+from container.apis.model_choice import read_model
 from container.apis.openai import (
     OPENAI_FIELDS,
     ResponseOptions,
     StreamUsage,
-    read_adapter,
     read_openai_decoding,
     read_response_options,
     read_stream_usage,
@@ -108,9 +108,7 @@ def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
     forced_calls = choice if isinstance(choice, ForcedCalls) else None
     conversation = read_conversation(values, uses_tools=choice != "none")
     return ChatRequest(
-        turn=Turn(
-            conversation, decoding, forced_calls, values.get("model", None), read_adapter(values)
-        ),
+        turn=Turn(conversation, decoding, forced_calls, read_model(values)),
         uses_functions=uses_functions,
         names_function=isinstance(values.given.get("tool_choice"), dict),
         stream=values.get("stream", False),

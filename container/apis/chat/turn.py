@@ -14,6 +14,7 @@ from container.apis.generation.conversation import Conversation
 from container.apis.generation.generation import Generation
 from container.apis.generation.sampling import Decoding
 from container.apis.generation.service import GenerationService
+from container.apis.model_choice import NamedModel
 from container.http.request_context import RequestContext
 from core.configuration.options import ReasoningParserName, ToolCallParser
 from core.errors import RequestError
@@ -42,10 +43,7 @@ class Turn:
     decoding: Decoding
     forced_calls: ForcedCalls | None
     """The calls that the answer must consist of; None if the model is free to choose."""
-    model: object
-    """The client's `model`, which may name an adapter."""
-    adapter: str | None = None
-    """The adapter that the body names. It takes precedence over `model`."""
+    model: NamedModel
 
     def __post_init__(self) -> None:
         if self.forced_calls is not None and self.decoding.params.structured_outputs is not None:
@@ -62,7 +60,7 @@ class StartedTurn:
     parsers: Sequence[AnswerParser]
     """A parser for each answer."""
     model: str
-    """The name of the adapter or the model, for the response."""
+    """The name of the variant or the model, for the response."""
 
 
 def start_turn(service: GenerationService, context: RequestContext, turn: Turn) -> StartedTurn:
@@ -72,7 +70,7 @@ def start_turn(service: GenerationService, context: RequestContext, turn: Turn) 
     cannot do or that the options do not enable.
     """
     tokenizer = service.prompting.tokenizer
-    adapter = service.generations.choose_variant(context, turn.adapter, turn.model)
+    variant = service.generations.choose_variant(context, *turn.model)
     tools = _tool_parsers(service, turn)
     prompt = service.conversations.encode(turn.conversation, size=len(context.body))
     marks = tokenizer.ids_of(tools[0].special_tokens) if tools[0] else {}
@@ -83,12 +81,12 @@ def start_turn(service: GenerationService, context: RequestContext, turn: Turn) 
         context,
         prompt.token_ids,
         decoding,
-        variant=adapter,
+        variant=variant,
         kept_special_ids={*marks.values(), *tags.values()},
         images=prompt.images,
     )
     parsers = [AnswerParser(*pair) for pair in zip(reasoning, tools, strict=True)]
-    return StartedTurn(generation, parsers, adapter or service.model_name)
+    return StartedTurn(generation, parsers, variant or service.model_name)
 
 
 def _reasoning_parsers(

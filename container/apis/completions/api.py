@@ -28,13 +28,13 @@ def start_completion(
 ) -> Reply:
     """Start to answer a body with `prompt`, which is one prompt or several."""
     request = context.read(lambda: read_completion_request(body))
-    adapter = service.generations.choose_variant(context, request.adapter, request.model)
+    variant = service.generations.choose_variant(context, *request.model)
     prompts = _encode(service.prompting, request)
     echoes = _echoes(service.prompting, request) if request.echo else [""] * len(prompts)
     decoding = service.generations.prepare(request.decoding)
-    generations = _start_all(service.generations, context, prompts, decoding, adapter)
+    generations = _start_all(service.generations, context, prompts, decoding, variant)
     id = f"cmpl-{request.response_options.request_id or context.id}"
-    envelope = Envelope(id, int(time.time()), adapter or service.model_name)
+    envelope = Envelope(id, int(time.time()), variant or service.model_name)
     tokenizer = service.prompting.tokenizer
     format = CompletionFormat(generations, request, envelope, echoes, tokenizer)
     return Reply(format, *generations, stream=request.stream)
@@ -45,7 +45,7 @@ def _start_all(
     context: RequestContext,
     prompts: Sequence[Sequence[int]],
     decoding: Decoding,
-    adapter: str,
+    variant: str,
 ) -> list[Generation]:
     """Submit a request for each prompt to the engine. If one is refused, none runs."""
     generations: list[Generation] = []
@@ -53,7 +53,7 @@ def _start_all(
     try:
         for prompt in prompts:
             turns.give()
-            generations.append(starter.start(context, prompt, decoding, variant=adapter))
+            generations.append(starter.start(context, prompt, decoding, variant=variant))
     except BaseException:
         for generation in generations:
             generation.abort("refused")

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from container.apis.generation.sampling import Decoding, Dialect, bounded
+from container.apis.model_choice import NamedModel, read_model
 from container.apis.openai import (
     OPENAI_FIELDS,
     ResponseOptions,
     StreamUsage,
-    read_adapter,
     read_openai_decoding,
     read_response_options,
     read_stream_usage,
@@ -58,9 +58,7 @@ COMPLETION_FIELDS: Fields = {
 class CompletionRequest:
     prompts: tuple[Prompt, ...]
     decoding: Decoding
-    model: object
-    adapter: str | None
-    """The adapter that `adapters` names. It takes precedence over `model`."""
+    model: NamedModel
     stream: bool
     stream_usage: StreamUsage
     response_options: ResponseOptions
@@ -89,8 +87,7 @@ def read_completion_request(body: Mapping[str, object]) -> CompletionRequest:
     return CompletionRequest(
         prompts=_prompts(values.get("prompt", "")),
         decoding=decoding,
-        model=values.get("model", None),
-        adapter=read_adapter(values),
+        model=read_model(values),
         stream=values.get("stream", False),
         stream_usage=stream_usage,
         response_options=read_response_options(values),

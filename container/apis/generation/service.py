@@ -8,13 +8,13 @@ from dataclasses import replace
 import msgspec
 from flask import Response
 
-from container.apis.adapter_choice import adapter_choice
 from container.apis.generation.generations import Generations
 from container.apis.generation.prompting import Prompting
 from container.apis.generation.rendering import Conversations
 from container.apis.generation.reply import ApiResponse
 from container.apis.generation.sampling import Decoding
 from container.apis.generation.stream import StreamFormat, send
+from container.apis.model_choice import model_choice
 from container.http.off_loop import in_thread_if_long
 from container.http.request_context import RequestContext, request_context
 from container.http.route import Contract
@@ -48,7 +48,7 @@ class GenerationService(Service):
             client,
             self.prompting,
             _Preparation(client, tokenizer, helper),
-            adapter_choice(model_name, is_enabled=options.lora.enable_lora),
+            model_choice(model_name, is_enabled=options.lora.enable_lora),
             options.server.predict_timeout,
         )
         self.conversations = Conversations(self.prompting, template, helper, lambda: client.facts)

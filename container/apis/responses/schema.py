@@ -22,7 +22,8 @@ from container.apis.generation.sampling import (
     Dialect,
     bounded,
 )
-from container.apis.openai import OPENAI_FIELDS, read_adapter, read_openai_decoding, read_request_id
+from container.apis.model_choice import MODEL_FIELDS, read_model
+from container.apis.openai import OPENAI_FIELDS, read_openai_decoding, read_request_id
 from container.apis.responses.input import INPUT, read_input
 from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
 from container.schema.kinds import (
@@ -79,7 +80,7 @@ _REASONING: Fields = {
     **dict.fromkeys(("summary", "generate_summary", "context", "mode"), ignored()),
 }
 _SHARED = (
-    "stop", "ignore_eos", "model", "adapters", "truncate_prompt_tokens", "request_id",
+    "stop", "ignore_eos", *MODEL_FIELDS, "truncate_prompt_tokens", "request_id",
     "logits_processors", "vllm_xargs", "kv_transfer_params", "user", "service_tier",
     "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "aws_region_name",
 )  # fmt: skip
@@ -173,13 +174,7 @@ def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
         variables=template_variables(values, effort),
     )
     return ResponsesRequest(
-        turn=Turn(
-            conversation,
-            decoding,
-            tools.forced_calls,
-            values.get("model", None),
-            read_adapter(values),
-        ),
+        turn=Turn(conversation, decoding, tools.forced_calls, read_model(values)),
         stream=values.get("stream", False),
         logprobs=_includes_logprobs(values),
         request_id=read_request_id(values),
