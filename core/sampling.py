@@ -113,8 +113,8 @@ class Sampled:
     prompt_logprobs: tuple[TopLogprobs, ...] = ()
     """Logprobs of prompt tokens, from the prompt's second token on, if the request has
     `prompt_logprobs`."""
-    completes_grammar: bool = False
-    """Whether the last token completes the grammar, so that nothing can follow it."""
+    ends_answer: bool = False
+    """Whether nothing can follow the last token, as it completes the answer's grammar."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,11 +152,7 @@ class Sequence:
             self.logprobs.append(logprob)
             self.top_logprobs += sampled.top_logprobs[count - 1 : count]
             self.finish = self.stop_token_ids.get(token_id)
-            if (
-                self.finish is None
-                and sampled.completes_grammar
-                and count == len(sampled.token_ids)
-            ):
+            if self.finish is None and sampled.ends_answer and count == len(sampled.token_ids):
                 self.finish = Finish.EOS
             if self.finish is None and len(self.token_ids) >= self.max_length:
                 self.finish = Finish.LENGTH

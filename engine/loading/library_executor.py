@@ -221,7 +221,7 @@ class _Row:
         self._logprobs: list[float] = []
         self._top_logprobs: list[TopLogprobs] = []
         self._prompt_logprobs = prompt_logprobs
-        self._completes_grammar = False
+        self._ends_answer = False
         self.failure: SequenceFailure | None = None
 
     @property
@@ -233,7 +233,7 @@ class _Row:
             self.failure, self.copy.finish = sampled, Finish.ERROR
             return
         self.copy.append(sampled)
-        self._completes_grammar = sampled.completes_grammar
+        self._ends_answer = sampled.ends_answer
         self._logprobs += sampled.logprobs
         self._top_logprobs += sampled.top_logprobs
 
@@ -243,7 +243,7 @@ class _Row:
             tuple(self._logprobs),
             tuple(self._top_logprobs),
             self._prompt_logprobs,
-            self._completes_grammar,
+            self._ends_answer,
         )
 
 

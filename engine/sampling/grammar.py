@@ -80,7 +80,7 @@ class GrammarMask:
     def settle(self, sampled: list[Sampled | SequenceFailure]) -> None:
         """Advance the matchers by the sampled tokens of all rows of the step.
 
-        Changes `sampled`: a row whose answer is complete gets `completes_grammar=True`. A row with
+        Changes `sampled`: a row whose answer is complete gets `ends_answer=True`. A row with
         a grammar error becomes a SequenceFailure, and so does a row whose masks take too long
         before its answer is complete.
         """
@@ -103,7 +103,7 @@ def _advance(constraint: Constraint, sample: Sampled) -> Sampled | SequenceFailu
     if matcher.is_error() or not matcher.consume_token(sample.token_ids[0]):
         return _failure(matcher.get_error())
     if matcher.is_stopped():
-        return replace(sample, completes_grammar=True)
+        return replace(sample, ends_answer=True)
     if constraint.overrun_s > MAX_OVERRUN_S:
         return _failure(TOO_AMBIGUOUS)
     return sample

@@ -55,10 +55,10 @@ def test_a_completed_grammar_finishes_the_sequence():
     """The sequence ends with the token that completes the grammar, even if it is no EOS token."""
     for params in ({"ignore_eos": True}, {"max_tokens": 3}, {}):
         sequence = make_sequence(**params)
-        assert sequence.append(Sampled((9, 9, 8), (0.0,) * 3, completes_grammar=True)) == 3
+        assert sequence.append(Sampled((9, 9, 8), (0.0,) * 3, ends_answer=True)) == 3
         assert sequence.finish == Finish.EOS
     cut = make_sequence(max_tokens=2)
-    cut.append(Sampled((9, 9, 8), (0.0,) * 3, completes_grammar=True))
+    cut.append(Sampled((9, 9, 8), (0.0,) * 3, ends_answer=True))
     assert cut.finish == Finish.LENGTH
 
 

@@ -246,7 +246,7 @@ def answer(sequence: Any) -> tuple[list[int], Finish]:
         is_complete = form is not None and sequence.num_generated_tokens + 1 == grammar_length(
             sequence.params
         )
-        sequence.append(Sampled((token,), (-0.5,), completes_grammar=is_complete))
+        sequence.append(Sampled((token,), (-0.5,), ends_answer=is_complete))
     return sequence.token_ids[sequence.num_prompt_tokens :], sequence.finish
 
 

@@ -46,7 +46,7 @@ class Turn:
     model: NamedModel
 
     def __post_init__(self) -> None:
-        if self.forced_calls is not None and self.decoding.params.structured_outputs is not None:
+        if self.forced_calls is not None and self.decoding.has_form:
             raise RequestError(
                 "tool_choice", "a forced call cannot be combined with structured outputs"
             )
@@ -98,7 +98,7 @@ def _reasoning_parsers(
     format from the first token on, or if the answers continue a message.
     """
     params, name = decoding.params, _reasoning_parser(service)
-    is_bound = params.structured_outputs is not None or turn.conversation.continue_final_message
+    is_bound = decoding.has_form or turn.conversation.continue_final_message
     if name is None or is_bound:
         return [None] * params.n
     end = service.prompting.decode(prompt[-_END_TOKENS:])
@@ -144,4 +144,4 @@ def _decoding(
     notation = parser.notation(marks)
     assert notation is not None, "_tool_parsers chooses a parser with a notation"
     form = notation.form(calls.functions, special, is_single=calls.is_single)
-    return turn.decoding.with_structured_outputs(form, "tools")
+    return turn.decoding.with_form(form, "tools")

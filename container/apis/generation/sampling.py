@@ -202,24 +202,29 @@ class Decoding:
     warnings: tuple[str, ...] = ()
     """One sentence for each ignored field."""
 
+    @property
+    def has_form(self) -> bool:
+        """Whether the request fixes the format of its answer."""
+        return self.params.structured_outputs is not None
+
     def with_format(
         self, format: Mapping[str, Any], field: str, types: Sequence[str] = ()
     ) -> Decoding:
         """Return a copy for the format in `field`, as `read_format` reads it."""
         form = read_format(format, field, types)
-        return self if form is None else self.with_structured_outputs(form, field)
+        return self if form is None else self.with_form(form, field)
 
-    def with_structured_outputs(self, params: StructuredOutputsParams, field: str) -> Decoding:
+    def with_form(self, form: StructuredOutputsParams, field: str) -> Decoding:
         """Return a copy with these structured outputs, which come from `field` of the request.
 
         Raises RequestError if the request already has structured outputs, or if these cannot be
         combined with the other parameters.
         """
-        if self.params.structured_outputs is not None:
+        if self.has_form:
             raise RequestError(field, "cannot be combined with structured outputs")
         dialect = self.dialect.with_name("structured_outputs", field)
         with dialect.names_errors():
-            combined = msgspec.structs.replace(self.params, structured_outputs=params)
+            combined = msgspec.structs.replace(self.params, structured_outputs=form)
         return replace(self, params=combined, dialect=dialect)
 
 
