@@ -18,11 +18,11 @@ from tests.measures.tree import ROOT, closure, files, imports
 
 SMEAR = {
     "images": 25,
-    "adapters": 27,
+    "adapters": 25,
     "ranks": 17,
     "copies": 11,
     "prompt_logprobs": 21,
-    "grammars": 12,
+    "grammars": 11,
     "tasks": 11,
     "beams": 11,
 }
