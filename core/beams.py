@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from core.sampling import Finish, SamplingParams
+from core.sampling import ChunkResult, Finish, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class Candidates(ChunkResult):
     """The most likely next tokens of one beam, most likely first."""
 
     token_ids: tuple[int, ...]
@@ -31,7 +31,7 @@ class Hypothesis:
 
 
 @dataclass(frozen=True, slots=True)
-class Hypotheses:
+class Hypotheses(ChunkResult):
     """The finished answers, best first, of a search that an executor runs as a whole."""
 
     best: tuple[Hypothesis, ...]

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from core.beams import Candidates, Hypotheses
 from core.part import NO_ROWS
-from core.sampling import Sampled, SequenceFailure
+from core.sampling import ChunkResult
 from core.sequence import Sequence
 
 
@@ -86,8 +85,6 @@ class StepPlan:
         return sum(chunk.length for chunk in self.chunks)
 
 
-ChunkResult = Sampled | Candidates | Hypotheses | SequenceFailure
 StepResult = Mapping[int, ChunkResult]
-"""Maps sequence ids to results, for each chunk with `samples_token` or `extra_rows`. A result
-is sampled tokens and prompt logprobs, or the candidates of a beam, or the hypotheses of a beam
-search that the executor runs as a whole, or the reason of a failure."""
+"""Maps sequence ids to results, for each chunk with `samples_token` or `extra_rows`: tokens, the
+reason of a failure, or what another kind of search needs."""

@@ -98,8 +98,14 @@ class TopLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: tuple[float, ...]
 
 
+class ChunkResult:
+    """What a step found out for one chunk: one of its subclasses."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(ChunkResult):
     """The next tokens of one sequence with their logprobs, in nats.
 
     The packed executor returns one token, the library executor the whole answer. A chunk that only
@@ -118,7 +124,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceFailure:
+class SequenceFailure(ChunkResult):
     """No next token of a sequence could be sampled, so its request fails."""
 
     reason: str

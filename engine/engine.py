@@ -16,6 +16,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -34,12 +35,14 @@ from core.sampling import MAX_SEED, SamplingParams
 from engine.device import is_out_of_memory
 from engine.executor import Executor, SubmittedStep
 from engine.failures import Guard
-from engine.lora.adapter_registry import AdapterRegistry
 from engine.sampling.grammars import Constrained, Grammars
 from engine.sampling.ngrams import WithoutRepeats
 from engine.scores.part import ScoredPrompt
 from engine.stopwatch import Stopwatch
 from strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from engine.lora.adapter_registry import AdapterRegistry
 
 logger = logging.getLogger(__name__)
 

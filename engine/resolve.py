@@ -6,7 +6,7 @@ decided by `engine.memory.capacity.measure`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -130,19 +130,10 @@ def _for_packed(options: Options, source: ModelSource, num_ranks: int) -> Resolv
     execution = options.execution
     overlaps = is_cuda if execution.async_scheduling is None else execution.async_scheduling
     has_graphs = is_cuda and not execution.enforce_eager
-    return Resolved(
-        source=source,
-        executor="packed",
-        executor_reason="a decoder whose paged logits match those of transformers",
-        decoder=options.model.decoder,
-        batching=batching,
-        batching_reason=choice.reason,
-        kv_reservation=options.strategy.kv_reservation,
-        max_delay_s=options.strategy.max_batch_delay / 1000,
-        limits=packed_limits(options, batching, source.device.type, trained_length(source.config)),
+    limits = packed_limits(options, batching, source.device.type, trained_length(source.config))
+    return replace(
+        _resolved(options, source, choice.reason, batching, limits),
         kv_dtype=choose_kv_dtype(options.memory, source.dtype, source.device),
-        memory=options.memory,
-        num_copies=options.layout.copies,
         num_ranks=num_ranks,
         num_local_ranks=num_ranks // options.layout.nodes,
         overlaps=overlaps,
@@ -165,13 +156,21 @@ def _for_library(options: Options, source: ModelSource, num_ranks: int, reason: 
     max_sequences = sequence_limit(options.strategy, batching)
     # `generate` does not split prompts.
     limits = StepLimits(max_model_len, max_sequences, max_sequences * max_model_len)
+    resolved = _resolved(options, source, choice.reason, batching, limits)
+    return replace(resolved, executor="library", executor_reason=reason)
+
+
+def _resolved(
+    options: Options, source: ModelSource, reason: str, batching: Batching, limits: StepLimits
+) -> Resolved:
+    """Return what both executors have in common. reason: that of `batching`."""
     return Resolved(
         source=source,
-        executor="library",
-        executor_reason=reason,
+        executor="packed",
+        executor_reason="a decoder whose paged logits match those of transformers",
         decoder=options.model.decoder,
         batching=batching,
-        batching_reason=choice.reason,
+        batching_reason=reason,
         kv_reservation=options.strategy.kv_reservation,
         max_delay_s=options.strategy.max_batch_delay / 1000,
         limits=limits,

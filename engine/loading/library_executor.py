@@ -23,9 +23,9 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from core.beams import Candidates, Hypotheses, Hypothesis
+from core.beams import Hypotheses, Hypothesis
 from core.plan import StepPlan
-from core.sampling import Finish, Sampled, SequenceFailure, TopLogprobs
+from core.sampling import ChunkResult, Finish, Sampled, SequenceFailure, TopLogprobs
 from core.sequence import Sequence
 from engine.executor import FinishedStep
 from engine.loading.model_source import ModelSource
@@ -102,7 +102,7 @@ class LibraryExecutor:
         assert all(chunk.start == 0 and chunk.samples_token for chunk in plan.chunks), (
             "`generate` runs only whole prompts"
         )
-        result: dict[int, Sampled | Candidates | Hypotheses | SequenceFailure] = {}
+        result: dict[int, ChunkResult] = {}
         answers = [
             _Row(chunk.sequence, tuple(self._scores(chunk.sequence, chunk.extra_rows)))
             for chunk in plan.chunks

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from core.errors import RequestError
 from engine.engine import Engine
-from engine.lora.adapter_registry import AdapterRegistry
+
+if TYPE_CHECKING:
+    from engine.lora.adapter_registry import AdapterRegistry
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from core.plan import Chunk, ChunkResult, StepPlan
-from core.sampling import Sampled, SequenceFailure
+from core.plan import Chunk, StepPlan
+from core.sampling import ChunkResult, Sampled, SequenceFailure
 from engine.sampling.kernels import BestTokens, make_sampling_kernels
 from engine.sampling.ranking import Ranking, rank
 from engine.staging import Slot, Upload

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from core.beams import Candidates, num_candidates
-from core.plan import Chunk, ChunkResult
+from core.plan import Chunk
+from core.sampling import ChunkResult
 from core.sequence import Sequence as Beam
 from engine.staging import HostCopy, Slot, Upload
 from engine.step.column import Applied, Column

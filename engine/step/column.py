@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from core.plan import Chunk, ChunkResult, StepPlan
+from core.plan import Chunk, StepPlan
+from core.sampling import ChunkResult
 from engine.staging import Slot, Upload
 from engine.step.places import Places
 from kernels.attention.batch import PagedBatch

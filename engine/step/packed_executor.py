@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from core.plan import Chunk, ChunkResult, StepPlan, StepResult
+from core.plan import Chunk, StepPlan, StepResult
+from core.sampling import ChunkResult
 from engine.executor import FinishedStep, SubmittedStep
 from engine.sampling.rows import Row
 from engine.sampling.sampler import Choices, Sampler

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from core.foreign_code import contained
 from core.images import Images, PromptImage, images_in
-from core.plan import Chunk, ChunkResult
-from core.sampling import SequenceFailure
+from core.plan import Chunk
+from core.sampling import ChunkResult, SequenceFailure
 from engine.staging import Slot, Upload
 from engine.step.column import Applied, Column
 from engine.step.places import Places
