@@ -266,7 +266,9 @@ class LLM:
         all_prompts = as_list(prompts)
         all_params = _params_per_prompt(sampling_params, len(all_prompts))
         adapters = adapter_per_prompt(lora_request, len(all_prompts))
-        load_requested(self.llm_engine, adapters)
+        engine = self.llm_engine
+        if any(adapters):
+            load_requested(engine, adapters)
         return [
             self._request(index, prompt, params, adapter)
             for index, (prompt, params, adapter) in enumerate(

@@ -42,8 +42,6 @@ def load_requested(engine: Engine, requests: Iterable[LoRARequest | None]) -> No
     be served, and NoRoomError if running requests occupy the slots.
     """
     wanted = {request.key: request for request in requests if request is not None}
-    if not wanted:
-        return
     adapters = engine.adapters
     if adapters is None:
         raise RequestError("lora_request", "needs LLM(..., enable_lora=True)")

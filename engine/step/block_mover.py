@@ -71,8 +71,6 @@ class BlockMover:
         )
 
     def launch(self, moves: BlockMoves) -> None:
-        if not moves:
-            return
         sources, targets, copies = self._staging.upload(
             [
                 np.array([block for block, _ in moves.swap_outs], np.int64),

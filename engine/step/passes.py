@@ -64,7 +64,8 @@ class Passes:
 
     def move(self, moves: BlockMoves) -> None:
         """Launch block moves, without waiting for them."""
-        self._mover.launch(moves)
+        if moves:
+            self._mover.launch(moves)
 
     def size_for(self, chunks: Sequence[Chunk], columns: Sequence[Column]) -> StepSize | None:
         """Return the size of the CUDA graph for chunks that use these columns, if there is one."""
