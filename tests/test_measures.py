@@ -17,7 +17,7 @@ from tests.measures.trace import Function, Trace
 from tests.measures.tree import ROOT, closure, files, imports
 
 SMEAR = {
-    "images": 25,
+    "images": 22,
     "adapters": 25,
     "ranks": 17,
     "copies": 11,

@@ -176,7 +176,7 @@ def _conversation(values: Values) -> tuple[Conversation, ForcedCalls | None, tup
     messages, media = read_messages(given, values.get("system", ""))
     conversation = Conversation(
         messages=messages,
-        images=media.files,
+        media=media,
         tools=tools.visible,
         add_generation_prompt=not continues,
         continue_final_message=continues,

@@ -24,7 +24,6 @@ from container.schema.kinds import (
 )
 from core.configuration.limits import MESSAGES, TOOLS
 from core.errors import RequestError
-from core.images import ImageFile
 
 TEXT_PART = object_schema({"type": {"const": "text"}, "text": {"type": "string"}})
 _CONTENT = content_schema(TEXT_PART, CHAT_MEDIA.schema)
@@ -98,8 +97,8 @@ class Conversation:
     continue_final_message: bool
     add_special_tokens: bool
     variables: Mapping[str, object]
-    images: tuple[ImageFile, ...] = ()
-    """The images, in the order of the parts of type `image` that the template sees in messages."""
+    media: Media
+    """What the messages have besides text."""
 
 
 def read_conversation(values: Values, *, uses_tools: bool = True) -> Conversation:
@@ -129,7 +128,7 @@ def read_conversation(values: Values, *, uses_tools: bool = True) -> Conversatio
         continue_final_message=continues,
         add_special_tokens=values.get("add_special_tokens", False),
         variables=template_variables(values, values.get("reasoning_effort", None)),
-        images=media.files,
+        media=media,
     )
 
 

@@ -51,6 +51,7 @@ class Media:
 
     @property
     def files(self) -> tuple[ImageFile, ...]:
+        """The images, in the order of the parts of type `image` that the template sees."""
         return tuple(self._files)
 
     def only(self, allowed: bool) -> Media:

@@ -50,21 +50,18 @@ class Conversations:
         read.
         """
         template, prompting = self._template, self._prompting
-        if conversation.images and not self._facts().takes_images:
-            raise RequestError(conversation.images[0].field, NO_IMAGES)
+        images = conversation.media.files
+        if images and not self._facts().takes_images:
+            raise RequestError(images[0].field, NO_IMAGES)
         if template is None:
             raise RequestError(
                 "messages",
                 "the model has no chat template; set option.chat_template, or send a prompt",
             )
-        if conversation.images:
-            return self._helper.read_images(
-                ReadImages(
-                    self._render_in_helper(conversation),
-                    conversation.images,
-                    conversation.add_special_tokens,
-                )
-            )
+        if images:
+            prompt = self._render_in_helper(conversation)
+            job = ReadImages(prompt, images, conversation.add_special_tokens)
+            return self._helper.read_images(job)
         if size > ISOLATED_BYTES:
             prompt = self._render_in_helper(conversation)
             add = conversation.add_special_tokens

@@ -166,7 +166,7 @@ def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
     )
     conversation = Conversation(
         messages=messages,
-        images=media.files,
+        media=media,
         tools=tools.visible,
         add_generation_prompt=True,
         continue_final_message=False,

@@ -15,6 +15,7 @@ import gevent
 import pytest
 
 from container.apis.generation.conversation import Conversation
+from container.apis.generation.media import CHAT_MEDIA, Media
 from container.apis.generation.prompting import Prompting
 from container.apis.generation.rendering import ISOLATED_BYTES, Conversations
 from container.isolation import process
@@ -215,6 +216,7 @@ def conversation(text: str) -> Conversation:
         continue_final_message=False,
         add_special_tokens=False,
         variables={},
+        media=Media("messages", CHAT_MEDIA),
     )
 
 
