@@ -28,9 +28,13 @@ _TURN_S = 0.01
 
 def in_thread_if_long(work: Callable[[], T], *, size: int, long: int = LONG_TEXT_CHARACTERS) -> T:
     """Call `work`, in gevent's thread pool if `size` exceeds `long`. Raises what it raises."""
-    if size <= long:
-        with contained:
-            return work()
+    if size > long:
+        return _in_thread(work)
+    with contained:
+        return work()
+
+
+def _in_thread(work: Callable[[], T]) -> T:
     outcome = _Outcome[T]()
     gevent.get_hub().threadpool.apply(outcome.fill, (work,))
     if outcome.error is not None:

@@ -85,8 +85,12 @@ class EngineClient:
 
         While no engine is ready, the methods of this connection raise EngineUnavailableError.
         """
-        if len(self.copies) == 1:
-            return self.copies[0]
+        first, *others = self.copies
+        return self._choose(session, prompt_token_ids, variant) if others else first
+
+    def _choose(
+        self, session: str | None, prompt_token_ids: Sequence[int], variant: str
+    ) -> EngineConnection:
         candidates = self._candidates(variant)
         if session is not None:
             candidates = [max(candidates, key=lambda copy: _weight(session, copy.endpoint))]

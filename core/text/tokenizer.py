@@ -46,13 +46,13 @@ class Tokenizer:
         max_tokens: keep only this many tokens from the end, including special tokens.
         """
         with contained:
-            return self._encode(text, add_special_tokens, max_tokens)
-
-    def _encode(self, text: str, add_special_tokens: bool, max_tokens: int | None) -> list[int]:
-        # NOTE: `encode` holds the GIL throughout, which blocks all threads during a long text.
-        if max_tokens is None:
+            if max_tokens is not None:
+                return self._encode_end(text, add_special_tokens, max_tokens)
+            # NOTE: `encode` holds the GIL throughout, which blocks all threads during a long text.
             batch = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             return batch[0].ids
+
+    def _encode_end(self, text: str, add_special_tokens: bool, max_tokens: int) -> list[int]:
         encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
         num_added = self._tokenizer.num_special_tokens_to_add(False) if add_special_tokens else 0
         encoding.truncate(max(0, max_tokens - num_added), direction="left")

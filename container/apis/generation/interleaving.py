@@ -32,9 +32,10 @@ def interleave(iterators: Sequence[Iterator[T]]) -> Iterator[T]:
     The first exception of an iterator is raised here. After that, or when this generator is
     closed, the greenlets of the other iterators are killed.
     """
-    if len(iterators) == 1:
-        yield from iterators[0]
-        return
+    return iterators[0] if len(iterators) == 1 else _interleave(iterators)
+
+
+def _interleave(iterators: Sequence[Iterator[T]]) -> Iterator[T]:
     arrived: gevent.queue.SimpleQueue[_Item[T] | _Failed | _End] = gevent.queue.SimpleQueue()
 
     def pump(iterator: Iterator[T]) -> None:

@@ -26,8 +26,10 @@ class Prompting:
         than TEXT_CHARACTERS allows.
         """
         max_model_len = self._max_model_len()
-        if len(text) <= max_model_len:
-            return
+        if len(text) > max_model_len:
+            self._check_long_text(text, field, max_model_len)
+
+    def _check_long_text(self, text: str, field: str, max_model_len: int) -> None:
         longest = self.tokenizer.max_token_characters
         if len(text) > max_model_len * longest:
             raise RequestError(

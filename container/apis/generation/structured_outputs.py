@@ -108,15 +108,20 @@ def read_structured_outputs(values: Values, prefix: str) -> StructuredOutputs | 
     RequestError that names the first bad field, or a second field that sets a format.
     """
     given = [*_format_fields(values, prefix)]
-    if len(given) > 1:
-        raise RequestError(prefix + given[1][0], f"cannot be combined with {given[0][0]}")
-    for field, form, value in given:
-        try:
-            params = msgspec.convert({form: _schema_as_text(value)}, StructuredOutputsParams)
-        except RequestError as error:
-            raise RequestError(prefix + field, error.message) from None
-        return StructuredOutputs(field, params)
-    return None
+    return _structured_outputs(prefix, *given) if given else None
+
+
+def _structured_outputs(
+    prefix: str, first: _FormatField, *others: _FormatField
+) -> StructuredOutputs:
+    field, form, value = first
+    if others:
+        raise RequestError(prefix + others[0][0], f"cannot be combined with {field}")
+    try:
+        params = msgspec.convert({form: _schema_as_text(value)}, StructuredOutputsParams)
+    except RequestError as error:
+        raise RequestError(prefix + field, error.message) from None
+    return StructuredOutputs(field, params)
 
 
 def read_format(

@@ -28,8 +28,10 @@ def routed_answer(headers: Headers) -> Response | None:
     Raises NotFound or MethodNotAllowed if no POST route has the path.
     """
     path = named_path(headers.get(CUSTOM_ATTRIBUTES, ""))
-    if path is None or path == request.path:
-        return None
+    return None if path in (None, request.path) else _answer_of(path)
+
+
+def _answer_of(path: str) -> Response:
     request.path = path  # so that an error has the format of that path
     try:
         endpoint, arguments = current_app.url_map.bind("").match(path, method="POST")

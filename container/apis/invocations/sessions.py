@@ -109,9 +109,21 @@ def session_answer(
     still has to answer. Raises RequestError if the request is invalid or sessions are disabled.
     """
     header, request_type = context.headers.get(SESSION_HEADER), body.get("requestType")
+    if header is None and request_type is None:
+        return None
+    return _answer(options, context, header, request_type, is_alone=len(body) == 1)
+
+
+def _answer(
+    options: Options,
+    context: RequestContext,
+    header: str | None,
+    request_type: object,
+    *,
+    is_alone: bool,
+) -> Response | None:
+    """is_alone: whether the body has no field but `requestType`."""
     if not options.server.enable_stateful_sessions:
-        if header is None and request_type is None:
-            return None
         field = SESSION_HEADER if request_type is None else "requestType"
         raise RequestError(
             field, "stateful sessions are not enabled; set option.enable_stateful_sessions=true"
@@ -119,7 +131,7 @@ def session_answer(
     sessions = Sessions(Path(options.server.sessions_path), options.server.sessions_expiration)
     if request_type not in (None, _NEW, _CLOSE):
         raise RequestError("requestType", f"expected {_NEW} or {_CLOSE}")
-    if request_type is not None and len(body) > 1:
+    if request_type is not None and not is_alone:
         raise RequestError("requestType", "must be the only field of the body")
     if request_type == _CLOSE:
         return _close(context, sessions, header)
