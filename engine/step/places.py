@@ -29,12 +29,13 @@ class Places:
         ends = accumulate(lengths, initial=self.size.num_decodes)
         self.ends = [*range(1, num_decodes + 1), *islice(ends, 1, None)]
         """For each chunk, the index after its last token."""
+        self._lens = [chunk.end for chunk in self.chunks]
         self.sampled = tuple(chunk for chunk in self.chunks if chunk.samples_token)
 
     def __iter__(self) -> Iterator[tuple[Chunk, int]]:
         """Yield each chunk and the index of its first token."""
-        for chunk, end in zip(self.chunks, self.ends, strict=True):
-            yield chunk, end - chunk.length
+        starts = [end - chunk.length for chunk, end in zip(self.chunks, self.ends, strict=True)]
+        return zip(self.chunks, starts, strict=True)
 
     def by_sequence(self, values: Sequence[int]) -> NDArray[np.int64]:
         """Place a value of each chunk into an array of all sequences; padding is 0."""
@@ -52,11 +53,11 @@ class Places:
 
     def context_lens(self) -> NDArray[np.int32]:
         """Return the tokens in each sequence's context, new ones included; 0 for padding."""
-        return self.by_sequence([chunk.end for chunk in self.chunks]).astype(np.int32)
+        return self.by_sequence(self._lens).astype(np.int32)
 
     def num_blocks(self, block_size: int) -> int:
         """Return how many blocks the longest context has."""
-        return -(-max(chunk.end for chunk in self.chunks) // block_size)
+        return -(-max(self._lens) // block_size)
 
     def query_starts(self) -> NDArray[np.int32]:
         """Return where each prompt starts among the prompts' tokens, and where the last one ends.
