@@ -199,8 +199,8 @@ def test_unsupported_sizes(make, dtype):
         norm(half, half[0], 1e-5, half)
     with pytest.raises(NoKernelError, match="a width of 48"):
         norm(empty(3, 48), torch.empty(48, dtype=torch.float64), 1e-5, empty(3, 48))
-    with pytest.raises(NoKernelError, match="a width of 24"):
-        gated(empty(3, 48), "silu", out=empty(3, 24))
+    with pytest.raises(NoKernelError, match=r"a width of 24 in torch\.float16"):
+        gated(half, "silu", out=half[:, :24])
     for depth, num_columns in ((64, 48), (48, 64)):
         with pytest.raises(NoKernelError, match="do not match"):
             make(depth, num_columns)[0](empty(3, 48), out=empty(3, 48))
