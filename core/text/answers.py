@@ -92,9 +92,13 @@ class Answers:
         if answer.finish is not None:
             return []
         new = answer.push(output.token_ids, output.logprobs, output.finish, output.top_logprobs)
-        if not self._params.is_ranked:
-            is_empty = not new and answer.finish is None
-            return [] if is_empty else [Delta(output.index, new, answer.finish)]
+        if self._params.is_ranked:
+            return self._ranked()
+        is_empty = not new and answer.finish is None
+        return [] if is_empty else [Delta(output.index, new, answer.finish)]
+
+    def _ranked(self) -> list[Delta]:
+        """Return the best answers whole, once all have ended."""
         if self.num_open:
             return []
         return [

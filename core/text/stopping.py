@@ -31,6 +31,9 @@ class StopStrings:
 
         is_exempt: ignore a stop string that ends in this text, as the answer is too short to end.
         """
+        return self._search(text, is_exempt) if self._texts else text
+
+    def _search(self, text: str, is_exempt: bool) -> str:
         if self.is_reached:
             return ""
         self._held += text

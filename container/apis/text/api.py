@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from container.apis.generation.generations import Generations
 from container.apis.generation.reply import ApiResponse, Reply
@@ -28,21 +28,14 @@ def start_text(
     return inputs.start_batch() if request.is_batch else inputs.start_one()
 
 
+@dataclass(frozen=True, slots=True)
 class Inputs:
     """The inputs of one request."""
 
-    def __init__(
-        self,
-        generations: Generations,
-        context: RequestContext,
-        request: TextRequest,
-        form: type[TextFormat],
-    ) -> None:
-        self._generations = generations
-        self._prompting = generations.prompting
-        self._context = context
-        self._request = request
-        self._form = form
+    generations: Generations
+    context: RequestContext
+    request: TextRequest
+    form: type[TextFormat]
 
     def start_one(self) -> Reply:
         """Start the answer to the only input."""
@@ -51,11 +44,11 @@ class Inputs:
 
     def start_batch(self) -> BatchReply:
         """Start the answers to a batch. Each input succeeds or fails on its own."""
-        num_inputs = len(self._request.inputs)
+        num_inputs = len(self.request.inputs)
         texts = [self._text_or_error(index) for index in range(num_inputs)]
         prompts = self._encode([text if isinstance(text, str) else "" for text in texts])
         items: list[Item] = []
-        batch = BatchReply(items, self._context.id, stream=self._request.stream)
+        batch = BatchReply(items, self.context.id, stream=self.request.stream)
         turns = Turns()
         try:
             for index, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
@@ -67,22 +60,22 @@ class Inputs:
         return batch
 
     def _text(self, index: int) -> str:
-        text, field = self._request.inputs[index], self._request.prompt_field(index)
+        text, field = self.request.inputs[index], self.request.prompt_field(index)
         checked = input_text(text, field)
-        self._prompting.check_length(checked, field)
+        self.generations.prompting.check_length(checked, field)
         return checked
 
     def _encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        max_tokens = self._request.max_prompt_tokens
-        return self._prompting.encode(texts, max_tokens=max_tokens)
+        max_tokens = self.request.max_prompt_tokens
+        return self.generations.prompting.encode(texts, max_tokens=max_tokens)
 
     def _start(self, index: int, text: str, prompt: Sequence[int]) -> Reply:
-        request, context = self._request, self._context
-        adapter = self._generations.choose_variant(context, request.adapters[index], None)
-        generation = self._generations.start(
+        request, context = self.request, self.context
+        adapter = self.generations.choose_variant(context, request.adapters[index], None)
+        generation = self.generations.start(
             context, prompt, request.decoding_of(index), variant=adapter
         )
-        format = self._form(generation, text, request, self._prompting.tokenizer)
+        format = self.form(generation, text, request, self.generations.prompting.tokenizer)
         return Reply(format, generation, stream=request.stream)
 
     def _text_or_error(self, index: int) -> str | RequestError:
