@@ -51,7 +51,7 @@ class Format(ABC):
 
 
 class ApiResponse(Protocol):
-    """The response to one request, as `GenerationService.send` sends it."""
+    """The response to one request, as `stream.send` sends it."""
 
     stream: bool
     """Whether the client asked for a stream."""
