@@ -36,7 +36,9 @@ nothing = lambda *arguments: contextlib.nullcontext()
 fleet = SimpleNamespace(cpus_of_node=int)
 sys.modules["deploy.fleet.application"] = SimpleNamespace(fleet_of=lambda *_: fleet)
 sys.modules["deploy.fleet.local_cluster"] = SimpleNamespace(local_cluster=nothing)
-sys.modules["deploy.fleet.deployment"] = SimpleNamespace(connected=nothing, deploy=deploy, end=end)
+sys.modules["deploy.fleet.deployment"] = SimpleNamespace(
+    connected=nothing, deploy=deploy, end=end, wait_for_route=nothing
+)
 sys.exit(main(["serve", "--local-nodes", "1", *sys.argv[1:]]))
 """
 
@@ -67,7 +69,7 @@ fleet = SimpleNamespace(cpus_of_node=int)
 sys.modules["deploy.fleet.application"] = SimpleNamespace(fleet_of=lambda *_: fleet)
 sys.modules["deploy.fleet.local_cluster"] = SimpleNamespace(local_cluster=local_cluster)
 sys.modules["deploy.fleet.deployment"] = SimpleNamespace(
-    connected=connected, deploy=deploy, end=print
+    connected=connected, deploy=deploy, end=print, wait_for_route=connected
 )
 sys.exit(main(["serve", "--local-nodes", "1", *sys.argv[3:]]))
 """
