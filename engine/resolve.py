@@ -125,7 +125,7 @@ def resolve(
 
 
 def _for_packed(options: Options, source: ModelSource, num_ranks: int) -> Resolved:
-    choice, is_cuda = choose_batching(options), source.device.type == "cuda"
+    choice, is_cuda = choose_batching(options.strategy), source.device.type == "cuda"
     batching = choice.name or DEFAULT_FOR_PACKED
     execution = options.execution
     overlaps = is_cuda if execution.async_scheduling is None else execution.async_scheduling
@@ -145,7 +145,7 @@ def _for_packed(options: Options, source: ModelSource, num_ranks: int) -> Resolv
 
 def _for_library(options: Options, source: ModelSource, num_ranks: int, reason: str) -> Resolved:
     _require_nothing_packed(options, source, num_ranks, reason)
-    choice = choose_batching(options)
+    choice = choose_batching(options.strategy)
     if choice.needs_packed_executor:
         raise ConfigurationError(
             f"the strategy {choice.name} follows from {choice.reason}, but {reason}; "

@@ -169,7 +169,7 @@ def _load(
         model_dir,
         *([model_dir / options.lora.adapters] if options.lora.adapters else []),
     ]
-    source_roots(options, model_roots).require(adapter.src, src_field)
+    source_roots(options.server, model_roots).require(adapter.src, src_field)
     having, lacking = service.client.by_variant(adapter.name)
     _ask(service, context, lacking or having[:1],
          lambda id: LoadAdapter(id, adapter.name, adapter.src))  # fmt: skip

@@ -24,7 +24,7 @@ from container.front_end.body_memory import BodyMemory
 from container.front_end.connections import silent_timeout
 from container.http.deadline import ArrivalTimeoutError, ClientGoneError
 from core.configuration.limits import CHUNKS, UNREAD_BYTES
-from core.configuration.options import Options
+from core.configuration.options import ServerOptions
 from core.errors import RequestError
 
 logger = logging.getLogger(__name__)
@@ -64,12 +64,12 @@ class Arrival:
     def __init__(
         self,
         client: Socket,
-        options: Options,
+        server: ServerOptions,
         memory: BodyMemory,
         clock: Clock = time.monotonic,
     ) -> None:
         self._client = client
-        self._options = options
+        self._server = server
         self._memory = memory
         self._clock = clock
         self._deadline: float | None = None
@@ -90,7 +90,7 @@ class Arrival:
 
     def expect_body(self) -> None:
         """Start the time limit of a body. Its bytes count as held until `release_body`."""
-        self._begin("body", self._options.server.body_timeout)
+        self._begin("body", self._server.body_timeout)
 
     def release_body(self) -> None:
         """Stop counting the body's bytes as held: its request has ended."""
@@ -156,7 +156,7 @@ class Arrival:
             self._client.settimeout(None)
         if self._is_first_read and data and self._part == "head":
             _refuse_other_protocols(data)
-            self._begin("head", self._options.server.header_timeout)
+            self._begin("head", self._server.header_timeout)
         self._is_first_read = False
         if self._part == "body":
             self.hold(len(data), held=self._num_held)
@@ -183,15 +183,13 @@ class Arrival:
 
         The kernel buffers up to `UNREAD_BYTES` that the client has not read.
         """
-        limit_s = self._options.server.write_timeout + len(data) / MIN_READ_RATE
+        limit_s = self._server.write_timeout + len(data) / MIN_READ_RATE
         deadline = self._clock() + limit_s
         view = memoryview(data)
         try:
             while view:
                 remaining_s = deadline - self._clock()
-                self._client.settimeout(
-                    min(max(remaining_s, 0.001), self._options.server.write_timeout)
-                )
+                self._client.settimeout(min(max(remaining_s, 0.001), self._server.write_timeout))
                 view = view[self._client.send(view) :]
         except TimeoutError:
             logger.warning("event=cut_off reason='the client does not read its response'")

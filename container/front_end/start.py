@@ -29,7 +29,7 @@ from container.launch.ports import listen
 from container.launch.stop_times import FAILED_REQUESTS_S, RUNNING_REQUESTS_S
 from container.security.authentication import open_gate
 from container.security.tls import tls_context
-from core.configuration.options import Options
+from core.configuration.options import ServerOptions
 from core.errors import ConfigurationError
 from core.process.internal_arguments import internal_arguments
 from core.process.logs import configure_logs
@@ -84,7 +84,7 @@ class FrontEnd(BaseApplication):
         # With several models, the process in front of them checks the clients' keys. It sends none
         # when it reads /metrics.
         open_paths = (*HEALTH_PATHS, "/metrics") if launch.name else HEALTH_PATHS
-        self._gate = open_gate(launch.options, open_paths=open_paths)
+        self._gate = open_gate(launch.options.server, open_paths=open_paths)
         super().__init__()
 
     def run(self) -> None:
@@ -110,7 +110,7 @@ class FrontEnd(BaseApplication):
             heartbeat_timeout_s=options.server.heartbeat_timeout,
             router=PrefixAware() if options.memory.enable_prefix_caching else LeastLoaded(),
         )
-        self._tracing = _open_tracing(options)
+        self._tracing = _open_tracing(options.server)
         name, hooks = launch.model_name, self._hooks()
         if launch.task.kind != "generation":
             return create_task_app(
@@ -141,9 +141,9 @@ class FrontEnd(BaseApplication):
         return load_hooks(hooks, self._launch.library_dir) if hooks else None
 
     @property
-    def options(self) -> Options:
+    def server(self) -> ServerOptions:
         """The options of the server. Read by the worker."""
-        return self._launch.options
+        return self._launch.options.server
 
     def count_refusal(self, status: int) -> None:
         """Count a request that the worker refuses."""
@@ -169,28 +169,28 @@ class FrontEnd(BaseApplication):
             self._tracing.close()
 
 
-def _open_tracing(options: Options) -> Tracing | None:
+def _open_tracing(server: ServerOptions) -> Tracing | None:
     """Return the worker's tracer. OpenTelemetry is imported only with the option."""
-    if options.server.otlp_traces_endpoint is None:
+    if server.otlp_traces_endpoint is None:
         return None
     from container.tracing.tracing import Tracing
 
-    return Tracing(options.server.otlp_traces_endpoint)
+    return Tracing(server.otlp_traces_endpoint)
 
 
 def gunicorn_settings(launch: Launch, address: str) -> dict[str, Any]:
     """Return all settings that differ from gunicorn's defaults. address: where it listens."""
-    options = launch.options
+    server = launch.options.server
 
     def make_tls_context(conf: object, default: object) -> SSLContext | None:
-        return tls_context(options)
+        return tls_context(server)
 
     return {
         "bind": address,
         "ssl_context": make_tls_context,
         "worker_class": full_name("container.front_end.worker.DrainingWorker"),
-        "workers": options.server.http_workers or max(1, num_cores() // 4),
-        **http_settings(options, is_tls=not launch.socket),
+        "workers": server.http_workers or max(1, num_cores() // 4),
+        **http_settings(server, is_tls=not launch.socket),
         "timeout": STUCK_WORKER_S,
         "graceful_timeout": GRACEFUL_TIMEOUT_S,
         "control_socket_disable": True,

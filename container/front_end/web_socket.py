@@ -28,7 +28,7 @@ from container.front_end.connections import Connections
 from container.http.deadline import ArrivalTimeoutError
 from container.http.off_loop import Turns
 from core.configuration.limits import SOCKET_IDLE, SOCKET_MESSAGES
-from core.configuration.options import Options
+from core.configuration.options import ServerOptions
 from core.errors import OverloadedError, RequestError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class WebSocket:
         connection: Arrival,
         app: Any,
         connections: Connections,
-        options: Options,
+        server: ServerOptions,
         count_refusal: Callable[[int], None],
         is_alive: Callable[[], bool],
         early: bytes = b"",
@@ -84,7 +84,7 @@ class WebSocket:
         self._connection = connection
         self._app = app
         self._connections = connections
-        self._options = options
+        self._server = server
         self._count_refusal = count_refusal
         self._is_alive = is_alive
         self._protocol = Connection(ConnectionType.SERVER, trailing_data=early)
@@ -235,12 +235,12 @@ class WebSocket:
         """Add a part to the message, and queue the message with its last part."""
         if self._message is None:
             self._message = _Body()
-            self._deadline = time.monotonic() + self._options.server.body_timeout
+            self._deadline = time.monotonic() + self._server.body_timeout
         message = self._message
         message.length += len(data)
-        if message.length > self._options.server.max_request_size:
+        if message.length > self._server.max_request_size:
             self._count_refusal(413)
-            limit = self._options.server.max_request_size
+            limit = self._server.max_request_size
             reason = f"the message exceeds the limit of {limit} bytes; max_request_size sets it"
             return CloseConnection(CloseReason.MESSAGE_TOO_BIG, reason)
         try:

@@ -49,7 +49,7 @@ from container.http.off_loop import SWITCH_INTERVAL_S
 from container.launch.ports import client_address
 from container.launch.stop_times import FAILED_REQUESTS_S
 from core.configuration.limits import HEADER_BYTES, HEADERS, REQUEST_LINE
-from core.configuration.options import Options
+from core.configuration.options import ServerOptions
 from core.errors import LongshoreError, RequestError
 from core.process.processes import die_with_parent
 
@@ -62,7 +62,7 @@ class HttpApplication(Protocol):
     """What a worker needs of a gunicorn application."""
 
     @property
-    def options(self) -> Options:
+    def server(self) -> ServerOptions:
         """The options of the server, such as the limits of connections."""
         ...
 
@@ -125,15 +125,15 @@ class PropagatingLogger(Logger):
         self.error_log.propagate = True
 
 
-def http_settings(options: Options, *, is_tls: bool = True) -> dict[str, Any]:
+def http_settings(server: ServerOptions, *, is_tls: bool = True) -> dict[str, Any]:
     """Return gunicorn's settings for connections and logs, where they differ from its defaults.
 
     is_tls: use the options' certificate, if there is one.
     """
     return {
-        "certfile": options.server.ssl_certfile if is_tls else None,
-        "keyfile": options.server.ssl_keyfile if is_tls else None,
-        "worker_connections": options.server.max_connections,
+        "certfile": server.ssl_certfile if is_tls else None,
+        "keyfile": server.ssl_keyfile if is_tls else None,
+        "worker_connections": server.max_connections,
         "limit_request_line": REQUEST_LINE.maximum,
         "limit_request_fields": HEADERS.maximum,
         "limit_request_field_size": HEADER_BYTES.maximum,
@@ -155,7 +155,7 @@ class HttpWorker(GeventWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._application = cast(HttpApplication, self.app)
-        self._bodies = BodyMemory(self._application.options.server.max_body_memory)
+        self._bodies = BodyMemory(self._application.server.max_body_memory)
         self.connections = Connections(self.worker_connections)
 
     def timeout_ctx(self) -> AbstractContextManager[None]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -166,7 +166,7 @@ class HttpWorker(GeventWorker):
         with self.connections.open():
             connection = self.connections.shake_hands(client, self.tls)
             if connection is not None:
-                arrival = Arrival(connection, self._application.options, self._bodies)
+                arrival = Arrival(connection, self._application.server, self._bodies)
                 super().handle(listener, cast(Any, arrival), cast(Any, client_address(addr)))
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> bool:
@@ -187,7 +187,7 @@ class HttpWorker(GeventWorker):
                 sock,
                 self.wsgi,
                 self.connections,
-                self._application.options,
+                self._application.server,
                 self._application.count_refusal,
                 self._is_alive,
                 early=req.unreader.take_buffered(),

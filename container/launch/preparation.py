@@ -45,9 +45,9 @@ def prepare(configuration: Configuration, model_dir: Path) -> PreparedModel:
     Raises ConfigurationError for errors that would otherwise appear later, in a child process.
     """
     options = configuration.options
-    tls_context(options)
-    open_gate(options, has_limits=False)
-    check_traces_endpoint(options, configuration.sources.get("otlp_traces_endpoint", ""))
+    tls_context(options.server)
+    open_gate(options.server, has_limits=False)
+    check_traces_endpoint(options.server, configuration.sources.get("otlp_traces_endpoint", ""))
     return _with_hooks(configuration, model_dir, _prepare_model(configuration, model_dir))
 
 

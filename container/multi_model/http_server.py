@@ -14,12 +14,12 @@ from container.apis.table import error_body
 from container.front_end.worker import HttpWorker, PropagatingLogger, http_settings
 from container.http.failures import Failure
 from container.launch.ports import client_address
-from core.configuration.options import Options
+from core.configuration.options import ServerOptions
 
 
 @dataclass(frozen=True, slots=True)
 class _Application:
-    options: Options
+    server: ServerOptions
 
     def count_refusal(self, status: int) -> None:
         """Count nothing: the models count the requests that reach them."""
@@ -32,10 +32,10 @@ class _Application:
 class HttpServer(StreamServer):
     """Serves an application, and limits the number and the slowness of its connections."""
 
-    def __init__(self, listener: socket, app: Any, options: Options, tls: Any | None) -> None:
+    def __init__(self, listener: socket, app: Any, server: ServerOptions, tls: Any | None) -> None:
         """`listener` listens, and `tls` is an SSLContext, or None for HTTP."""
         listener.setblocking(False)
-        self._worker = _worker(options)
+        self._worker = _worker(server)
         self._worker.wsgi, self._worker.tls = app, tls
         super().__init__(listener, self._serve, spawn=self._worker.connections.pool())
 
@@ -47,9 +47,9 @@ class HttpServer(StreamServer):
         return self.address
 
 
-def _worker(options: Options) -> HttpWorker:
+def _worker(server: ServerOptions) -> HttpWorker:
     config = Config()
-    for name, value in http_settings(options).items():
+    for name, value in http_settings(server).items():
         config.set(name, value)
     log = PropagatingLogger(config)
-    return HttpWorker(0, os.getpid(), [], _Application(options), 0, config, log)
+    return HttpWorker(0, os.getpid(), [], _Application(server), 0, config, log)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,18 +55,19 @@ def serve_models(
     must start the child processes.
     """
     require_free_port(port, host)
-    options = comparison.options if comparison else load_configuration(None, variables).options
-    page = Page(options, "compare.html") if comparison and options.server.ui != "false" else None
+    given = comparison.options if comparison else load_configuration(None, variables).options
+    options = given.server
+    page = Page(options, "compare.html") if comparison and options.ui != "false" else None
     gate, tls = open_gate(options, has_limits=False), tls_context(options)
     sources = source_roots(options, {path.parent for path in entries.values()})
-    configure_logs(options.server.log_format, options.server.log_level)
+    configure_logs(options.log_format, options.log_level)
     # A request has a second connection, to its model.
-    connections = possible_connections(options.server.max_connections, files_each=2)
-    options = options.changed(max_connections=connections)
+    connections = possible_connections(options.max_connections, files_each=2)
+    options = replace(options, max_connections=connections)
     served = "strategies" if comparison else "models"
     with _stop_signals() as (stop, stop_now), run_directory() as run_dir:
         models = ModelRegistry(run_dir, variables, command)
-        front = create_front(models, gate, sources, options.server.cors_allowed_origin, page)
+        front = create_front(models, gate, sources, options.cors_allowed_origin, page)
         app = _BusyTracker(front)
         server = HttpServer(listen(port, host), app, options, tls)
         server.start()

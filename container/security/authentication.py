@@ -13,7 +13,7 @@ from werkzeug.exceptions import Unauthorized
 from container.http.health import HEALTH_PATHS
 from container.security.api_keys import ApiKey, find_api_key, read_api_keys
 from container.security.rate_limits import RateLimits
-from core.configuration.options import Options
+from core.configuration.options import ServerOptions
 
 _HEADERS = "send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
 
@@ -67,7 +67,7 @@ class Gate:
 
 
 def open_gate(
-    options: Options, *, open_paths: Sequence[str] = HEALTH_PATHS, has_limits: bool = True
+    server: ServerOptions, *, open_paths: Sequence[str] = HEALTH_PATHS, has_limits: bool = True
 ) -> Gate | None:
     """Return the gate of `option.api_keys_file`, or None without that option.
 
@@ -75,7 +75,7 @@ def open_gate(
 
     Raises ConfigurationError as `read_api_keys` does.
     """
-    if options.server.api_keys_file is None:
+    if server.api_keys_file is None:
         return None
-    keys = read_api_keys(Path(options.server.api_keys_file))
+    keys = read_api_keys(Path(server.api_keys_file))
     return Gate(keys, open_paths=open_paths, limits=RateLimits(keys) if has_limits else None)

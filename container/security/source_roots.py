@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from core.configuration.options import Options
+from core.configuration.options import ServerOptions
 from core.errors import RequestError
 
 SAGEMAKER_ROOT = Path("/opt/ml")
@@ -37,10 +37,10 @@ class SourceRoots:
             )
 
 
-def source_roots(options: Options, own: Iterable[Path]) -> SourceRoots:
+def source_roots(server: ServerOptions, own: Iterable[Path]) -> SourceRoots:
     """Return the model's `own` roots and those of `option.source_roots`, by default SageMaker's."""
-    if options.server.source_roots is None:
+    if server.source_roots is None:
         return SourceRoots([SAGEMAKER_ROOT, *own])
     # An empty entry, as in `/a:`, would be the working directory.
-    given = filter(None, map(str.strip, options.server.source_roots.split(os.pathsep)))
+    given = filter(None, map(str.strip, server.source_roots.split(os.pathsep)))
     return SourceRoots([*map(Path, given), *own])

@@ -7,20 +7,20 @@ from typing import Any
 import gevent
 from gevent import ssl
 
-from core.configuration.options import Options
+from core.configuration.options import ServerOptions
 from core.errors import ConfigurationError
 
 HANDSHAKE_S = 10.0
 """Time for a client to complete the handshake."""
 
 
-def tls_context(options: Options) -> ssl.SSLContext | None:
+def tls_context(server: ServerOptions) -> ssl.SSLContext | None:
     """Return the context of a server with the configured certificate, for gevent's sockets;
     None if no certificate is configured.
 
     Raises ConfigurationError if only one of the files is given, or one cannot be used.
     """
-    certificate, key = options.server.ssl_certfile, options.server.ssl_keyfile
+    certificate, key = server.ssl_certfile, server.ssl_keyfile
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:

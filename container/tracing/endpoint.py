@@ -5,18 +5,18 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, distribution
 from urllib.parse import urlsplit
 
-from core.configuration.options import Options
+from core.configuration.options import ServerOptions
 from core.errors import ConfigurationError
 
 _PACKAGE = "opentelemetry-exporter-otlp-proto-http"
 
 
-def check_traces_endpoint(options: Options, source: str = "") -> None:
+def check_traces_endpoint(server: ServerOptions, source: str = "") -> None:
     """Raise ConfigurationError if the endpoint is not a URL, or OpenTelemetry is not installed.
 
     source: where the option is set, for the error message.
     """
-    url = options.server.otlp_traces_endpoint
+    url = server.otlp_traces_endpoint
     if url is None:
         return
     where = f"{source}: " if source else ""

@@ -13,7 +13,7 @@ from werkzeug.datastructures import Headers
 
 from container.http.service import Service
 from container.ui.events import event_stream
-from core.configuration.options import Options
+from core.configuration.options import ServerOptions
 
 PAGE_PATH = "/"
 FILE_PATH = "/ui/<name>"
@@ -47,9 +47,9 @@ class _File:
 class Page:
     """A page and its files, for the clients that option.ui serves."""
 
-    def __init__(self, options: Options, name: str) -> None:
+    def __init__(self, server: ServerOptions, name: str) -> None:
         """`name` is the file to serve at `/`."""
-        self._is_local_only = options.server.ui == "auto"
+        self._is_local_only = server.ui == "auto"
         self._name = name
         self._files = _load_files()
 
@@ -79,7 +79,7 @@ class PageRoutes:
     def __init__(self, service: Service, *, has_chat_template: bool) -> None:
         self._service = service
         self._about = {"model_name": service.model_name, "chat": has_chat_template}
-        self._page = Page(service.options, "page.html")
+        self._page = Page(service.options.server, "page.html")
 
     def add_to(self, app: Flask) -> None:
         """Add the routes to the app, unless option.ui turns them off."""

@@ -92,7 +92,7 @@ def check_options(task: Task, options: Options) -> None:
     """Raise ConfigurationError if an option needs text generation and the task is another one."""
     if task.kind == "generation":
         return
-    choice = choose_batching(options)
+    choice = choose_batching(options.strategy)
     if choice.needs_packed_executor:
         raise ConfigurationError(
             f"{choice.reason} chooses {choice.name}, which works only for text generation; "
@@ -111,8 +111,16 @@ def check_options(task: Task, options: Options) -> None:
 
 
 def choose_batching_of(task: Task, options: Options) -> Choice:
-    """Return the strategy for a task. Default for a handler: one request at a time, as in LMI."""
-    choice = choose_batching(options)
+    """Return the strategy for a task. Default for a handler: one request at a time, as in LMI.
+
+    Raises ConfigurationError if the strategy does not work with `option.executor`.
+    """
+    choice = choose_batching(options.strategy)
+    if options.model.executor == "library" and choice.needs_packed_executor:
+        raise ConfigurationError(
+            f"the strategy {choice.name} follows from {choice.reason}, but option.executor=library "
+            f"cannot run it; it works with {' and '.join(LIBRARY_NAMES)}"
+        )
     if choice.name is not None or task.kind == "generation":
         return choice
     if task.kind == "handler":

@@ -43,7 +43,7 @@ def invoke(service: Service, accept_header: str = "Accept") -> Response:
         return routed
     invocation = service.contract.invocation
     body = invocation.read(service, context)
-    answer = session_answer(service.options, context, body)
+    answer = session_answer(service.options.server, context, body)
     return answer or invocation.answer(service, context, body)
 
 

@@ -21,7 +21,7 @@ from flask import Response
 
 from container.http.request_context import SESSION_HEADER, RequestContext
 from container.http.service import json_response
-from core.configuration.options import Options
+from core.configuration.options import ServerOptions
 from core.errors import OverloadedError, RequestError
 
 MAX_SESSIONS = 10_000
@@ -101,7 +101,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def session_answer(
-    options: Options, context: RequestContext, body: Mapping[str, object]
+    server: ServerOptions, context: RequestContext, body: Mapping[str, object]
 ) -> Response | None:
     """Open, use or close a session if a request to /invocations says so.
 
@@ -111,11 +111,11 @@ def session_answer(
     header, request_type = context.headers.get(SESSION_HEADER), body.get("requestType")
     if header is None and request_type is None:
         return None
-    return _answer(options, context, header, request_type, is_alone=len(body) == 1)
+    return _answer(server, context, header, request_type, is_alone=len(body) == 1)
 
 
 def _answer(
-    options: Options,
+    server: ServerOptions,
     context: RequestContext,
     header: str | None,
     request_type: object,
@@ -123,12 +123,12 @@ def _answer(
     is_alone: bool,
 ) -> Response | None:
     """is_alone: whether the body has no field but `requestType`."""
-    if not options.server.enable_stateful_sessions:
+    if not server.enable_stateful_sessions:
         field = SESSION_HEADER if request_type is None else "requestType"
         raise RequestError(
             field, "stateful sessions are not enabled; set option.enable_stateful_sessions=true"
         )
-    sessions = Sessions(Path(options.server.sessions_path), options.server.sessions_expiration)
+    sessions = Sessions(Path(server.sessions_path), server.sessions_expiration)
     if request_type not in (None, _NEW, _CLOSE):
         raise RequestError("requestType", f"expected {_NEW} or {_CLOSE}")
     if request_type is not None and not is_alone:

@@ -53,7 +53,7 @@ option.tensor_parallel_degree=2
 @pytest.mark.parametrize("strategy", AWS_FILES)
 def test_the_files_of_awss_article_on_batching(load: Load, strategy: str) -> None:
     configuration = load(AWS_FILES[strategy])
-    assert choose_batching(configuration.options).name == strategy
+    assert choose_batching(configuration.options.strategy).name == strategy
     assert configuration.warnings == ()
 
 

@@ -13,11 +13,11 @@ from container.front_end.arrival import DRAIN_BYTES, Arrival, ArrivingBody, Slow
 from container.front_end.body_memory import BodyMemory
 from container.http.deadline import ArrivalTimeoutError, ClientGoneError
 from core.configuration.limits import CHUNKS
-from core.configuration.options import make_options
+from core.configuration.options import ServerOptions
 from core.errors import OverloadedError, RequestError
 from tests.clock import Clock
 
-OPTIONS = make_options({"header_timeout": 10, "body_timeout": 60, "write_timeout": 5})
+OPTIONS = ServerOptions(header_timeout=10, body_timeout=60, write_timeout=5)
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
 
 
@@ -71,7 +71,7 @@ def clock() -> Clock:
 
 
 def arrival(clock: Clock, *pieces: bytes, memory: BodyMemory | None = None, **how: Any) -> Arrival:
-    memory = memory or BodyMemory(OPTIONS.server.max_body_memory)
+    memory = memory or BodyMemory(OPTIONS.max_body_memory)
     return Arrival(Client(clock, list(pieces), **how), OPTIONS, memory, clock)
 
 

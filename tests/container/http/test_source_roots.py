@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from container.security.source_roots import source_roots
-from core.configuration.options import Options, make_options
+from core.configuration.options import ServerOptions
 from core.errors import RequestError
 
 
@@ -20,7 +20,7 @@ def folders(tmp_path):
 
 @pytest.fixture
 def roots(folders):
-    options = make_options({"source_roots": f"/nowhere:{folders}/allowed"})
+    options = ServerOptions(source_roots=f"/nowhere:{folders}/allowed")
     return source_roots(options, [folders / "own"])
 
 
@@ -45,7 +45,7 @@ def test_other_paths_are_refused_whether_they_exist_or_not(folders, roots, path)
 
 @pytest.mark.parametrize("configured", ["/allowed:", ":/allowed", "/allowed: :/other"])
 def test_an_empty_entry_does_not_allow_the_working_directory(configured):
-    roots = source_roots(make_options({"source_roots": configured}), [])
+    roots = source_roots(ServerOptions(source_roots=configured), [])
     roots.require("/allowed/a", "url")
     with pytest.raises(RequestError):
         roots.require("relative", "url")
@@ -53,7 +53,7 @@ def test_an_empty_entry_does_not_allow_the_working_directory(configured):
 
 @pytest.mark.parametrize("path", ["", "relative", "/etc/passwd", "/opt/mlx", "/"])
 def test_by_default_only_sagemakers_directory_is_allowed(path):
-    roots = source_roots(Options(), [])
+    roots = source_roots(ServerOptions(), [])
     roots.require("/opt/ml/models/a", "url")
     with pytest.raises(RequestError):
         roots.require(path, "url")

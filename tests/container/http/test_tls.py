@@ -24,7 +24,7 @@ from websockets.sync.client import connect
 from container.apis.invocations.upgrade import PATH
 from container.front_end.connections import EXTRA_CONNECTIONS
 from container.security.tls import tls_context
-from core.configuration.options import Options, make_options
+from core.configuration.options import ServerOptions, make_options
 from core.errors import ConfigurationError
 from core.protocol.launch import Launch
 from core.protocol.messages import Abort, Submit
@@ -329,9 +329,9 @@ def test_the_certificate_files_are_checked(tmp_path: Path, files: tuple[str, str
         ((key, certificate), "must be PEM files"),
     ):
         with pytest.raises(ConfigurationError, match=message):
-            tls_context(make_options({"ssl_certfile": given[0], "ssl_keyfile": given[1]}))
-    assert tls_context(Options()) is None
-    assert tls_context(make_options({"ssl_certfile": certificate, "ssl_keyfile": key})) is not None
+            tls_context(ServerOptions(ssl_certfile=given[0], ssl_keyfile=given[1]))
+    assert tls_context(ServerOptions()) is None
+    assert tls_context(ServerOptions(ssl_certfile=certificate, ssl_keyfile=key)) is not None
 
 
 def test_several_models_behind_one_certificate_and_one_file_of_keys(

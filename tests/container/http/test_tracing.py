@@ -31,7 +31,7 @@ from container.tracing.endpoint import check_traces_endpoint
 from container.tracing.sender import BATCH_SPANS, MAX_WAITING_SPANS, SpanSender
 from container.tracing.tracing import Tracing
 from container.wire.engine_client import EngineClient
-from core.configuration.options import Options, make_options
+from core.configuration.options import ServerOptions, make_options
 from core.errors import ConfigurationError
 from core.output import Output
 from core.protocol.messages import Step, Submit, Variant
@@ -377,19 +377,19 @@ def test_messages_repeat_once_a_minute() -> None:
                                  "http://[::1:4318"])  # fmt: skip
 def test_the_endpoint_is_a_url_of_http(url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"otlp_traces_endpoint=.* over HTTP"):
-        check_traces_endpoint(make_options({"otlp_traces_endpoint": url}))
+        check_traces_endpoint(ServerOptions(otlp_traces_endpoint=url))
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise PackageNotFoundError(name)
 
-    options = make_options({"otlp_traces_endpoint": "http://localhost:4318/v1/traces"})
+    options = ServerOptions(otlp_traces_endpoint="http://localhost:4318/v1/traces")
     check_traces_endpoint(options)
     monkeypatch.setattr(endpoints, "distribution", missing)
     with pytest.raises(ConfigurationError, match=r"^VARIABLE: .*pip install 'longshore\[otel\]'"):
         check_traces_endpoint(options, "VARIABLE")
-    check_traces_endpoint(Options())
+    check_traces_endpoint(ServerOptions())
 
 
 def test_opentelemetry_is_not_imported_without_the_option() -> None:

@@ -136,7 +136,7 @@ def models(short_dir: Path, model_dir: MakeModel) -> Iterator[ModelRegistry]:
 
 
 def front(models: ModelRegistry, ui: str, gate: Gate | None = None) -> Flask:
-    return create_front(models, gate, page=Page(load_ui(ui), "compare.html"))
+    return create_front(models, gate, page=Page(load_ui(ui).server, "compare.html"))
 
 
 def load_ui(ui: str) -> Options:

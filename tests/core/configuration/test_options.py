@@ -121,6 +121,6 @@ def test_options_round_trip_through_json():
     ],
 )
 def test_lmi_keys_select_the_batching(values, name):
-    choice = choose_batching(make_options(values))
+    choice = choose_batching(make_options(values).strategy)
     assert choice.name == name
     assert choice.reason
