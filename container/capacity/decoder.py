@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from core.configuration.hub import require_network
+from core.configuration.kv_layout import LayerShape
 from core.configuration.options import Options
-from core.configuration.sizing import LENGTH_NAMES, LayerShape
+from core.configuration.sizing import LENGTH_NAMES
 from core.errors import ConfigurationError
 
 DTYPE_BYTES = {"fp32": 4, "float32": 4, "fp16": 2, "float16": 2, "bf16": 2, "bfloat16": 2}

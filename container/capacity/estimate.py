@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 from container.capacity.decoder import DTYPE_BYTES, Decoder
 from container.capacity.instances import Instance
+from core.configuration.kv_layout import bytes_per_block
 from core.configuration.layout import Layout, lay_out
 from core.configuration.options import Options
 from core.configuration.sizing import (
     blocks_for,
-    bytes_per_block,
     fit_length,
     gpu_kv_budget,
     packed_limits,

@@ -11,9 +11,9 @@ from container.capacity.decoder import Decoder, decoder_from_directory
 from container.capacity.estimate import kv_itemsize, loaded_bytes
 from container.model_files.directory import configured_model_path, open_model_dir
 from container.multi_model.overrides import Overrides
+from core.configuration.kv_layout import bytes_per_block
 from core.configuration.layout import require_one_engine
 from core.configuration.options import Options
-from core.configuration.sizing import bytes_per_block
 from core.errors import ConfigurationError
 
 

@@ -5,7 +5,6 @@ The engine and `longshore plan` share this arithmetic. It needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,30 +19,6 @@ DEFAULT_BATCH_SIZE = 32
 DEFAULT_MODEL_LEN = 2048
 LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 """The fields of config.json that may hold the longest sequence the model was trained for."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """The K and V of one token in one layer.
-
-    K and V may differ in size (multi-head latent attention).
-    """
-
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
-
-    @property
-    def numel(self) -> int:
-        return self.num_kv_heads * (self.key_dim + self.value_dim)
-
-
-def bytes_per_block(shapes: Sequence[LayerShape], block_size: int, itemsize: int) -> int:
-    """Return the bytes of one KV block over all layers.
-
-    itemsize: bytes of one element of the KV cache.
-    """
-    return sum(shape.numel for shape in shapes) * block_size * itemsize
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:

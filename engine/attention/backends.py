@@ -11,13 +11,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from core.configuration.sizing import LayerShape
-from engine.attention.block_kernels import BlockKernels
+from core.configuration.kv_layout import LayerShape
 from engine.attention.call import AttentionCall
 from kernels.arguments import BLOCK_SIZES, HEAD_DIMS
 from kernels.attention.batch import PagedBatch
 from kernels.attention.sdpa import Scratch, paged_attention
 from kernels.cache import torch_cache
+from kernels.cache.cache_table import BlockKernels
 from kernels.cpu import attention as cpu_attention
 from kernels.cpu import cache as cpu_cache
 from kernels.cpu import elementwise as cpu_elementwise

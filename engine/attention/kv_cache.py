@@ -16,7 +16,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from core.configuration.sizing import LayerShape, bytes_per_block
+from core.configuration.kv_layout import LayerShape, bytes_per_block
 
 MADV_POPULATE_WRITE = 23
 POPULATE_BYTES = 2 * 2**20

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine.attention.block_kernels import BlockKernels
 from engine.attention.call import AttentionCall
 from kernels.arguments import is_aligned
 from kernels.attention import paged_decode, paged_prefill
@@ -17,6 +16,7 @@ from kernels.attention.prefill_work import PrefillWork
 from kernels.attention.split_results import scratch_numel
 from kernels.attention.work_list import WorkList, make_work_list
 from kernels.cache import block_copy, cache_write, rotary_cache_write, swap
+from kernels.cache.cache_table import BlockKernels
 from kernels.launch_plan import planned
 
 

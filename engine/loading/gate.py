@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from core.configuration.sizing import LayerShape
+from core.configuration.kv_layout import LayerShape
 from core.errors import ConfigurationError
 from core.foreign_code import contained
 from core.plan import Chunk, StepPlan

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from core.configuration.sizing import LayerShape
+from core.configuration.kv_layout import LayerShape
 from engine.attention.call import AttentionCall, PagedAttention, UnsupportedModelError
 from engine.loading.gate import (
     MAX_RELATIVE_ERROR,
@@ -166,7 +166,7 @@ class _Survey:
     def attend(self, call: AttentionCall) -> Tensor:
         self._num_calls[call.layer] += 1
         (_, num_kv_heads, key_dim), value_dim = call.key.shape, call.value.shape[-1]
-        self._shapes[call.layer] = LayerShape(num_kv_heads, key_dim, value_dim)
+        self._shapes[call.layer] = LayerShape(num_kv_heads, key_dim, value_dim, call.window)
         return call.query.new_zeros(*call.query.shape[:2], value_dim)
 
     def layer_shapes(self) -> list[LayerShape]:

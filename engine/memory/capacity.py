@@ -8,11 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from core.configuration.kv_layout import bytes_per_block
 from core.configuration.limits import IMAGE_PIXELS
 from core.configuration.sizing import (
     StepLimits,
     blocks_for,
-    bytes_per_block,
     fit_length,
     gpu_kv_budget,
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from core.configuration.sizing import LayerShape
+from core.configuration.kv_layout import LayerShape
 from engine.attention.call import UnsupportedModelError
 from engine.model.families import FAMILIES, Family
 
@@ -73,7 +73,8 @@ class DecoderSpec:
 
     @property
     def shapes(self) -> list[LayerShape]:
-        return [LayerShape(self.num_kv_heads, self.head_dim, self.head_dim)] * len(self.layers)
+        heads, dim = self.num_kv_heads, self.head_dim
+        return [LayerShape(heads, dim, dim, layer.window) for layer in self.layers]
 
     @property
     def num_trial_layers(self) -> int:

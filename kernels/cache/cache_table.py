@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -36,6 +36,18 @@ class CacheTable:
     """Most words in a block of any tensor."""
     words_per_block: int
     """Words in a block over all tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKernels:
+    """Functions that move whole KV blocks of all layers."""
+
+    copy: Callable[[CacheTable, Tensor], None]
+    """copy(table, pairs): copy block pairs[p, 0] to block pairs[p, 1]."""
+    gather: Callable[[CacheTable, Tensor, Tensor], None]
+    """gather(table, block_ids, staging): copy block block_ids[b] into row b of `staging`."""
+    scatter: Callable[[CacheTable, Tensor, Tensor], None]
+    """scatter(table, block_ids, staging): copy row b of `staging` into block block_ids[b]."""
 
 
 def cache_table(caches: Sequence[Tensor]) -> CacheTable:

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from core.configuration.sizing import LayerShape
+from core.configuration.kv_layout import LayerShape
 from engine.attention.kv_cache import KVCache
 
 

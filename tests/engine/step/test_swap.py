@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from core.configuration.sizing import LayerShape
+from core.configuration.kv_layout import LayerShape
 from core.plan import BlockMoves
 from engine import LLM, SamplingParams
 from engine.attention.backends import TorchBackend

@@ -9,7 +9,7 @@ import pytest
 import torch
 from triton import knobs
 
-from core.configuration.sizing import LayerShape
+from core.configuration.kv_layout import LayerShape
 from core.plan import BlockMoves, Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
