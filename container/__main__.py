@@ -20,10 +20,10 @@ from container.configuration.resolve import Configuration, load_configuration
 from container.launch.ports import require_free_port
 from container.launch.preparation import expected_task, prepare
 from container.model_files.directory import (
-    configured_model_path,
     default_model_dir,
     describe_model,
     find_properties,
+    model_place,
     open_model_dir,
 )
 from container.multi_model.store import store_entries
@@ -118,7 +118,7 @@ def _plan(parsed: argparse.Namespace) -> int:
     model = _one_model(parsed, _flags(parsed))
     options = model.configuration.options
     instance = find_instance(parsed.instance_type)
-    directory = open_model_dir(configured_model_path(model.configuration, model.directory))
+    directory = open_model_dir(model_place(model.configuration, model.directory).path)
     if options.source.model_id and not directory.is_dir():
         decoder = decoder_from_hub(options.source.model_id, options)
     else:
@@ -220,7 +220,7 @@ def _explain_model(configuration: Configuration, model_dir: Path) -> None:
     if task is not None and task.kind == "handler":
         model = task.name
     else:
-        model = describe_model(configuration, model_dir)
+        model = describe_model(model_place(configuration, model_dir))
     for line in explain_lines(configuration, model, task):
         print(line)
 

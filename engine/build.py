@@ -36,7 +36,7 @@ def build_engine(
     """
     phases = phases or Phases()
     device = choose_device(options.execution)
-    degree = tensor_parallel_degree(options, device)
+    degree = tensor_parallel_degree(options.execution, device, options.layout.nodes)
     build = partial(build_rank_0, model_dir, options, device, phases)
     if degree == 1:
         return build(Group(device), None)

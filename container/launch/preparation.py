@@ -8,7 +8,12 @@ from pathlib import Path
 
 from container.configuration.report import format_value
 from container.configuration.resolve import Configuration
-from container.model_files.directory import configured_model_path, open_model_dir, resolve_model_dir
+from container.model_files.directory import (
+    ModelPlace,
+    model_place,
+    open_model_dir,
+    resolve_model_dir,
+)
 from container.model_files.handler_file import find_formatters, find_handler
 from container.model_files.hook_files import find_hooks
 from container.model_files.requirements import install_requirements_file
@@ -48,27 +53,28 @@ def prepare(configuration: Configuration, model_dir: Path) -> PreparedModel:
     tls_context(options.server)
     open_gate(options.server, has_limits=False)
     check_traces_endpoint(options.server, configuration.sources.get("otlp_traces_endpoint", ""))
-    return _with_hooks(configuration, model_dir, _prepare_model(configuration, model_dir))
+    place = model_place(configuration, model_dir)
+    return _with_hooks(configuration, place, _prepare_model(configuration, place))
 
 
-def _prepare_model(configuration: Configuration, model_dir: Path) -> PreparedModel:
+def _prepare_model(configuration: Configuration, place: ModelPlace) -> PreparedModel:
     options = configuration.options
-    handler = find_handler(configuration, model_dir)
+    handler = find_handler(place, options.user_code.entryPoint)
     if handler is None:
-        path = resolve_model_dir(configuration, model_dir)
+        path = resolve_model_dir(place, options.model)
         task = choose_task(path, options)
         if task.kind == "generation":
             tokenizer_file(path)
             load_chat_template(path, options.model.chat_template)
-        return _with_formatters(configuration, model_dir, PreparedModel(path, task))
-    task = handler_task(configuration, handler, _model_id(configuration, model_dir))
+        return _with_formatters(configuration, place, PreparedModel(path, task))
+    task = handler_task(configuration, handler, _model_id(place))
     return PreparedModel(handler.parent, task, _library_dir(configuration, handler))
 
 
 def _with_formatters(
-    configuration: Configuration, model_dir: Path, model: PreparedModel
+    configuration: Configuration, place: ModelPlace, model: PreparedModel
 ) -> PreparedModel:
-    path = find_formatters(configuration, model_dir)
+    path = find_formatters(place, configuration.options.user_code.entryPoint)
     if path is None:
         return model
     _check_formatters(configuration, path, model.task)
@@ -78,9 +84,9 @@ def _with_formatters(
 
 
 def _with_hooks(
-    configuration: Configuration, model_dir: Path, model: PreparedModel
+    configuration: Configuration, place: ModelPlace, model: PreparedModel
 ) -> PreparedModel:
-    hooks = find_hooks(configuration, model_dir)
+    hooks = find_hooks(place, configuration.options.user_code)
     if not hooks:
         return model
     library_dir = model.library_dir
@@ -139,26 +145,25 @@ def expected_task(configuration: Configuration, model_dir: Path) -> Task | None:
 
     Raises ConfigurationError as `prepare` does.
     """
-    handler = find_handler(configuration, model_dir)
+    options, place = configuration.options, model_place(configuration, model_dir)
+    handler = find_handler(place, options.user_code.entryPoint)
     if handler is not None:
         return handler_task(configuration, handler)
-    path = open_model_dir(configured_model_path(configuration, model_dir))
-    is_known = (path / "config.json").is_file() or configuration.options.model.task is not None
-    if not is_known:
+    path = open_model_dir(place.path)
+    if not (path / "config.json").is_file() and options.model.task is None:
         return None
-    task = choose_task(path, configuration.options)
-    formatters = find_formatters(configuration, model_dir)
+    task = choose_task(path, options)
+    formatters = find_formatters(place, options.user_code.entryPoint)
     if formatters is not None:
         _check_formatters(configuration, formatters, task)
     return task
 
 
-def _model_id(configuration: Configuration, model_dir: Path) -> Mapping[str, str]:
+def _model_id(place: ModelPlace) -> Mapping[str, str]:
     """Return the `model_id` property of a handler: a local path if there is one, else a hub id."""
-    model_id = configuration.options.source.model_id
+    model_id = place.source.model_id
     if model_id is None:
         return {}
     if model_id.startswith("s3://"):
         return {"model_id": str(download_from_s3(model_id))}
-    path = configured_model_path(configuration, model_dir)
-    return {"model_id": str(path.resolve()) if path.exists() else model_id}
+    return {"model_id": str(place.path.resolve()) if place.path.exists() else model_id}

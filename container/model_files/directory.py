@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 from container.configuration.resolve import Configuration
 from container.model_files.archive import is_archive, unpack_archive
 from container.model_files.s3 import download_from_s3
 from core.configuration.hub import from_hub
+from core.configuration.options import ModelOptions, SourceOptions
 from core.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -49,50 +51,71 @@ def holds_model(directory: Path) -> bool:
     return any((directory / name).is_file() for name in _MODEL_FILES)
 
 
-def resolve_model_dir(configuration: Configuration, model_dir: Path) -> Path:
+@dataclass(frozen=True, slots=True)
+class ModelPlace:
+    """Where to look for the model and for the user's files."""
+
+    source: SourceOptions
+    model_dir: Path
+    """The model directory, opened."""
+    properties_path: Path | None
+    """The path of serving.properties, if there is one."""
+
+    @property
+    def path(self) -> Path:
+        """option.model_id as a path, or the model directory if the option is not set.
+
+        A relative path starts at the directory of serving.properties. The path need not exist: if
+        option.model_id is an id on the hub, it usually does not.
+        """
+        if self.source.model_id is None:
+            return self.model_dir
+        base = self.properties_path.parent if self.properties_path else Path()
+        return base / Path(self.source.model_id).expanduser()
+
+    @property
+    def folders(self) -> list[Path]:
+        """The directories of the user's files: that of serving.properties comes first."""
+        return [*([self.properties_path.parent] if self.properties_path else []), self.model_dir]
+
+    def user_file(self, name: str) -> Path | None:
+        """Return the file of this name beside serving.properties, else in the model directory."""
+        paths = [folder / name for folder in self.folders]
+        return next((path for path in paths if path.is_file()), None)
+
+
+def model_place(configuration: Configuration, model_dir: Path) -> ModelPlace:
+    return ModelPlace(configuration.options.source, model_dir, configuration.properties_path)
+
+
+def resolve_model_dir(place: ModelPlace, model: ModelOptions) -> Path:
     """Return the model's local directory; download the model from S3 or the Hugging Face hub.
 
     Raises ConfigurationError if no model is found. Its message says what to change.
     """
-    model_id = configuration.options.source.model_id
+    model_id, revision = place.source.model_id, place.source.revision
     if model_id is None:
         return _require_model(
-            model_dir, "put a model there, or specify one with option.model_id, HF_MODEL_ID or "
-            "--model-dir",
+            place.model_dir, "put a model there, or specify one with option.model_id, HF_MODEL_ID "
+            "or --model-dir",
         )  # fmt: skip
     if model_id.startswith("s3://"):
         return _require_model(open_model_dir(download_from_s3(model_id)), "correct option.model_id")
-    local = open_model_dir(configured_model_path(configuration, model_dir))
+    local = open_model_dir(place.path)
     if local.is_dir():
-        if configuration.options.source.revision:
+        if revision:
             logger.warning("option.revision has no effect on the local model %s", local)
         return _require_model(local.absolute(), "correct option.model_id")
-    path = from_hub(model_id, configuration.options, given_as="option.model_id", local=local)
+    path = from_hub(model_id, revision, model, given_as="option.model_id", local=local)
     return _require_model(path, "choose another model or option.revision")
 
 
-def configured_model_path(configuration: Configuration, model_dir: Path) -> Path:
-    """Return option.model_id as a path, or `model_dir` if the option is not set.
-
-    A relative path starts at the directory of serving.properties. The path need not exist: if
-    option.model_id is an id on the hub, it usually does not.
-    """
-    model_id = configuration.options.source.model_id
-    if model_id is None:
-        return model_dir
-    base = configuration.properties_path.parent if configuration.properties_path else Path()
-    return base / Path(model_id).expanduser()
-
-
-def describe_model(configuration: Configuration, model_dir: Path) -> str:
+def describe_model(place: ModelPlace) -> str:
     """Describe the model that would be served, without downloading it."""
-    path, model_id = (
-        configured_model_path(configuration, model_dir),
-        configuration.options.source.model_id,
-    )
+    model_id = place.source.model_id
     if model_id is not None and model_id.startswith("s3://"):
         return f"{model_id} (to be downloaded)"
-    path = open_model_dir(path)
+    path = open_model_dir(place.path)
     if path.is_dir():
         problem = "" if (path / "config.json").is_file() else " (no model: config.json is missing)"
         return f"{path.resolve()}{problem}"

@@ -15,7 +15,7 @@ from container.configuration.lmi import (
     handler_name,
     is_built_in_handler,
 )
-from container.configuration.resolve import Configuration
+from container.model_files.directory import ModelPlace
 from core.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -40,16 +40,15 @@ of the decorators are LMI's, too, so decorators count only in a file that import
 _STANDARDS = "model_hosting_container_standards"
 
 
-def find_handler(configuration: Configuration, model_dir: Path) -> Path | None:
+def find_handler(place: ModelPlace, entry_point: str | None) -> Path | None:
     """Return the user's file if it defines a handler, or None if the engine serves the model.
 
-    The file is `option.entryPoint`, by default model.py. Looks for it beside serving.properties,
+    entry_point: option.entryPoint, by default model.py. Looks for it beside serving.properties,
     then in the model directory. Raises ConfigurationError if the file cannot be read, has a syntax
     error, uses an unsupported decorator, or defines both a handler and formatters. Also raises it
     if the file defines no handler and there is no model that could answer requests, or if the file
     of option.entryPoint is missing or defines neither a handler nor formatters.
     """
-    entry_point = configuration.options.user_code.entryPoint
     if entry_point is not None and is_built_in_handler(entry_point):
         return None
     if entry_point is not None and entry_point.startswith(("djl_python.", "http:", "https:")):
@@ -57,7 +56,7 @@ def find_handler(configuration: Configuration, model_dir: Path) -> Path | None:
             f"option.entryPoint={entry_point}: use a file beside serving.properties, or leave it "
             "out and set option.task"
         )
-    path = _file(configuration, model_dir, entry_point)
+    path = _file(place, entry_point)
     if path is None:
         return None
     defined = _definitions(path)
@@ -69,9 +68,7 @@ def find_handler(configuration: Configuration, model_dir: Path) -> Path | None:
     if defined.has_handler:
         return path.resolve()
     problem = "has formatters but no model" if defined.has_formatters else f"defines {_NO_HANDLER}"
-    if not _has_model(configuration, model_dir) or (
-        entry_point is not None and not defined.has_formatters
-    ):
+    if not _has_model(place) or (entry_point is not None and not defined.has_formatters):
         raise ConfigurationError(f"{path} {problem}, so nothing can answer requests")
     if not defined.has_formatters:
         logger.warning(
@@ -82,39 +79,26 @@ def find_handler(configuration: Configuration, model_dir: Path) -> Path | None:
     return None
 
 
-def find_formatters(configuration: Configuration, model_dir: Path) -> Path | None:
+def find_formatters(place: ModelPlace, entry_point: str | None) -> Path | None:
     """Return the user's file if it has formatters, else None.
 
     It is the file that `find_handler` looks at or, with a built-in handler, model.py.
     Call this only after `find_handler` has returned None.
     """
-    entry_point = configuration.options.user_code.entryPoint
     is_built_in = entry_point is not None and is_built_in_handler(entry_point)
-    path = _file(configuration, model_dir, None if is_built_in else entry_point)
+    path = _file(place, None if is_built_in else entry_point)
     return path.resolve() if path is not None and _definitions(path).has_formatters else None
 
 
-def _file(configuration: Configuration, model_dir: Path, entry_point: str | None) -> Path | None:
+def _file(place: ModelPlace, entry_point: str | None) -> Path | None:
     name = handler_name(entry_point)
-    path = user_file(configuration, model_dir, name)
+    path = place.user_file(name)
     if path is None and entry_point is not None:
-        folder = _directories(configuration, model_dir)[0]
         raise ConfigurationError(
-            f"option.entryPoint={entry_point}: there is no file {folder / name}; "
+            f"option.entryPoint={entry_point}: there is no file {place.folders[0] / name}; "
             "use a file beside serving.properties, or leave it out"
         )
     return path
-
-
-def user_file(configuration: Configuration, model_dir: Path, name: str) -> Path | None:
-    """Return the file of this name beside serving.properties, else in the model directory."""
-    paths = [folder / name for folder in _directories(configuration, model_dir)]
-    return next((path for path in paths if path.is_file()), None)
-
-
-def _directories(configuration: Configuration, model_dir: Path) -> list[Path]:
-    properties = configuration.properties_path
-    return [properties.parent, model_dir] if properties else [model_dir]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +168,5 @@ def _refuse_standards(path: Path, module: ast.Module) -> None:
             )
 
 
-def _has_model(configuration: Configuration, model_dir: Path) -> bool:
-    return (
-        configuration.options.source.model_id is not None or (model_dir / "config.json").is_file()
-    )
+def _has_model(place: ModelPlace) -> bool:
+    return place.source.model_id is not None or (place.model_dir / "config.json").is_file()

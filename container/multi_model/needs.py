@@ -9,7 +9,7 @@ from pathlib import Path
 
 from container.capacity.decoder import Decoder, decoder_from_directory
 from container.capacity.estimate import kv_itemsize, loaded_bytes
-from container.model_files.directory import configured_model_path, open_model_dir
+from container.model_files.directory import model_place, open_model_dir
 from container.multi_model.overrides import Overrides
 from core.configuration.kv_layout import bytes_per_block
 from core.configuration.layout import require_one_engine
@@ -37,7 +37,7 @@ def estimate_needs(url: Path, variables: Mapping[str, str], overrides: Overrides
     # If the size is unknown or config.json is invalid, leave the error to the engine.
     with suppress(ConfigurationError, OSError, ValueError, TypeError, KeyError, AttributeError):
         decoder = decoder_from_directory(
-            open_model_dir(configured_model_path(configuration, model_dir)), options
+            open_model_dir(model_place(configuration, model_dir).path), options
         )
         min_bytes = loaded_bytes(decoder, options) + _fixed_kv_bytes(decoder, options)
     return Needs(

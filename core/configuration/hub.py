@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from core.configuration.options import Options
+from core.configuration.options import ModelOptions
 from core.errors import ConfigurationError
 
 PICKLE_CURE = (
@@ -33,7 +33,9 @@ def require_network() -> None:
             raise OSError(f"{host} has no address; is there a network?") from error
 
 
-def from_hub(model_id: str, options: Options, *, given_as: str, local: Path) -> Path:
+def from_hub(
+    model_id: str, revision: str | None, options: ModelOptions, *, given_as: str, local: Path
+) -> Path:
     """Return the local copy of a model, after downloading its missing files.
 
     given_as: the setting that holds the id, for messages. local: the directory that `model_id`
@@ -48,7 +50,7 @@ def from_hub(model_id: str, options: Options, *, given_as: str, local: Path) -> 
     if model_id.startswith(("/", ".", "~")) or model_id.count("/") > 1:
         raise ConfigurationError(f"{given_as}={model_id}: there is no directory {local}")
     try:
-        return _snapshot(model_id, options)
+        return _snapshot(model_id, revision, options)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigurationError(
@@ -58,22 +60,22 @@ def from_hub(model_id: str, options: Options, *, given_as: str, local: Path) -> 
         ) from error
 
 
-def _snapshot(model_id: str, options: Options) -> Path:
+def _snapshot(model_id: str, revision: str | None, options: ModelOptions) -> Path:
     import huggingface_hub  # takes half a second to import
 
     def fetch(unwanted: list[str]) -> Path:
         return Path(
             huggingface_hub.snapshot_download(  # pyright: ignore[reportUnknownMemberType]
-                model_id, revision=options.source.revision, ignore_patterns=unwanted
+                model_id, revision=revision, ignore_patterns=unwanted
             )
         )
 
     # Many repositories hold the weights twice. Download *.bin only if there are no *.safetensors
     # and unpickling is allowed.
-    is_dummy = options.model.load_format == "dummy"
+    is_dummy = options.load_format == "dummy"
     path = fetch([*_NOT_NEEDED, "*.bin", *(["*.safetensors"] if is_dummy else [])])
     if not is_dummy and not any(path.glob("*.safetensors")):
-        if not options.model.allow_pickle_weights:
+        if not options.allow_pickle_weights:
             raise ConfigurationError(f"{model_id} has no *.safetensors; {PICKLE_CURE}")
         path = fetch(list(_NOT_NEEDED))
     return path

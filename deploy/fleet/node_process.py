@@ -24,7 +24,12 @@ from container.configuration.resolve import Configuration, load_configuration
 from container.launch.children import Child
 from container.launch.preparation import prepare
 from container.launch.supervisor import supervise
-from container.model_files.directory import default_model_dir, open_model_dir, resolve_model_dir
+from container.model_files.directory import (
+    default_model_dir,
+    model_place,
+    open_model_dir,
+    resolve_model_dir,
+)
 from core.configuration.layout import layout_here
 from core.configuration.options import Options
 from core.errors import ConfigurationError
@@ -67,7 +72,8 @@ def main(
 
 def _follow(configuration: Configuration, address: str, node: int) -> int:
     """Run the ranks of a node until one of them ends. Return 0 if rank 0 has ended, else 1."""
-    path = resolve_model_dir(configuration, open_model_dir(default_model_dir())).resolve()
+    place = model_place(configuration, open_model_dir(default_model_dir()))
+    path = resolve_model_dir(place, configuration.options.model).resolve()
     layout = layout_here(configuration.options)
     children = list[Child]()
     for index in range(layout.num_local_ranks):

@@ -68,7 +68,7 @@ def load(
         use_expandable_segments()
         notes = use_writable_kernel_cache()
     config = read_config(model_dir, options.model.trust_remote_code)
-    source = make_source(model_dir, config, options, device)
+    source = make_source(model_dir, config, options.model, options.execution, device)
     resolved = resolve(options, source, group.size)
     if resolved.executor == "library":
         return Loaded(resolved, None, notes)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
-from core.configuration.options import Options
+from core.configuration.options import ExecutionOptions, ModelOptions
 from core.errors import ConfigurationError
 from engine.device import choose_dtype
 from engine.loading.model_source import ModelSource
@@ -26,7 +26,11 @@ def read_config(model_dir: Path, trust_remote_code: bool) -> PreTrainedConfig:
 
 
 def make_source(
-    model_dir: Path, config: PreTrainedConfig, options: Options, device: torch.device
+    model_dir: Path,
+    config: PreTrainedConfig,
+    model: ModelOptions,
+    execution: ExecutionOptions,
+    device: torch.device,
 ) -> ModelSource:
     """Return where the weights come from.
 
@@ -35,12 +39,12 @@ def make_source(
     return ModelSource(
         model_dir=model_dir,
         config=config,
-        dtype=choose_dtype(options.execution, config, device),
+        dtype=choose_dtype(execution, config, device),
         device=device,
-        is_dummy=options.model.load_format == "dummy",
-        trust_remote_code=options.model.trust_remote_code,
-        allow_pickle=options.model.allow_pickle_weights,
-        precision=_precision(options.execution.quantize, config),
+        is_dummy=model.load_format == "dummy",
+        trust_remote_code=model.trust_remote_code,
+        allow_pickle=model.allow_pickle_weights,
+        precision=_precision(execution.quantize, config),
     )
 
 

@@ -292,7 +292,9 @@ class LLM:
 def _find_model(model: str | Path, options: Options) -> Path:
     path = Path(model).expanduser()
     if not path.is_dir():
-        return from_hub(str(model), options, given_as="model", local=path)
+        return from_hub(
+            str(model), options.source.revision, options.model, given_as="model", local=path
+        )
     if options.source.revision is not None:
         raise ConfigurationError(f"option 'revision' has no effect on the directory {path}")
     return path

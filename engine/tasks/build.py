@@ -34,7 +34,7 @@ def build_task_engine(task: Task, model_dir: Path, options: Options) -> TaskEngi
     started = time.monotonic()
     check_options(task, options)
     device = choose_device(options.execution)
-    notes = notes_on_one_rank(options, device)
+    notes = notes_on_one_rank(options.execution, device)
     if device.type == "cuda":
         use_expandable_segments()
     performer = _load_performer(task, model_dir, options, device)
@@ -85,7 +85,7 @@ def _load_performer(
     from engine.tasks.pipelines.pipelines import PipelinePerformer
 
     config = read_config(model_dir, options.model.trust_remote_code)
-    source = make_source(model_dir, config, options, device)
+    source = make_source(model_dir, config, options.model, options.execution, device)
     source.reject_quantize(f"transformers' code computes {task.name}")
     if task.kind == "embedding":
         return Embedder(source, options)

@@ -17,7 +17,8 @@ from container.__main__ import main
 from container.configuration.lmi import ADVICE
 from container.configuration.properties import parse_properties
 from container.configuration.report import facts_lines, url_host
-from container.model_files.directory import resolve_model_dir
+from container.configuration.resolve import Configuration
+from container.model_files.directory import model_place, resolve_model_dir
 from core.configuration.batching import choose_batching
 from core.configuration.options import option_table
 from core.errors import ConfigurationError
@@ -182,8 +183,12 @@ def test_a_model_next_to_its_properties_file(
     relative = Path("models") / "one"
     shutil.copytree(tokenizer_dir, tmp_path / relative)
     configuration = load(f"option.model_id={relative}")
-    assert resolve_model_dir(configuration, tokenizer_dir) == tmp_path / relative
-    assert resolve_model_dir(load(""), tokenizer_dir) == tokenizer_dir
+    assert resolved_dir(configuration, tokenizer_dir) == tmp_path / relative
+    assert resolved_dir(load(""), tokenizer_dir) == tokenizer_dir
+
+
+def resolved_dir(configuration: Configuration, model_dir: Path) -> Path:
+    return resolve_model_dir(model_place(configuration, model_dir), configuration.options.model)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +201,7 @@ def test_a_model_next_to_its_properties_file(
 )
 def test_no_model(load: Load, tmp_path: Path, model_id: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        resolve_model_dir(load(f"option.model_id={model_id}"), tmp_path)
+        resolved_dir(load(f"option.model_id={model_id}"), tmp_path)
 
 
 def test_an_unreachable_hub(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +210,7 @@ def test_an_unreachable_hub(load: Load, tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     with pytest.raises(ConfigurationError, match=r"no network.*use a local directory"):
-        resolve_model_dir(load("option.model_id=someone/something"), tmp_path)
+        resolved_dir(load("option.model_id=someone/something"), tmp_path)
 
 
 @pytest.mark.parametrize(("load_format", "is_fetched"), [("auto", True), ("dummy", False)])
@@ -225,7 +230,7 @@ def test_with_random_weights_no_weights_are_downloaded(
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    path = resolve_model_dir(
+    path = resolved_dir(
         load(f"option.model_id=someone/something\noption.load_format={load_format}"), tmp_path
     )
     assert (path / "model.safetensors").exists() == is_fetched

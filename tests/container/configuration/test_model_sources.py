@@ -20,6 +20,7 @@ from container.model_files.directory import (
     SAGEMAKER_MODEL_DIR,
     default_model_dir,
     describe_model,
+    model_place,
     open_model_dir,
     resolve_model_dir,
 )
@@ -61,7 +62,8 @@ def packed(tmp_path: Path, tokenizer_dir: Path) -> Packed:
 
 def resolve(model_id: str) -> Path:
     configuration = load_configuration(None, {"OPTION_MODEL_ID": model_id})
-    return resolve_model_dir(configuration, Path("unused"))
+    place = model_place(configuration, Path("unused"))
+    return resolve_model_dir(place, configuration.options.model)
 
 
 def test_of_two_processes_that_fill_one_directory_the_slower_uses_it_too() -> None:
@@ -216,7 +218,7 @@ def test_unreachable_s3(bucket: type[Bucket], monkeypatch: pytest.MonkeyPatch) -
 
 def test_explain_downloads_nothing() -> None:
     configuration = load_configuration(None, {"OPTION_MODEL_ID": "s3://b/x"})
-    assert describe_model(configuration, Path()) == "s3://b/x (to be downloaded)"
+    assert describe_model(model_place(configuration, Path())) == "s3://b/x (to be downloaded)"
 
 
 @pytest.mark.skipif(SAGEMAKER_MODEL_DIR.is_dir(), reason="on an endpoint, the default is its model")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.configuration.options import Options, make_options
+from core.configuration.options import ExecutionOptions, Options, make_options
 from core.errors import ConfigurationError
 from engine.device import (
     choose_device,
@@ -114,11 +114,11 @@ def test_the_degree_is_at_most_the_number_of_gpus(monkeypatch):
     cuda = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ConfigurationError, match="this machine has 2 GPUs; set it to at most 2"):
-        tensor_parallel_degree(make_options({"tensor_parallel_degree": "4"}), cuda)
+        tensor_parallel_degree(ExecutionOptions(tensor_parallel_degree="4"), cuda)
     degrees = {None: 1, "1": 1, "2": 2, "max": 2}
     for degree, expected in degrees.items():
         assert (
-            tensor_parallel_degree(make_options({"tensor_parallel_degree": degree}), cuda)
+            tensor_parallel_degree(ExecutionOptions(tensor_parallel_degree=degree), cuda)
             == expected
         )
 
@@ -127,11 +127,10 @@ def test_on_a_cpu_ranks_must_be_asked_for():
     cpu = torch.device("cpu")
     for degree, expected in {None: 1, "max": 1, "1": 1, "3": 3}.items():
         assert (
-            tensor_parallel_degree(make_options({"tensor_parallel_degree": degree}), cpu)
-            == expected
+            tensor_parallel_degree(ExecutionOptions(tensor_parallel_degree=degree), cpu) == expected
         )
-    assert notes_on_one_rank(make_options({"tensor_parallel_degree": "1"}), cpu) == ()
-    (note,) = notes_on_one_rank(make_options({"tensor_parallel_degree": "3"}), cpu)
+    assert notes_on_one_rank(ExecutionOptions(tensor_parallel_degree="1"), cpu) == ()
+    (note,) = notes_on_one_rank(ExecutionOptions(tensor_parallel_degree="3"), cpu)
     assert "this task runs on one device" in note
 
 
