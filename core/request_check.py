@@ -37,8 +37,9 @@ def checked(
             f"{params.max_tokens} is more than the {room} that remain",
         )
     _check_token_ids(params, facts.vocab_size)
-    if params.prompt_logprobs is not None and not facts.scores_prompts:
-        raise RequestError("prompt_logprobs", "not available for an encoder-decoder model")
+    for field, reason in facts.unavailable.items():
+        if getattr(params, field) is not None:
+            raise RequestError(field, reason)
     if images:
         _check_images(images, params, facts, len(prompt_token_ids))
     return params

@@ -40,6 +40,8 @@ from engine.vision.families import VISION_FAMILIES
 from strategies.base import Limits
 from strategies.factory import StrategySettings
 
+NOT_FOR_ENCODER_DECODERS = {"prompt_logprobs": "not available for an encoder-decoder model"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
@@ -290,7 +292,7 @@ def facts_of(
         load_seconds=sum(phases.seconds.values()),
         phases=phases.seconds,
         takes_images=resolved.executor == "packed" and config.model_type in VISION_FAMILIES,
-        scores_prompts=not config.is_encoder_decoder,
+        unavailable=NOT_FOR_ENCODER_DECODERS if config.is_encoder_decoder else {},
         notes=notes,
     )
 

@@ -70,6 +70,7 @@ PARTS = {
     "container.apis": (
         ("model_choice",),
         ("generation", "tasks", "adapter_routes", "model_routes", "invocations", "status"),
+        ("scores",),
         ("openai", "openapi", "text"),
         ("chat", "completions", "tokenize"),
         ("embeddings", "anthropic", "responses", "text_generation"),

@@ -21,7 +21,7 @@ SMEAR = {
     "adapters": 25,
     "ranks": 17,
     "copies": 11,
-    "prompt_logprobs": 21,
+    "prompt_logprobs": 13,
     "grammars": 11,
     "tasks": 11,
     "beams": 10,

@@ -20,6 +20,7 @@ from container.apis.generation.sampling import (
 )
 from container.apis.generation.structured_outputs import RESPONSE_FORMAT
 from container.apis.model_choice import MODEL_FIELDS
+from container.apis.scores import prompt_logprobs
 from container.http.failures import Failure
 from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
 from container.schema.kinds import (
@@ -119,6 +120,7 @@ class ResponseOptions:
     """Whether to show the token ids of prompts and answers."""
     names_tokens_by_id: bool
     """Whether logprobs name tokens by their ids."""
+    shows_prompt_logprobs: bool
 
     def token_namer(self, tokenizer: Tokenizer) -> Callable[[int], str]:
         """Return the function that names a token in logprobs."""
@@ -127,6 +129,11 @@ class ResponseOptions:
     def prompt_fields(self, generation: Generation) -> Record:
         """Return the field with the prompt's token ids, or no field."""
         return {"prompt_token_ids": [*generation.prompt_token_ids]} if self.shows_token_ids else {}
+
+    def document_fields(self, generation: Generation, tokenizer: Tokenizer) -> Record:
+        """Return the fields about the prompt that a document has, but no chunk of a stream."""
+        shown = prompt_logprobs(generation, tokenizer) if self.shows_prompt_logprobs else None
+        return {"prompt_logprobs": shown}
 
     def answer_fields(self, tokens: Sequence[TokenText]) -> Record:
         """Return the field with the token ids of an answer or a part of it, or no field."""
@@ -139,6 +146,7 @@ def read_response_options(values: Values) -> ResponseOptions:
         read_request_id(values),
         values.get("return_token_ids", False),
         values.get("return_tokens_as_token_ids", False),
+        "prompt_logprobs" in values,
     )
 
 

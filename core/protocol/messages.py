@@ -172,8 +172,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of each phase of start-up, in order."""
     takes_images: bool = False
     """Whether conversations may have images."""
-    scores_prompts: bool = True
-    """Whether requests may ask for `prompt_logprobs`."""
+    unavailable: dict[str, str] = {}
+    """Why requests must leave out fields of SamplingParams, by the field's name."""
     notes: tuple[str, ...] = ()
     """Lines to print at start-up, such as a lowered limit."""
 

@@ -6,8 +6,7 @@ request-level batching that serving systems used before continuous batching.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
 from typing import Any
 
@@ -29,10 +28,9 @@ from core.sampling import ChunkResult, Finish, Sampled, SequenceFailure, TopLogp
 from core.sequence import Sequence
 from engine.executor import FinishedStep
 from engine.loading.model_source import ModelSource
-from engine.sampling.ranking import rank
 from engine.sampling.rows import Row
 from engine.sampling.sampler import Sampler
-from engine.scores.column import MAX_SCORED_ROWS
+from engine.scores.library import score_prompts
 from engine.stopwatch import Stopwatch
 
 
@@ -104,9 +102,7 @@ class LibraryExecutor:
         )
         result: dict[int, ChunkResult] = {}
         answers = [
-            _Row(chunk.sequence, tuple(self._scores(chunk.sequence, chunk.extra_rows)))
-            for chunk in plan.chunks
-            if not chunk.sequence.params.beam_width
+            _Row(chunk.sequence) for chunk in plan.chunks if not chunk.sequence.params.beam_width
         ]
         if answers:
             self._sample(answers, between_tokens)
@@ -114,6 +110,7 @@ class LibraryExecutor:
         for chunk in plan.chunks:
             if chunk.sequence.params.beam_width:
                 result[chunk.sequence.id] = self._search(chunk.sequence, between_tokens)
+        score_prompts(self.model, plan.chunks, result)
         return FinishedStep(result)
 
     def _sample(self, answers: list[_Row], between_tokens: Callable[[], None]) -> None:
@@ -152,24 +149,6 @@ class LibraryExecutor:
         generated = output.sequences[:, -logprobs.shape[1] :].tolist()
         rows = zip(generated, logprobs.tolist(), output.sequences_scores.tolist(), strict=True)
         return Hypotheses(tuple(_hypothesis(sequence, *row) for row in rows))
-
-    def _scores(self, sequence: Sequence, scored: range) -> Iterator[TopLogprobs]:
-        """Yield, for each position in `scored`, the score of the prompt token that follows it.
-
-        Takes extra forward passes. If the model supports `logits_to_keep`, each pass computes the
-        logits of at most MAX_SCORED_ROWS positions, which bounds memory.
-        """
-        ids = torch.tensor([sequence.token_ids], device=self.model.device)
-        can_keep_rows = "logits_to_keep" in inspect.signature(self.model.forward).parameters
-        at_once = MAX_SCORED_ROWS if can_keep_rows else max(1, len(scored))
-        width = sequence.params.prompt_logprobs or 0
-        for start in range(scored.start, scored.stop, at_once):
-            rows = torch.tensor(scored[start - scored.start :][:at_once], device=ids.device)
-            keywords = {"logits_to_keep": rows} if can_keep_rows else {}
-            logits = self.model(input_ids=ids, use_cache=False, **keywords).logits[0]
-            logits = (logits if can_keep_rows else logits[rows]).float()
-            ranking = rank(logits, ids[0, rows + 1], logits.logsumexp(-1), width)
-            yield from ranking.wait([width] * len(rows))
 
     def _generation_config(self, answers: list[_Row]) -> Any:
         config = copy(self.model.generation_config)
@@ -213,14 +192,13 @@ def _hypothesis(
 class _Row:
     """One answer while `generate` runs. Appends to a copy: the strategy owns the sequence."""
 
-    def __init__(self, sequence: Sequence, prompt_logprobs: tuple[TopLogprobs, ...]) -> None:
+    def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
         self.copy = Sequence(sequence.id, sequence.token_ids, sequence.params)
         self.copy.stop_token_ids = sequence.stop_token_ids
         self.copy.end_token_ids = sequence.end_token_ids
         self._logprobs: list[float] = []
         self._top_logprobs: list[TopLogprobs] = []
-        self._prompt_logprobs = prompt_logprobs
         self._ends_answer = False
         self.failure: SequenceFailure | None = None
 
@@ -242,8 +220,7 @@ class _Row:
             tuple(self.copy.token_ids[self.copy.num_prompt_tokens :]),
             tuple(self._logprobs),
             tuple(self._top_logprobs),
-            self._prompt_logprobs,
-            self._ends_answer,
+            ends_answer=self._ends_answer,
         )
 
 

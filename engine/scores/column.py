@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from core.plan import Chunk, StepPlan
-from core.sampling import ChunkResult, Sampled, SequenceFailure
+from core.sampling import ChunkResult, Sampled, SequenceFailure, TopLogprobs
 from engine.sampling.kernels import BestTokens, make_sampling_kernels
 from engine.sampling.ranking import Ranking, rank
 from engine.staging import Slot, Upload
@@ -79,11 +79,18 @@ class _Scores(Applied):
         scores = self._ranking.wait(widths)
         for chunk, count in zip(self._chunks, counts, strict=True):
             own = tuple(next(scores) for _ in range(count))
-            sampled = results.get(chunk.sequence.id, NOTHING_SAMPLED)
-            if not isinstance(sampled, SequenceFailure):
-                assert isinstance(sampled, Sampled), "only what is sampled scores its prompt"
-                whole = sampled.prompt_logprobs + own
-                results[chunk.sequence.id] = replace(sampled, prompt_logprobs=whole)
+            add_scores(results, chunk.sequence.id, own)
+
+
+def add_scores(
+    results: dict[int, ChunkResult], sequence_id: int, scores: tuple[TopLogprobs, ...]
+) -> None:
+    """Add scores after those that the result of a sequence already has, unless it has failed."""
+    sampled = results.get(sequence_id, NOTHING_SAMPLED)
+    if not isinstance(sampled, SequenceFailure):
+        assert isinstance(sampled, Sampled), "only what is sampled scores its prompt"
+        whole = sampled.prompt_logprobs + scores
+        results[sequence_id] = replace(sampled, prompt_logprobs=whole)
 
 
 def split_plan(plan: StepPlan, max_rows: int) -> list[StepPlan]:

@@ -112,7 +112,7 @@ _FEATURES = (
     Feature(
         "prompt_logprobs",
         r"(?i)prompt_?(logprobs|scores)|rows_to_score|scored_rows",
-        ("engine/scores",),
+        ("engine/scores", "container/apis/scores.py"),
     ),
     Feature(
         "grammars",

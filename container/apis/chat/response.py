@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from container.apis.chat.message import ChoiceMessage
 from container.apis.chat.schema import ChatRequest
 from container.apis.generation.generation import Generation
-from container.apis.generation.logprobs import chat_logprobs, prompt_logprobs
+from container.apis.generation.logprobs import chat_logprobs
 from container.apis.generation.reply import Format, Record
 from container.apis.openai import Envelope, finish_reason, openai_error, usage
 from container.http.failures import Failure
@@ -45,6 +45,7 @@ class ChatFormat(Format):
         self._messages = messages
 
     def document(self) -> object:
+        options = self._request.response_options
         choices = [
             {
                 **self._choice(index, answer.tokens),
@@ -57,8 +58,8 @@ class ChatFormat(Format):
             "chat.completion",
             choices,
             usage=self._usage(),
-            prompt_logprobs=self._prompt_logprobs(),
-            **self._request.response_options.prompt_fields(self._generation),
+            **options.document_fields(self._generation, self._tokenizer),
+            **options.prompt_fields(self._generation),
         )
 
     def begin(self, index: int) -> list[Record]:
@@ -129,10 +130,3 @@ class ChatFormat(Format):
             "logprobs": logprobs,
             **self._request.response_options.answer_fields(tokens),
         }
-
-    def _prompt_logprobs(self) -> object:
-        """Return vLLM's `prompt_logprobs`; None if the request does not want them."""
-        if self._request.turn.decoding.params.prompt_logprobs is None:
-            return None
-        token_ids, scores = self._generation.prompt_token_ids, self._generation.prompt_logprobs
-        return prompt_logprobs(token_ids, scores, self._tokenizer)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from container.apis.completions.echo import echoed_prompt
 from container.apis.completions.schema import CompletionRequest
 from container.apis.generation.generation import Generation
 from container.apis.generation.logprobs import (
     ScoredToken,
     completion_logprobs,
-    prompt_logprobs,
     scored_answer_tokens,
-    scored_prompt_tokens,
 )
 from container.apis.generation.reply import Format, Record
 from container.apis.openai import Envelope, finish_reason, openai_error, usage
 from container.http.failures import Failure
-from container.http.off_loop import in_thread_if_long
 from core.sampling import Finish
 from core.text.answer import AnswerText, TokenText
 from core.text.answers import Delta
@@ -96,10 +94,8 @@ class CompletionFormat(Format):
         logprobs = self._logprobs(echoed, tokens, len(echo))
         choice = _choice(index, text, logprobs)
         choice |= {**self._end(answer), **self._ids(prompt, tokens)}
-        if self._request.decoding.params.prompt_logprobs is None or self._request.echoes_logprobs:
-            return {**choice, "prompt_logprobs": None}
-        token_ids, scores = generation.prompt_token_ids, generation.prompt_logprobs
-        return {**choice, "prompt_logprobs": prompt_logprobs(token_ids, scores, self._tokenizer)}
+        options = self._request.response_options
+        return {**choice, **options.document_fields(generation, self._tokenizer)}
 
     def _ids(self, prompt: int | None, tokens: Sequence[TokenText]) -> Record:
         """Return the fields with the token ids of the prompt, if it is given, and of the answer."""
@@ -135,12 +131,7 @@ class CompletionFormat(Format):
         """Return the prompt's tokens if the request wants their logprobs, else nothing."""
         if not self._request.echoes_logprobs:
             return []
-        generation, echo = self._generations[prompt], self._echoes[prompt]
-        token_ids, scores = generation.prompt_token_ids, generation.prompt_logprobs
-        return in_thread_if_long(
-            lambda: scored_prompt_tokens(token_ids, scores, echo, self._tokenizer),
-            size=len(token_ids),
-        )
+        return echoed_prompt(self._generations[prompt], self._echoes[prompt], self._tokenizer)
 
     def _logprobs(
         self, echoed: Sequence[ScoredToken], tokens: Sequence[TokenText], offset: int

@@ -12,7 +12,6 @@ from core.errors import GenerationError
 from core.output import Output
 from core.protocol.messages import AbortReason
 from core.protocol.stats import Timing
-from core.sampling import TopLogprobs
 from core.text.answer import AnswerText
 from core.text.answers import Answers, Delta
 
@@ -40,8 +39,9 @@ class Generation:
         self.prompt_token_ids = prompt_token_ids
         self.timing: Timing | None = None
         """Timing of the answer that ended last; None if a stop string ended it."""
+        self.received = answers
+        """All that the engine has sent."""
         self._stream = stream
-        self._answers = answers
         self._dialect = dialect
         self._deadline = deadline
         self._charge = charge
@@ -51,17 +51,12 @@ class Generation:
     @property
     def answers(self) -> Sequence[AnswerText]:
         """The answers to return, as far as they are generated."""
-        return self._answers.returned
+        return self.received.returned
 
     @property
     def num_generated_tokens(self) -> int:
         """Tokens of all answers, including those that `best_of` discards."""
-        return self._answers.num_tokens
-
-    @property
-    def prompt_logprobs(self) -> Sequence[TopLogprobs]:
-        """Logprobs of the prompt's tokens from the second on, if `prompt_logprobs` is set."""
-        return self._answers.prompt_logprobs
+        return self.received.num_tokens
 
     def deltas(self) -> Iterator[Delta]:
         """Yield new tokens as they arrive. One delta may hold several tokens.
@@ -69,14 +64,14 @@ class Generation:
         Raises RequestError, OverloadedError, GenerationError or ClientGoneError.
         """
         try:
-            while self._answers.num_open:
+            while self.received.num_open:
                 for output in self._next():
                     self.timing = output.timing
                     self._charge(self._num_uncharged + len(output.token_ids))
                     self._num_uncharged = 0
                     self._record.add(output)
-                    deltas = self._answers.push(output)
-                    if self._answers.is_stopped_by_string(output):
+                    deltas = self.received.push(output)
+                    if self.received.is_stopped_by_string(output):
                         self._stream.abort(output.index, "stop_string")
                     yield from deltas
         except GenerationError:
@@ -86,7 +81,7 @@ class Generation:
             raise
         finally:
             self.abort()
-            answers = self._answers.returned
+            answers = self.received.returned
             self._record.end([answer.finish for answer in answers if answer.finish is not None])
 
     def abort(self, reason: AbortReason = "disconnect") -> None:

@@ -11,7 +11,6 @@ from container.apis.generation.sampling import Decoding
 from container.http.deadline import Deadline
 from container.http.request_context import RequestContext
 from container.wire.token_stream import TokenStream
-from core.configuration.limits import PROMPT_LOGPROBS
 from core.images import PromptImage
 from core.protocol.messages import Facts, Submit
 from core.request_check import checked
@@ -99,7 +98,5 @@ class Generations:
             params = checked(
                 prompt_token_ids, decoding.params, facts, images, prompt=dialect.prompt
             )
-        if params.prompt_logprobs is not None:
-            num_logprobs = len(prompt_token_ids) * (params.prompt_logprobs + 1)
-            PROMPT_LOGPROBS.check(dialect.name("prompt_logprobs"), num_logprobs)
+        decoding.check_result(len(prompt_token_ids))
         return params

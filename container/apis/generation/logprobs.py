@@ -1,4 +1,4 @@
-"""Logprobs in the formats of OpenAI's APIs and of vLLM's `prompt_logprobs`."""
+"""Logprobs in the formats of OpenAI's APIs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from container.apis.generation.reply import Record
 from container.http.off_loop import in_thread_if_long
 from core.sampling import TopLogprobs
 from core.text.answer import TokenText
-from core.text.detokenizer import Detokenizer
-from core.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +21,6 @@ class ScoredToken:
     logprob: float | None
     """None for the first token of a prompt, which no token precedes."""
     top_logprobs: TopLogprobs | None = None
-
-
-def scored_prompt_tokens(
-    token_ids: Sequence[int], scores: Sequence[TopLogprobs], text: str, tokenizer: Tokenizer
-) -> list[ScoredToken]:
-    """Return the tokens of a prompt with this text. `scores` start at the second token."""
-    detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
-    offsets, end = list[int](), 0
-    for token_id in token_ids:
-        offsets.append(end)
-        end += len(detokenizer.push(token_id))
-    # Special tokens that the tokenizer added at the start are not part of the client's text.
-    num_added = max(0, end - len(text))
-    return [
-        ScoredToken(token_id, max(0, offset - num_added), score and score.logprob, score)
-        for token_id, offset, score in zip(token_ids, offsets, (None, *scores), strict=True)
-    ]
 
 
 def scored_answer_tokens(tokens: Sequence[TokenText], offset: int) -> Iterator[ScoredToken]:
@@ -84,30 +65,6 @@ def chat_logprobs(tokens: Sequence[TokenText], name: Callable[[int], str]) -> li
         }
         for token in tokens
     ]
-
-
-def prompt_logprobs(
-    token_ids: Sequence[int], scores: Sequence[TopLogprobs], tokenizer: Tokenizer
-) -> list[Record | None]:
-    """Return vLLM's `prompt_logprobs`: None for the first token, then a record per token.
-
-    The keys of a record are token ids: that of the token, and those of the most likely tokens.
-    """
-
-    def record(token_id: int, score: TopLogprobs) -> Record:
-        ranked = [(token_id, score.logprob, score.rank)]
-        ranked += [(*likely, rank) for rank, likely in enumerate(_likely(score), 1)]
-        return {
-            str(id): {"logprob": logprob, "rank": rank, "decoded_token": tokenizer.piece(id)}
-            for id, logprob, rank in ranked
-        }
-
-    def records() -> list[Record | None]:
-        pairs = zip(token_ids[1:], scores, strict=True)
-        return [None, *(record(token_id, score) for token_id, score in pairs)]
-
-    num_logprobs = sum(1 + len(score.token_ids) for score in scores)
-    return in_thread_if_long(records, size=num_logprobs)
 
 
 def _likely(top: TopLogprobs | None) -> Iterator[tuple[int, float]]:

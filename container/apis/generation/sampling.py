@@ -207,6 +207,12 @@ class Decoding:
         """Whether the request fixes the format of its answer."""
         return self.params.structured_outputs is not None
 
+    def check_result(self, num_prompt_tokens: int) -> None:
+        """Raise RequestError if what the response shows of the prompt is too large."""
+        if self.params.prompt_logprobs is not None:
+            size = num_prompt_tokens * (self.params.prompt_logprobs + 1)
+            limits.PROMPT_LOGPROBS.check(self.dialect.name("prompt_logprobs"), size)
+
     def with_format(
         self, format: Mapping[str, Any], field: str, types: Sequence[str] = ()
     ) -> Decoding:

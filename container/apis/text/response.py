@@ -7,8 +7,8 @@ from typing import ClassVar
 import msgspec
 
 from container.apis.generation.generation import Generation
-from container.apis.generation.logprobs import prompt_logprobs
 from container.apis.generation.reply import Format, Record
+from container.apis.scores import scored_prompt
 from container.apis.text.schema import TextRequest
 from container.http.failures import Failure
 from core.sampling import Finish
@@ -71,7 +71,7 @@ class TextFormat(Format):
     def _prompt(self) -> Record:
         """Return the details about the prompt."""
         prefill = self._prefill() if self._request.prompt_details else []
-        return {"prefill": prefill, **self._prompt_logprobs()}
+        return {"prefill": prefill, **self._prompt_fields()}
 
     def _token(self, token_id: int, text: str, logprob: float | None) -> Record:
         return {"id": token_id, "text": text, self._logprob: logprob}
@@ -127,19 +127,14 @@ class TextFormat(Format):
         return [self._token(id, self._tokenizer.piece(id), logprob) for id, logprob in ranked]
 
     def _prefill(self) -> list[Record]:
-        """Return the prompt's tokens. The first has no logprob, since no token precedes it."""
-        logprobs = [None, *(score.logprob for score in self._generation.prompt_logprobs)]
+        """Return the prompt's tokens. The first has no logprob."""
         return [
-            self._token(id, self._tokenizer.piece(id), logprob)
-            for id, logprob in zip(self._generation.prompt_token_ids, logprobs, strict=True)
+            self._token(id, self._tokenizer.piece(id), score and score.logprob)
+            for id, score in scored_prompt(self._generation)
         ]
 
-    def _prompt_logprobs(self) -> Record:
-        """Return vLLM's field `prompt_logprobs`, or no field."""
-        if not self._request.shows_prompt_logprobs:
-            return {}
-        prompt, scores = self._generation.prompt_token_ids, self._generation.prompt_logprobs
-        return {"prompt_logprobs": prompt_logprobs(prompt, scores, self._tokenizer)}
+    def _prompt_fields(self) -> Record:
+        return self._request.prompt_fields(self._generation, self._tokenizer)
 
 
 class RollingFormat(TextFormat):
@@ -158,4 +153,4 @@ class RollingFormat(TextFormat):
         return {"inputs": self._inputs}
 
     def _prompt(self) -> Record:
-        return super()._prompt() if self._request.prompt_details else self._prompt_logprobs()
+        return super()._prompt() if self._request.prompt_details else self._prompt_fields()

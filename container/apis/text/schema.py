@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from container.apis.generation.generation import Generation
+from container.apis.generation.reply import Record
 from container.apis.generation.sampling import (
     SAMPLING_FIELDS,
     Decoding,
@@ -13,6 +15,7 @@ from container.apis.generation.sampling import (
     read_decoding,
 )
 from container.apis.generation.structured_outputs import TGI_GRAMMAR
+from container.apis.scores import prompt_logprobs
 from container.schema.fields import (
     MODEL_IGNORED,
     Field,
@@ -35,6 +38,7 @@ from container.schema.kinds import (
 )
 from core.configuration.limits import INPUTS
 from core.errors import RequestError
+from core.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_NEW_TOKENS = 30
 MAX_BATCH = INPUTS.maximum
@@ -167,6 +171,12 @@ class TextRequest:
     def prompt_field(self, index: int) -> str:
         """Return the field name that errors use for one input."""
         return f"inputs[{index}]" if self.is_batch else "inputs"
+
+    def prompt_fields(self, generation: Generation, tokenizer: Tokenizer) -> Record:
+        """Return vLLM's fields about the prompt for the details."""
+        if not self.shows_prompt_logprobs:
+            return {}
+        return {"prompt_logprobs": prompt_logprobs(generation, tokenizer)}
 
     def decoding_of(self, index: int) -> Decoding:
         """Return the decoding of one input; in a batch, its errors name that input."""

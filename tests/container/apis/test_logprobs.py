@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from container.apis.generation.logprobs import (
-    ScoredToken,
-    chat_logprobs,
-    completion_logprobs,
-    prompt_logprobs,
-    scored_prompt_tokens,
-)
+from types import SimpleNamespace
+from typing import cast
+
+from container.apis.completions.echo import echoed_prompt
+from container.apis.generation.generation import Generation
+from container.apis.generation.logprobs import ScoredToken, chat_logprobs, completion_logprobs
+from container.apis.scores import prompt_logprobs
 from core.sampling import TopLogprobs
 from core.text.answer import TokenText
 from core.text.tokenizer import Tokenizer
@@ -17,9 +17,14 @@ from tests.container.conftest import EOS
 SCORE = TopLogprobs(-1.0, 5, (), ())
 
 
+def generation(token_ids: list[int], *scores: TopLogprobs) -> Generation:
+    received = SimpleNamespace(prompt_logprobs=scores)
+    return cast(Generation, SimpleNamespace(prompt_token_ids=token_ids, received=received))
+
+
 def offsets(token_ids: list[int], text: str, tokenizer: Tokenizer) -> list[int]:
-    scores = [SCORE] * (len(token_ids) - 1)
-    return [scored.offset for scored in scored_prompt_tokens(token_ids, scores, text, tokenizer)]
+    scored = generation(token_ids, *[SCORE] * (len(token_ids) - 1))
+    return [token.offset for token in echoed_prompt(scored, text, tokenizer)]
 
 
 def test_offsets_are_where_token_texts_begin(tokenizer: Tokenizer) -> None:
@@ -31,7 +36,8 @@ def test_offsets_are_where_token_texts_begin(tokenizer: Tokenizer) -> None:
 
 
 def test_a_prompts_first_token_has_no_logprob(tokenizer: Tokenizer) -> None:
-    first, second = scored_prompt_tokens(tokenizer.encode("ab"), [SCORE], "ab", tokenizer)
+    scored = generation(tokenizer.encode("ab"), SCORE)
+    first, second = echoed_prompt(scored, "ab", tokenizer)
     assert (first.logprob, first.top_logprobs) == (None, None)
     assert (second.logprob, second.top_logprobs) == (-1.0, SCORE)
 
@@ -62,7 +68,7 @@ def test_incomplete_characters_have_no_bytes(tokenizer: Tokenizer) -> None:
 def test_prompt_logprobs_by_token_id(tokenizer: Tokenizer) -> None:
     a, b = tokenizer.encode("ab")
     likely = TopLogprobs(-1.0, 2, (a, b), (-0.5, -1.0))
-    assert prompt_logprobs([a, b], [likely], tokenizer) == [
+    assert prompt_logprobs(generation([a, b], likely), tokenizer) == [
         None,
         {
             str(b): {"logprob": -1.0, "rank": 2, "decoded_token": "b"},

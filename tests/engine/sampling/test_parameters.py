@@ -133,7 +133,7 @@ def check(named, expected, token_id, count):
 @pytest.mark.parametrize("max_rows", [256, 3])
 def test_logprobs_equal_those_of_transformers(tiny_model, monkeypatch, settings, max_rows):
     """Prompts and answers have logprobs, in a mixed batch with chunked prompts and split steps."""
-    for module in ("engine.scores.column", "engine.loading.library_executor"):
+    for module in ("engine.scores.column", "engine.scores.library"):
         monkeypatch.setattr(f"{module}.MAX_SCORED_ROWS", max_rows)
     path = tiny_model("llama")
     counts = [(4, 3), (None, 2), (2, None), (0, 0), (1, 20)]
