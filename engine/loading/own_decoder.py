@@ -26,7 +26,7 @@ from engine.loading.model_source import ModelSource
 from engine.model.checkpoint import Checkpoint, checkpoint_of, open_checkpoint
 from engine.model.decoder import Decoder
 from engine.model.loader import Loader
-from engine.model.spec import DecoderSpec, read_spec
+from engine.model.spec import DecoderSpec, predicts_later_tokens, read_spec
 from engine.phases import Phases
 
 
@@ -57,6 +57,7 @@ def load_own_decoder(
     decoder = _decoder(
         checkpoint, source, spec, len(spec.layers), group, show_progress=shows_progress
     )
+    checkpoint.keep(lambda name: not predicts_later_tokens(spec, name))
     checkpoint.require_all_taken(except_for=f"{spec.family.head}.weight" if spec.is_tied else "")
     phases.end("weights")
     return decoder

@@ -42,9 +42,20 @@ class ExpertNames:
     down: str = "down_proj"
     merged: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
     shared: str = ""
-    """A shared expert: an MLP that sees every token and whose output has its own gate."""
-    softmax_over: Literal["all", "top k"] = "all"
-    """all: take the softmax over all experts, then the top k. top k: softmax of the top k."""
+    """Shared experts: one MLP that sees every token."""
+    gates_shared: bool = False
+    """Whether the output of the shared MLP is multiplied by the sigmoid of its own gate."""
+    score: Literal["softmax", "softmax of top k", "sigmoid", "sparse mixer"] = "softmax"
+    """How a router's logits become scores; see `engine.model.mixtures.router`."""
+    bias: str = ""
+    """A bias of the scores that takes part in the choice of experts, not in their weights."""
+    group_score: Literal["two best", "best"] = "two best"
+    """With config.n_group, tokens choose within the best groups: those whose two best experts, or
+    whose best, have the highest score."""
+    scaling: str = "routed_scaling_factor"
+    """The config's factor on the scores."""
+    routes_in_fp32: bool = False
+    """Whether the router computes in fp32 in models of low precision."""
     always_normalizes: bool = False
     """Always normalize the top k scores to sum to 1, even without config.norm_topk_prob."""
     is_interleaved: bool = False
@@ -115,7 +126,12 @@ POST = ("", "post_attention_layernorm", "", "post_feedforward_layernorm")
 GEMMA = replace(LLAMA, norm=GEMMA_RMS, scales_embedding=True)
 OLMO2 = replace(LLAMA, norm=RMS_ROUNDED_LAST, norms=POST, qk_norm="row")
 GLM = replace(LLAMA, rotary="pairs", gate_up=("gate_up_proj",))
+HUNYUAN = replace(LLAMA, qk_norm="after rotary", qk_norm_names=("query_layernorm", "key_layernorm"))
 QWEN_EXPERTS = ExpertNames()
+DEEPSEEK_EXPERTS = ExpertNames(
+    score="sigmoid", bias="gate.e_score_correction_bias", shared="shared_experts",
+    routes_in_fp32=True,
+)  # fmt: skip
 UNGATED = replace(LLAMA, is_gated=False, gate_up=("up_proj",))
 COHERE = replace(
     LLAMA, norm=LAYER, rotary="pairs", is_parallel=True, norms=("input_layernorm", "", "", "")
@@ -145,15 +161,17 @@ FAMILIES: dict[str, Family] = {
         norms=("input_layernorm", "post_self_attn_layernorm",
                "post_attention_layernorm", "post_mlp_layernorm"),
     ),
-    "hunyuan_v1_dense": replace(
-        LLAMA, qk_norm="after rotary", qk_norm_names=("query_layernorm", "key_layernorm")
-    ),
+    "hunyuan_v1_dense": HUNYUAN,
     # No gate in the MLP
     "arcee": UNGATED,
     "apertus": replace(
         UNGATED, qk_norm="head", norms=("attention_layernorm", "", "feedforward_layernorm", "")
     ),
     "nemotron": replace(UNGATED, norm=NormKind(subtracts_mean=True, offset=1.0)),
+    "phi": replace(
+        UNGATED, norm=LAYER, is_parallel=True, norms=("input_layernorm", "", "", ""),
+        final_norm="final_layernorm", out="dense", gate_up=("fc1",), down="fc2",
+    ),
     "starcoder2": replace(UNGATED, norm=LAYER, gate_up=("c_fc",), down="c_proj", windows="all"),
     # LayerNorm
     "stablelm": replace(LLAMA, norm=LAYER, parallel_shares_norm=True),
@@ -186,12 +204,15 @@ FAMILIES: dict[str, Family] = {
         renames=((".block_sparse_moe.", ".mlp."),),
         windows="all",
     ),
-    "qwen2_moe": replace(BY_LAYER, experts=replace(QWEN_EXPERTS, shared="shared_expert")),
+    "qwen2_moe": replace(
+        BY_LAYER, experts=ExpertNames(shared="shared_expert", gates_shared=True)
+    ),
     "qwen3_moe": replace(LLAMA, qk_norm="head", experts=QWEN_EXPERTS, windows="all"),
+    "mellum": replace(BY_LAYER, qk_norm="head", experts=QWEN_EXPERTS),
     "olmoe": replace(LLAMA, qk_norm="row", experts=QWEN_EXPERTS),
     "granitemoe": replace(
         LLAMA,
-        experts=ExpertNames(block="block_sparse_moe", router="router", softmax_over="top k"),
+        experts=ExpertNames(block="block_sparse_moe", router="router", score="softmax of top k"),
         renames=(
             (".input_linear.weight", ".experts.gate_up_proj"),
             (".output_linear.weight", ".experts.down_proj"),
@@ -201,7 +222,64 @@ FAMILIES: dict[str, Family] = {
     "gpt_oss": replace(
         BY_LAYER,
         norm=RMS_ROUNDED_LAST,
-        experts=ExpertNames(router="router", softmax_over="top k", is_interleaved=True),
+        experts=ExpertNames(router="router", score="softmax of top k", is_interleaved=True),
+    ),
+    "phimoe": replace(
+        LLAMA,
+        norm=LAYER,
+        experts=ExpertNames(router="router", gate="w1", up="w3", down="w2", score="sparse mixer"),
+        renames=((".block_sparse_moe.gate.", ".mlp.router."), (".block_sparse_moe.", ".mlp.")),
+        windows="all",
+    ),
+    # Mixtures with DeepSeek's router
+    "glm4_moe": replace(
+        LLAMA, qk_norm="head", qk_norm_is_optional=True, experts=DEEPSEEK_EXPERTS
+    ),
+    "dots1": replace(BY_LAYER, qk_norm="head", experts=DEEPSEEK_EXPERTS),
+    "solar_open": replace(LLAMA, experts=DEEPSEEK_EXPERTS),
+    "exaone_moe": replace(
+        BY_LAYER,
+        qk_norm="head",
+        rotates_only_windows=True,
+        experts=DEEPSEEK_EXPERTS,
+        renames=((".mlp.e_score_correction_bias", ".mlp.gate.e_score_correction_bias"),),
+    ),
+    "minimax_m2": replace(
+        LLAMA,
+        qk_norm="row",
+        experts=ExpertNames(
+            gate="w1", up="w3", down="w2", score="sigmoid", bias="e_score_correction_bias",
+            always_normalizes=True,
+        ),
+        renames=((".block_sparse_moe.", ".mlp."),),
+    ),
+    "ernie4_5_moe": replace(
+        LLAMA,
+        rotary="pairs",
+        experts=replace(
+            DEEPSEEK_EXPERTS, score="softmax", bias="gate.moe_statics.e_score_correction_bias",
+            always_normalizes=True,
+        ),
+        renames=((".mlp.moe_statics.", ".mlp.gate.moe_statics."),),
+    ),
+    "hunyuan_v1_moe": replace(
+        HUNYUAN,
+        experts=ExpertNames(
+            router="gate.wg", shared="shared_mlp", routes_in_fp32=True, always_normalizes=True
+        ),
+    ),
+    "hy_v3": replace(
+        LLAMA,
+        qk_norm="head",
+        experts=replace(
+            DEEPSEEK_EXPERTS, bias="e_score_correction_bias", scaling="router_scaling_factor",
+            always_normalizes=True,
+        ),
+        renames=(
+            (".mlp.router.gate.", ".mlp.gate."),
+            (".mlp.expert_bias", ".mlp.e_score_correction_bias"),
+            (".mlp.shared_mlp.", ".mlp.shared_experts."),
+        ),
     ),
 }  # fmt: skip
 """Keyed by `model_type` in config.json. Other families run on transformers' own code."""

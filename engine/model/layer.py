@@ -25,7 +25,7 @@ from kernels.cpu.elementwise import gated
 from kernels.cpu.step_calls import StepCalls
 
 if TYPE_CHECKING:
-    from engine.model.experts import Experts
+    from engine.model.mixtures.experts import Experts
 
 AnglesByRope = Mapping[str, Angles]
 
@@ -279,11 +279,11 @@ def _load_mlp(loader: Loader, spec: DecoderSpec, index: int, name: str) -> MLP |
     names = family.experts
     if names is None or not spec.layers[index].has_experts:
         return MLP(loader, spec, f"{name}.{family.mlp}" if family.mlp else name)
-    from engine.model.experts import Experts, SharedExperts
+    from engine.model.mixtures.experts import Experts, SharedExperts, shared_width
 
     block = f"{name}.{names.block}"
-    if not names.shared:
-        return Experts(loader, spec, block, names)
-    width = spec.config.shared_expert_intermediate_size
+    width = shared_width(spec, index) if names.shared else 0
+    if width == 0:
+        return Experts(loader, spec, index, block, names)
     shared = MLP(loader, spec, f"{block}.{names.shared}", width)
-    return SharedExperts(loader, spec, block, names, shared)
+    return SharedExperts(loader, spec, index, block, names, shared)

@@ -86,6 +86,15 @@ class Loader:
         self.count(placed.nbytes, placed.numel())
         return placed
 
+    def fp32(self, name: str, size: int) -> Tensor:
+        """Load `size` numbers in fp32, [size], whatever the dtype of the computation."""
+        stored = self.checkpoint.take_stored(name)
+        if stored.numel() != size:
+            raise self.checkpoint.error(name, f"has shape {list(stored.shape)}, not {[size]}")
+        placed = torch.empty(size, device=self.device).copy_(stored.flatten())
+        self.count(placed.nbytes, size)
+        return placed
+
     def count(self, num_bytes: int, num_weights: int) -> None:
         """Add to the bytes and elements loaded so far."""
         self.num_bytes += num_bytes
@@ -99,12 +108,13 @@ class Loader:
         columns: range | None = None,
         is_adaptable: bool = True,
         may_quantize: bool = True,
+        dtype: torch.dtype | None = None,
     ) -> Linear:
         """Merge linear layers that have the same input into one `Linear`.
 
         columns: the inputs that this process has; if not all, outputs are summed over the group.
         None: all. is_adaptable: whether adapters may add to its outputs. may_quantize: whether
-        option.quantize applies to it.
+        option.quantize applies to it. dtype: of the rows; None: of the computation.
         """
         columns = columns or range(in_features)
         is_partial = len(columns) < in_features
@@ -121,14 +131,14 @@ class Loader:
             end = start + source.num_outputs
             parts[source.name] = Part(slice(start, end), source.order, source.size)
             start = end
-        format = self.format(weights)
+        format = self.format(weights, dtype)
         self.count(format.num_bytes, start * len(columns))
         linear = Linear(
             format,
             self._joined(sources, biases),
             parts,
             in_features,
-            self.dtype,
+            dtype or self.dtype,
             columns,
             self.group.after_split_inputs() if is_partial else (),
         )
@@ -136,10 +146,13 @@ class Loader:
             self.linears.append(linear)
         return linear
 
-    def format(self, parts: Sequence[Stored]) -> Format:
-        """Concatenate the parts [out_i, in] of a weight, in the format of the device."""
+    def format(self, parts: Sequence[Stored], dtype: torch.dtype | None = None) -> Format:
+        """Concatenate the parts [out_i, in] of a weight, in the format of the device.
+
+        dtype: of the rows; None: of the computation.
+        """
         dense = [part for part in parts if isinstance(part, Tensor)]
-        return choose_format(self.device, self.dtype)(dense)
+        return choose_format(self.device, dtype or self.dtype)(dense)
 
     def embedding(self, name: str, vocab_size: int, width: int) -> Tensor:
         """Load this process's rows of an embedding, [share, width]."""

@@ -92,7 +92,11 @@ def _frequencies(spec: DecoderSpec, name: str) -> tuple[Tensor, float]:
             base *= parameters["alpha"] ** (dim / (dim - 2))
         return 1.0 / base**exponents, 1.0
     keywords: dict[str, Any] = {"layer_type": name} if name else {}
+    scale: float | None = None
     if kind == "longrope":
         original = parameters["original_max_position_embeddings"]
-        keywords["seq_len"] = original + 1 if is_long(parameters, spec.max_length) else original
-    return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), **keywords)
+        is_beyond = is_long(parameters, spec.max_length)
+        keywords["seq_len"] = original + 1 if is_beyond else original
+        scale = parameters.get("long_mscale" if is_beyond else "short_mscale")  # Phi-3.5-MoE's
+    frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), **keywords)
+    return frequencies, factor if scale is None else scale

@@ -16,7 +16,7 @@ from engine.model.families import FAMILIES, Family
 EPS_NAMES = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")
 ACTIVATION_NAMES = ("hidden_activation", "hidden_act", "activation_function")
 MLP_WIDTH_NAMES = ("intermediate_size", "ffn_dim", "n_inner")
-PER_LAYER = ("layer_types", "no_rope_layers")
+PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
 """Config fields that are lists with one entry per layer."""
 TORCH_LAYER_NORM_EPS = 1e-5
 
@@ -97,6 +97,8 @@ class DecoderSpec:
         for parameters in ropes.values():
             if parameters["rope_type"] == "longrope" and is_long(parameters, self.max_length):
                 parameters["short_factor"] = parameters["long_factor"]
+                if "long_mscale" in parameters:
+                    parameters["short_mscale"] = parameters["long_mscale"]
         return config
 
 
@@ -153,6 +155,17 @@ def read_spec(config: PreTrainedConfig, max_length: int) -> DecoderSpec:
         qkv_clip=getattr(given, "clip_qkv", None),
         max_length=max_length,
     )
+
+
+def predicts_later_tokens(spec: DecoderSpec, name: str) -> bool:
+    """Whether a tensor belongs to multi-token prediction, which is not computed."""
+    relative = name.removeprefix(spec.family.prefix)
+    kind, _, rest = relative.partition(".")
+    index = rest.partition(".")[0]
+    count = getattr(spec.config, "num_nextn_predict_layers", None) or 0
+    first = len(spec.layers)
+    is_later = kind == spec.family.layers and index.isdigit() and int(index) >= first
+    return relative.startswith("mtp") or (is_later and int(index) < first + count)
 
 
 def _check_supported(config: Any) -> None:
@@ -222,8 +235,19 @@ def _ropes(config: Any) -> dict[str, dict[str, Any]]:
 
 
 def _has_experts(config: Any, index: int) -> bool:
-    step = getattr(config, "decoder_sparse_step", 1)
-    return index not in (getattr(config, "mlp_only_layers", None) or ()) and (index + 1) % step == 0
+    kinds = getattr(config, "mlp_layer_types", None)
+    if kinds:
+        return kinds[index] == "sparse"
+    first = _first(config, ("first_k_dense_replace", "moe_layer_start_index")) or 0
+    last = getattr(config, "moe_layer_end_index", index)
+    step = _first(config, ("decoder_sparse_step", "moe_layer_interval")) or 1
+    is_dense = index in (getattr(config, "mlp_only_layers", None) or ())
+    return first <= index <= last and (index + 1) % step == 0 and not is_dense
+
+
+def of_layer(setting: Any, index: int) -> Any:
+    """Return a setting of layer `index`: the config has one for all layers, or a list."""
+    return setting[index] if isinstance(setting, list) else setting
 
 
 def _first(config: Any, names: tuple[str, ...]) -> Any:

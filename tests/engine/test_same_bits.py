@@ -54,7 +54,7 @@ def test_every_family(tiny_model, architecture):
     ("architecture", "reason"),
     [
         ("llama", "torch computes the attention"),  # heads of 8
-        ("phi", "transformers' code computes this model"),
+        ("biogpt", "transformers' code computes this model"),
         ("bloom", "transformers' code computes this model"),
     ],
 )

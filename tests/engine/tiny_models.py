@@ -20,6 +20,13 @@ UNTIED = {"tie_word_embeddings": False}
 """With tied embeddings a random model repeats its newest token forever."""
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+GROUPS = {"num_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2,
+          "norm_topk_prob": True, "routed_scaling_factor": 1.7,
+          "first_k_dense_replace": 1}  # fmt: skip
+DEEPSEEK_EXPERTS = GROUPS | {"n_routed_experts": 8, "n_shared_experts": 2,
+                             "moe_intermediate_size": 16}  # fmt: skip
+HALF_ROTATES = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
+                                    "partial_rotary_factor": 0.5}}  # fmt: skip
 LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 FOUR_LAYERS = {"num_hidden_layers": 4}
 """One layer of each kind, for models where every fourth layer differs."""
@@ -73,15 +80,33 @@ OWN: dict[str, dict[str, object]] = {
     "qwen3_moe": SMALL | EXPERTS | {"norm_topk_prob": True},
     "olmoe": SMALL | {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 1.0},
     "granitemoe": SMALL | LOCAL_EXPERTS | MULTIPLIERS,
+    "mellum": SMALL
+    | WINDOW
+    | EXPERTS
+    | {
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+    },
     "gpt_oss": SMALL | WINDOW | LOCAL_EXPERTS | {"intermediate_size": 64},
+    "phi": SMALL,
+    "phimoe": SMALL | WINDOW | LOCAL_EXPERTS | {"router_jitter_noise": 0.2},
+    "glm4_moe": SMALL | DEEPSEEK_EXPERTS | {"use_qk_norm": True},
+    "dots1": SMALL | WINDOW | DEEPSEEK_EXPERTS | {"max_window_layers": 2},
+    "solar_open": SMALL | DEEPSEEK_EXPERTS | {"first_k_dense_replace": 0},
+    "exaone_moe": SMALL | WINDOW | FOUR_LAYERS | EXPERTS | GROUPS | {"num_shared_experts": 2},
+    "minimax_m2": SMALL | LOCAL_EXPERTS | HALF_ROTATES,
+    "ernie4_5_moe": SMALL
+    | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16, "moe_num_shared_experts": 2},
+    "hunyuan_v1_moe": SMALL | {"num_experts": 4, "moe_topk": [2, 1, 2]},
+    "hy_v3": SMALL | EXPERTS,
 }  # fmt: skip
 """A tiny model of every family of `engine.model.families`, with its optional features."""
 
 FOREIGN: dict[str, dict[str, object]] = {
-    "phi": SMALL,
-    "phimoe": SMALL | WINDOW | LOCAL_EXPERTS,
+    "biogpt": SMALL,
+    "afmoe": SMALL | WINDOW | EXPERTS | {"num_dense_layers": 1},
 }
-"""Models that run packed with transformers' code; the second has a window only in its mask."""
+"""Models that run packed with transformers' code."""
 
 LIBRARY: dict[str, dict[str, object]] = {
     "bloom": {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4,

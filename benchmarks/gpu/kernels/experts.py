@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
-from engine.model.experts import choose_grouped
 from engine.model.linear import Quantized
+from engine.model.mixtures.experts import choose_grouped
 from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
 from engine.model.quantization.experts import DequantizingExperts, TritonExperts
 from engine.model.quantization.kernel_codes import has_kernel

@@ -82,8 +82,8 @@ class QuantizingLoader(Loader):
             unused = scheme.unused_suffixes
             checkpoint.keep(lambda name: not name.endswith(unused))
 
-    def format(self, parts: Sequence[Stored]) -> Format:
-        return make_format(parts, self.device, self.dtype, is_exact=self._is_exact)
+    def format(self, parts: Sequence[Stored], dtype: torch.dtype | None = None) -> Format:
+        return make_format(parts, self.device, dtype or self.dtype, is_exact=self._is_exact)
 
     def is_quantized(self, name: str) -> bool:
         markers = () if self._scheme is None else self._scheme.markers

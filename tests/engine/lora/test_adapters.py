@@ -117,7 +117,7 @@ def test_a_mixed_batch_equals_single_requests(adapted, batching, decoder):
         ("qwen2_moe", ("q_proj", "gate_proj", "up_proj", "down_proj")),
         ("ernie4_5", ("q_proj", "k_proj", "v_proj", "o_proj")),
         ("gpt_neox", ("query_key_value", "dense", "dense_h_to_4h")),
-        ("phi", ("q_proj", "k_proj", "v_proj", "fc1")),
+        ("biogpt", ("q_proj", "k_proj", "v_proj", "fc1")),
     ],
 )
 def test_other_layer_layouts(adapted, architecture, targets):

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.model.experts import Experts, SeparateExperts, choose_grouped
+from engine.model.mixtures.experts import Experts, SeparateExperts, choose_grouped
 from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
 from engine.model.quantization.experts import (
     DequantizingExperts,
@@ -47,7 +47,7 @@ def test_no_shape_depends_on_the_routing(tiny_model, load, monkeypatch):
 
     Meta tensors have no data, so whatever waited for their values would raise an error.
     """
-    monkeypatch.setattr("engine.model.experts.uses_panels", lambda *_: False)
+    monkeypatch.setattr("engine.model.mixtures.experts.uses_panels", lambda *_: False)
     experts = load(tiny_model("mixtral")).layers[0].mlp
     for name, value in vars(experts).items():
         if isinstance(value, torch.Tensor):
@@ -69,15 +69,15 @@ def test_no_shape_depends_on_the_routing(tiny_model, load, monkeypatch):
         ((8, 9), torch.bfloat16, "kernels.linear.grouped_linear"),
         ((9, 0), torch.float16, "kernels.linear.grouped_linear"),
         ((9, 0), torch.float32, "kernels.linear.grouped_linear"),
-        ((9, 0), torch.bfloat16, "engine.model.experts"),
-        ((10, 3), torch.bfloat16, "engine.model.experts"),
+        ((9, 0), torch.bfloat16, "engine.model.mixtures.experts"),
+        ((10, 3), torch.bfloat16, "engine.model.mixtures.experts"),
         ((12, 0), torch.bfloat16, "kernels.linear.grouped_linear"),
     ],
 )
 def test_our_kernel_is_used_where_torch_would_synchronize(capability, dtype, module, monkeypatch):
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: capability)
     assert choose_grouped(torch.device("cuda"), dtype).__module__ == module
-    assert choose_grouped(torch.device("cpu"), dtype).__module__ == "engine.model.experts"
+    assert choose_grouped(torch.device("cpu"), dtype).__module__ == "engine.model.mixtures.experts"
 
 
 def test_tokens_of_a_step_do_not_affect_each_other(tiny_model, load):

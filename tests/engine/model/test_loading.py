@@ -41,6 +41,17 @@ def test_shards_are_found_by_the_index(copied, load):
         load(folder)
 
 
+@pytest.mark.parametrize("name", ["model.layers.3.eh_proj.weight", "model.mtp_linear_proj.weight"])
+def test_layers_that_predict_later_tokens_are_not_loaded(copied, load, name):
+    folder = copied("glm4_moe")
+    expected = logits(load(folder))
+    edited(folder, lambda tensors: tensors.update({name: torch.ones(2, 2)}))
+    assert torch.equal(logits(load(folder)), expected)
+    edited(folder, lambda tensors: tensors.update({"model.layers.4.eh_proj.weight": torch.ones(2)}))
+    with pytest.raises(ConfigurationError, match="belongs to no layer"):
+        load(folder)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_tied_head_multiplies_by_the_embedding(copied, load, dtype):
     """The file first has a second copy of the embedding, and then none."""

@@ -19,6 +19,7 @@ from engine.model.activations import make_gated
 from engine.model.families import ExpertNames
 from engine.model.linear import (
     Format,
+    Linear,
     Quantized,
     Stored,
     select_rows,
@@ -27,10 +28,13 @@ from engine.model.linear import (
     uses_panels,
 )
 from engine.model.loader import Loader, Source
+from engine.model.mixtures.router import Router
 from engine.model.quantization.experts import QuantizedExperts, TritonExperts, quantized_experts
 from engine.model.quantization.weights import joined
-from engine.model.spec import DecoderSpec
+from engine.model.spec import DecoderSpec, of_layer
 
+SHARED_COUNT_NAMES = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+"""Config fields that may hold the number of shared experts."""
 Grouped = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(rows [M, K] sorted by expert, weights [E, N, K], ends [E] int32) -> [M, N]. ends[e] is the index
 after the last row of expert e."""
@@ -43,20 +47,13 @@ class Experts:
     synchronizes with the device, and no shape depends on the router's choice.
     """
 
-    def __init__(self, loader: Loader, spec: DecoderSpec, block: str, names: ExpertNames) -> None:
-        config: Any = spec.config
-        count = getattr(config, "num_local_experts", None) or config.num_experts
-        width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
-        hidden = spec.hidden_size
-        self._top_k: int = config.num_experts_per_tok
-        self._names = names
-        self._normalizes = names.always_normalizes or getattr(config, "norm_topk_prob", False)
-        self._router = loader.linear(
-            [Source(f"{block}.{names.router}", count)],
-            hidden,
-            is_adaptable=False,
-            may_quantize=False,
-        )
+    def __init__(
+        self, loader: Loader, spec: DecoderSpec, index: int, block: str, names: ExpertNames
+    ) -> None:
+        """index: of the layer. block: the mixture's name in the checkpoint."""
+        hidden, width = spec.hidden_size, expert_width(spec, index)
+        self.route = Router(loader, spec, index, block, names)
+        count, self._top_k = self.route.num_experts, self.route.top_k
         self._grouped = choose_grouped(loader.device, loader.dtype)
         self._ids = torch.arange(count, device=loader.device)
         self._group = loader.group
@@ -68,7 +65,7 @@ class Experts:
         self._gate_up_bias, self._down_bias = weights.gate_up_bias, weights.down_bias
         self.activate = make_gated(spec.activation, loader)
         if names.is_interleaved:
-            self._alpha, self._limit = config.swiglu_alpha, config.swiglu_limit
+            self._alpha, self._limit = spec.config.swiglu_alpha, spec.config.swiglu_limit
             self.activate = self._clamped_swiglu
             self._sigmoid = loader.elementwise.sigmoid
 
@@ -88,17 +85,6 @@ class Experts:
         by_token = torch.empty_like(outputs).index_copy_(0, order, outputs)
         return self._group.sum(by_token.view(len(rows), self._top_k, rows.shape[1]).sum(1))
 
-    def route(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scores [T, top_k] in the rows' dtype and expert ids [T, top_k] int64."""
-        logits = self._router(rows)
-        if self._names.softmax_over == "top k":
-            best, chosen = logits.float().topk(self._top_k, -1)
-            return best.softmax(-1).to(rows.dtype), chosen
-        scores, chosen = logits.float().softmax(-1).topk(self._top_k, -1)
-        if self._normalizes:
-            scores = scores / scores.sum(-1, keepdim=True)
-        return scores.to(rows.dtype), chosen
-
     def _multiply(self, rows: Tensor, weights: ExpertWeights, ends: Tensor) -> Tensor:
         if isinstance(weights, TritonExperts | SeparateExperts):
             return weights.multiply(rows, ends)
@@ -112,25 +98,49 @@ class Experts:
 
 
 class SharedExperts(Experts):
-    """Experts plus a shared MLP that sees every token, weighted by a sigmoid gate (Qwen2-MoE)."""
+    """Experts plus a shared MLP that sees every token; Qwen2-MoE weights it by a sigmoid gate."""
 
     def __init__(
         self,
         loader: Loader,
         spec: DecoderSpec,
+        index: int,
         block: str,
         names: ExpertNames,
         shared: Callable[[Tensor], Tensor],
     ) -> None:
-        super().__init__(loader, spec, block, names)
+        super().__init__(loader, spec, index, block, names)
         self._shared = shared
-        gate = [Source(f"{block}.{names.shared}_gate", 1)]
-        self._gate = loader.linear(gate, spec.hidden_size, may_quantize=False)
+        self._gate: Linear | None = None
+        if names.gates_shared:
+            gate = [Source(f"{block}.{names.shared}_gate", 1)]
+            self._gate = loader.linear(gate, spec.hidden_size, may_quantize=False)
         self._sigmoid = loader.elementwise.sigmoid
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        gate = self._sigmoid(self._gate(hidden))
-        return super().__call__(hidden) + gate * self._shared(hidden)
+        shared = self._shared(hidden)
+        if self._gate is not None:
+            shared = self._sigmoid(self._gate(hidden)) * shared
+        return super().__call__(hidden) + shared
+
+
+def expert_width(spec: DecoderSpec, index: int) -> int:
+    """Return the intermediate size of each expert of layer `index`."""
+    config = spec.config
+    return of_layer(getattr(config, "moe_intermediate_size", None), index) or spec.mlp_width
+
+
+def shared_width(spec: DecoderSpec, index: int) -> int:
+    """Return the intermediate size of the shared experts of layer `index`, which are one MLP.
+
+    0 if there are none.
+    """
+    config: Any = spec.config
+    if hasattr(config, "shared_expert_intermediate_size"):
+        return config.shared_expert_intermediate_size
+    counts = (getattr(config, name, None) for name in SHARED_COUNT_NAMES)
+    count = next((count for count in counts if count is not None), 1)
+    return count * expert_width(spec, index)
 
 
 class SeparateExperts:

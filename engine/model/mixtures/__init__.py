@@ -1,0 +1,1 @@
+"""Mixtures of experts: a router picks the experts of each token."""
