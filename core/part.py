@@ -1,12 +1,15 @@
-"""A part of a sequence: what one feature, such as images, adds to it.
+"""A part of a sequence: what one feature adds to it. A feature of an engine makes such parts.
 
 A plain sequence has none, and nobody who schedules it knows one part from another: it asks all of
-them. Whoever does know, because the feature is its own, asks for its part: `Images.of(parts)`.
+them. Code of a feature finds its own part with `of`: `Images.of(sequence.parts)`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Self
+
+from core.sampling import SamplingParams
 
 NO_ROWS = range(0)
 
@@ -47,6 +50,22 @@ class Part:
         return self
 
     @classmethod
-    def of(cls, parts: tuple[Part, ...]) -> Self | None:
+    def of(cls, parts: Iterable[Part]) -> Self | None:
         """Return the part of this kind, if it is one of `parts`."""
         return next((part for part in parts if isinstance(part, cls)), None)
+
+
+class Feature:
+    """Something that requests of an engine may use."""
+
+    def part(self, params: SamplingParams, num_prompt_tokens: int) -> Part | None:
+        """Return a request's part, or None if its sampling parameters do not use the feature.
+
+        Raises LongshoreError if the request cannot use it.
+        """
+        return None
+
+    @classmethod
+    def of(cls, features: Iterable[Feature]) -> Self | None:
+        """Return the feature of this kind, if it is one of `features`."""
+        return next((feature for feature in features if isinstance(feature, cls)), None)

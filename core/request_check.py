@@ -41,7 +41,7 @@ def checked(
         if getattr(params, field) is not None:
             raise RequestError(field, reason)
     if images:
-        _check_images(images, params, facts, len(prompt_token_ids))
+        check_images(images, params, facts, len(prompt_token_ids))
     return params
 
 
@@ -80,9 +80,10 @@ def _check_range(field: str, token_ids: Collection[int], vocab_size: int) -> Non
         raise RequestError(field, f"token ids are 0 to {vocab_size - 1}")
 
 
-def _check_images(
+def check_images(
     images: Sequence[PromptImage], params: SamplingParams, facts: Facts, num_prompt: int
 ) -> None:
+    """Raise RequestError if the model takes no images, or not these of a prompt."""
     if not facts.takes_images:
         raise RequestError("messages", NO_IMAGES)
     if params.truncate_prompt_tokens is not None:

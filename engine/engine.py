@@ -16,17 +16,13 @@ import logging
 import secrets
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from core.adapter import Adapted, Adapter, adapter_of, lora_disabled
-from core.configuration.limits import IMAGES_IN_USE
-from core.errors import EngineUnavailableError, OverloadedError, RequestError
+from core.errors import EngineUnavailableError, RequestError
 from core.foreign_code import contained, reason_of
-from core.images import Images, PromptImage
 from core.output import Output
-from core.part import Part
+from core.part import Feature, Part
 from core.plan import StepPlan
 from core.protocol.messages import Facts
 from core.request import Request
@@ -35,14 +31,8 @@ from core.sampling import MAX_SEED, SamplingParams
 from engine.device import is_out_of_memory
 from engine.executor import Executor, SubmittedStep
 from engine.failures import Guard
-from engine.sampling.grammars import Constrained, Grammars
-from engine.sampling.ngrams import WithoutRepeats
-from engine.scores.part import ScoredPrompt
 from engine.stopwatch import Stopwatch
 from strategies.base import Strategy
-
-if TYPE_CHECKING:
-    from engine.lora.adapter_registry import AdapterRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -64,21 +54,18 @@ class Engine:
         facts: Facts,
         *,
         overlaps: bool = False,
-        grammars: Grammars | None = None,
-        adapters: AdapterRegistry | None = None,
+        features: tuple[Feature, ...] = (),
         model_time: Stopwatch | None = None,
     ) -> None:
         """overlaps: schedule a step before the one in flight is committed.
 
-        grammars: the executor's; if None, requests with `structured_outputs` are rejected.
+        features: what requests may use; the executor must know the parts that they make.
         model_time: the executor's; if None, nothing is timed.
         """
         self.strategy = strategy
         self._guard = Guard(strategy)
         self.facts = facts
-        self.grammars = grammars
-        self.adapters = adapters
-        """None where `option.enable_lora` is false."""
+        self.features = features
         self.executor = executor
         self.overlaps = overlaps
         self.model_time = model_time or Stopwatch()
@@ -99,38 +86,30 @@ class Engine:
         prompt_token_ids: Tokens[int],
         params: SamplingParams,
         now: float,
-        adapter: str = "",
-        images: tuple[PromptImage, ...] = (),
+        parts: tuple[Part, ...] = (),
     ) -> int:
-        """Add a request and return its id. A new grammar is compiled first, in this thread.
+        """Add a request and return its id. The features that it uses are prepared first.
 
-        adapter: the name of a LoRA adapter, or '' for none. images: the prompt's images, in the
-        order of their positions.
+        parts: those of features that the sampling parameters do not name.
 
-        Raises RequestError if the request can never run, NotFoundError if the adapter is not
-        loaded, OverloadedError if the grammars or the images in use are too large and
-        GenerationError if the strategy fails. A call that raises changes nothing.
+        Raises RequestError if the request can never run, OverloadedError if what it uses is too
+        large beside what others use and GenerationError if the strategy fails. A call that raises
+        changes nothing.
         """
-        chosen = self._find_adapter(adapter) if adapter else None
         # The front end has truncated and checked its prompts already; `LLM` has not.
         prompt_token_ids = params.truncated(prompt_token_ids, self.facts.max_model_len)
-        params = checked(prompt_token_ids, params, self.facts, images)
-        if params.structured_outputs is not None and self.grammars is None:
-            raise RequestError("structured_outputs", "this engine does not support it")
+        params = checked(prompt_token_ids, params, self.facts)
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=secrets.randbelow(MAX_SEED))
-        if images:
-            self._check_room_for(images)
+        made = [feature.part(params, len(prompt_token_ids)) for feature in self.features]
         request = Request(
             self._next_id,
             prompt_token_ids,
             params,
             arrival=now,
             eos_token_ids=self.facts.eos_token_ids,
-            parts=request_parts(params, len(prompt_token_ids), chosen, images),
+            parts=(*parts, *(part for part in made if part is not None)),
         )
-        if self.grammars is not None and params.structured_outputs is not None:
-            self.grammars.hold(request.sequences)
         if not self._guard.add(request):
             raise RequestError(
                 "num_beams",
@@ -147,15 +126,11 @@ class Engine:
         """
         self._guard.abort(request_id, index)
 
-    def adapter_slots_in_use(self) -> set[int]:
-        """Return the adapter slots of running and waiting requests.
-
-        Other slots may be overwritten even while a step is in flight: the device runs the copy
-        after that step.
-        """
+    def parts_in_use(self) -> list[Part]:
+        """Return the parts of running and waiting requests."""
         groups = (*self.strategy.running, *self.strategy.waiting)
-        adapters = (adapter_of(group.request.parts) for group in groups)
-        return {adapter.slot for adapter in adapters if adapter is not None}
+        requests = {group.request.id: group.request for group in groups}
+        return [part for request in requests.values() for part in request.parts]
 
     def has_work(self) -> bool:
         is_busy = self.strategy.has_work() or self._in_flight is not None
@@ -227,36 +202,3 @@ class Engine:
         if self._num_failed_steps >= MAX_FAILED_STEPS:
             raise error
         self._guard.fail(plan, reason_of(error))
-
-    def _find_adapter(self, name: str) -> Adapter:
-        if self.adapters is None:
-            raise lora_disabled()
-        return self.adapters.find(name)
-
-    def _check_room_for(self, images: tuple[PromptImage, ...]) -> None:
-        groups = (*self.strategy.running, *self.strategy.waiting)
-        held = {group.request.id: Images.of(group.request.parts) for group in groups}
-        parts = (*filter(None, held.values()), Images(images))
-        if sum(part.num_bytes for part in parts) > IMAGES_IN_USE.maximum:
-            raise OverloadedError(f"the images in use have more than {IMAGES_IN_USE.maximum} bytes")
-
-
-def request_parts(
-    params: SamplingParams,
-    num_prompt_tokens: int,
-    adapter: Adapter | None = None,
-    images: tuple[PromptImage, ...] = (),
-) -> tuple[Part, ...]:
-    """Return the parts of a request's sequences: one for each feature that it uses."""
-    parts: list[Part] = []
-    if adapter is not None:
-        parts.append(Adapted(adapter))
-    if images:
-        parts.append(Images(images))
-    if params.prompt_logprobs is not None:
-        parts.append(ScoredPrompt(num_prompt_tokens))
-    if params.structured_outputs is not None:
-        parts.append(Constrained())
-    if params.no_repeat_ngram_size:
-        parts.append(WithoutRepeats())
-    return tuple(parts)

@@ -109,7 +109,7 @@ def _run(
         model = loaded.model
         assert model is not None, "only a packed model runs on several ranks"
         parts = build_parts(loaded.resolved, model, phases, group)
-    install = partial(carry_out, parts.adapters)
+    install = partial(carry_out, parts.features)
     follower = Follower(parts.passes, model.columns, group, install)
     decode = msgspec.msgpack.Decoder[AnyOrder](AnyOrder).decode
     while True:

@@ -9,6 +9,7 @@ from transformers import GenerationConfig
 
 from core.errors import ConfigurationError, LongshoreError
 from core.foreign_code import contained, reason_of
+from core.part import Feature
 from core.plan import BlockMoves, Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
@@ -18,8 +19,10 @@ from engine.sampling.allowed import Allowed
 from engine.sampling.edits import Edits
 from engine.sampling.grammar import Grammar
 from engine.sampling.grammars import Grammars
+from engine.sampling.ngrams import NgramLimits
 from engine.sampling.penalties import Penalties
 from engine.sampling.rows import Stage
+from engine.scores.part import PromptScores
 
 BITS = "the last bits of an answer may depend on its batch"
 BITS_OF_TRANSFORMERS = f"{BITS}: transformers' code computes this model"
@@ -77,3 +80,8 @@ def sampling_stages(grammars: Grammars, *, with_prompt: bool = True) -> list[Sta
     with_prompt: `no_repeat_ngram_size` also covers the prompt. False if an encoder reads it.
     """
     return [Allowed(), Edits(with_prompt=with_prompt), Penalties(), Grammar(grammars)]
+
+
+def text_features(grammars: Grammars) -> tuple[Feature, ...]:
+    """Return the features that every engine has."""
+    return (PromptScores(), grammars, NgramLimits())

@@ -61,11 +61,10 @@ def leading(leader: Leader) -> Lead:
     """Return a function that has all ranks run rank 0's steps, and get its adapters."""
 
     def lead(parts: PackedParts) -> Runner:
-        if parts.adapters is not None:
-            from engine.lora.ranks import install_order
+        if parts.features:
+            from engine.lora.ranks import send_installs
 
-            send = leader.send
-            parts.adapters.on_install = lambda slot, weights: send(install_order(slot, weights))
+            send_installs(parts.features, leader.send)
         return leader.leading(parts.passes)
 
     return lead

@@ -12,6 +12,7 @@ from engine.builders.common import (
     eos_token_ids,
     prompt_step,
     sampling_stages,
+    text_features,
 )
 from engine.engine import Engine
 from engine.loading.library_executor import LibraryExecutor, LibraryModel, load_library_model
@@ -47,7 +48,7 @@ def build_library(resolved: Resolved, phases: Phases, notes: tuple[str, ...]) ->
         make_strategy(strategy_settings(resolved, capacity)),
         executor,
         facts_of(resolved, capacity, model, eos, phases, notes),
-        grammars=grammars,
+        features=text_features(grammars),
         model_time=executor.model_time,
     )
 

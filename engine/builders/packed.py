@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from core.configuration.options import Options
+from core.part import Feature
 from core.plan import BlockMoves, StepPlan
 from engine.attention.backends import AttentionBackend, CpuBackend, TorchBackend, make_backend
 from engine.attention.call import UnsupportedModelError
@@ -22,6 +23,7 @@ from engine.builders.common import (
     eos_token_ids,
     prompt_step,
     sampling_stages,
+    text_features,
 )
 from engine.device import use_expandable_segments, use_writable_kernel_cache
 from engine.engine import Engine
@@ -43,7 +45,6 @@ from engine.step.passes import Passes, Runner
 from strategies.factory import make_strategy
 
 if TYPE_CHECKING:
-    from engine.lora.adapter_registry import AdapterRegistry
     from engine.step.step_graphs import StepGraphs
 
 
@@ -88,7 +89,8 @@ class PackedParts:
 
     capacity: Capacity
     passes: Passes
-    adapters: AdapterRegistry | None
+    features: tuple[Feature, ...]
+    """Those with weights of their own."""
     notes: tuple[str, ...]
 
 
@@ -124,8 +126,7 @@ def build_packed(
         executor,
         facts_of(resolved, parts.capacity, model, eos, phases, notes + parts.notes),
         overlaps=resolved.overlaps,
-        grammars=grammars,
-        adapters=parts.adapters,
+        features=(*text_features(grammars), *parts.features),
         model_time=executor.model_time,
     )
 
@@ -135,7 +136,7 @@ def build_parts(
 ) -> PackedParts:
     """Build what every process of the group has. The limits are the same in all of them."""
     block_size, kv_dtype = resolved.memory.block_size, resolved.kv_dtype
-    adapters, adapter_notes = _start_adapters(resolved, model)
+    features, feature_notes = _start_features(resolved, model)
     capacity = measure(resolved, model, group)
     backend, backend_notes = make_backend(
         model.device, model.shapes, block_size, capacity.max_model_len, kv_dtype
@@ -146,12 +147,12 @@ def build_parts(
     graphs, graph_notes = capture_graphs(model, cache, backend, resolved, capacity, group)
     if graphs is not None:
         phases.end(f"{len(graphs)} CUDA graphs")
-    notes = adapter_notes + resolved.source.notes + capacity.notes + backend_notes + graph_notes
+    notes = feature_notes + resolved.source.notes + capacity.notes + backend_notes + graph_notes
     notes += _notes_on_bits(model, backend, group)
     return PackedParts(
         capacity=capacity,
         passes=Passes(model, cache, backend, graphs),
-        adapters=adapters,
+        features=features,
         notes=notes,
     )
 
@@ -183,15 +184,19 @@ def _notes_on_bits(model: PackedModel, backend: AttentionBackend, group: Group) 
     return (f"{BITS}: {reason}",)
 
 
-def _start_adapters(
+def _start_features(
     resolved: Resolved, model: PackedModel
-) -> tuple[AdapterRegistry | None, tuple[str, ...]]:
-    """Reserve memory for adapters, and load those that are on disk; None if LoRA is off."""
+) -> tuple[tuple[Feature, ...], tuple[str, ...]]:
+    """Reserve memory for features that are on, and load what they have on disk. Return notes, too.
+
+    Sequences that use them get a column of the model.
+    """
     if resolved.lora is None:
-        return None, ()
+        return (), ()
     from engine.lora.start import start_adapters
 
-    return start_adapters(model, resolved.source.model_dir, resolved.lora)
+    adapters, note = start_adapters(model, resolved.source.model_dir, resolved.lora)
+    return (adapters,), (note,)
 
 
 def _first_steps(resolved: Resolved, capacity: Capacity) -> list[StepPlan]:

@@ -182,8 +182,7 @@ def _hypothesis(
     sequence: Sequence, token_ids: list[int], logprobs: list[float], score: float
 ) -> Hypothesis:
     """Cut a beam's tokens where the answer ends; padding follows."""
-    answer = Sequence(sequence.id, sequence.token_ids, sequence.params)
-    answer.stop_token_ids = sequence.stop_token_ids
+    answer = sequence.fork(sequence.id)
     count = answer.append(Sampled(tuple(token_ids), tuple(logprobs)))
     finish = answer.finish or Finish.ABORT
     return Hypothesis(tuple(token_ids[:count]), tuple(logprobs[:count]), finish, score)
@@ -194,9 +193,7 @@ class _Row:
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
-        self.copy = Sequence(sequence.id, sequence.token_ids, sequence.params)
-        self.copy.stop_token_ids = sequence.stop_token_ids
-        self.copy.end_token_ids = sequence.end_token_ids
+        self.copy = sequence.fork(sequence.id)
         self._logprobs: list[float] = []
         self._top_logprobs: list[TopLogprobs] = []
         self._ends_answer = False

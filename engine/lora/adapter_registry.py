@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from core.adapter import Adapter
+from core.adapter import Adapted, Adapter
 from core.errors import ConflictError, NoRoomError, NotFoundError
+from core.part import Feature, Part
 from engine.lora.files import AdapterWeights, read_adapter
 from engine.lora.memory import AdapterMemory
 
 
-class AdapterRegistry:
+class AdapterRegistry(Feature):
     """Loads and unloads adapters. Not thread-safe, except `read`.
 
     Loading takes three calls, so that files can be read while steps go on: `reserve`, `read` and
@@ -45,6 +46,10 @@ class AdapterRegistry:
                 "without an adapter, name none, or name the model itself"
             )
         return self._loaded[name]
+
+    def parts(self, name: str) -> tuple[Part, ...]:
+        """Return the parts of a request that names an adapter; '': none. Raises NotFoundError."""
+        return (Adapted(self.find(name)),) if name else ()
 
     def load(self, name: str, src: str, in_use: Collection[int] = ()) -> Adapter:
         """Reserve, read and install. If one of them raises, nothing is changed."""
@@ -99,3 +104,12 @@ class AdapterRegistry:
     def unload(self, name: str) -> None:
         """Unload an adapter. Requests that use it go on. Raises NotFoundError."""
         del self._loaded[self.find(name).name]
+
+
+def slots_in_use(parts: Iterable[Part]) -> set[int]:
+    """Return the slots of the adapters that are among the parts of running and waiting requests.
+
+    Other slots may be overwritten even while a step is in flight: the device runs the copy after
+    that step.
+    """
+    return {part.adapter.slot for part in parts if isinstance(part, Adapted)}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import torch
 from torch import Tensor
 
+from core.part import Feature
 from engine.lora.adapter_registry import AdapterRegistry
 from engine.lora.files import AdapterWeights, LayerSize, LayerWeights
 from engine.ranks.order_types import Install
@@ -19,8 +22,16 @@ def install_order(slot: int, weights: AdapterWeights) -> Install:
     return Install(slot, layers)
 
 
-def carry_out(adapters: AdapterRegistry | None, install: Install) -> None:
+def send_installs(features: Iterable[Feature], send: Callable[[Install], object]) -> None:
+    """Send every adapter that rank 0 will install to the other ranks, if LoRA is on."""
+    adapters = AdapterRegistry.of(features)
+    if adapters is not None:
+        adapters.on_install = lambda slot, weights: send(install_order(slot, weights))
+
+
+def carry_out(features: Iterable[Feature], install: Install) -> None:
     """Copy the order's adapter into its slot on this rank."""
+    adapters = AdapterRegistry.of(features)
     assert adapters is not None, "all ranks have the same options"
     sizes = adapters.memory.sizes
     layers = {

@@ -33,7 +33,7 @@ MIB = 2**20
 @torch.inference_mode()
 def start_adapters(
     model: AdaptableModel, model_dir: Path, options: LoraOptions
-) -> tuple[AdapterRegistry, tuple[str, ...]]:
+) -> tuple[AdapterRegistry, str]:
     """Attach adapter slots to the model's linear layers, and load the adapters on disk.
 
     Return them with a note for the log. Call it at most once for a model. Raises ConfigurationError
@@ -54,7 +54,7 @@ def start_adapters(
     names = ", ".join(adapter.name for adapter in adapters.loaded) or "none yet"
     return adapters, (
         f"LoRA: room for {memory.num_slots} adapters of rank {memory.max_rank} takes "
-        f"{memory.num_bytes / MIB:,.1f} MiB; loaded: {names}",
+        f"{memory.num_bytes / MIB:,.1f} MiB; loaded: {names}"
     )
 
 

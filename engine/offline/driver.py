@@ -13,6 +13,7 @@ from core.errors import (
     RequestError,
 )
 from core.output import Output
+from core.part import Part
 from core.sampling import Finish, SamplingParams
 from core.text.answers import Answers, Delta
 from core.text.tokenizer import Tokenizer
@@ -30,14 +31,13 @@ class OfflineRequest:
         prompt_token_ids: list[int],
         params: SamplingParams,
         tokenizer: Tokenizer | None,
-        adapter: str = "",
+        parts: tuple[Part, ...] = (),
     ) -> None:
-        """prompt_index: index among the caller's prompts. adapter: the name of a loaded adapter;
-        '': none."""
+        """prompt_index: index among the caller's prompts."""
         self.prompt_index = prompt_index
         self.prompt_token_ids = prompt_token_ids
         self.params = params
-        self.adapter = adapter
+        self.parts = parts
         self.answers = Answers(params, tokenizer, prompt_token_ids)
         self.id = -1
         """The engine's request id, once submitted."""
@@ -98,7 +98,7 @@ class Driver:
         try:
             for request in requests:
                 request.id = self.engine.add(
-                    request.prompt_token_ids, request.params, time.monotonic(), request.adapter
+                    request.prompt_token_ids, request.params, time.monotonic(), request.parts
                 )
                 self._running[request.id] = request, deltas
             num_open = sum(request.params.n for request in requests)

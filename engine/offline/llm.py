@@ -24,23 +24,19 @@ from core.configuration.hub import from_hub
 from core.configuration.options import Options, Value, make_options, owners
 from core.configuration.task import choose_task
 from core.errors import ConfigurationError, EngineUnavailableError, RequestError
+from core.part import Part
 from core.sampling import SamplingParams
 from core.text.bad_words import with_bad_word_ids
 from core.text.tokenizer import Tokenizer
 from engine.build import build_engine
 from engine.engine import Engine
 from engine.offline.driver import Driver, OfflineRequest
-from engine.offline.lora_request import (
-    LoRARequest,
-    LoRARequests,
-    adapter_per_prompt,
-    load_requested,
-)
 from engine.offline.outputs import OutputDelta, RequestOutput, output_delta
 from engine.offline.prompts import Prompt, TokensPrompt, as_list, encoded
 
 if TYPE_CHECKING:
     from core.text.chat_template import ChatMessage, ChatTemplate
+    from engine.offline.lora_request import LoRARequests
     from engine.offline.tasks import EmbeddingRequestOutput
     from engine.tasks.engine import TaskEngine
 
@@ -265,19 +261,19 @@ class LLM:
     ) -> list[OfflineRequest]:
         all_prompts = as_list(prompts)
         all_params = _params_per_prompt(sampling_params, len(all_prompts))
-        adapters = adapter_per_prompt(lora_request, len(all_prompts))
         engine = self.llm_engine
-        if any(adapters):
-            load_requested(engine, adapters)
+        parts: Sequence[tuple[Part, ...]] = [()] * len(all_prompts)
+        if lora_request is not None:
+            from engine.offline.lora_request import adapter_parts
+
+            parts = adapter_parts(engine, lora_request, len(all_prompts))
         return [
-            self._request(index, prompt, params, adapter)
-            for index, (prompt, params, adapter) in enumerate(
-                zip(all_prompts, all_params, adapters, strict=True)
-            )
+            self._request(index, *prompt)
+            for index, prompt in enumerate(zip(all_prompts, all_params, parts, strict=True))
         ]
 
     def _request(
-        self, prompt_index: int, prompt: Prompt, params: SamplingParams, adapter: LoRARequest | None
+        self, prompt_index: int, prompt: Prompt, params: SamplingParams, parts: tuple[Part, ...]
     ) -> OfflineRequest:
         if self._tokenizer is not None:
             params = with_bad_word_ids(params, self._tokenizer)
@@ -285,8 +281,7 @@ class LLM:
             raise RequestError("stop", "needs the model's tokenizer.json")
         text, token_ids = encoded(prompt, self._tokenizer)
         kept = list(params.truncated(token_ids, self.facts.max_model_len))
-        name = adapter.key if adapter else ""
-        return OfflineRequest(prompt_index, text, kept, params, self._tokenizer, name)
+        return OfflineRequest(prompt_index, text, kept, params, self._tokenizer, parts)
 
 
 def _find_model(model: str | Path, options: Options) -> Path:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from core.errors import RequestError
+from core.part import Part
 from engine.engine import Engine
-
-if TYPE_CHECKING:
-    from engine.lora.adapter_registry import AdapterRegistry
+from engine.lora.adapter_registry import AdapterRegistry, slots_in_use
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +33,18 @@ LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
 """One adapter for all prompts, or a list with one or None per prompt."""
 
 
-def load_requested(engine: Engine, requests: Iterable[LoRARequest | None]) -> None:
-    """Load the adapters that are not loaded yet. If all slots are taken, unload unused ones.
+def adapter_parts(engine: Engine, lora_request: LoRARequests, count: int) -> list[tuple[Part, ...]]:
+    """Return the parts of each of `count` prompts, after loading the adapters that they need.
 
-    Raises RequestError if the call needs more adapters than there are slots or if an adapter cannot
-    be served, and NoRoomError if running requests occupy the slots.
+    If all slots are taken, unloads unused adapters. Raises RequestError if the call needs more
+    adapters than there are slots, an adapter cannot be served or a list has another length than
+    `count`, and NoRoomError if running requests occupy the slots.
     """
+    requests = _per_prompt(lora_request, count)
     wanted = {request.key: request for request in requests if request is not None}
-    adapters = engine.adapters
+    if not wanted:
+        return [()] * count
+    adapters = AdapterRegistry.of(engine.features)
     if adapters is None:
         raise RequestError("lora_request", "needs LLM(..., enable_lora=True)")
     if len(wanted) > adapters.num_slots:
@@ -50,13 +52,15 @@ def load_requested(engine: Engine, requests: Iterable[LoRARequest | None]) -> No
             "lora_request",
             f"{len(wanted)} adapters in one call are more than max_loras={adapters.num_slots}",
         )
+    in_use = slots_in_use(engine.parts_in_use())
     for key, request in wanted.items():
         if key not in {adapter.name for adapter in adapters.loaded}:
-            _make_room(adapters, wanted, engine.adapter_slots_in_use())
-            adapters.load(key, str(request.lora_path), engine.adapter_slots_in_use())
+            _make_room(adapters, wanted, in_use)
+            adapters.load(key, str(request.lora_path), in_use)
+    return [adapters.parts(request.key if request else "") for request in requests]
 
 
-def _make_room(adapters: AdapterRegistry, wanted: Iterable[str], in_use: set[int]) -> None:
+def _make_room(adapters: AdapterRegistry, wanted: Container[str], in_use: set[int]) -> None:
     """If every slot is taken, unload the oldest adapter that is neither wanted nor in use."""
     if len(adapters.loaded) < adapters.num_slots:
         return
@@ -69,8 +73,7 @@ def _make_room(adapters: AdapterRegistry, wanted: Iterable[str], in_use: set[int
         adapters.unload(idle[0].name)
 
 
-def adapter_per_prompt(lora_request: LoRARequests, count: int) -> list[LoRARequest | None]:
-    """Return one request or None per prompt. Raises RequestError if a list's length differs."""
+def _per_prompt(lora_request: LoRARequests, count: int) -> list[LoRARequest | None]:
     if lora_request is None or isinstance(lora_request, LoRARequest):
         return [lora_request] * count
     if len(lora_request) != count:

@@ -36,8 +36,7 @@ class Grammar(Stage[Constraint]):
         self._grammars = grammars
 
     def begin(self, sequence: Sequence) -> Constraint | None:
-        is_constrained = sequence.params.structured_outputs is not None
-        return self._grammars.constraint(sequence) if is_constrained else None
+        return Constraint.of(sequence.parts)
 
     def plan(self, uses: list[Use[Constraint]], planning: Planning) -> Change | None:
         uses = [use for use in uses if use.row.sequence.finish is None]

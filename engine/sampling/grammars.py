@@ -8,18 +8,18 @@ from collections import OrderedDict
 from collections.abc import Collection, Generator, Iterable, Sequence, Set
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
 from core.configuration.limits import GRAMMAR, GRAMMARS_IN_USE
 from core.errors import OverloadedError, RequestError
-from core.part import Part
-from core.sequence import Sequence as TokenSequence
+from core.part import Feature, Part
+from core.sampling import SamplingParams
 from core.structured_outputs import StructuredOutputsParams
 from core.text.grammar import converting_errors, grammar_text
 from core.text.grammar_matcher import (
@@ -42,17 +42,11 @@ MAX_OVERRUN_S = 0.2
 all other sequences of its steps wait for its masks."""
 
 
-class Constrained(Part):
-    """The mask of a token depends on the token before it."""
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Constraint(Part):
+    """The grammar of one answer. The mask of a token depends on the token before it."""
 
-    __slots__ = ()
     needs_newest = True
-
-
-@dataclass(slots=True)
-class Constraint:
-    """The grammar of one answer."""
-
     text: str
     matcher: Matcher
     overrun_s: float = 0.0
@@ -68,8 +62,11 @@ class Constraint:
         took = time.thread_time() - begin
         self.overrun_s = max(0.0, self.overrun_s + took - SECONDS_PER_MASK)
 
+    def fork(self) -> Constraint:
+        return replace(self, matcher=self.matcher.deep_copy())
 
-class Grammars:
+
+class Grammars(Feature):
     """A cache of compiled grammars for one model.
 
     Any thread may call `is_compiled` and `matcher`. Only the loop's thread calls the other
@@ -81,8 +78,8 @@ class Grammars:
         self._eos_token_ids = eos_token_ids
         self._compiled: OrderedDict[str, Future[Matcher]] = OrderedDict()
         """Matchers in their initial state, by the grammar's text; pending while it is compiled."""
-        self._held: WeakKeyDictionary[TokenSequence, Constraint] = WeakKeyDictionary()
-        """The constraint of each answer, until the answer ends."""
+        self._held: WeakSet[Constraint] = WeakSet()
+        """The constraint of each request, until the request ends."""
         self._in_use: Set[str] = frozenset()
         """Grammars of waiting and running requests. The set is replaced and never changed, since
         other threads read it."""
@@ -115,31 +112,27 @@ class Grammars:
         with self._lock:
             return matcher.deep_copy()
 
-    def hold(self, sequences: Sequence[TokenSequence]) -> None:
-        """Keep the grammar of a request's constrained sequences as long as the sequences live.
+    def part(self, params: SamplingParams, num_prompt_tokens: int) -> Constraint | None:
+        """Return the constraint of a request, and keep its grammar as long as the request lives.
 
         So no step has to compile a grammar again, however many others have been compiled since.
 
         Raises RequestError if the grammar is wrong and OverloadedError if the grammars in use are
-        too large together; nothing is held then.
+        too large together; nothing is kept then.
         """
-        texts = {constraint.text for constraint in self._held.values()}
-        texts.update(map(_text, sequences))
+        form = params.structured_outputs
+        if form is None:
+            return None
+        text = grammar_text(form)
+        texts = {text, *(constraint.text for constraint in self._held)}
         if _size(texts) > GRAMMARS_IN_USE.maximum:
             raise OverloadedError(
                 f"the grammars in use have more than {GRAMMARS_IN_USE.maximum} characters together"
             )
         self._in_use = frozenset(texts)
-        for sequence in sequences:
-            self.constraint(sequence)
-
-    def constraint(self, sequence: TokenSequence) -> Constraint:
-        """Return the constraint of a constrained sequence, always the same object."""
-        if sequence not in self._held:
-            form = sequence.params.structured_outputs
-            assert form is not None
-            self._held[sequence] = Constraint(grammar_text(form), self.matcher(form))
-        return self._held[sequence]
+        constraint = Constraint(text, self.matcher(form))
+        self._held.add(constraint)
+        return constraint
 
     @property
     def end_token_ids(self) -> list[int]:
@@ -185,11 +178,6 @@ class Grammars:
     @cached_property
     def _tokenizer(self) -> GrammarTokenizer:
         return read_grammar_tokenizer(self._model_dir, self._eos_token_ids)
-
-
-def _text(sequence: TokenSequence) -> str:
-    assert sequence.params.structured_outputs is not None
-    return grammar_text(sequence.params.structured_outputs)
 
 
 def _size(texts: Iterable[str]) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 
-from core.part import Part
+from core.part import Feature, Part
+from core.sampling import SamplingParams
 
 Followers = defaultdict[tuple[int, ...], set[int]]
 """The tokens that have followed each (n-1)-gram."""
@@ -16,6 +17,11 @@ class WithoutRepeats(Part):
 
     __slots__ = ()
     needs_newest = True
+
+
+class NgramLimits(Feature):
+    def part(self, params: SamplingParams, num_prompt_tokens: int) -> WithoutRepeats | None:
+        return WithoutRepeats() if params.no_repeat_ngram_size else None
 
 
 class NgramIndex:

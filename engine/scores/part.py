@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from core.part import Part
+from core.part import Feature, Part
+from core.sampling import SamplingParams
 
 
 class ScoredPrompt(Part):
@@ -24,3 +25,8 @@ class ScoredPrompt(Part):
 
     def fork(self) -> Part:
         return Part()
+
+
+class PromptScores(Feature):
+    def part(self, params: SamplingParams, num_prompt_tokens: int) -> ScoredPrompt | None:
+        return None if params.prompt_logprobs is None else ScoredPrompt(num_prompt_tokens)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from core.adapter import lora_disabled
 from core.errors import LongshoreError
 from core.foreign_code import contained
+from core.part import Part
 from core.protocol.messages import (
     Failed,
     LoadAdapter,
@@ -17,7 +18,7 @@ from core.protocol.messages import (
     Variants,
 )
 from engine.engine import Engine
-from engine.lora.adapter_registry import AdapterRegistry
+from engine.lora.adapter_registry import AdapterRegistry, slots_in_use
 from engine.lora.files import AdapterWeights
 from engine.serve.connection import Connection, Finished, Inbound
 
@@ -40,24 +41,31 @@ class AdapterService:
 
     def __init__(self, engine: Engine, connection: Connection) -> None:
         self._engine = engine
+        self._registry = AdapterRegistry.of(engine.features)
+        """None where `option.enable_lora` is false."""
         self._connection = connection
 
     @property
     def loaded(self) -> tuple[Variant, ...]:
-        adapters = self._engine.adapters
-        return tuple(Variant(a.name, a.src) for a in adapters.loaded) if adapters else ()
+        adapters = self._registry.loaded if self._registry is not None else ()
+        return tuple(Variant(adapter.name, adapter.src) for adapter in adapters)
+
+    def parts(self, name: str) -> tuple[Part, ...]:
+        """Return the parts of a request that names an adapter; '': none.
+
+        Raises RequestError if LoRA is off and NotFoundError if no such adapter is loaded.
+        """
+        return self._enabled().parts(name) if name else ()
 
     def handle(self, client: bytes, message: Inbound) -> None:
         """Answer with Performed or Failed; a load is answered once its files are read."""
         if not isinstance(message, LoadAdapter | UnloadAdapter | AdapterRead):
             return
         try:
-            if self._engine.adapters is None:
-                raise lora_disabled()
-            adapters = self._engine.adapters
+            adapters = self._enabled()
             match message:
                 case LoadAdapter():
-                    adapters.reserve(message.name, self._engine.adapter_slots_in_use())
+                    adapters.reserve(message.name, slots_in_use(self._engine.parts_in_use()))
                     reader = threading.Thread(
                         target=self._read, args=(client, message, adapters), daemon=True
                     )
@@ -77,6 +85,11 @@ class AdapterService:
         # The broadcast first: every client knows the new list before this client hears "done".
         self._connection.broadcast(Variants(self.loaded))
         self._connection.send(client, Performed(message.id))
+
+    def _enabled(self) -> AdapterRegistry:
+        if self._registry is None:
+            raise lora_disabled()
+        return self._registry
 
     def _read(self, client: bytes, message: LoadAdapter, adapters: AdapterRegistry) -> None:
         """Read the adapter's files. Runs in a thread of its own."""

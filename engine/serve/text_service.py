@@ -1,4 +1,4 @@
-"""Serves text generation: requests, their grammars, and LoRA adapters."""
+"""Serves text generation: requests, what they use, and LoRA adapters."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Callable
 from core.errors import RequestError
 from core.protocol.messages import FromEngine, NewRequest, Ready, Submit
 from engine.engine import Engine
+from engine.sampling.grammars import Grammars
 from engine.serve.adapter_service import AdapterService
 from engine.serve.connection import Connection, Inbound
 from engine.serve.grammar_compiler import GrammarCompiler
+from engine.vision.parts import image_parts
 
 
 class TextService:
@@ -18,7 +20,7 @@ class TextService:
     def __init__(self, engine: Engine, connection: Connection) -> None:
         self.engine = engine
         self._adapters = AdapterService(engine, connection)
-        self._grammars = GrammarCompiler(engine.grammars, connection.inbox)
+        self._grammars = GrammarCompiler(Grammars.of(engine.features), connection.inbox)
 
     def ready(self) -> Ready:
         return Ready(self.engine.facts, self._adapters.loaded)
@@ -29,8 +31,10 @@ class TextService:
     def add(self, message: NewRequest, now: float, send: Callable[[FromEngine], bool]) -> int:
         if not isinstance(message, Submit):
             raise RequestError("task", f"this container serves {self.engine.facts.task}")
-        prompt, params = message.prompt_token_ids, message.params
-        return self.engine.add(prompt, params, now, message.variant, message.images)
+        engine = self.engine
+        images = image_parts(message, engine.facts, engine.parts_in_use)
+        parts = (*self._adapters.parts(message.variant), *images)
+        return engine.add(message.prompt_token_ids, message.params, now, parts)
 
     def handle(self, client: bytes, message: Inbound) -> None:
         self._adapters.handle(client, message)

@@ -11,7 +11,7 @@ from core.output import Output
 from core.protocol.messages import Step, Submit
 from core.sampling import Finish, Sampled, SamplingParams, TopLogprobs
 from core.sequence import Sequence
-from engine.sampling.grammars import Constrained
+from engine.sampling.grammars import Constraint
 from engine.sampling.ngrams import WithoutRepeats
 from engine.scores.part import ScoredPrompt
 
@@ -64,7 +64,7 @@ def test_a_completed_grammar_finishes_the_sequence():
 
 def test_tokens_that_the_host_must_know_are_waited_for():
     """The next token is scheduled early only if the host does not need the token in flight."""
-    for parts, pending in (((), 1), ((Constrained(),), 0), ((WithoutRepeats(),), 0)):
+    for parts, pending in (((), 1), ((Constraint("", None),), 0), ((WithoutRepeats(),), 0)):
         sequence = make_sequence(parts)
         assert sequence.num_pending_tokens == 3
         sequence.num_computed_tokens, sequence.num_in_flight = 3, 1

@@ -21,12 +21,14 @@ from transformers import (
 from core.configuration.limits import IMAGES_IN_USE
 from core.errors import ConfigurationError, OverloadedError, RequestError
 from core.images import EncodedPrompt, ImageFile, ReadImages
+from core.protocol.messages import Submit
 from core.sampling import Finish
 from engine import LLM, SamplingParams
 from engine.attention.backends import CpuBackend
 from engine.memory.capacity import activation_bytes, image_attention_bytes
 from engine.vision.families import VISION_FAMILIES
 from engine.vision.image_file import read_image
+from engine.vision.parts import image_parts
 from engine.vision.reader import ImageReader
 from kernels.cpu.shared_library import unavailable_reason
 from tests.engine.greedy_answers import STRATEGIES
@@ -116,10 +118,17 @@ def prompts(path):
     return [read(path, text, seeds) for text, seeds in CONVERSATIONS.items()]
 
 
+def add(engine, prompt, params):
+    """Add a prompt as the server does."""
+    message = Submit("", prompt.token_ids, params, images=prompt.images)
+    parts = image_parts(message, engine.facts, engine.parts_in_use)
+    return engine.add(prompt.token_ids, params, 0.0, parts)
+
+
 def answers(llm, given, params=GREEDY):
     """Run prompts together; return each one's tokens, or the reason of its failure."""
     engine = llm.llm_engine
-    ids = [engine.add(prompt.token_ids, params, 0.0, images=prompt.images) for prompt in given]
+    ids = [add(engine, prompt, params) for prompt in given]
     results = {id: [] for id in ids}
     while engine.has_work():
         for output in engine.step(0.0):
@@ -323,7 +332,7 @@ def test_requests_that_the_engine_refuses(vision_model, tiny_model, monkeypatch)
     llm = LLM(path, num_kv_blocks=400, **SMALL)
     with pytest.raises(RequestError, match="cannot cut a prompt with images"):
         answers(llm, [prompt], msgspec.structs.replace(GREEDY, truncate_prompt_tokens=8))
-    monkeypatch.setattr("engine.engine.IMAGES_IN_USE", replace(IMAGES_IN_USE, maximum=10))
+    monkeypatch.setattr("engine.vision.parts.IMAGES_IN_USE", replace(IMAGES_IN_USE, maximum=10))
     with pytest.raises(OverloadedError, match="images in use"):
         answers(llm, [prompt])
 

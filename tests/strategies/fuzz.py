@@ -36,16 +36,19 @@ from typing import Any
 import msgspec
 
 import strategies
-from core.adapter import Adapter
+from core.adapter import Adapted, Adapter
 from core.beams import BeamSearch
 from core.configuration.strategy_table import BATCHING_NAMES
 from core.errors import GenerationError, RequestError
 from core.images import Images, PromptImage
+from core.part import Feature, Part
 from core.plan import Chunk, StepPlan
 from core.request import Request
 from core.sampling import Finish, Sampled, SamplingParams, SequenceFailure
 from core.structured_outputs import StructuredOutputsParams
 from engine.engine import MAX_FAILED_STEPS, Engine
+from engine.sampling.ngrams import NgramLimits
+from engine.scores.part import PromptScores
 from strategies.base import Strategy
 from strategies.memory.blocks import PagedMemory
 from tests.engine.serve.serving import FACTS
@@ -193,15 +196,15 @@ class Step:
         return self.result
 
 
-class Grammars:
+class Constrained(Part):
+    needs_newest = True
+
+
+class Grammars(Feature):
     """Stands for the engine's compiled grammars, which the fake executor does without."""
 
-    def hold(self, sequences: Any) -> None:
-        pass
-
-
-class Adapters:
-    find = staticmethod(ADAPTERS.__getitem__)
+    def part(self, params: SamplingParams, num_prompt_tokens: int) -> Part | None:
+        return Constrained() if params.structured_outputs is not None else None
 
 
 def grammar_length(params: SamplingParams) -> int:
@@ -230,6 +233,11 @@ class Client:
     open: set[int] = field(default_factory=set[int])
     finish: dict[int, Finish] = field(default_factory=dict[int, Finish])
     scores: list[int] = field(default_factory=list[int])
+
+    def parts(self) -> tuple[Part, ...]:
+        """Return the parts that the server would make."""
+        adapted = [Adapted(ADAPTERS[self.adapter])] if self.adapter else []
+        return (*adapted, *([Images(self.images)] if self.images else []))
 
     def expected(self) -> list[tuple[list[int], Finish]]:
         """Return each answer of the reference, which computes one after the other."""
@@ -307,8 +315,7 @@ class Run:
             self.executor,
             facts,
             overlaps=is_duplicates or rng.random() < 0.5,
-            grammars=Grammars(),  # type: ignore[arg-type]
-            adapters=Adapters(),  # type: ignore[arg-type]
+            features=(PromptScores(), Grammars(), NgramLimits()),
         )
         self.now = rng.choice((0.0, 1e6))
         self.todo = sorted((self._client() for _ in range(rng.randint(1, 14))), key=lambda c: c.at)
@@ -388,11 +395,10 @@ class Run:
     def _arrive(self) -> None:
         while self.todo and self.todo[0].at <= self.now:
             client = self.todo.pop(0)
-            images = client.images
             try:
                 client.id = self._call(
-                    lambda client=client, images=images: self.engine.add(
-                        client.prompt, client.params, self.now, client.adapter, images
+                    lambda client=client: self.engine.add(
+                        client.prompt, client.params, self.now, client.parts()
                     )
                 )
             except RequestError:

@@ -151,7 +151,8 @@ def test_sampling_does_not_wait_for_the_device(batch):
 def test_grammars_do_not_wait_for_the_device(tmp_path):
     grammars = Grammars(grammar_models.save(tmp_path), {grammar_models.EOS})
     params = SamplingParams(**grammar_models.form(regex="[ab]+"), min_p=0.1, logprobs=2)
-    rows = [Row(Sequence(id, [60, 61], params), 2) for id in range(2)]
+    parts = (grammars.part(params, 2),)
+    rows = [Row(Sequence(id, [60, 61], params, parts=parts), 2) for id in range(2)]
     logits = torch.empty(len(rows), grammar_models.VOCABULARY, device=META)
     newest = torch.empty(len(rows), dtype=torch.int64, device=META)
     choices = Sampler(Staging(META), sampling_stages(grammars)).sample(logits, rows, newest)

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from engine import LLM
+from engine.lora.adapter_registry import AdapterRegistry
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 SIZE = 0.3
@@ -20,6 +21,10 @@ SIZE = 0.3
 
 def adapted_llm(path, **options):
     return LLM(path, enable_lora=True, **{"dtype": "fp32", "block_size": 4} | options)
+
+
+def registry(engine):
+    return AdapterRegistry.of(engine.features)
 
 
 def layers_of(model, targets):

@@ -9,6 +9,7 @@ from core.errors import RequestError
 from tests.engine.lora.adapter_files import (
     adapted_llm,
     read_files,
+    registry,
     write_adapter,
     write_files,
 )
@@ -16,7 +17,7 @@ from tests.engine.lora.adapter_files import (
 
 @pytest.fixture(scope="module")
 def adapters(tiny_model):
-    return adapted_llm(tiny_model("llama"), max_loras=1).llm_engine.adapters
+    return registry(adapted_llm(tiny_model("llama"), max_loras=1).llm_engine)
 
 
 @pytest.mark.parametrize(
@@ -87,10 +88,10 @@ def test_weights_that_are_not_finite_are_rejected(tiny_model, tmp_path):
     key = f"{LAYER}.lora_B.weight"
     tensors[key][0] = 7e4
     folder = write_files(tmp_path / "a", tensors, **config)
-    adapted_llm(tiny_model("llama"), dtype="bf16").llm_engine.adapters.load("a", str(folder))
+    registry(adapted_llm(tiny_model("llama"), dtype="bf16").llm_engine).load("a", str(folder))
     llm = adapted_llm(tiny_model("llama"), dtype="fp16")
     with pytest.raises(RequestError, match=r"layers\.0\.self_attn\.q_proj has values that are"):
-        llm.llm_engine.adapters.load("a", str(folder))
+        registry(llm.llm_engine).load("a", str(folder))
 
 
 def test_a_directory_without_an_adapter(adapters, tmp_path):

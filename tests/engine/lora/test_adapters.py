@@ -10,6 +10,7 @@ from container.capacity.estimate import adapter_bytes
 from core.configuration.options import Options, make_options
 from core.errors import ConfigurationError, ConflictError, NoRoomError, NotFoundError, RequestError
 from engine import LLM, LoRARequest, SamplingParams
+from engine.lora.adapter_registry import slots_in_use
 from tests.e2e.serving import DEMO
 from tests.engine.greedy_answers import NUM_NEW, STRATEGIES, generate, prompts, tokens
 from tests.engine.lora.adapter_files import (
@@ -17,6 +18,7 @@ from tests.engine.lora.adapter_files import (
     adapted_llm,
     merged,
     read_files,
+    registry,
     write_adapter,
     write_files,
 )
@@ -163,13 +165,13 @@ def test_the_prefix_cache_distinguishes_adapters(adapted):
     """Two adapters that have the same name and slot one after the other are distinguished, too."""
     model, folders, answers = adapted("llama")
     llm = adapted_llm(model, max_loras=1)
-    adapters, strategy = llm.llm_engine.adapters, llm.llm_engine.strategy
+    adapters, strategy = registry(llm.llm_engine), llm.llm_engine.strategy
     prompt, params = prompts()[3], SamplingParams(temperature=0, max_tokens=NUM_NEW)
 
     def answer(adapter):
         """Return the tokens, and whether the prompt's prefix was cached."""
         before = strategy.num_prefix_hits
-        id, answered = llm.llm_engine.add(prompt, params, 0.0, adapter), []
+        id, answered = llm.llm_engine.add(prompt, params, 0.0, adapters.parts(adapter)), []
         while llm.llm_engine.has_work():
             answered += [t for output in llm.llm_engine.step(0.0) for t in output.token_ids]
             assert id is not None
@@ -186,22 +188,22 @@ def test_the_prefix_cache_distinguishes_adapters(adapted):
 def test_an_unloaded_adapter_still_serves_running_requests(adapted):
     model, folders, answers = adapted("llama")
     llm = adapted_llm(model, max_loras=1)
-    engine, adapters = llm.llm_engine, llm.llm_engine.adapters
+    engine, adapters = llm.llm_engine, registry(llm.llm_engine)
     adapters.load("one", str(folders["a"]))
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW)
-    id = engine.add(prompts()[1], params, 0.0, "one")
+    id = engine.add(prompts()[1], params, 0.0, adapters.parts("one"))
     answered = [output.token_ids for output in engine.step(0.0)]
     adapters.unload("one")
     with pytest.raises(
         NotFoundError, match="no adapter 'one' is loaded; the loaded adapters: none"
     ):
-        engine.add(prompts()[1], params, 0.0, "one")
+        engine.add(prompts()[1], params, 0.0, adapters.parts("one"))
     with pytest.raises(NoRoomError, match="1 are unloaded but still in use"):
-        adapters.load("two", str(folders["b"]), engine.adapter_slots_in_use())
+        adapters.load("two", str(folders["b"]), slots_in_use(engine.parts_in_use()))
     while engine.has_work():
         answered += [output.token_ids for output in engine.step(0.0) if output.request_id == id]
     assert [token for ids in answered for token in ids] == answers["a"][1]
-    adapters.load("two", str(folders["b"]), engine.adapter_slots_in_use())
+    adapters.load("two", str(folders["b"]), slots_in_use(engine.parts_in_use()))
     assert [loaded.name for loaded in adapters.loaded] == ["two"]
 
 
@@ -302,9 +304,11 @@ def test_offline_adapters_are_evicted_for_others(adapted):
 def test_adapters_next_to_the_model_are_loaded_at_start(adapted, tmp_path):
     model, folders, answers = adapted("llama")
     llm = adapted_llm(model, adapters=str(folders["a"].parent), max_loras=2)
-    assert [loaded.name for loaded in llm.llm_engine.adapters.loaded] == ["a", "b"]
+    adapters = registry(llm.llm_engine)
+    assert [loaded.name for loaded in adapters.loaded] == ["a", "b"]
     assert any(note.endswith("loaded: a, b") for note in llm.facts.notes)
-    id = llm.llm_engine.add(prompts()[0], SamplingParams(temperature=0, max_tokens=1), 0.0, "b")
+    params = SamplingParams(temperature=0, max_tokens=1)
+    id = llm.llm_engine.add(prompts()[0], params, 0.0, adapters.parts("b"))
     assert llm.llm_engine.step(0.0)[0].token_ids == (answers["b"][0][0],)
     assert id == 0
 
@@ -331,7 +335,7 @@ def test_overflow_in_one_adapter_does_not_affect_another(adapted):
     llm = adapted_llm(model)
     assert greedy(llm, folders, mixtures()[0]) == each_with(mixtures()[0], answers)
     memory = llm.llm_engine.executor.passes.model.columns[0].memory
-    slots = {loaded.name[0]: loaded.slot for loaded in llm.llm_engine.adapters.loaded}
+    slots = {loaded.name[0]: loaded.slot for loaded in registry(llm.llm_engine).loaded}
     with torch.inference_mode():
         for factors in memory.factors:
             down = factors.down.view(len(factors.up), memory.num_slots, memory.max_rank, -1)
@@ -342,7 +346,7 @@ def test_overflow_in_one_adapter_does_not_affect_another(adapted):
 
 def test_names_and_slots(adapted):
     model, folders, _ = adapted("llama")
-    adapters = adapted_llm(model, max_loras=2).llm_engine.adapters
+    adapters = registry(adapted_llm(model, max_loras=2).llm_engine)
     first = adapters.load("a", str(folders["a"]))
     assert (first.rank, first.src) == (3, str(folders["a"]))
     with pytest.raises(ConflictError, match="'a' is loaded already; unload it first"):

@@ -24,6 +24,7 @@ from engine.ranks.follower import Follower
 from engine.ranks.leader import Leader
 from engine.ranks.order_types import AnyOrder
 from strategies.factory import StrategySettings, make_strategy
+from tests.engine.lora.adapter_files import registry
 from tests.engine.ranks.threads import thread_groups
 
 CPU = torch.device("cpu")
@@ -67,7 +68,7 @@ class ThreadFollowers:
         try:
             loaded = load(path, options, CPU, Phases(), group)
             parts = build_parts(loaded.resolved, loaded.model, Phases(), group)
-            install = partial(carry_out, parts.adapters)
+            install = partial(carry_out, parts.features)
             follower = Follower(parts.passes, loaded.model.columns, group, install)
             while (message := orders.get()) is not None:
                 follower.run(msgspec.msgpack.decode(message, type=AnyOrder))
@@ -112,7 +113,8 @@ def with_strategy(engine, batching, *, num_blocks, kv_reservation="max"):
 
 def answers(engine, prompts, params, adapter=""):
     """Return the tokens of each answer to each prompt. No request may fail."""
-    ids = [engine.add(prompt, params, time.monotonic(), adapter) for prompt in prompts]
+    parts = registry(engine).parts(adapter) if adapter else ()
+    ids = [engine.add(prompt, params, time.monotonic(), parts) for prompt in prompts]
     tokens = {}
     while engine.has_work():
         for output in engine.step(time.monotonic()):

@@ -10,7 +10,7 @@ from core.plan import BlockMoves
 from engine import LLM, SamplingParams
 from engine.ranks.order_types import AnyOrder, Forward, Install, Move
 from tests.engine.greedy_answers import NUM_NEW, generate, prompts
-from tests.engine.lora.adapter_files import write_adapter
+from tests.engine.lora.adapter_files import registry, write_adapter
 from tests.engine.ranks.engines import answers, ranked_engine, with_strategy
 from tests.engine.sampling.grammar_models import PROMPTS as GRAMMAR_PROMPTS
 from tests.engine.sampling.grammar_models import SMALL as GRAMMAR_OPTIONS
@@ -106,13 +106,13 @@ def test_adapters_are_split_and_may_come_later(tiny_model, tmp_path):
     adapter = write_adapter(path, tmp_path / "adapter")
     options = {"enable_lora": True, "max_loras": 2, "num_kv_blocks": 40, **CHUNKS}
     llm = LLM(path, dtype="fp32", block_size=4, **options)
-    llm.llm_engine.adapters.load("poet", str(adapter))
+    registry(llm.llm_engine).load("poet", str(adapter))
     expected = answers(llm.llm_engine, prompts(), GREEDY, "poet")
     plain = answers(llm.llm_engine, prompts(), GREEDY)
     assert expected != plain
     with ranked_engine(path, 2, **options) as (engine, followers):
         assert answers(engine, prompts(), GREEDY) == plain
-        engine.adapters.load("poet", str(adapter))
+        registry(engine).load("poet", str(adapter))
         assert isinstance(followers.orders[-1], Install)
         assert answers(engine, prompts(), GREEDY, "poet") == expected
         assert answers(engine, prompts(), GREEDY) == plain

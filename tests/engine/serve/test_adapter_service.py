@@ -76,7 +76,7 @@ def slots():
 
 @pytest.fixture
 def engine(slots):
-    return Engine(strategy_of("paged"), Gate(), FACTS, adapters=AdapterRegistry(slots))
+    return Engine(strategy_of("paged"), Gate(), FACTS, features=(AdapterRegistry(slots),))
 
 
 def load(client, name, src="/src"):

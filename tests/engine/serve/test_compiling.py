@@ -11,6 +11,7 @@ from core.protocol.messages import Abort, Failed, Heartbeat, Hello, Step, Submit
 from core.sampling import Finish, SamplingParams
 from core.structured_outputs import StructuredOutputsParams
 from engine.engine import Engine
+from engine.sampling.grammars import Grammars
 from tests.engine.serve.serving import (
     FACTS,
     Client,
@@ -22,7 +23,7 @@ from tests.engine.serve.serving import (
 from tests.strategies.fakes import strategy_of
 
 
-class Slow:
+class Slow(Grammars):
     """Fake grammars of regular expressions. Compilation blocks until the test releases it."""
 
     def __init__(self):
@@ -32,8 +33,8 @@ class Slow:
         self.errors = {"wrong": RequestError("structured_outputs", "so wrong"),
                        "broken": MemoryError("none left")}  # fmt: skip
 
-    def hold(self, sequences):
-        """Do nothing, since all grammars are kept."""
+    def part(self, params, num_prompt_tokens):
+        """Return none, since all grammars are kept and the executor needs none."""
 
     def is_compiled(self, form):
         if form.regex == "no grammar":
@@ -58,7 +59,7 @@ def grammars():
 
 @pytest.fixture
 def engine(grammars):
-    return Engine(strategy_of("paged"), Gate(), FACTS, grammars=grammars)
+    return Engine(strategy_of("paged"), Gate(), FACTS, features=(grammars,))
 
 
 def constrained(regex="a", max_tokens=5):
