@@ -70,16 +70,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _chosen(config: pytest.Config, cases: list[pytest.Function]) -> list[pytest.Function]:
     if config.option.matrix:
         return cases
-    if _enough(cases[0]) == 0:
-        is_named = config.option.keyword or any(cases[0].path.name in arg for arg in config.args)
-        return cases if is_named else []
-    return sample(cases)
+    sampled = [case for case in cases if _enough(case) != 0]
+    is_named = config.option.keyword or any(cases[0].path.name in arg for arg in config.args)
+    rest = [case for case in cases if _enough(case) == 0] if is_named else []
+    return [*(sample(sampled) if sampled else []), *rest]
 
 
 def _enough(case: pytest.Item) -> int | None:
     """Return how many cases are enough; None if every row of each parametrize is needed."""
-    mark = case.get_closest_marker("matrix")
-    return mark.kwargs.get("cases") if mark else None
+    marks = case.iter_markers("matrix")
+    return min((mark.kwargs["cases"] for mark in marks if mark.kwargs), default=None)
 
 
 def sample(cases: list[pytest.Function]) -> list[pytest.Function]:
