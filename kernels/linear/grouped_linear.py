@@ -8,6 +8,8 @@ elsewhere it copies `ends` to the host and loops over the experts.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -23,6 +25,9 @@ Triton's tutorial on matrix multiplication)."""
 MIN_EXPERTS = 128
 """A program reads the ends of at least this many experts, one per thread. Models with fewer experts
 therefore share their kernels."""
+PINNED_ROWS = 64
+"""Fewest rows of a pinned tile in 16 bits. wgmma, the tensor core instruction of sm_90, needs 64:
+with fewer, another instruction would sum in another way."""
 
 
 @triton.jit
@@ -59,6 +64,30 @@ def rows_of_tile(ends_ptr, expert, tile, BLOCK_M: tl.constexpr):
     return row, row < tl.load(ends_ptr + expert)
 
 
+@triton.jit
+def product_tile(
+    rows_ptr, weights_ptr, row, is_row, output, is_output, num_inputs, row_stride, output_stride,
+    IS_EVEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):
+    """Return the products [BLOCK_M, BLOCK_N] in fp32 of these rows and outputs of one weight."""
+    is_row, is_output = is_row[:, None], is_output[:, None]
+    inputs = tl.arange(0, BLOCK_K)[None, :]
+    row_ptrs = rows_ptr + row.to(tl.int64)[:, None] * row_stride + inputs
+    weight_ptrs = weights_ptr + output.to(tl.int64)[:, None] * output_stride + inputs
+    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(0, num_inputs, BLOCK_K):
+        if IS_EVEN:
+            rows = tl.load(row_ptrs + first, mask=is_row, other=0.0)
+            weights = tl.load(weight_ptrs + first, mask=is_output, other=0.0)
+        else:
+            is_input = first + inputs < num_inputs
+            rows = tl.load(row_ptrs + first, mask=is_row & is_input, other=0.0)
+            weights = tl.load(weight_ptrs + first, mask=is_output & is_input, other=0.0)
+        sums = tl.dot(rows, weights.T, sums, input_precision=PRECISION)
+    return sums
+
+
 @triton.jit(do_not_specialize=["num_experts"])
 def grouped_linear_kernel(
     out_ptr, rows_ptr, weights_ptr, ends_ptr, num_experts, num_outputs, num_inputs,
@@ -77,39 +106,31 @@ def grouped_linear_kernel(
         return
 
     row, is_row = rows_of_tile(ends_ptr, expert, tile, BLOCK_M)
-    is_row = is_row[:, None]
     output = output_tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_output = (output < num_outputs)[:, None]
-    inputs = tl.arange(0, BLOCK_K)[None, :]
-    row_ptrs = rows_ptr + row.to(tl.int64)[:, None] * row_stride + inputs
-    weights_ptr += expert.to(tl.int64) * expert_stride
-    weight_ptrs = weights_ptr + output.to(tl.int64)[:, None] * output_stride + inputs
-    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for first in range(0, num_inputs, BLOCK_K):
-        if IS_EVEN:
-            rows = tl.load(row_ptrs + first, mask=is_row, other=0.0)
-            weights = tl.load(weight_ptrs + first, mask=is_output, other=0.0)
-        else:
-            is_input = first + inputs < num_inputs
-            rows = tl.load(row_ptrs + first, mask=is_row & is_input, other=0.0)
-            weights = tl.load(weight_ptrs + first, mask=is_output & is_input, other=0.0)
-        sums = tl.dot(rows, weights.T, sums, input_precision=PRECISION)
+    is_output = output < num_outputs
+    sums = product_tile(
+        rows_ptr, weights_ptr + expert.to(tl.int64) * expert_stride, row, is_row, output, is_output,
+        num_inputs, row_stride, output_stride, IS_EVEN, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
+    )
     tl.store(
         out_ptr + row.to(tl.int64)[:, None] * num_outputs + output[None, :],
         sums.to(out_ptr.dtype.element_ty),
-        mask=is_row & (output < num_outputs)[None, :],
+        mask=is_row[:, None] & is_output[None, :],
     )
 
 
-def grouped_linear(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+def grouped_linear(
+    rows: Tensor, weights: Tensor, ends: Tensor, *, is_pinned: bool = False
+) -> Tensor:
     """Return `weights[e] @ row` for every row of expert e, summed in fp32, then rounded.
 
     rows: [M, K] in fp16, bf16 or fp32, sorted by expert; weights: [E, N, K] of the same type; K
     contiguous in both, other strides are free. ends: [E] int32, contiguous, the index after the
-    last row of each expert; the last is M. The result is [M, N], contiguous, of the rows' type.
-    Raises ValueError for other shapes, strides and types.
+    last row of each expert; the last is M. is_pinned: the bits of a row do not depend on M. The
+    result is [M, N], contiguous, of the rows' type. Raises ValueError for other shapes, strides and
+    types.
     """
-    plan = _plan(rows, weights, ends)
+    plan = _plan(rows, weights, ends, is_pinned)
     out = rows.new_empty((rows.shape[0], weights.shape[1]))
     if plan.grid[0]:
         grouped_linear_kernel[plan.grid](out, rows, weights, ends, *plan.scalars, **plan.options)
@@ -117,36 +138,62 @@ def grouped_linear(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 
 @planned
-def _plan(rows: Tensor, weights: Tensor, ends: Tensor) -> LaunchPlan:
+def _plan(rows: Tensor, weights: Tensor, ends: Tensor, is_pinned: bool) -> LaunchPlan:
     _check(rows, weights, ends)
     num_rows, num_inputs = rows.shape
     num_experts, num_outputs, _ = weights.shape
     strides = (stride(rows, 0), stride(weights, 0), stride(weights, 1))
+    rows_of_expert = -(-num_rows // num_experts)
+    if is_pinned:
+        options = pinned_options(rows_of_expert, num_inputs, rows.dtype)
+    else:
+        is_even = not any(size % 16 for size in (num_inputs, *strides))
+        options = _fastest_options(rows_of_expert, num_inputs, rows.dtype, is_even)
+    return LaunchPlan(
+        grouped_grid(num_rows, num_experts, num_outputs, options["BLOCK_M"], options["BLOCK_N"]),
+        (num_experts, num_outputs, num_inputs, *strides),
+        {"EXPERTS": experts_read(num_experts), **options},
+    )
+
+
+def _fastest_options(
+    num_rows: int, num_inputs: int, dtype: torch.dtype, is_even: bool
+) -> dict[str, Any]:
     # A tile has about as many rows as an expert, so that few weights are read twice.
-    block_m = min(max(16, triton.next_power_of_2(-(-num_rows // num_experts))), 128)
+    block_m = min(max(16, triton.next_power_of_2(num_rows)), 128)
     block_n = 64
-    is_even = not any(size % 16 for size in (num_inputs, *strides))
-    if rows.dtype == torch.float32 or not is_even:
+    if dtype == torch.float32 or not is_even:
         # Products in fp32, and loads of single numbers, need many registers.
         block_m = min(block_m, 32)
     elif block_m >= 64:
         block_n = 128
-    block_k = 128 // rows.dtype.itemsize  # a cache line
-    return LaunchPlan(
-        grouped_grid(num_rows, num_experts, num_outputs, block_m, block_n),
-        (num_experts, num_outputs, num_inputs, *strides),
-        {
-            "EXPERTS": experts_read(num_experts),
-            "IS_EVEN": num_inputs % block_k == 0,
-            "GROUP": GROUP,
-            "BLOCK_M": block_m,
-            "BLOCK_N": block_n,
-            "BLOCK_K": block_k,
-            "PRECISION": "ieee" if rows.dtype == torch.float32 else "tf32",
-            "num_warps": 8 if block_m == 128 else 4,
-            "num_stages": 3 if block_m >= 64 else 4,
-        },
-    )
+    return _options(block_m, block_n, num_inputs, dtype)
+
+
+def pinned_options(num_rows: int, num_inputs: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the constants and options of a kernel whose sums do not depend on `num_rows`.
+
+    The sum of a row depends on the instruction and on BLOCK_K, which are the same for few rows and
+    for many. With few, tiles have fewer outputs, so that more programs read the weight.
+    """
+    if dtype == torch.float32 or num_inputs % 16:
+        return _options(32, 64, num_inputs, dtype)
+    size = (PINNED_ROWS, 32) if num_rows <= PINNED_ROWS else (128, 128)
+    return _options(*size, num_inputs, dtype)
+
+
+def _options(block_m: int, block_n: int, num_inputs: int, dtype: torch.dtype) -> dict[str, Any]:
+    block_k = 128 // dtype.itemsize  # a cache line
+    return {
+        "IS_EVEN": num_inputs % block_k == 0,
+        "GROUP": GROUP,
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "BLOCK_K": block_k,
+        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
+        "num_warps": 8 if block_m == 128 else 4,
+        "num_stages": 3 if block_m >= 64 else 4,
+    }
 
 
 def grouped_grid(

@@ -59,16 +59,19 @@ def grouped_quantized_linear(
     ends: Tensor,
     kind: str,
     group_size: int,
+    *,
+    is_pinned: bool = False,
 ) -> Tensor:
     """Return `weights[e] @ row` for every row of expert e, [M, N], summed in fp32, then rounded.
 
     rows: [M, K] in fp16 or bf16, sorted by expert, K contiguous. codes, scales, zeros: as in
     `quantized_linear`, for all experts, which are the first dimension: [E, N, K] or [E, N, K / 2],
     and [E, groups, N]. ends: [E] int32, contiguous, the index after the last row of each expert;
-    the last is M. The result is contiguous, of the rows' type. Raises ValueError for other shapes,
-    strides and types, and for groups for which `block_size` returns None.
+    the last is M. is_pinned: the bits of a row do not depend on M. The result is contiguous, of the
+    rows' type. Raises ValueError for other shapes, strides and types, and for groups for which
+    `block_size` returns None.
     """
-    plan = _plan(rows, codes, scales, zeros, ends, kind, group_size)
+    plan = _plan(rows, codes, scales, zeros, ends, kind, group_size, is_pinned)
     out = rows.new_empty((rows.shape[0], codes.shape[1]))
     if plan.grid[0]:
         grouped_quantized_linear_kernel[plan.grid](
@@ -80,7 +83,7 @@ def grouped_quantized_linear(
 @planned
 def _plan(
     rows: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor | None, ends: Tensor,
-    kind: str, group_size: int,
+    kind: str, group_size: int, is_pinned: bool,
 ) -> LaunchPlan:
     if (rows.ndim, codes.ndim) != (2, 3) or ends.shape != codes.shape[:1] or not len(ends):
         raise ValueError(
@@ -91,7 +94,7 @@ def _plan(
         raise ValueError(f"ends are {ends.dtype}; they must be int32 and contiguous")
     (num_rows, num_inputs), (num_experts, num_outputs, _) = rows.shape, codes.shape
     rows_of_expert = triton.cdiv(num_rows, num_experts)
-    options = tile_options(rows_of_expert, num_inputs, kind, group_size)
+    options = tile_options(rows_of_expert, num_inputs, kind, group_size, is_pinned)
     check_codes(rows, codes, scales, zeros, kind, group_size)
     strides = (stride(rows, 0), stride(codes, 0), stride(codes, 1))
     return LaunchPlan(

@@ -164,16 +164,19 @@ def quantized_linear(
     bias: Tensor | None,
     kind: str,
     group_size: int,
+    *,
+    is_pinned: bool = False,
 ) -> Tensor:
     """Return `rows @ weight.T + bias`, [M, N] of the rows' type, summed in fp32.
 
     rows: [M, K] in fp16 or bf16, K contiguous. kind: a key of PER_BYTE. codes: uint8, [N, K]; if a
     byte has two codes, [N, K / 2] from `pack_pairs`. scales: fp32 [groups, N]; for fp4, uint8
     exponents with a bias of 127. zeros: uint8 [groups, N] for integers, otherwise None. bias: [N],
-    fp32 or of the rows' type. All tensors but the rows are contiguous. Raises ValueError for other
-    shapes, strides and types, and for groups for which `block_size` returns None.
+    fp32 or of the rows' type. All tensors but the rows are contiguous. is_pinned: the bits of a row
+    do not depend on M. Raises ValueError for other shapes, strides and types, and for groups for
+    which `block_size` returns None.
     """
-    plan = _plan(rows, codes, scales, zeros, bias, kind, group_size)
+    plan = _plan(rows, codes, scales, zeros, bias, kind, group_size, is_pinned)
     out = rows.new_empty((rows.shape[0], codes.shape[0]))
     if plan.grid[0]:
         quantized_linear_kernel[plan.grid](
@@ -185,7 +188,7 @@ def quantized_linear(
 @planned
 def _plan(
     rows: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None,
-    kind: str, group_size: int,
+    kind: str, group_size: int, is_pinned: bool,
 ) -> LaunchPlan:
     if (rows.ndim, codes.ndim) != (2, 2):
         raise ValueError(
@@ -193,7 +196,7 @@ def _plan(
             "[N, columns]"
         )
     (num_rows, num_inputs), num_outputs = rows.shape, codes.shape[0]
-    options = tile_options(num_rows, num_inputs, kind, group_size)
+    options = tile_options(num_rows, num_inputs, kind, group_size, is_pinned)
     check_codes(rows, codes, scales, zeros, kind, group_size)
     if bias is not None:
         _check_bias(bias, num_outputs, rows.dtype)
@@ -205,15 +208,17 @@ def _plan(
     )
 
 
-def tile_options(num_rows: int, num_inputs: int, kind: str, group_size: int) -> dict[str, Any]:
+def tile_options(
+    num_rows: int, num_inputs: int, kind: str, group_size: int, is_pinned: bool
+) -> dict[str, Any]:
     """Return the constants and options of a kernel for `num_rows` rows of a weight.
 
-    Raises ValueError if `block_size` returns None.
+    is_pinned: they are those for many rows. Raises ValueError if `block_size` returns None.
     """
     block_k = block_size(kind, num_inputs, group_size)
     if block_k is None:
         raise ValueError(f"no kernel for {kind} with {num_inputs} inputs in groups of {group_size}")
-    block_m = min(max(16, triton.next_power_of_2(num_rows)), 64)
+    block_m = 64 if is_pinned else min(max(16, triton.next_power_of_2(num_rows)), 64)
     block_n, num_warps, num_stages = TILES[block_m, block_k]
     return {
         "GROUP": GROUP,
