@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from core.sampling import Finish, SamplingParams, TopLogprobs
-from core.text.detokenizer import Detokenizer
+from core.text.detokenizer import Detokenizer, JoiningDetokenizer
 from core.text.stopping import StopStrings
 from core.text.tokenizer import Tokenizer
 
@@ -44,11 +44,12 @@ class AnswerText:
         """
         self._detokenizer = None
         if tokenizer is not None and params.detokenize:
-            self._detokenizer = Detokenizer(
+            skips = params.skip_special_tokens
+            has_spaces = skips or params.spaces_between_special_tokens
+            self._detokenizer = (Detokenizer if has_spaces else JoiningDetokenizer)(
                 tokenizer,
                 prompt_token_ids,
-                skip_special_tokens=params.skip_special_tokens,
-                spaces_between_special_tokens=params.spaces_between_special_tokens,
+                skip_special_tokens=skips,
                 kept_special_ids=kept_special_ids,
             )
         self._stop = StopStrings(

@@ -35,56 +35,46 @@ class Detokenizer:
         prompt_token_ids: Sequence[int] = (),
         *,
         skip_special_tokens: bool = True,
-        spaces_between_special_tokens: bool = True,
         kept_special_ids: Collection[int] = (),
     ) -> None:
-        """Decode after the given prompt.
-
-        spaces_between_special_tokens: if False, adjacent added tokens are joined without the space
-        that the tokenizer's decoder would put between them; kept_special_ids: special tokens that
-        are not skipped.
-        """
+        """Decode after the given prompt. kept_special_ids: special tokens that are not skipped."""
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
-        self._kept_special_ids = kept_special_ids
-        self._joins_added_tokens = not (skip_special_tokens or spaces_between_special_tokens)
-        self._follows_added_token = False
-        self._token_ids = list(prompt_token_ids[-NUM_CONTEXT_TOKENS:])
+        self._skipped: Collection[int] = tokenizer.special_ids if skip_special_tokens else ()
+        if skip_special_tokens and kept_special_ids:
+            self._skipped = tokenizer.special_ids.difference(kept_special_ids)
+        context = prompt_token_ids[-NUM_CONTEXT_TOKENS:]
+        self._token_ids = [token_id for token_id in context if token_id not in self._skipped]
         self._window_start = 0
         self._released = len(self._token_ids)
 
     def push(self, token_id: int) -> str:
         """Add a token and return the text that it completes; '' while a character is incomplete."""
-        if self._has_no_text(token_id):
+        if token_id in self._skipped or not self._tokenizer.token(token_id):
             return ""  # it stays out of the window, which moves on only when text is released
         self._token_ids.append(token_id)
-        end = len(self._token_ids)
-        text = self._text_until(end)
-        if self._joins_added_tokens:
-            added = self._tokenizer.added_tokens.get(token_id)
-            joined, self._follows_added_token = self._follows_added_token, added is not None
-            if joined and added is not None:
-                return self._release(added, end)
-        if text.endswith(REPLACEMENT):
-            # Only the newest tokens can still be an incomplete character; release all before them.
-            end = max(self._released, end - MAX_INCOMPLETE_TOKENS)
-            text = self._text_until(end)
-        return self._release(text, end)
+        return self._newest_text()
 
     def flush(self) -> str:
         """Return the text still held back at the end of an answer, even if incomplete."""
         end = len(self._token_ids)
         return self._release(self._text_until(end), end)
 
-    def _has_no_text(self, token_id: int) -> bool:
-        """Whether `decode` skips the token, which is special or unknown to the tokenizer."""
-        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
-            return token_id not in self._kept_special_ids
-        return not self._tokenizer.token(token_id)
+    def _newest_text(self) -> str:
+        """Return the text that the newest token completes."""
+        end = len(self._token_ids)
+        text = self._text_until(end)
+        if text.endswith(REPLACEMENT):
+            # Only the newest tokens can still be an incomplete character; release all before them.
+            end = max(self._released, end - MAX_INCOMPLETE_TOKENS)
+            text = self._text_until(end)
+        return self._release(text, end)
 
     def _text_until(self, end: int) -> str:
         known = self._decode(self._window_start, self._released)
         return self._decode(self._window_start, end)[len(known) :]
+
+    def _decode(self, start: int, end: int) -> str:
+        return self._tokenizer.decode(self._token_ids[start:end], skip_special_tokens=False)
 
     def _release(self, text: str, end: int) -> str:
         if text:
@@ -92,9 +82,15 @@ class Detokenizer:
         self._released = end
         return text
 
-    def _decode(self, start: int, end: int) -> str:
-        return self._tokenizer.decode(
-            self._token_ids[start:end],
-            skip_special_tokens=self._skip_special_tokens,
-            kept_special_ids=self._kept_special_ids,
-        )
+
+class JoiningDetokenizer(Detokenizer):
+    """Leaves out the space that the tokenizer's decoder puts between adjacent added tokens."""
+
+    _follows_added_token = False
+
+    def _newest_text(self) -> str:
+        added = self._tokenizer.added_tokens.get(self._token_ids[-1])
+        joined, self._follows_added_token = self._follows_added_token, added is not None
+        if joined and added is not None:
+            return self._release(added, len(self._token_ids))
+        return super()._newest_text()

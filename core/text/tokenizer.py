@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -28,7 +28,8 @@ class Tokenizer:
         added: Mapping[int, tokenizers.AddedToken] = self._tokenizer.get_added_tokens_decoder()
         self.added_tokens = {token_id: token.content for token_id, token in added.items()}
         """Maps the ids of added tokens, including special tokens, to their text."""
-        self._special_ids = {token_id for token_id, token in added.items() if token.special}
+        self.special_ids = {token_id for token_id, token in added.items() if token.special}
+        """Special tokens, such as an end-of-sequence token."""
         self._before = self.encode("a", add_special_tokens=False)[-1:]
         """A token to decode before another one (see `piece`)."""
         self._pieces: dict[int, str] = {}
@@ -59,22 +60,8 @@ class Tokenizer:
         processed = self._tokenizer.post_process(encoding, None, add_special_tokens)
         return processed.ids[:max_tokens]
 
-    def decode(
-        self,
-        token_ids: Sequence[int],
-        *,
-        skip_special_tokens: bool = True,
-        kept_special_ids: Collection[int] = (),
-    ) -> str:
-        """Return the text of tokens. Bytes that form no complete character become U+FFFD.
-
-        kept_special_ids: special tokens that are not skipped.
-        """
-        if skip_special_tokens and kept_special_ids:
-            token_ids = [
-                id for id in token_ids if id in kept_special_ids or not self.is_special(id)
-            ]
-            skip_special_tokens = False
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of tokens. Bytes that form no complete character become U+FFFD."""
         with contained:
             if len(token_ids) <= _MAX_DECODED_WITH_GIL:
                 return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
@@ -92,10 +79,6 @@ class Tokenizer:
             begin = len(self.decode(before, skip_special_tokens=False))
             self._pieces[token_id] = text[begin:]
         return self._pieces[token_id]
-
-    def is_special(self, token_id: int) -> bool:
-        """Whether the token is special, such as an end-of-sequence token."""
-        return token_id in self._special_ids
 
     def token(self, token_id: int) -> str:
         """Return the token as spelled in the vocabulary; '' for an unknown id."""

@@ -140,7 +140,7 @@ def _decoding(
     calls = turn.forced_calls
     if calls is None or parser is None:
         return turn.decoding
-    special = {text: id for text, id in marks.items() if tokenizer.is_special(id)}
+    special = {text: id for text, id in marks.items() if id in tokenizer.special_ids}
     notation = parser.notation(marks)
     assert notation is not None, "_tool_parsers chooses a parser with a notation"
     form = notation.form(calls.functions, special, is_single=calls.is_single)

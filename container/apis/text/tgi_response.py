@@ -25,7 +25,7 @@ class TgiFormat(TextFormat):
         return {"inputs": self._inputs, **super()._own_details()}
 
     def _token(self, token_id: int, text: str, logprob: float | None) -> Record:
-        is_special = self._tokenizer.is_special(token_id)
+        is_special = token_id in self._tokenizer.special_ids
         return {**super()._token(token_id, text, logprob), "special": is_special}
 
 
