@@ -188,20 +188,23 @@ class EngineConnection:
         return Channel(self._context.socket(zmq.DEALER), self.endpoint, self._clock)
 
     def _dispatch(self, message: FromEngine) -> None:
-        if not isinstance(message, Step | Performed | Failed):
-            self._change_state(message)
-            return
-        parts = message.outputs if isinstance(message, Step) else [(message.id, message)]
-        for id, part in parts:
-            match self._open.get(id), part:
-                case TokenStream() as request, Output() | Failed():
-                    request.push(part)
-                case Reply() as request, Performed() | Failed():
-                    request.push(part)
-                case _:
-                    continue  # aborted while this message was in flight
-            if request.has_ended:
-                del self._open[id]
+        match message:
+            case Step(outputs):
+                for id, output in outputs:
+                    self._pass_on(id, output)
+            case Performed(id) | Failed(id):
+                self._pass_on(id, message)
+            case _:
+                self._change_state(message)
+
+    def _pass_on(self, id: str, part: Output | Performed | Failed) -> None:
+        request = self._open.get(id)
+        if request is None:
+            return  # aborted while this message was in flight
+        # The engine answers a Submit with outputs, and other requests with Performed.
+        request.push(part)  # pyright: ignore[reportArgumentType]
+        if request.has_ended:
+            del self._open[id]
 
     def _change_state(self, message: FromEngine) -> None:
         match message:
