@@ -34,7 +34,8 @@ APIS: tuple[Api, ...] = (
 )  # fmt: skip
 """In the order in which the contract page lists their fields."""
 _INVOCATIONS = (
-    text_generation.invocation(), embeddings.INVOCATION, pipeline.INVOCATION, handler.INVOCATION
+    text_generation.invocation(Options()), embeddings.INVOCATION,
+    pipeline.INVOCATION, handler.INVOCATION,
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from container.apis.completions.api import COMPLETION_BODY, start_completion
 from container.apis.generation.formatters import Formatters
 from container.apis.generation.reply import ApiResponse, Record
 from container.apis.generation.service import GenerationService
-from container.apis.generation.stream import MIMETYPES, StreamFormat, send
+from container.apis.generation.stream import EVENTS, JSON_LINES, StreamFormat, send
 from container.apis.text.api import start_text
 from container.apis.text.response import RollingFormat, TextFormat
 from container.apis.text.tgi import TEXT_BODY
@@ -24,11 +24,12 @@ from container.http.route import Invocation
 from core.configuration.options import Options
 
 
-def invocation(formatters: Formatters | None = None) -> Invocation:
+def invocation(options: Options, formatters: Formatters | None = None) -> Invocation:
     """Return what /invocations means for models that generate text.
 
     formatters: the user's own. As in LMI, only /invocations and its aliases use them.
     """
+    form, formats = text_format_of(options), stream_formats_of(options)
 
     def read(service: GenerationService, context: RequestContext) -> Mapping[str, object]:
         body = context.fields()
@@ -37,8 +38,8 @@ def invocation(formatters: Formatters | None = None) -> Invocation:
     def answer(
         service: GenerationService, context: RequestContext, body: Mapping[str, object]
     ) -> Response:
-        stream_format = stream_format_of(service.options, context.accept)
-        reply = start(service, context, body)
+        stream_format = preferred(formats, context.accept)
+        reply = start(service, context, body, form)
         if formatters is not None:
             reply = FormattedReply(reply, formatters.format_output)
         return send(context, reply, stream_format)
@@ -47,14 +48,20 @@ def invocation(formatters: Formatters | None = None) -> Invocation:
 
 
 def start(
-    service: GenerationService, context: RequestContext, body: Mapping[str, object]
+    service: GenerationService,
+    context: RequestContext,
+    body: Mapping[str, object],
+    form: type[TextFormat],
 ) -> ApiResponse:
-    """Start to answer a body with `messages`, `prompt` or, if it has neither, `inputs`."""
+    """Start to answer a body with `messages`, `prompt` or, if it has neither, `inputs`.
+
+    form: that of answers to `inputs`.
+    """
     if "messages" in body:
         return start_chat(service, context, body)
     if "prompt" in body:
         return start_completion(service, context, body)
-    return start_text(service.generations, context, body, text_format_of(service.options))
+    return start_text(service.generations, context, body, form)
 
 
 def text_format_of(options: Options) -> type[TextFormat]:
@@ -66,14 +73,18 @@ def text_format_of(options: Options) -> type[TextFormat]:
     return TextFormat if is_async else RollingFormat
 
 
-def stream_format_of(options: Options, accept: str | None) -> StreamFormat:
-    """Return the configured format, unless the client prefers the other one."""
+def stream_formats_of(options: Options) -> tuple[StreamFormat, StreamFormat]:
+    """Return the format that the options ask for, then the one that clients may ask for."""
     is_sse = options.server.output_formatter == "sse" or options.server.tgi_compat
-    configured: StreamFormat = "sse" if is_sse else "jsonlines"
-    other: StreamFormat = "jsonlines" if is_sse else "sse"
+    return (EVENTS, JSON_LINES) if is_sse else (JSON_LINES, EVENTS)
+
+
+def preferred(formats: tuple[StreamFormat, StreamFormat], accept: str | None) -> StreamFormat:
+    """Return the first format, unless the client prefers the other one."""
+    configured, other = formats
     accepted = parse_accept_header(accept, MIMEAccept)
-    preferred = accepted.best_match([MIMETYPES[configured], MIMETYPES[other]])
-    return other if preferred == MIMETYPES[other] else configured
+    is_other = accepted.best_match([configured.mimetype, other.mimetype]) == other.mimetype
+    return other if is_other else configured
 
 
 class FormattedReply:

@@ -52,7 +52,7 @@ def create_app(
     user_formatters = None
     if formatters is not None:
         user_formatters = Formatters(formatters, FormatterTokenizer(tokenizer, template))
-    contract = contract_of("generation", options, invocation(user_formatters))
+    contract = contract_of("generation", options, invocation(options, user_formatters))
     service = GenerationService(client, tokenizer, template, helper, options, model_name, contract)
     app = _create(service, gate, tracing, hooks)
     PageRoutes(service, has_chat_template=template is not None).add_to(app)

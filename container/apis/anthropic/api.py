@@ -16,6 +16,7 @@ from container.apis.anthropic.schema import (
 from container.apis.chat.turn import start_turn
 from container.apis.generation.reply import Reply
 from container.apis.generation.service import GenerationService, generates
+from container.apis.generation.stream import NAMED_EVENTS
 from container.http.request_context import RequestContext, request_context
 from container.http.route import Api, Body, Errors, post
 from container.http.service import json_response
@@ -41,7 +42,7 @@ def count_tokens(service: GenerationService) -> Response:
 MESSAGES = Api(
     "Anthropic",
     (
-        post("/v1/messages", "Anthropic's messages.", generates(start_message, "named_sse"),
+        post("/v1/messages", "Anthropic's messages.", generates(start_message, NAMED_EVENTS),
              Body("Messages", MESSAGES_FIELDS, ("messages",), title="`/v1/messages`")),
         post("/v1/messages/count_tokens", "Count the tokens of Anthropic's messages.", count_tokens,
              Body("CountTokens", COUNT_FIELDS, ("messages",), title="`/v1/messages/count_tokens`")),

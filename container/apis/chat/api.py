@@ -11,6 +11,7 @@ from container.apis.chat.schema import CHAT_FIELDS, read_chat_request
 from container.apis.chat.turn import start_turn
 from container.apis.generation.reply import Reply
 from container.apis.generation.service import GenerationService, generates
+from container.apis.generation.stream import EVENTS
 from container.apis.openai import Envelope, openai_error
 from container.http.request_context import RequestContext
 from container.http.route import Api, Body, Errors, post
@@ -45,7 +46,7 @@ CHAT_BODY = Body("Chat", CHAT_FIELDS, ("messages",), title="`/v1/chat/completion
 CHAT = Api(
     "OpenAI",
     (
-        post("/v1/chat/completions", "OpenAI's chat completions.", generates(start_chat, "sse"),
+        post("/v1/chat/completions", "OpenAI's chat completions.", generates(start_chat, EVENTS),
              CHAT_BODY),
     ),
     errors=Errors(openai_error, ("/v1/",)),

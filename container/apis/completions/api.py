@@ -17,6 +17,7 @@ from container.apis.generation.prompting import Prompting
 from container.apis.generation.reply import Reply
 from container.apis.generation.sampling import Decoding
 from container.apis.generation.service import GenerationService, generates
+from container.apis.generation.stream import EVENTS
 from container.apis.openai import Envelope
 from container.http.off_loop import Turns
 from container.http.request_context import RequestContext
@@ -81,7 +82,7 @@ COMPLETION_BODY = Body("Completion", COMPLETION_FIELDS, ("prompt",), title="`/v1
 COMPLETIONS = Api(
     "OpenAI",
     (
-        post("/v1/completions", "OpenAI's completions.", generates(start_completion, "sse"),
+        post("/v1/completions", "OpenAI's completions.", generates(start_completion, EVENTS),
              COMPLETION_BODY),
     ),
 )  # fmt: skip

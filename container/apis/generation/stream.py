@@ -1,13 +1,10 @@
-"""The bytes of a stream: JSON lines or server-sent events.
-
-The events of `named_sse` have the `type` of their record as their name.
-"""
+"""The bytes of a stream: JSON lines or server-sent events."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
 
 import msgspec
 from flask import Response
@@ -17,13 +14,26 @@ from container.http.deadline import ClientGoneError
 from container.http.request_context import RequestContext
 from container.http.service import json_response
 
-StreamFormat = Literal["jsonlines", "sse", "named_sse"]
-MIMETYPES: Mapping[StreamFormat, str] = {
-    "jsonlines": "application/jsonlines",
-    "sse": "text/event-stream",
-    "named_sse": "text/event-stream",
-}
 _DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFormat:
+    """How the records of a stream are written."""
+
+    mimetype: str
+    begin: Callable[[Record], bytes]
+    """Returns what precedes a record."""
+    end: bytes
+    """Follows a record."""
+
+
+JSON_LINES = StreamFormat("application/jsonlines", lambda record: b"", b"\n")
+EVENTS = StreamFormat("text/event-stream", lambda record: b"data: ", b"\n\n")
+NAMED_EVENTS = StreamFormat(
+    "text/event-stream", lambda record: f"event: {record['type']}\ndata: ".encode(), b"\n\n"
+)
+"""The `type` of a record is the event's name."""
 
 
 def send(context: RequestContext, response: ApiResponse, stream_format: StreamFormat) -> Response:
@@ -41,7 +51,7 @@ def send(context: RequestContext, response: ApiResponse, stream_format: StreamFo
         response.abort()
         raise
     lines = stream_lines(response, chain([first], records), stream_format, context)
-    streamed = Response(lines, content_type=MIMETYPES[stream_format])
+    streamed = Response(lines, content_type=stream_format.mimetype)
     # A generator that never started runs no `finally`, so closing the response must abort.
     streamed.call_on_close(response.abort)
     return streamed
@@ -68,16 +78,11 @@ def stream_lines(
         return
     except Exception as error:
         yield _encode(response.failure(context.describe(error)), stream_format)
-    if stream_format == "sse" and response.ends_with_done:
+    if response.ends_with_done and stream_format is EVENTS:
         yield _DONE
 
 
 def _encode(record: Record | str, stream_format: StreamFormat) -> bytes:
     if isinstance(record, str):
-        end = b"\n" if stream_format == "jsonlines" else b"\n\n"
-        return record.rstrip("\n").encode() + end
-    data = msgspec.json.encode(record)
-    if stream_format == "jsonlines":
-        return data + b"\n"
-    name = f"event: {record['type']}\n" if stream_format == "named_sse" else ""
-    return name.encode() + b"data: " + data + b"\n\n"
+        return record.rstrip("\n").encode() + stream_format.end
+    return stream_format.begin(record) + msgspec.json.encode(record) + stream_format.end

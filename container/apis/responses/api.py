@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from container.apis.chat.turn import start_turn
 from container.apis.generation.reply import Reply
 from container.apis.generation.service import GenerationService, generates
+from container.apis.generation.stream import NAMED_EVENTS
 from container.apis.responses.response import ResponseFormat
 from container.apis.responses.schema import RESPONSES_FIELDS, read_responses_request
 from container.http.request_context import RequestContext
@@ -29,7 +30,7 @@ RESPONSES = Api(
     "OpenAI",
     (
         post("/v1/responses", "OpenAI's responses. Nothing is stored.",
-             generates(start_response, "named_sse"),
+             generates(start_response, NAMED_EVENTS),
              Body("Response", RESPONSES_FIELDS, ("input",), title="`/v1/responses`")),
     ),
 )  # fmt: skip

@@ -9,6 +9,7 @@ from flask import Response
 
 from container.apis.generation.reply import ApiResponse
 from container.apis.generation.service import GenerationService, generates
+from container.apis.generation.stream import EVENTS
 from container.apis.text.api import start_text
 from container.apis.text.schema import PARAMETERS, TEXT_FIELDS
 from container.apis.text.tgi_response import TgiFormat, TgiListFormat, tgi_error
@@ -75,11 +76,11 @@ TGI = Api(
     "text-generation-inference",
     (
         post("/", "text-generation-inference's answer, in a list or as a stream.",
-             generates(start_list, "sse"), TEXT_BODY),
-        post("/generate", "text-generation-inference's answer.", generates(start_document, "sse"),
+             generates(start_list, EVENTS), TEXT_BODY),
+        post("/generate", "text-generation-inference's answer.", generates(start_document, EVENTS),
              TEXT_BODY),
         post("/generate_stream", "text-generation-inference's answer as a stream.",
-             generates(start_stream, "sse"), TEXT_BODY),
+             generates(start_stream, EVENTS), TEXT_BODY),
         get("/info", "Describe the model and the limits, as text-generation-inference does.", info),
     ),
     errors=Errors(tgi_error, ("/generate",)),
