@@ -18,6 +18,8 @@ class Adapter(msgspec.Struct, frozen=True):
     """The highest rank of its layers."""
     slot: int
     """The index of its slot in device memory."""
+    digest: str
+    """Of its files."""
     generation: int
     """1 for the first adapter that this process loads, 2 for the next one, and so on. Slots and
     names may be used again. Generations are not."""

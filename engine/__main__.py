@@ -142,11 +142,13 @@ def _build(launch: Launch, phases: Phases, connection: Connection) -> Service:
     with explaining_out_of_memory():
         if launch.task.kind == "generation":
             from engine.build import build_engine
+            from engine.digest import with_digest
             from engine.serve.text_service import TextService
 
             _end_imports(phases)
             on_lost = partial(_on_lost, connection)
             engine = build_engine(model_dir, launch.options, phases, on_lost, launch.rank_address)
+            engine.facts = with_digest(engine.facts, launch.options)
             return TextService(engine, connection)
         from engine.serve.task_service import TaskService
         from engine.tasks.build import build_task_engine

@@ -30,7 +30,7 @@ from core.errors import ConfigurationError
 from core.foreign_code import contained
 from core.process.internal_arguments import internal_arguments
 from core.process.processes import die_with_parent
-from engine.ranks.digest import digest_model
+from engine.digest import digest_model
 from engine.ranks.order_types import LAUNCH, READY, AnyOrder, FailureReport, RankLaunch
 from engine.ranks.watch import Beats
 

@@ -41,7 +41,7 @@ MAY_IMPORT = {
 }
 PARTS = {
     "engine": (
-        ("device", "staging", "phases", "stopwatch", "executor", "shard", "group"),
+        ("device", "staging", "phases", "stopwatch", "executor", "shard", "group", "digest"),
         ("attention", "sampling"),
         ("step",),
         ("ranks",),

@@ -192,6 +192,8 @@ class Envelope:
     created: int
     """Seconds since 1970."""
     model: str
+    digest: str | None
+    """Of what may change the answer's bits."""
 
     def record(self, object: str, choices: Sequence[Record], **more: object) -> Record:
         """Return a record of the type `object` with these choices and further fields."""
@@ -200,6 +202,7 @@ class Envelope:
             "object": object,
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": self.digest,
             "choices": choices,
             **more,
         }

@@ -69,6 +69,8 @@ def facts_lines(facts: Facts, num_copies: int = 1) -> Iterator[str]:
         if facts.decoder:
             yield f"  decoder: {facts.decoder}"
         yield from _limit_lines(facts)
+    if facts.digest:
+        yield f"  digest: {facts.digest}"
     yield from (f"  note: {note}" for note in facts.notes)
 
 

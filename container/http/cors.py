@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from flask import Flask, Response, request
 
+_EXPOSED = "X-Request-Id, X-Longshore-Digest, X-Longshore-Warning, Retry-After"
+
 
 def register_cors(app: Flask, origin: str) -> None:
     """Allow pages of this origin, or of all with `*`, to call every route.
@@ -16,7 +18,7 @@ def register_cors(app: Flask, origin: str) -> None:
     def add(response: Response) -> Response:
         headers = response.headers
         headers["Access-Control-Allow-Origin"] = origin
-        headers["Access-Control-Expose-Headers"] = "X-Request-Id, X-Longshore-Warning, Retry-After"
+        headers["Access-Control-Expose-Headers"] = _EXPOSED
         if request.method == "OPTIONS":
             headers["Access-Control-Allow-Methods"] = response.headers.get("Allow", "")
             requested = request.headers.get("Access-Control-Request-Headers", "")

@@ -37,6 +37,7 @@ class CheckedRequest(Protocol):
 Checked = TypeVar("Checked", bound=CheckedRequest)
 
 SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
+DIGEST_HEADER = "X-Longshore-Digest"
 WARNED = "longshore-warned"
 """The key of an app's `LoggedWarnings` in `Flask.extensions`."""
 MAX_WARNINGS = 1000
@@ -74,6 +75,11 @@ class RequestContext:
     def session(self) -> str | None:
         """The id of SageMaker's session that the request belongs to, or has just opened."""
         return self.response_headers.get(SESSION_HEADER) or self.headers.get(SESSION_HEADER)
+
+    @property
+    def digest(self) -> str | None:
+        """The digest of what may change the answer's bits, once a generation has begun."""
+        return self.response_headers.get(DIGEST_HEADER)
 
     def json_fields(self) -> dict[str, object]:
         """Parse a JSON body.

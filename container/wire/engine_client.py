@@ -57,6 +57,13 @@ class EngineClient:
                 by_name.setdefault(variant.name, variant)
         return tuple(by_name.values())
 
+    def digest(self, variant: str) -> str:
+        """Return the engines' digest, and that of a variant. Raises as `facts` does."""
+        digest = self.facts.digest
+        if not variant:
+            return digest
+        return ".".join([digest, *(v.digest for v in self.variants if v.name == variant)])
+
     def health(self) -> Health:
         """Return the health of the first engine that is healthy, or else of the first engine."""
         found = [copy.health() for copy in self.copies]

@@ -159,6 +159,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     weights_bytes: int
     num_weights: int = 0
     """Elements of the weights; 0 if transformers' code computes the layers."""
+    digest: str = ""
+    """What may change the bits of an answer, in parts between dots: the weights, how they are
+    quantized, dtype, kv_dtype, the instruction set, a digest of the code, and num_ranks."""
     quantization: str = ""
     """How the weights are quantized: option.quantize, or the checkpoint's quant_method."""
     kv_bytes: int = 0
@@ -184,6 +187,8 @@ class Variant(msgspec.Struct, frozen=True):
     name: str
     src: str
     """The directory that the adapter was read from."""
+    digest: str = ""
+    """Of the adapter's files."""
 
 
 class Ready(Message, frozen=True):

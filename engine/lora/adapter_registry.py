@@ -93,7 +93,7 @@ class AdapterRegistry(Feature):
         self.on_install(slot, weights)
         self.memory.write(slot, weights)
         self._num_loads += 1
-        adapter = Adapter(name, src, weights.rank, slot, self._num_loads)
+        adapter = Adapter(name, src, weights.rank, slot, weights.digest, self._num_loads)
         self._loaded[name] = adapter
         return adapter
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from core.errors import RequestError
+from engine.digest import digest_files
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -64,6 +65,8 @@ class AdapterWeights:
 
     layers: Mapping[str, LayerWeights]
     """By the linear layers' names in the model."""
+    digest: str = ""
+    """Of the files; '' if another process read them."""
 
     @property
     def rank(self) -> int:
@@ -101,9 +104,8 @@ def read_adapter(folder: Path, sizes: Mapping[str, LayerSize], max_rank: int) ->
         raise _rejected(folder, f"{WEIGHTS} holds no tensors")
     for name, pair in sides.items():
         _check_layer(folder, name, pair, sizes, max_rank)
-    return AdapterWeights(
-        {name: _layer(folder, name, pair, config, sizes[name]) for name, pair in sides.items()}
-    )
+    layers = {name: _layer(folder, name, pair, config, sizes[name]) for name, pair in sides.items()}
+    return AdapterWeights(layers, digest_files([folder / CONFIG, folder / WEIGHTS])[:12])
 
 
 def _read_config(folder: Path) -> _Config:

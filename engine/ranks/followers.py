@@ -22,7 +22,7 @@ from core.configuration.layout import quantity
 from core.configuration.options import Options
 from core.errors import ConfigurationError, EngineUnavailableError, LongshoreError
 from core.process.names import import_root, python_command
-from engine.ranks.digest import digest_model
+from engine.digest import digest_model
 from engine.ranks.order_types import LAUNCH, READY, FailureReport, Order, RankLaunch
 from engine.ranks.orders import RemoteOrders
 from engine.ranks.store import serve_store

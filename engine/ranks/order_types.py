@@ -37,7 +37,7 @@ class RankLaunch(msgspec.Struct, frozen=True):
     version: str
     """The version of Longshore."""
     model_digest: str
-    """The digest by `engine.ranks.digest`, for ranks on other nodes; '' if there are none."""
+    """The digest by `engine.digest`, for ranks on other nodes; '' if there are none."""
     options: Options
     size: int
 

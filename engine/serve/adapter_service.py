@@ -48,7 +48,7 @@ class AdapterService:
     @property
     def loaded(self) -> tuple[Variant, ...]:
         adapters = self._registry.loaded if self._registry is not None else ()
-        return tuple(Variant(adapter.name, adapter.src) for adapter in adapters)
+        return tuple(Variant(a.name, a.src, a.digest) for a in adapters)
 
     def parts(self, name: str) -> tuple[Part, ...]:
         """Return the parts of a request that names an adapter; '': none.

@@ -68,17 +68,25 @@ TARGETS = (
 """Best first."""
 
 
+class Library(ctypes.CDLL):
+    """The library, loaded from a file that may be removed afterwards."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 @functools.cache
-def load_library() -> ctypes.CDLL:
+def load_library() -> Library:
     """Load the library, compiling it if needed. Raises LibraryError if it is unavailable."""
     target = host_target()
     try:
         with contextlib.suppress(OSError):
-            return ctypes.CDLL(str(build(target, cache_directory())))
+            return Library(build(target, cache_directory()))
         # The cache is read-only, full, of another user or missing. A loaded library no longer
         # needs its file.
         with tempfile.TemporaryDirectory(prefix="longshore-") as private:
-            return ctypes.CDLL(str(build(target, Path(private))))
+            return Library(build(target, Path(private)))
     except OSError as error:
         raise LibraryError(f"the compiled kernels cannot be loaded: {error}") from error
 

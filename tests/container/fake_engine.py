@@ -62,6 +62,7 @@ FACTS = Facts(
     num_kv_blocks=40,
     weights_bytes=2**20,
     kv_bytes=2**21,
+    digest="1f2e.plain",
     vocab_size=257,
     eos_token_ids=(256,),
     load_seconds=0.1,

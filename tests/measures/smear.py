@@ -95,7 +95,8 @@ _FEATURES = (
             "engine/lora/ranks.py",
             "core/configuration/layout.py",
         ),
-        homonyms=r"ranks of all slots",
+        # and all of engine/sampling/ranking.py
+        homonyms=r"ranks of all slots|^\"\"\"Finds the most likely tokens(?s:.*)",
     ),
     Feature(
         "copies",

@@ -67,7 +67,7 @@ BLOCK_SIZE = 4
 IMAGE_TOKEN = 1
 MAX_STEPS = 4_000
 STRATEGIES = str(Path(strategies.__file__).parent)
-ADAPTERS = {name: Adapter(name, "", 8, slot, slot + 1) for slot, name in enumerate("AB")}
+ADAPTERS = {name: Adapter(name, "", 8, slot, "", slot + 1) for slot, name in enumerate("AB")}
 
 
 class Injected(Exception):

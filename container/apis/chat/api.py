@@ -27,7 +27,7 @@ def start_chat(
     format = ChatFormat(
         turn.generation,
         request,
-        Envelope(id, int(time.time()), turn.model),
+        Envelope(id, int(time.time()), turn.model, context.digest),
         service.prompting.tokenizer,
         [
             ChoiceMessage(

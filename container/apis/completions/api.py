@@ -35,7 +35,8 @@ def start_completion(
     decoding = service.generations.prepare(request.decoding)
     generations = _start_all(service.generations, context, prompts, decoding, variant)
     id = f"cmpl-{request.response_options.request_id or context.id}"
-    envelope = Envelope(id, int(time.time()), variant or service.model_name)
+    model = variant or service.model_name
+    envelope = Envelope(id, int(time.time()), model, context.digest)
     tokenizer = service.prompting.tokenizer
     format = CompletionFormat(generations, request, envelope, echoes, tokenizer)
     return Reply(format, *generations, stream=request.stream)

@@ -9,7 +9,7 @@ from container.apis.generation.generation import Generation
 from container.apis.generation.prompting import Prompting
 from container.apis.generation.sampling import Decoding
 from container.http.deadline import Deadline
-from container.http.request_context import RequestContext
+from container.http.request_context import DIGEST_HEADER, RequestContext
 from container.wire.token_stream import TokenStream
 from core.images import PromptImage
 from core.protocol.messages import Facts, Submit
@@ -24,6 +24,10 @@ class Engines(Protocol):
     @property
     def facts(self) -> Facts:
         """Raises EngineUnavailableError while no engine is ready."""
+        ...
+
+    def digest(self, variant: str) -> str:
+        """Return the digest of what may change the bits of answers; '' if it is unknown."""
         ...
 
     def submit(self, request: Submit, session: str | None) -> TokenStream:
@@ -71,6 +75,8 @@ class Generations:
         params = self._params(token_ids, decoding, images)
         submitted = context.record.now()
         request = Submit("", list(token_ids), params, variant, images)
+        if digest := self._engines.digest(variant):
+            context.response_headers[DIGEST_HEADER] = digest
         stream = self._engines.submit(request, context.session)
         context.record.submit(decoding.dialect.operation, request, submitted)
         return Generation(

@@ -174,6 +174,19 @@ def test_adapters_loaded_by_other_workers_or_at_start_are_known(
         newcomer.close()
 
 
+def test_answers_carry_the_digests_of_the_engine_and_of_the_adapter(
+    lora: FlaskClient, engine: FakeEngine
+) -> None:
+    engine.send(Variants((Variant("a", "/a", "77aa"), Variant("b", "/b", "88bb"))))
+    engine.adapters |= {"b": Variant("b", "/b", "88bb")}
+    body = {**PROMPT, "model": "b"}
+    eventually(lambda: lora.post("/v1/completions", json=body).headers["X-Longshore-Digest"][11:])
+    answers = [lora.post("/v1/completions", json=sent) for sent in (PROMPT, body)]
+    digests = [answer.headers["X-Longshore-Digest"] for answer in answers]
+    assert digests == ["1f2e.plain", "1f2e.plain.88bb"]
+    assert [answer.get_json()["system_fingerprint"] for answer in answers] == digests
+
+
 def chosen(engine: FakeEngine) -> list[str]:
     """Return the adapters of all requests to the engine, in order."""
     return [message.variant for message in engine.of_type(Submit) if isinstance(message, Submit)]

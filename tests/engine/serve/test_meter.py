@@ -185,7 +185,7 @@ def test_adapters_of_running_and_waiting_requests():
     engine = Engine(strategy, FakeExecutor(4), FACTS)
     params = SamplingParams(max_tokens=2, ignore_eos=True)
     for id, name in enumerate(("b", "a", "b")):
-        adapter = Adapter(name, "/src", rank=4, slot=id, generation=1)
+        adapter = Adapter(name, "/src", rank=4, slot=id, digest="", generation=1)
         strategy.add(Request(id, [1, 2], params, parts=(Adapted(adapter),)))
     engine.step(0.0)
     seen = stats(Meter(), engine)

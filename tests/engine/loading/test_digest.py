@@ -7,7 +7,9 @@ import shutil
 
 import pytest
 
-from engine.ranks.digest import digest_model
+from core.configuration.options import make_options
+from engine.build import build_engine
+from engine.digest import digest_model, with_digest
 
 WEIGHTS = "model.safetensors"
 
@@ -52,3 +54,22 @@ def test_another_model_is_told_apart(model, change):
     before = digest_model(model)
     change(model)
     assert digest_model(model) != before
+
+
+def digest(engine, **options):
+    return with_digest(engine.facts, make_options(options)).digest.split(".")
+
+
+def test_the_digest_of_an_engine_names_what_may_change_bits(tiny_model, monkeypatch):
+    folder = tiny_model("llama")
+    first = digest(build_engine(folder, make_options({"dtype": "fp32"})))
+    int8 = digest(build_engine(folder, make_options({"dtype": "fp32", "quantize": "int8"})))
+    assert first[1:4] == ["plain", "float32", "float32"]
+    assert first[6:] == ["1"]
+    assert int8 == [first[0], "int8", *first[2:]]
+    engine = build_engine(folder, make_options({"dtype": "bf16", "load_format": "dummy"}))
+    assert digest(engine, load_format="dummy") == [
+        f"random{first[0]}", "plain", "bfloat16", "bfloat16", *first[4:]
+    ]  # fmt: skip
+    monkeypatch.setattr("engine.digest.version", lambda name: "another")
+    assert [a == b for a, b in zip(first, digest(engine), strict=True)].index(False, 4) == 5
