@@ -1,7 +1,7 @@
 // Multiplies rows by weights that are packed into panels (linear.py). Sums are fp32. bf16 weights are
 // widened to fp32 as they are read: the first tile of rows does so in registers and leaves the result in
 // a buffer for the tiles after it. If rows are bf16 too and the CPU has vdpbf16ps, that instruction
-// multiplies and adds pairs of bf16.
+// multiplies and adds pairs of bf16. With AMX, amx.cpp multiplies these.
 //
 // Weights are packed once, when the model is loaded, not in every matmul. Rows and depth are split into
 // blocks that fit a core's L2 cache.
@@ -78,6 +78,6 @@ void multiply_all(const Linear& a, Team& team) {
 extern "C" int64_t panel_columns() { return PANEL; }
 extern "C" void linear_fp32(const Linear* arguments, Team& team) { multiply_all<float, float, float>(*arguments, team); }
 extern "C" void linear_bf16(const Linear* arguments, Team& team) { multiply_all<float, BFloat16, float>(*arguments, team); }
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)  // amx.cpp
 extern "C" void linear_pairs(const Linear* arguments, Team& team) { multiply_all<Pair, Pair, BFloat16>(*arguments, team); }
 #endif

@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.cpu.calls import Kernel, NoKernelError, run
 from kernels.cpu.shared_library import SUFFIXES, LibraryError, host_target, load_library
 
-FASTER_ON = ("avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2")
+FASTER_ON = ("amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2")
 """Targets on which this kernel was faster than torch's own matmul (docs/benchmarks.md)."""
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 SOURCES = (
+    "amx.cpp",
     "attention.cpp",
     "calls.cpp",
     "elementwise.cpp",
@@ -53,12 +54,11 @@ class Target:
 AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
 AVX2 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
 VNNI = "-mavx512vnni"
+BF16 = AVX512 | {"avx512_vnni", "avx512_bf16"}
+BF16_FLAGS = ("-march=x86-64-v4", VNNI, "-mavx512bf16")
 TARGETS = (
-    Target(
-        "avx512bf16",
-        AVX512 | {"avx512_vnni", "avx512_bf16"},
-        ("-march=x86-64-v4", VNNI, "-mavx512bf16"),
-    ),
+    Target("amx", BF16 | {"amx_tile", "amx_bf16"}, (*BF16_FLAGS, "-mamx-tile", "-mamx-bf16")),
+    Target("avx512bf16", BF16, BF16_FLAGS),
     Target("avx512vnni", AVX512 | {"avx512_vnni"}, ("-march=x86-64-v4", VNNI)),
     Target("avx512", AVX512, ("-march=x86-64-v4",)),
     Target("avxvnni", AVX2 | {"avx_vnni"}, ("-march=x86-64-v3", "-mavxvnni")),
@@ -101,16 +101,28 @@ def unavailable_reason() -> str | None:
 
 
 def host_target() -> Target:
-    """Return the best target for this CPU. Raises LibraryError if none fits."""
+    """Return the best target for this machine. Raises LibraryError if none fits."""
     try:
-        features = set(Path("/proc/cpuinfo").read_text().split())
+        return host_targets()[0]
     except OSError as error:
         raise LibraryError(f"cannot read the CPU's features: {error}") from error
-    for target in TARGETS:
-        if target.features <= features:
-            return target
-    names = ", ".join(target.name for target in TARGETS)
-    raise LibraryError(f"the CPU supports none of {names}")
+    except IndexError:
+        names = ", ".join(target.name for target in TARGETS)
+        raise LibraryError(f"the CPU supports none of {names}") from None
+
+
+def host_targets() -> list[Target]:
+    """Return the targets that this machine runs, best first. Raises OSError without /proc."""
+    features = set(Path("/proc/cpuinfo").read_text().split())
+    if "amx_tile" in features and not _may_use_tiles():
+        features.remove("amx_tile")
+    return [target for target in TARGETS if target.features <= features]
+
+
+def _may_use_tiles() -> bool:
+    """Ask Linux for AMX's registers, for all threads of this process. By default, it has none."""
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18  # arch_prctl(2), on x86-64
+    return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
 
 
 def cache_directory() -> Path:

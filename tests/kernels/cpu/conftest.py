@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from kernels.cpu import shared_library
 from kernels.cpu.linear import panel_columns
-from kernels.cpu.shared_library import TARGETS, load_library, unavailable_reason
+from kernels.cpu.shared_library import load_library, unavailable_reason
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -24,8 +22,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     Each of them is a library to compile.
     """
     if "target" in metafunc.fixturenames:
-        known = set(Path("/proc/cpuinfo").read_text().split())
-        best, *others = [target for target in TARGETS if target.features <= known] or [None]
+        best, *others = shared_library.host_targets() or [None]
         rest = [pytest.param(target, marks=pytest.mark.matrix(cases=0)) for target in others]
         metafunc.parametrize(
             "target", [best, *rest], indirect=True, ids=lambda each: each and each.name
