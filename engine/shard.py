@@ -90,6 +90,14 @@ class Shard:
         return rank * num_kv_heads // self.size
 
 
+def cannot_split(why: str) -> ConfigurationError:
+    """Return the error for weights of which ranks cannot have parts. why: a clause."""
+    return ConfigurationError(
+        f"the weights cannot be split over ranks, because {why}; "
+        "set option.tensor_parallel_degree=1"
+    )
+
+
 def _share(count: int, rank: int, size: int) -> range:
     """Return share `rank` of `count` things. Shares differ by at most one."""
     return range(count * rank // size, count * (rank + 1) // size)

@@ -18,9 +18,9 @@ from tests.measures.tree import ROOT, closure, files, imports
 
 SMEAR = {
     "images": 21,
-    "adapters": 23,
-    "ranks": 17,
-    "copies": 11,
+    "adapters": 21,
+    "ranks": 15,
+    "copies": 10,
     "prompt_logprobs": 13,
     "grammars": 10,
     "tasks": 11,

@@ -53,6 +53,14 @@ class Decoder:
     def shapes(self) -> list[LayerShape]:
         return [LayerShape(self.num_kv_heads, self.head_dim, self.head_dim)] * self.num_layers
 
+    @property
+    def linear_width(self) -> int:
+        """Inputs and outputs of all linear layers, added up, for Llama's architecture."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        layer = 2 * (hidden + queries) + 2 * (hidden + keys) + 3 * (hidden + inner)
+        return self.num_layers * layer
+
 
 @dataclass(frozen=True, slots=True)
 class _Headers:

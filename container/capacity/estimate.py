@@ -7,13 +7,13 @@ at start-up.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from container.capacity.decoder import DTYPE_BYTES, Decoder
 from container.capacity.instances import Instance
+from container.capacity.placement import place
 from core.configuration.kv_layout import bytes_per_block
-from core.configuration.layout import Layout, lay_out
-from core.configuration.options import Options
+from core.configuration.options import Options, Reserved
 from core.configuration.sizing import (
     blocks_for,
     fit_length,
@@ -66,7 +66,8 @@ def make_estimate(
     request: TypicalRequest,
 ) -> Estimate:
     """Estimate the memory of one strategy. Raises ConfigurationError if the model does not fit."""
-    decoder = rank_part(decoder, layout_on(instance, options).num_ranks)
+    placement = place(decoder, instance, options)
+    decoder = placement.part
     limits = packed_limits(options, batching, "cuda", decoder.max_length)
     budget_tokens, max_sequences = limits.max_step_tokens, limits.max_sequences
     activations = _step_bytes(decoder, budget_tokens, max_sequences)
@@ -86,7 +87,7 @@ def make_estimate(
         raise ConfigurationError(
             f"{decoder.name} does not fit: the weights ({_size(decoder.weights_bytes)}), steps "
             f"and CUDA use up {options.memory.gpu_memory_utilization:.0%} of the {instance.gpu}'s "
-            f"{_size(instance.gpu_mib * 2**20)}{_advice(options, instance)}"
+            f"{_size(instance.gpu_mib * 2**20)}{placement.advice()}"
         )
     max_len, notes = fit_length(
         options.memory, limits.max_model_len, num_blocks * options.memory.block_size
@@ -110,23 +111,20 @@ def plan_lines(
     ]
     paged = next(plan for plan in plans if plan.batching == DEFAULT_FOR_PACKED)
     count = f"{instance.num_gpus} x " if instance.num_gpus > 1 else ""
-    layout = layout_on(instance, options)
-    ranks = layout.num_ranks
-    num_used = layout.num_copies * layout.num_local_ranks
-    used = f" (the model uses {num_used} of them)" if instance.num_gpus > 1 else ""
+    placement = place(decoder, instance, options)
+    used = f" (the model uses {placement.num_gpus} of them)" if instance.num_gpus > 1 else ""
     yield f"{decoder.name} on {instance.name}: {count}{instance.gpu}{used}"
-    if layout.num_copies > 1:
-        yield from layout.lines()
+    yield from placement.lines()
     how = "" if decoder.is_counted else ", computed from config.json"
     yield (
         f"  weights: {_size(decoder.weights_bytes)}, "
         f"{decoder.num_parameters / 1e6:,.0f} million parameters in {decoder.weights_format}{how}"
     )
-    decoder = rank_part(decoder, ranks)
-    if ranks > 1:
+    decoder = placement.part
+    if placement.is_divided:
         yield f"  on each GPU, like all figures below: weights {_size(decoder.weights_bytes)}"
-    if options.lora.enable_lora:
-        yield f"  adapters: {_size(adapter_bytes(decoder, options))} for option.max_loras"
+    for item, num_bytes in reserved_bytes(decoder, options).items():
+        yield f"  {item.what}: {_size(num_bytes)} for {item.key}"
     share = options.memory.gpu_memory_utilization
     usable = int(instance.gpu_mib * 2**20 * share)
     yield f"  usable: {_size(usable)}, {share:.0%} of the GPU's memory"
@@ -138,66 +136,22 @@ def plan_lines(
         f"  KV: blocks of {options.memory.block_size} tokens, {_size(paged.block_bytes)} each; "
         f"at most {paged.max_model_len} tokens per sequence"
     )
-    of_copy = " of each copy" if layout.num_copies > 1 else ""
-    yield f"  concurrent requests{of_copy} of {request.prompt} + {request.answer} tokens:"
+    yield f"  concurrent requests{placement.of_each} of {request.prompt} + {request.answer} tokens:"
     for plan in plans:
         memory = f"{plan.num_blocks} blocks, {_size(plan.num_blocks * plan.block_bytes)}"
         yield f"    {plan.batching:<10}  {plan.max_concurrent:>4}  ({memory})"
     yield from (f"  note: {note}" for note in paged.notes)
 
 
-def layout_on(instance: Instance, options: Options) -> Layout:
-    """Return how copies and ranks share the instance's GPUs. Raises what `lay_out` raises."""
-    gpus = [str(number) for number in range(instance.num_gpus)]
-    return lay_out(options, gpus, num_cores=1, place=instance.name)
-
-
-def rank_part(decoder: Decoder, ranks: int) -> Decoder:
-    """Return the sizes of the largest share of a decoder that is split over ranks.
-
-    Logits are gathered, so the vocabulary stays whole.
-
-    Raises ConfigurationError if there are fewer heads than ranks.
-    """
-    if decoder.num_heads < ranks:
-        raise ConfigurationError(
-            f"option.tensor_parallel_degree={ranks}: {decoder.name} has {decoder.num_heads} "
-            "attention heads"
-        )
-    return replace(
-        decoder,
-        num_heads=-(-decoder.num_heads // ranks),
-        num_kv_heads=-(-decoder.num_kv_heads // ranks),
-        intermediate_size=-(-decoder.intermediate_size // ranks),
-        num_parameters=-(-decoder.num_parameters // ranks),
-        weights_bytes=-(-decoder.weights_bytes // ranks),
-    )
-
-
-def _advice(options: Options, instance: Instance) -> str:
-    max_ranks = instance.num_gpus // options.layout.copies
-    if layout_on(instance, options).num_local_ranks == max_ranks:
-        return ""
-    return (
-        f"; option.tensor_parallel_degree={max_ranks * options.layout.nodes} splits the model over "
-        "the instance's GPUs"
-    )
-
-
 def loaded_bytes(decoder: Decoder, options: Options) -> int:
-    """Return the bytes of the weights and of the adapter slots."""
-    return decoder.weights_bytes + adapter_bytes(decoder, options)
+    """Return the bytes of the weights, and of what options reserve beside them."""
+    return decoder.weights_bytes + sum(reserved_bytes(decoder, options).values())
 
 
-def adapter_bytes(decoder: Decoder, options: Options) -> int:
-    """Return the bytes of the LoRA adapter slots, for linear layers of Llama's shapes."""
-    if not options.lora.enable_lora:
-        return 0
-    hidden, inner = decoder.hidden_size, decoder.intermediate_size
-    queries, keys = (num * decoder.head_dim for num in (decoder.num_heads, decoder.num_kv_heads))
-    widths = 2 * (hidden + queries) + 2 * (hidden + keys) + 3 * (hidden + inner)
-    num_columns = options.lora.max_loras * options.lora.max_lora_rank
-    return decoder.num_layers * num_columns * widths * DTYPE_BYTES[decoder.dtype]
+def reserved_bytes(decoder: Decoder, options: Options) -> dict[Reserved, int]:
+    """Return the bytes that options reserve, for linear layers of Llama's shapes."""
+    reserved = options.reserved(decoder.linear_width)
+    return {item: item.num_elements * DTYPE_BYTES[decoder.dtype] for item in reserved}
 
 
 def _tokens_reserved(

@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from core.configuration.step_size import DEFAULT_PROMPT_SIZES
 from core.configuration.strategy_table import (
@@ -62,6 +62,15 @@ def _option(
     return field(default=default, metadata=metadata)
 
 
+class Reserved(NamedTuple):
+    """Device memory that an option reserves beside the weights."""
+
+    what: str
+    key: str
+    """The option's."""
+    num_elements: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """Options with one owner. Every field is made by `_option`.
@@ -72,6 +81,18 @@ class Record:
     def __post_init__(self) -> None:
         for row in rows_of(type(self)).values():
             row.check(getattr(self, row.name))
+
+    @property
+    def only_for_text(self) -> str:
+        """A setting that works only for text generation, if the record has one; else ''."""
+        return ""
+
+    def reserved(self, linear_width: int) -> Reserved | None:
+        """Return the device memory that the record reserves beside the weights.
+
+        linear_width: inputs and outputs of all linear layers, added up.
+        """
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +164,10 @@ class ModelOptions(Record):
         "File with the chat template. The path is relative to the model's directory, or absolute. "
         "Default: the model's own template.",
     )
+
+    @property
+    def only_for_text(self) -> str:
+        return "option.executor=packed" if self.executor == "packed" else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +279,14 @@ class LoraOptions(Record):
         "requests use the subdirectory's name. Default: adapters in the model's directory, if it "
         "exists.",
     )
+
+    @property
+    def only_for_text(self) -> str:
+        return "option.enable_lora" if self.enable_lora else ""
+
+    def reserved(self, linear_width: int) -> Reserved | None:
+        num_elements = self.max_loras * self.max_lora_rank * linear_width
+        return Reserved("adapters", "option.max_loras", num_elements) if self.enable_lora else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -594,6 +627,14 @@ class Options:
     execution: ExecutionOptions = field(default_factory=ExecutionOptions)
     layout: LayoutOptions = field(default_factory=LayoutOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
+
+    def records(self) -> Iterator[Record]:
+        return (getattr(self, name) for name in _records())
+
+    def reserved(self, linear_width: int) -> list[Reserved]:
+        """Return what the records reserve, as `Record.reserved` describes it."""
+        found = (record.reserved(linear_width) for record in self.records())
+        return [item for item in found if item is not None]
 
     def of(self, name: str) -> Value:
         """Return the value of an option, whatever record has it."""

@@ -98,14 +98,9 @@ def check_options(task: Task, options: Options) -> None:
             f"{choice.reason} chooses {choice.name}, which works only for text generation; "
             f"for {task.name} ({task.reason}), set option.batching={' or '.join(LIBRARY_NAMES)}"
         )
-    if options.lora.enable_lora:
+    for setting in filter(None, (record.only_for_text for record in options.records())):
         raise ConfigurationError(
-            f"option.enable_lora works only for text generation; leave it out for {task.name} "
-            f"({task.reason})"
-        )
-    if options.model.executor == "packed":
-        raise ConfigurationError(
-            f"option.executor=packed works only for text generation; leave it out for {task.name} "
+            f"{setting} works only for text generation; leave it out for {task.name} "
             f"({task.reason})"
         )
 

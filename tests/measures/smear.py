@@ -25,6 +25,8 @@ class Feature:
     """The files and folders that are its own, or those of another feature that is made of it."""
     homonyms: str = r"(?!)"
     """A regular expression of where such a word means something else."""
+    other_files: tuple[str, ...] = ()
+    """Files in which such words mean something else."""
 
     @cached_property
     def named_in(self) -> dict[str, int]:
@@ -34,6 +36,7 @@ class Feature:
             for path in tree.files().values()
             if path.name != "__init__.py" and not self.is_home(path)
         }
+        counts = {file: count for file, count in counts.items() if file not in self.other_files}
         return dict(sorted(((f, n) for f, n in counts.items() if n), key=lambda pair: -pair[1]))
 
     def _count(self, text: str) -> int:
@@ -93,10 +96,11 @@ _FEATURES = (
             "engine/builders/lead.py",
             "engine/follow.py",
             "engine/lora/ranks.py",
+            "container/capacity/placement.py",
             "core/configuration/layout.py",
         ),
-        # and all of engine/sampling/ranking.py
-        homonyms=r"ranks of all slots|^\"\"\"Finds the most likely tokens(?s:.*)",
+        homonyms=r"ranks of all slots",
+        other_files=("engine/sampling/ranking.py",),  # ranks of tokens
     ),
     Feature(
         "copies",
@@ -105,6 +109,7 @@ _FEATURES = (
         r"|[cC]op(y|ies) of the (model|engine)|([Ff]urther|[Ee]ach|single|of a) cop(y|ies)\b"
         r"|\bcopy=(?!torch_|block_)|\bcopy: (int|str)|\[copy\](?! =)",
         (
+            "container/capacity/placement.py",
             "container/wire/engine_client.py",
             "core/configuration/layout.py",
             "core/routing.py",

@@ -10,8 +10,10 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from core.errors import ConfigurationError
 from engine.model.linear import Quantized
+from engine.shard import cannot_split
+
+_SCATTERED = "their groups have inputs all over the layer (act-order) or too few"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ class Float4Weight(_Coded):
     def of_columns(self, columns: range) -> Float4Weight:
         first, last = columns.start, columns.stop
         if first % MXFP4_GROUP or last % MXFP4_GROUP:
-            raise _cannot_split()
+            raise cannot_split(_SCATTERED)
         groups = self.exponents[:, first // MXFP4_GROUP : last // MXFP4_GROUP]
         return Float4Weight(self.codes[:, first // 2 : last // 2], groups)
 
@@ -177,14 +179,7 @@ class PermutedWeight(Quantized):
         return torch.empty_like(sorted_columns).index_copy_(1, self.order, sorted_columns)
 
     def of_columns(self, columns: range) -> PermutedWeight:
-        raise _cannot_split()
-
-
-def _cannot_split() -> ConfigurationError:
-    return ConfigurationError(
-        "the weights cannot be split over ranks, because their groups have inputs all over "
-        "the layer (act-order) or too few; set option.tensor_parallel_degree=1"
-    )
+        raise cannot_split(_SCATTERED)
 
 
 def _cut_groups(

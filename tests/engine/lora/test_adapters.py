@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from container.capacity.decoder import decoder_from_directory
-from container.capacity.estimate import adapter_bytes
+from container.capacity.estimate import reserved_bytes
 from core.configuration.options import Options, make_options
 from core.errors import ConfigurationError, ConflictError, NoRoomError, NotFoundError, RequestError
 from engine import LLM, LoRARequest, SamplingParams
@@ -272,8 +272,9 @@ def test_the_plan_counts_what_the_engine_reserves():
     options = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 8, "dtype": "fp32"}
     decoder = decoder_from_directory(DEMO, make_options(options))
     model = LLM(DEMO, **options).llm_engine.executor.passes.model
-    assert adapter_bytes(decoder, make_options(options)) == model.columns[0].memory.num_bytes > 0
-    assert adapter_bytes(decoder, Options()) == 0
+    [reserved] = reserved_bytes(decoder, make_options(options)).values()
+    assert reserved == model.columns[0].memory.num_bytes > 0
+    assert reserved_bytes(decoder, Options()) == {}
 
 
 def test_a_reused_slot_keeps_nothing(adapted, tmp_path):

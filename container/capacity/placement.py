@@ -1,0 +1,77 @@
+"""How the GPUs of an instance hold a decoder: its copies, and the part of it on each GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from container.capacity.decoder import Decoder
+from container.capacity.instances import Instance
+from core.configuration.layout import Layout, lay_out
+from core.configuration.options import Options
+from core.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A decoder on an instance."""
+
+    layout: Layout
+    part: Decoder
+    """The sizes of the largest part of the decoder that a GPU holds."""
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that the model uses."""
+        return self.layout.num_copies * self.layout.num_local_ranks
+
+    @property
+    def of_each(self) -> str:
+        """Says of a number that it applies to each copy, if there are several."""
+        return " of each copy" if self.layout.num_copies > 1 else ""
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether several GPUs share the decoder."""
+        return self.layout.num_ranks > 1
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line for each copy, if there are several."""
+        return self.layout.lines() if self.layout.num_copies > 1 else iter(())
+
+    def advice(self) -> str:
+        """Return how the decoder could be divided further; '' if it cannot."""
+        layout = self.layout
+        most = len(layout.gpus) // layout.num_copies
+        if layout.num_local_ranks == most:
+            return ""
+        return (
+            f"; option.tensor_parallel_degree={most * layout.num_nodes} splits the model over the "
+            "instance's GPUs"
+        )
+
+
+def place(decoder: Decoder, instance: Instance, options: Options) -> Placement:
+    """Return how the instance's GPUs hold the decoder.
+
+    Logits are gathered, so each part has the whole vocabulary.
+
+    Raises what `lay_out` raises, and ConfigurationError if there are fewer heads than ranks.
+    """
+    gpus = [str(number) for number in range(instance.num_gpus)]
+    layout = lay_out(options, gpus, num_cores=1, place=instance.name)
+    ranks = layout.num_ranks
+    if decoder.num_heads < ranks:
+        raise ConfigurationError(
+            f"option.tensor_parallel_degree={ranks}: {decoder.name} has {decoder.num_heads} "
+            "attention heads"
+        )
+    part = replace(
+        decoder,
+        num_heads=-(-decoder.num_heads // ranks),
+        num_kv_heads=-(-decoder.num_kv_heads // ranks),
+        intermediate_size=-(-decoder.intermediate_size // ranks),
+        num_parameters=-(-decoder.num_parameters // ranks),
+        weights_bytes=-(-decoder.weights_bytes // ranks),
+    )
+    return Placement(layout, part)
