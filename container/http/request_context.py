@@ -16,7 +16,7 @@ from container.http.disconnect import disconnect_check
 from container.http.failures import Failure, describe
 from container.http.off_loop import LONG_BODY_BYTES, in_thread_if_long
 from container.http.request_record import RequestRecord
-from container.schema.body import is_json_type, is_supported_type, read_body
+from container.schema.body import is_json_type, read_csv, read_json, read_text
 from core.configuration.limits import CSV_BYTES
 from core.errors import LongshoreError
 
@@ -88,22 +88,29 @@ class RequestContext:
         """
         if not is_json_type(self.mimetype):
             raise UnsupportedMediaType(f"Content-Type {self.mimetype}: send application/json")
-        return self.checked(lambda: read_body(self.body, self.mimetype))
+        return self.checked(lambda: read_json(self.body))
 
     def fields(self) -> dict[str, object]:
         """Parse a JSON, text or CSV body.
 
         Raises as `json_fields` does, and BodyTooLargeError for CSV that is longer than its limit.
         """
-        if self.mimetype == "text/csv" and len(self.body) > CSV_BYTES.maximum:
-            raise BodyTooLargeError(
-                f"the body is larger than {CSV_BYTES.maximum:,} bytes, the maximum for text/csv"
-            )
-        if not is_supported_type(self.mimetype):
+        if is_json_type(self.mimetype):
+            return self.checked(lambda: read_json(self.body))
+        if self.mimetype == "text/plain":
+            return self.checked(lambda: read_text(self.body))
+        return self._csv_fields()
+
+    def _csv_fields(self) -> dict[str, object]:
+        if self.mimetype != "text/csv":
             raise UnsupportedMediaType(
                 f"Content-Type {self.mimetype}: send application/json, text/plain or text/csv"
             )
-        return self.checked(lambda: read_body(self.body, self.mimetype))
+        if len(self.body) > CSV_BYTES.maximum:
+            raise BodyTooLargeError(
+                f"the body is larger than {CSV_BYTES.maximum:,} bytes, the maximum for text/csv"
+            )
+        return self.checked(lambda: read_csv(self.body))
 
     def describe(self, error: Exception) -> Failure:
         """Log an error in a response that has begun, and return the failure that ends it."""

@@ -26,7 +26,7 @@ from container.multi_model.metrics import merge_metrics
 from container.multi_model.model import RefusedError
 from container.multi_model.model_registry import ModelRegistry
 from container.multi_model.relay import relay
-from container.schema.body import read_body
+from container.schema.body import read_json
 from container.security.authentication import Gate
 from container.security.source_roots import SourceRoots
 from container.ui.routes import KEYLESS_ENDPOINTS, Page
@@ -136,7 +136,7 @@ class Routes:
     def load(self) -> Response:
         """Load a model and respond when it is ready."""
         request.max_content_length = MAX_BODY_BYTES
-        body = read_body(request.get_data(), "application/json", _EXAMPLE)
+        body = read_json(request.get_data(), _EXAMPLE)
         load = read_load_request(body)
         self._sources.require(load.url.removeprefix("file://"), "url")
         self._models.load(load.name, load.url)

@@ -20,23 +20,31 @@ def is_json_type(content_type: str) -> bool:
     return content_type in _JSON_TYPES or content_type.endswith("+json")
 
 
-def is_supported_type(content_type: str) -> bool:
-    """Return whether a body of this Content-Type can be parsed."""
-    return is_json_type(content_type) or content_type in ("text/plain", "text/csv")
-
-
-def read_body(
-    body: bytes, content_type: str, example: str = '{"inputs": "..."}'
-) -> dict[str, object]:
-    """Return the fields of a body whose Content-Type passes `is_supported_type`.
+def read_json(body: bytes, example: str = '{"inputs": "..."}') -> dict[str, object]:
+    """Return the fields of a JSON object.
 
     Raises RequestError when the body is malformed; `example` is quoted in the message.
     """
-    if content_type == "text/plain":
-        return {"inputs": _decoded(body)}
-    if content_type == "text/csv":
-        return {"inputs": _csv_inputs(_decoded(body))}
-    return _json_object(body, example)
+    try:
+        value = decode_json(body, "body")
+    except ValueError as error:
+        if not body.strip():
+            raise RequestError("body", f"is empty; send {example}") from None
+        _decoded(body)
+        raise RequestError("body", f"is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise RequestError("body", f"expected a JSON object such as {example}")
+    return cast(dict[str, object], value)
+
+
+def read_text(body: bytes) -> dict[str, object]:
+    """Return the only field of a text. Raises RequestError if the body is not UTF-8."""
+    return {"inputs": _decoded(body)}
+
+
+def read_csv(body: bytes) -> dict[str, object]:
+    """Return the only field of a CSV. Raises RequestError when the body is malformed."""
+    return {"inputs": _csv_inputs(_decoded(body))}
 
 
 def _decoded(body: bytes) -> str:
@@ -60,16 +68,3 @@ def _csv_inputs(text: str) -> list[str]:
             "body", 'has more than one column; put "quotes" around strings with commas'
         )
     return [row[0] for row in rows[1:]]
-
-
-def _json_object(body: bytes, example: str) -> dict[str, object]:
-    if not body.strip():
-        raise RequestError("body", f"is empty; send {example}")
-    try:
-        value = decode_json(body, "body")
-    except ValueError as error:
-        _decoded(body)
-        raise RequestError("body", f"is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise RequestError("body", f"expected a JSON object such as {example}")
-    return cast(dict[str, object], value)

@@ -14,17 +14,18 @@ from container.apis.generation.sampling import SAMPLING_FIELDS
 from container.apis.generation.structured_outputs import STRUCTURED_OUTPUT_FIELDS
 from container.apis.text.schema import TextRequest, read_text_request
 from container.front_end.contract import field_tables
-from container.schema.body import read_body
+from container.schema.body import read_csv, read_json, read_text
 from core.configuration.limits import STOP_STRINGS
 from core.errors import RequestError
 from core.sampling import SamplingParams
 
 ROOT = Path(__file__).parents[3]
 JSON = "application/json"
+READERS = {JSON: read_json, "text/plain": read_text, "text/csv": read_csv}
 
 
 def parse_request(body: bytes, content_type: str) -> TextRequest:
-    return read_text_request(read_body(body, content_type))
+    return read_text_request(READERS[content_type](body))
 
 
 def request(body: object) -> bytes:

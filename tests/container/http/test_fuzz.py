@@ -33,7 +33,7 @@ from container.apis.tokenize import (
     read_tokenize_request,
 )
 from container.configuration.properties import read_properties
-from container.schema.body import read_body
+from container.schema.body import read_csv, read_json
 from container.schema.fields import Fields
 from core.errors import ConfigurationError, RequestError
 
@@ -116,7 +116,7 @@ def test_properties_files(tmp_path: Path, body: bytes) -> None:
 @given(body=st.binary(max_size=60) | TEXTS.map(lambda text: b"inputs\n" + text.encode()))
 def test_csv_bodies(body: bytes) -> None:
     try:
-        inputs = read_body(body, "text/csv")["inputs"]
+        inputs = read_csv(body)["inputs"]
     except RequestError:
         return
     assert isinstance(inputs, list)
@@ -132,14 +132,14 @@ def test_csv_bodies(body: bytes) -> None:
 def test_csv_bodies_that_a_writer_made(texts: list[str]) -> None:
     out = io.StringIO(newline="")
     csv.writer(out, quoting=csv.QUOTE_ALL).writerows([["inputs"], *([text] for text in texts)])
-    assert read_body(out.getvalue().encode(), "text/csv") == {"inputs": texts}
+    assert read_csv(out.getvalue().encode()) == {"inputs": texts}
 
 
 @fuzz
 @given(body=st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()))
 def test_json_bodies(body: bytes) -> None:
     with suppress(RequestError):
-        assert isinstance(read_body(body, "application/json"), dict)
+        assert isinstance(read_json(body), dict)
 
 
 @fuzz

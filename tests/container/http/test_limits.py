@@ -8,7 +8,7 @@ import json
 import pytest
 from flask.testing import FlaskClient
 
-from container.schema.body import read_body
+from container.schema.body import read_csv
 from container.schema.json_body import decode_json
 from core.configuration import limits
 from core.errors import RequestError
@@ -65,10 +65,10 @@ def test_json_beyond_a_limit_is_refused(data: bytes, error: str) -> None:
 
 def test_csv_rows_beyond_the_limit_are_not_read() -> None:
     rows = b"a\n" * limits.INPUTS.maximum
-    inputs = read_body(b"inputs\n" + rows, "text/csv")["inputs"]
+    inputs = read_csv(b"inputs\n" + rows)["inputs"]
     assert inputs == ["a"] * limits.INPUTS.maximum
     # The last row has an unclosed quote, which would be an error if that row were read.
-    read = read_body(b"inputs\n" + rows + b'a\n"', "text/csv")["inputs"]
+    read = read_csv(b"inputs\n" + rows + b'a\n"')["inputs"]
     assert len(read) == limits.INPUTS.maximum + 1  # pyright: ignore[reportArgumentType]
 
 
