@@ -39,9 +39,8 @@ class Detokenizer:
     ) -> None:
         """Decode after the given prompt. kept_special_ids: special tokens that are not skipped."""
         self._tokenizer = tokenizer
-        self._skipped: Collection[int] = tokenizer.special_ids if skip_special_tokens else ()
-        if skip_special_tokens and kept_special_ids:
-            self._skipped = tokenizer.special_ids.difference(kept_special_ids)
+        special = tokenizer.special_ids if skip_special_tokens else set[int]()
+        self._skipped = special.difference(kept_special_ids)
         context = prompt_token_ids[-NUM_CONTEXT_TOKENS:]
         self._token_ids = [token_id for token_id in context if token_id not in self._skipped]
         self._window_start = 0

@@ -9,6 +9,7 @@ KV cache and the angles of their positions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -48,7 +49,19 @@ class StepCalls:
         self._rotaries: list[tuple[str, Rotary]] = []
         self._num_first, self._attended = 0, self.hidden
         """Number of kernels up to the last layer's attention, and its output."""
-        self._run_all: Calls | None = None
+
+    @cached_property
+    def _run_all(self) -> Calls:
+        return Calls(self._kernels)
+
+    @cached_property
+    def _first(self) -> _Part:
+        """The kernels up to the last layer's attention."""
+        return _Part(self._kernels[: self._num_first])
+
+    @cached_property
+    def _last(self) -> _Part:
+        return _Part(self._kernels[self._num_first :])
 
     def buffer(self, name: str, width: int) -> Tensor:
         """Return rows [num_rows, width], undefined at first, that a layer may overwrite.
@@ -107,10 +120,6 @@ class StepCalls:
         dense, of each rope. rows: [R] int64, with R <= T. After its attention, the last layer
         computes only these.
         """
-        if self._run_all is None:
-            self._run_all = Calls(self._kernels)
-            self._first = _Part(self._kernels[: self._num_first])
-            self._last = _Part(self._kernels[self._num_first :])
         num_tokens = len(hidden)
         self.hidden[:num_tokens] = hidden
         for arguments in self._attentions:
