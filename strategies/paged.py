@@ -45,8 +45,9 @@ class PagedStrategy(Strategy):
 
     def _next_chunks(self, now: float) -> list[Chunk]:
         for group in self.running:
-            self.current = group
-            self._share_prompt(group)
+            if group.num_sequences > 1:
+                self.current = group
+                self._share_prompt(group)
         self.current = None
         budget = StepBudget(self.limits.max_step_tokens, self.running)
         return self._continue_running(budget) + self._admit_waiting(budget, now)
@@ -130,7 +131,8 @@ class PagedStrategy(Strategy):
         first, turns = group.sequences[0], []
         first.num_computed_tokens = self._blocks.adopt(first)
         if self._has_room_for(group):
-            self._share_prompt(group)
+            if group.num_sequences > 1:
+                self._share_prompt(group)
             turns = group.turns(budget.num_left)
         if not turns:
             self._release(group)

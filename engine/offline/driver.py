@@ -112,7 +112,8 @@ class Driver:
                 yield request, delta
         finally:
             for request in requests:
-                if self._running.pop(request.id, None) and self._engine is not None:
+                is_running = self._running.pop(request.id, None) and request.answers.num_open
+                if is_running and self._engine is not None:
                     self._engine.abort(request.id)
 
     def _step(self) -> None:

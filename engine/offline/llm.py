@@ -275,10 +275,10 @@ class LLM:
     def _request(
         self, prompt_index: int, prompt: Prompt, params: SamplingParams, parts: tuple[Part, ...]
     ) -> OfflineRequest:
-        if self._tokenizer is not None:
-            params = with_bad_word_ids(params, self._tokenizer)
-        elif params.stop:
+        if self._tokenizer is None and params.stop:
             raise RequestError("stop", "needs the model's tokenizer.json")
+        if self._tokenizer is not None and params.bad_words:
+            params = with_bad_word_ids(params, self._tokenizer)
         text, token_ids = encoded(prompt, self._tokenizer)
         kept = list(params.truncated(token_ids, self.facts.max_model_len))
         return OfflineRequest(prompt_index, text, kept, params, self._tokenizer, parts)

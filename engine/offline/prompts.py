@@ -40,16 +40,19 @@ def encoded(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, li
     Raises RequestError for a dict with other keys, and for text if there is no tokenizer.
     """
     if isinstance(prompt, Mapping):
-        fields = cast(Mapping[str, object], prompt)
-        if not fields or not fields.keys() <= {"prompt", "prompt_token_ids"}:
-            raise RequestError("prompt", "the only keys of a dict are prompt and prompt_token_ids")
-        text = cast(str | None, fields.get("prompt"))
-        token_ids = cast(Sequence[int] | None, fields.get("prompt_token_ids"))
-        if token_ids is not None:
-            return text, list(token_ids)
-        prompt = text or ""
+        return _encoded_fields(cast(Mapping[str, object], prompt), tokenizer)
     if not isinstance(prompt, str):
         return None, list(prompt)
     if tokenizer is None:
         raise RequestError("prompt", "the model has no tokenizer.json; give token ids")
     return prompt, tokenizer.encode(prompt)
+
+
+def _encoded_fields(
+    fields: Mapping[str, object], tokenizer: Tokenizer | None
+) -> tuple[str | None, list[int]]:
+    if not fields or not fields.keys() <= {"prompt", "prompt_token_ids"}:
+        raise RequestError("prompt", "the only keys of a dict are prompt and prompt_token_ids")
+    text = cast(str | None, fields.get("prompt"))
+    token_ids = cast(Sequence[int] | None, fields.get("prompt_token_ids"))
+    return encoded(text or "", tokenizer) if token_ids is None else (text, list(token_ids))
