@@ -24,8 +24,7 @@ from core.plan import Chunk, StepPlan, StepResult
 from core.request import Request
 from core.sampling import Finish
 from core.sequence import Sequence
-from strategies.beam_group import whole_group
-from strategies.group import SequenceGroup
+from strategies.group import SequenceGroup, whole_group
 from strategies.memory.base import KVMemory, Span
 
 

@@ -6,19 +6,23 @@ from collections.abc import Sequence as Tokens
 
 from core.beams import Beam, BeamSearch, Candidates, Hypotheses, Hypothesis
 from core.output import Output
+from core.part import Feature
 from core.plan import StepResult
 from core.request import Request
-from core.sampling import Finish, Sampled
+from core.sampling import Finish, Sampled, SamplingParams
 from core.sequence import Sequence
-from strategies.group import SequenceGroup, Turn, chunk_length
+from strategies.group import Grouping, SequenceGroup, Turn, chunk_length
 from strategies.memory.base import KVMemory
 
 
-def whole_group(request: Request) -> SequenceGroup:
-    """Return one group with all sequences of a request."""
-    if request.params.beam_width:
+class Beams(Grouping):
+    def group(self, request: Request) -> BeamGroup:
         return BeamGroup(request)
-    return SequenceGroup(request, request.sequences)
+
+
+class BeamSearches(Feature):
+    def part(self, params: SamplingParams, num_prompt_tokens: int) -> Beams | None:
+        return Beams() if params.beam_width else None
 
 
 class BeamGroup(SequenceGroup):

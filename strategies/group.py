@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import ClassVar
 
 from core.output import Output
+from core.part import Part
 from core.plan import StepResult
 from core.request import Request
 from core.sampling import Finish, Sampled
@@ -92,6 +94,24 @@ class SequenceGroup:
         sequence.finish = finish
         memory.release(sequence.id)
         self.sequences.remove(sequence)
+
+
+class Grouping(Part, ABC):
+    """The part of a request whose sequences run in a group of their own kind."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def group(self, request: Request) -> SequenceGroup:
+        """Return one group with all sequences of the request."""
+
+
+def whole_group(request: Request) -> SequenceGroup:
+    """Return one group with all sequences of a request."""
+    grouping = Grouping.of(request.parts)
+    if grouping is not None:
+        return grouping.group(request)
+    return SequenceGroup(request, request.sequences)
 
 
 def chunk_length(sequence: Sequence, num_wanted: int, budget: int) -> int:

@@ -18,6 +18,7 @@ from benchmarks.load.lengths import Lengths, read_trace, synthetic_lengths
 from benchmarks.memory.usage import Usage, make, measure
 from core.request import Request
 from core.sampling import SamplingParams
+from strategies.beam_group import BeamSearches
 
 Row = dict[str, Any]
 RESERVATIONS = {"Orca (Max)": "max", "Orca (Pow2)": "pow2", "Orca (Oracle)": "oracle"}
@@ -133,7 +134,8 @@ def _requests(lengths: list[Lengths], *, system_prompt: int = 0, **params: Any) 
     for number, length in enumerate(lengths):
         prompt = [*range(system_prompt), *[-1 - number] * length.prompt]
         sampling = SamplingParams(max_tokens=length.generated, seed=number, **params)
-        requests.append(Request(id, prompt, sampling))
+        beams = BeamSearches().part(sampling, len(prompt))
+        requests.append(Request(id, prompt, sampling, parts=(beams,) if beams else ()))
         id += len(requests[-1].sequence_ids)
     return requests
 

@@ -23,6 +23,7 @@ from engine.sampling.ngrams import NgramLimits
 from engine.sampling.penalties import Penalties
 from engine.sampling.rows import Stage
 from engine.scores.part import PromptScores
+from strategies.beam_group import BeamSearches
 
 BITS = "the last bits of an answer may depend on its batch"
 BITS_OF_TRANSFORMERS = f"{BITS}: transformers' code computes this model"
@@ -84,4 +85,4 @@ def sampling_stages(grammars: Grammars, *, with_prompt: bool = True) -> list[Sta
 
 def text_features(grammars: Grammars) -> tuple[Feature, ...]:
     """Return the features that every engine has."""
-    return (PromptScores(), grammars, NgramLimits())
+    return (PromptScores(), grammars, NgramLimits(), BeamSearches())

@@ -9,6 +9,7 @@ from core.configuration.strategy_table import BATCHING_NAMES
 from core.errors import GenerationError
 from core.sampling import Finish, SamplingParams
 from engine.engine import Engine
+from strategies.beam_group import BeamSearches
 from strategies.group import SequenceGroup
 from tests.engine.serve.serving import FACTS, expected
 from tests.strategies.fakes import FakeExecutor, strategy_of
@@ -17,7 +18,13 @@ TOGETHER = [name for name in BATCHING_NAMES if name != "none"]
 
 
 def engine_of(batching="paged", *, overlaps=False, **settings):
-    return Engine(strategy_of(batching, **settings), FakeExecutor(4), FACTS, overlaps=overlaps)
+    return Engine(
+        strategy_of(batching, **settings),
+        FakeExecutor(4),
+        FACTS,
+        overlaps=overlaps,
+        features=(BeamSearches(),),
+    )
 
 
 def add(engine, prompt=(1, 2), max_tokens=6, **changes):

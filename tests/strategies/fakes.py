@@ -12,8 +12,9 @@ from core.request import Request
 from core.sampling import Finish, Sampled, SamplingParams, TopLogprobs
 from core.sequence import Sequence as TokenSequence
 from engine.failures import Guard
-from engine.scores.part import ScoredPrompt
+from engine.scores.part import PromptScores
 from strategies.base import Limits, Strategy
+from strategies.beam_group import BeamSearches
 from strategies.factory import StrategySettings, make_strategy
 
 EOS = 0
@@ -202,7 +203,8 @@ def request_of(arrival: Arrival, id: int) -> Request:
         for position in range(arrival.num_prompt_tokens)
     ]
     params = SamplingParams(max_tokens=arrival.max_tokens, **arrival.params)
-    parts = (ScoredPrompt(len(prompt)),) if params.prompt_logprobs is not None else ()
+    made = (feature.part(params, len(prompt)) for feature in (PromptScores(), BeamSearches()))
+    parts = tuple(part for part in made if part is not None)
     return Request(id, prompt, params, arrival=arrival.time, eos_token_ids=[EOS], parts=parts)
 
 

@@ -50,6 +50,7 @@ from engine.engine import MAX_FAILED_STEPS, Engine
 from engine.sampling.ngrams import NgramLimits
 from engine.scores.part import PromptScores
 from strategies.base import Strategy
+from strategies.beam_group import BeamSearches
 from strategies.memory.blocks import PagedMemory
 from tests.engine.serve.serving import FACTS
 from tests.strategies.fakes import (
@@ -108,7 +109,9 @@ class Saboteur:
         self._target, self._num_calls = "", self._rng.randint(1, 20)
 
     def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
-        if not frame.f_code.co_filename.startswith(STRATEGIES):
+        # A `Feature.part` runs before the strategy gets the request.
+        is_strategy = frame.f_code.co_filename.startswith(STRATEGIES)
+        if not is_strategy or frame.f_code.co_name == "part":
             return None
         self._functions[frame.f_code.co_qualname] = None
         return self._line if frame.f_code.co_qualname == self._target else None
@@ -315,7 +318,7 @@ class Run:
             self.executor,
             facts,
             overlaps=is_duplicates or rng.random() < 0.5,
-            features=(PromptScores(), Grammars(), NgramLimits()),
+            features=(PromptScores(), Grammars(), NgramLimits(), BeamSearches()),
         )
         self.now = rng.choice((0.0, 1e6))
         self.todo = sorted((self._client() for _ in range(rng.randint(1, 14))), key=lambda c: c.at)

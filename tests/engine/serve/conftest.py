@@ -12,13 +12,14 @@ from engine.engine import Engine
 from engine.serve.connection import Connection
 from engine.serve.server import Server
 from engine.serve.text_service import TextService
+from strategies.beam_group import BeamSearches
 from tests.engine.serve.serving import FACTS, Client, Gate, Stop
 from tests.strategies.fakes import strategy_of
 
 
 @pytest.fixture
 def engine():
-    return Engine(strategy_of("paged"), Gate(), FACTS)
+    return Engine(strategy_of("paged"), Gate(), FACTS, features=(BeamSearches(),))
 
 
 @pytest.fixture
