@@ -43,7 +43,7 @@ def load_vision_model(
     if group is not None:
         group.require_one("it takes images, so it")
     family = VISION_FAMILIES[model_type]
-    language_model = source.of_language_model(family.language_model, family.model_type)
+    language_model = source.of_language_model()
     decoder = load_own_decoder(language_model, max_length, phases, group)
     encoder = load_image_encoder(source, family)
     phases.end("image encoder")

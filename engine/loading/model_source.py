@@ -19,8 +19,9 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from core.configuration.hub import PICKLE_CURE
 from core.errors import ConfigurationError
-from engine.model.checkpoint import head_prefix
-from engine.model.spec import quantization_method
+from engine.model.checkpoint import Nested, find_nested
+from engine.model.families import FAMILIES, TEXT_ALONE
+from engine.model.spec import quantization_config, quantization_method
 
 SEED = 0
 """Seed of the random weights that transformers makes, so that two builds on the same kind of device
@@ -49,9 +50,8 @@ class ModelSource:
     is_exact: bool = False
     """Multiply rows as they are, even where rounding them first is faster."""
 
-    language_model: str = ""
-    """Prefix of the language model's tensors, if `config` describes the language model inside a
-    model that takes images."""
+    nested: Nested | None = None
+    """The tensors' names, if `config` describes the language model inside another model."""
 
     def __post_init__(self) -> None:
         if self.is_dummy or any(self.model_dir.glob("*.safetensors")):
@@ -94,18 +94,24 @@ class ModelSource:
     def with_config(self, config: PreTrainedConfig) -> ModelSource:
         return replace(self, config=config)
 
-    def of_language_model(self, prefix: str, model_type: str = "") -> ModelSource:
-        """Return the source of the language model in a model that takes images.
+    def of_language_model(self) -> ModelSource:
+        """Return the source of the language model inside a model that has other parts, too.
 
-        prefix: the prefix of its tensors' names in the files, in place of "model.". model_type:
-        the model type whose code computes the language model; '': its own.
+        Raises as `find_nested` does.
         """
         given: Any = self.config
         config: Any = deepcopy(given.get_text_config())
-        if model_type:
-            config = _as_model_type(config, model_type)
-        config.tie_word_embeddings = given.tie_word_embeddings
-        return replace(self, config=config, language_model=prefix)
+        if config.model_type in TEXT_ALONE:
+            config = _as_model_type(config, TEXT_ALONE[config.model_type])
+        quantization = quantization_config(given)
+        if quantization is not None:
+            config.quantization_config = quantization
+        if self.is_dummy:
+            config.tie_word_embeddings = getattr(given, "tie_word_embeddings", False)
+            return self.with_config(config)
+        nested = find_nested(self.model_dir, FAMILIES[config.model_type])
+        config.tie_word_embeddings = nested.head is None  # both configs may say something else
+        return replace(self, config=config, nested=nested)
 
     def for_comparison(self) -> ModelSource:
         """Return a source whose model is as exact as it can be."""
@@ -141,11 +147,11 @@ class ModelSource:
         # Copy the config, because transformers writes keywords into it.
         if not self.is_dummy:
             keywords |= {"config": deepcopy(self.config), "weights_only": True}
-            if self.language_model:
-                head = head_prefix(self.language_model)
+            if self.nested is not None:
+                family = FAMILIES[self.config.model_type]
                 keywords["key_mapping"] = {
-                    f"^{re.escape(self.language_model)}": "model.",
-                    f"^{re.escape(head)}lm_head": "lm_head",
+                    f"^{re.escape(self.nested.prefix)}": family.prefix,
+                    f"^{re.escape(self.nested.head or '')}{family.head}": family.head,
                 }
             # Without this argument, transformers falls back to *.bin files.
             keywords |= {} if self.allow_pickle else {"use_safetensors": True}
@@ -162,9 +168,17 @@ class ModelSource:
         return model
 
 
+def has_language_model(config: PreTrainedConfig) -> bool:
+    """Whether a model has other parts than a language model of a family of our own decoder."""
+    text = config.get_text_config()
+    return text is not config and TEXT_ALONE.get(text.model_type, text.model_type) in FAMILIES
+
+
 def _as_model_type(config: PreTrainedConfig, model_type: str) -> PreTrainedConfig:
     """Return a config of another model type with the same settings."""
     settings = config.to_dict()
+    # The other type may have a default.
+    settings.setdefault("head_dim", settings["hidden_size"] // settings["num_attention_heads"])
     del settings["model_type"]
     ropes = settings.pop("rope_parameters")
     other: Any = AutoConfig.for_model(model_type, **settings)

@@ -124,7 +124,7 @@ def _checkpoint(source: ModelSource, spec: DecoderSpec) -> Checkpoint:
         from engine.loading.random_weights import random_weights
 
         return checkpoint_of(random_weights(source), spec.family, "random weights")
-    return open_checkpoint(source.model_dir, spec.family, source.language_model)
+    return open_checkpoint(source.model_dir, spec.family, source.nested)
 
 
 def _reference(source: ModelSource, spec: DecoderSpec) -> Any:

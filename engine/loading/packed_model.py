@@ -16,7 +16,7 @@ from core.configuration.options import DecoderChoice
 from core.errors import ConfigurationError
 from engine.attention.call import PagedAttention, UnsupportedModelError
 from engine.group import Group
-from engine.loading.model_source import ModelSource
+from engine.loading.model_source import ModelSource, has_language_model
 from engine.loading.own_decoder import load_own_decoder
 from engine.model.decoder import Decoder
 from engine.model.linear import Linear
@@ -109,6 +109,11 @@ def load_packed_model(
 
         decoder, description, encoder = load_vision_model(source, max_length, choice, phases, group)
         return _packed(decoder, source, description, encoder)
+    addition = ""
+    if has_language_model(source.config):
+        source = source.of_language_model()
+        addition = f", the language model of {model_type}; images are refused"
+        model_type = source.config.model_type
     reason = "option.decoder=transformers"
     if choice != "transformers":
         try:
@@ -116,7 +121,7 @@ def load_packed_model(
         except UnsupportedModelError as error:
             reason = str(error)
         else:
-            return _packed(decoder, source, f"own ({model_type})")
+            return _packed(decoder, source, f"own ({model_type}){addition}")
         if choice == "own":
             raise ConfigurationError(
                 f"option.decoder=own cannot run {model_type}: {reason}; use option.decoder=auto"
@@ -128,7 +133,8 @@ def load_packed_model(
     from engine.loading.transformers_decoder import load_transformers_decoder
 
     decoder = load_transformers_decoder(source, max_length, phases)
-    return _packed(decoder, source, f"transformers' code ({model_type}): {reason}")
+    description = f"transformers' code ({model_type}){addition}: {reason}"
+    return _packed(decoder, source, description)
 
 
 def _packed(

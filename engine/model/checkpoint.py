@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -112,35 +113,52 @@ class Checkpoint:
             ) from error
 
 
-def open_checkpoint(model_dir: Path, family: Family, language_model: str = "") -> Checkpoint:
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """The names of a language model's tensors in the files of a model that has other parts, too."""
+
+    prefix: str
+    """What the names begin with, in place of the family's own prefix."""
+    head: str | None
+    """What precedes the head's own name; None if there is no head, because it is tied."""
+
+    def renamed(self, name: str, family: Family) -> str | None:
+        """Return the name in the language model alone; None if it is no part of it."""
+        if name.startswith(self.prefix):
+            return family.prefix + name.removeprefix(self.prefix)
+        is_head = self.head is not None and name.startswith(f"{self.head}{family.head}.")
+        return name.removeprefix(self.head or "") if is_head else None
+
+
+def find_nested(model_dir: Path, family: Family) -> Nested:
+    """Find the language model: the part that has an embedding and layers.
+
+    Raises as `open_checkpoint` does, and UnsupportedModelError if there is not exactly one.
+    """
+    names = list(_entries(model_dir))
+    end = f"{family.embedding}.weight"
+    ends = (name.removesuffix(end) for name in names if name.endswith(end))
+    first = f"{family.layers}.0."
+    found = [prefix for prefix in ends if any(name.startswith(prefix + first) for name in names)]
+    if len(found) != 1:
+        raise UnsupportedModelError(f"its files have {len(found)} language models, not one")
+    heads = (name.rpartition(f"{family.head}.weight") for name in names)
+    return Nested(found[0], next((before for before, head, after in heads if head), None))
+
+
+def open_checkpoint(model_dir: Path, family: Family, nested: Nested | None = None) -> Checkpoint:
     """Open the safetensors files of a model directory, the ones that transformers would read.
 
-    language_model: take only the head and the tensors whose names have this prefix; '': take all.
-    Older files have the family's own prefix in place of this one.
+    nested: take only the tensors of this language model; None: the files have nothing else.
 
     Raises UnsupportedModelError if the weights are in another format, ConfigurationError if a file
     is missing or broken.
     """
     entries = _entries(model_dir)
-    if language_model:
-        found = any(name.startswith(language_model) for name in entries)
-        prefix = language_model if found else family.prefix
-        head = head_prefix(prefix) + family.head
-        entries = {
-            name.replace(prefix, family.prefix, 1).replace(head, family.head, 1): entry
-            for name, entry in entries.items()
-            if name.startswith((prefix, family.head, head))
-        }
+    if nested is not None:
+        names = {name: nested.renamed(name, family) for name in entries}
+        entries = {own: entries[name] for name, own in names.items() if own is not None}
     return Checkpoint(_renamed(entries, family), str(model_dir))
-
-
-def head_prefix(language_model: str) -> str:
-    """Return the prefix of the head's tensor. language_model: prefix of the other tensors.
-
-    It is "language_model." for "language_model.model.", as in Gemma 3's files, and otherwise "".
-    """
-    is_whole = language_model.endswith(".model.")
-    return language_model.removesuffix("model.") if is_whole else ""
 
 
 def open_published(model_dir: Path) -> Checkpoint:

@@ -283,3 +283,13 @@ FAMILIES: dict[str, Family] = {
     ),
 }  # fmt: skip
 """Keyed by `model_type` in config.json. Other families run on transformers' own code."""
+
+TEXT_ALONE = {
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "glm4v_text": "glm4",
+    "glm4v_moe_text": "glm4_moe",
+}
+"""Language models inside others, by the family that they are for text alone. Time, row and column
+of a token are then the same, so M-RoPE is the usual rotation."""

@@ -12,27 +12,19 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class VisionFamily:
-    """One row of the table. The names are as in transformers' modules."""
+    """One row of the table."""
 
-    language_model: str
-    """Prefix of the language model's tensors in published files."""
     processor: Literal["tiles", "grid", "runs"]
     """See `engine.vision.processors`, which is imported only for models that take images."""
-    model_type: str = ""
-    """The family in `engine.model.families` that computes the language model; '': the model type
-    in its config."""
     module: str = "language_model"
     """The language model's name in transformers' model."""
 
 
-IDEFICS3 = VisionFamily("model.text_model.", "tiles", module="text_model")
-QWEN2_VL = VisionFamily("model.language_model.", "grid", "qwen2")
-
 VISION_FAMILIES: dict[str, VisionFamily] = {
-    "gemma3": VisionFamily("language_model.model.", "runs"),
-    "idefics3": IDEFICS3,
-    "smolvlm": IDEFICS3,
-    "qwen2_vl": QWEN2_VL,
-    "qwen2_5_vl": QWEN2_VL,
+    "gemma3": VisionFamily("runs"),
+    "idefics3": VisionFamily("tiles", module="text_model"),
+    "smolvlm": VisionFamily("tiles", module="text_model"),
+    "qwen2_vl": VisionFamily("grid"),
+    "qwen2_5_vl": VisionFamily("grid"),
 }
 """Keyed by `model_type` in config.json."""

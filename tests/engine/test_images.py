@@ -355,7 +355,7 @@ def test_options_that_images_exclude(vision_model, options, why):
 def test_the_error_for_another_image_model_names_those_that_work(tmp_path):
     size = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
     config = LlavaConfig(
-        text_config={"model_type": "llama", "vocab_size": 50, "num_hidden_layers": 1, **size},
+        text_config={"model_type": "persimmon", "vocab_size": 50, "num_hidden_layers": 1, **size},
         vision_config={"num_hidden_layers": 1, "image_size": 16, "patch_size": 4, **size},
     )
     AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)

@@ -1,0 +1,72 @@
+"""Tiny models that take images, of which only the language model is served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConfig
+
+from tests.engine.tiny_models import GROUPS, VOCABULARY
+
+TEXT: dict[str, object] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "vocab_size": VOCABULARY, "bos_token_id": 1,
+    "eos_token_id": 0, "pad_token_id": 0, "max_position_embeddings": 128, "sliding_window": 8,
+    "moe_intermediate_size": 16, "n_routed_experts": 8, "n_shared_experts": 2,
+} | GROUPS  # fmt: skip
+VISION: dict[str, object] = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "depth": 1, "num_heads": 2, "out_hidden_size": 32, "head_dim": 8,
+    "num_position_embeddings": 16, "deepstack_visual_indexes": [0], "pos_emb_height": 4,
+    "pos_emb_width": 4, "num_key_value_heads": 2,
+}  # fmt: skip
+SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+HALF = SECTIONS | {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
+TIED = {"tie_word_embeddings": True}
+
+WRAPPED: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral3": ("mistral", {}),
+    "qwen3_vl": ("qwen3", {"rope_parameters": SECTIONS | {"mrope_interleaved": True}}),
+    "glm4v": ("glm4", {"rope_parameters": SECTIONS}),
+    "glm4v_moe": ("glm4_moe", {"rope_parameters": HALF}),
+    "internvl": ("qwen2", {}),
+    "llava": ("llama", {}),
+    "llava_next": ("llama", TIED),
+    "llava_onevision": ("qwen2", {}),
+    "aya_vision": ("cohere2", TIED),
+}
+"""By model type: the family of the language model, and settings of its config."""
+
+
+def save_wrapped_model(model_type: str, folder: Path) -> Path:
+    """Write the model, with its tensors under their published names; return its folder."""
+    path = folder / model_type
+    if path.exists():
+        return path
+    config = AutoConfig.for_model(model_type)
+    _, changes = WRAPPED[model_type]
+    text = _small(config.text_config, TEXT | changes)
+    vision = _small(config.vision_config, VISION)
+    is_tied = changes.get("tie_word_embeddings", False)
+    config = type(config)(text_config=text, vision_config=vision, tie_word_embeddings=is_tied)
+    torch.manual_seed(7)
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if tensor.dim() >= 2:
+                tensor.normal_(0, 1.4 / tensor.shape[-1] ** 0.5)
+            else:
+                tensor.add_(torch.randn_like(tensor), alpha=0.3 if "bias" in name else 0.2)
+    model.generation_config.eos_token_id = 0
+    model.save_pretrained(path)
+    return path
+
+
+def _small(config: PreTrainedConfig, sizes: dict[str, object]) -> dict[str, Any]:
+    """Return a config's settings with the sizes that it knows, and without lists by layer."""
+    known = config.to_dict()
+    changes = {name: value for name, value in sizes.items() if hasattr(config, name)}
+    lists = ("layer_types", "mlp_layer_types")
+    return {name: value for name, value in (known | changes).items() if name not in lists}
