@@ -6,10 +6,13 @@ them. Code of a feature finds its own part with `of`: `Images.of(sequence.parts)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Self
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Self
 
 from core.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from core.protocol.stats import Info
 
 NO_ROWS = range(0)
 
@@ -63,6 +66,10 @@ class Feature:
 
         Raises LongshoreError if the request cannot use it.
         """
+        return None
+
+    def info(self, running: Collection[Part], waiting: Collection[Part]) -> Info | None:
+        """Return what metrics show of the parts of running and of waiting requests."""
         return None
 
     @classmethod

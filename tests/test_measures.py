@@ -18,7 +18,7 @@ from tests.measures.tree import ROOT, closure, files, imports
 
 SMEAR = {
     "images": 21,
-    "adapters": 21,
+    "adapters": 18,
     "ranks": 15,
     "copies": 10,
     "prompt_logprobs": 13,

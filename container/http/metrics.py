@@ -95,7 +95,7 @@ class _EngineMetrics:
 
     def _infos(self) -> Iterator[Metric]:
         """Yield the gauges whose labels hold the information."""
-        facts, options, stats = self._facts, self._options, self._stats
+        facts, memory = self._facts, self._options.memory
         if facts.num_kv_blocks:
             yield self._gauge(
                 "vllm:cache_config_info",
@@ -105,18 +105,11 @@ class _EngineMetrics:
                 num_gpu_blocks=facts.num_kv_blocks,
                 num_cpu_blocks=facts.num_swap_blocks,
                 cache_dtype=facts.kv_dtype,
-                enable_prefix_caching=options.memory.enable_prefix_caching,
-                gpu_memory_utilization=options.memory.gpu_memory_utilization,
+                enable_prefix_caching=memory.enable_prefix_caching,
+                gpu_memory_utilization=memory.gpu_memory_utilization,
             )
-        if options.lora.enable_lora:
-            yield self._gauge(
-                "vllm:lora_requests_info",
-                "Adapters of running and waiting requests, as labels. The value is the time.",
-                time.time(),
-                max_lora=options.lora.max_loras,
-                running_lora_adapters=",".join(stats.running_adapters),
-                waiting_lora_adapters=",".join(stats.waiting_adapters),
-            )
+        for info in self._stats.infos:
+            yield self._gauge(info.name, info.doc, time.time(), **info.labels)
 
     def _gauge(self, name: str, doc: str, value: float, **labels: object) -> Metric:
         family = GaugeMetricFamily(name, doc, labels=(*self._labels, *labels))

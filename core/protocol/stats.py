@@ -53,6 +53,14 @@ class Counts(Histogram, array_like=True):
     counts: list[int] = msgspec.field(default_factory=lambda: [0] * (len(BOUNDS_TOKENS) + 1))
 
 
+class Info(msgspec.Struct, frozen=True):
+    """A gauge whose labels hold the information. Its value is the time at which it is read."""
+
+    name: str
+    doc: str
+    labels: dict[str, str]
+
+
 class Stats(msgspec.Struct, kw_only=True):
     """Statistics of an engine. Counters start at 0 when the engine starts."""
 
@@ -87,8 +95,8 @@ class Stats(msgspec.Struct, kw_only=True):
     """Requests that were aborted, by reason."""
     refused: dict[str, int] = {}
     """Requests that the front end refused, by reason."""
-    running_adapters: tuple[str, ...] = ()
-    waiting_adapters: tuple[str, ...] = ()
+    infos: tuple[Info, ...] = ()
+    """What the engine's features show of the requests."""
 
     first_token: Durations = msgspec.field(default_factory=Durations)
     """Time from arrival to the first token."""

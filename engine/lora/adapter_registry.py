@@ -8,6 +8,7 @@ from pathlib import Path
 from core.adapter import Adapted, Adapter
 from core.errors import ConflictError, NoRoomError, NotFoundError
 from core.part import Feature, Part
+from core.protocol.stats import Info
 from engine.lora.files import AdapterWeights, read_adapter
 from engine.lora.memory import AdapterMemory
 
@@ -50,6 +51,15 @@ class AdapterRegistry(Feature):
     def parts(self, name: str) -> tuple[Part, ...]:
         """Return the parts of a request that names an adapter; '': none. Raises NotFoundError."""
         return (Adapted(self.find(name)),) if name else ()
+
+    def info(self, running: Collection[Part], waiting: Collection[Part]) -> Info:
+        labels = {
+            "max_lora": str(self.num_slots),
+            "running_lora_adapters": ",".join(_names_in(running)),
+            "waiting_lora_adapters": ",".join(_names_in(waiting)),
+        }
+        doc = "Adapters of running and waiting requests, as labels. The value is the time."
+        return Info("vllm:lora_requests_info", doc, labels)
 
     def load(self, name: str, src: str, in_use: Collection[int] = ()) -> Adapter:
         """Reserve, read and install. If one of them raises, nothing is changed."""
@@ -113,3 +123,7 @@ def slots_in_use(parts: Iterable[Part]) -> set[int]:
     that step.
     """
     return {part.adapter.slot for part in parts if isinstance(part, Adapted)}
+
+
+def _names_in(parts: Iterable[Part]) -> list[str]:
+    return sorted({part.adapter.name for part in parts if isinstance(part, Adapted)})

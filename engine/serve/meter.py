@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
-from core.adapter import adapter_of
 from core.output import Output
+from core.part import Part
 from core.protocol.messages import AbortReason, NewRequest, Submit
-from core.protocol.stats import Stats, Timing
+from core.protocol.stats import Info, Stats, Timing
 from core.sampling import Finish
 from engine.serve.service import Result, StepEngine
 from strategies.group import SequenceGroup
@@ -113,8 +113,7 @@ class Meter:
             msgspec.convert(msgspec.to_builtins(self._sums), Stats),
             num_running=strategy.num_running,
             num_waiting=len(strategy.waiting),
-            running_adapters=_adapters(strategy.running),
-            waiting_adapters=_adapters(strategy.waiting),
+            infos=_infos(engine),
             num_held_blocks=strategy.memory.num_held_blocks,
             num_filled_tokens=strategy.num_filled_tokens,
             num_steps=engine.num_steps,
@@ -164,10 +163,15 @@ class Meter:
         return Timing(progress.arrived, progress.admitted, progress.first_token, now)
 
 
-def _adapters(groups: Collection[SequenceGroup]) -> tuple[str, ...]:
-    """Return the names of the LoRA adapters that the groups use, sorted."""
-    adapters = (adapter_of(group.request.parts) for group in groups)
-    return tuple(sorted({adapter.name for adapter in adapters if adapter is not None}))
+def _infos(engine: StepEngine) -> tuple[Info, ...]:
+    """Return what the engine's features show of the requests."""
+    running, waiting = map(_parts_of, (engine.strategy.running, engine.strategy.waiting))
+    found = (feature.info(running, waiting) for feature in engine.features)
+    return tuple(info for info in found if info is not None)
+
+
+def _parts_of(groups: Iterable[SequenceGroup]) -> list[Part]:
+    return [part for group in groups for part in group.request.parts]
 
 
 def _count(counts: dict[str, int], key: str, count: int = 1) -> None:

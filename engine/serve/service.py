@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from core.output import Output
+from core.part import Feature
 from core.protocol.messages import Facts, FromEngine, NewRequest, Ready
 from engine.serve.connection import Inbound
 from engine.stopwatch import Stopwatch
@@ -36,6 +37,7 @@ class StepEngine(Protocol):
 
     facts: Facts
     strategy: Strategy
+    features: Sequence[Feature]
     model_time: Stopwatch
     num_steps: int
     num_step_sequences: int

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from core.errors import GenerationError
 from core.output import Output
+from core.part import Feature
 from core.protocol.messages import Facts, Failed, Performed
 from core.request import Request
 from core.sampling import Sampled, SamplingParams
@@ -56,6 +57,7 @@ class TaskEngine:
         self.strategy = strategy
         self._guard = Guard(strategy)
         self.facts = facts
+        self.features: tuple[Feature, ...] = ()
         self.performer = performer
         self.model_time = Stopwatch()
         """Measures the time spent in the performer."""

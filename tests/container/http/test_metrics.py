@@ -15,7 +15,7 @@ from container.wire.engine_client import EngineClient
 from core.configuration.options import Options
 from core.output import Output
 from core.protocol.messages import Refused, Step, Submit
-from core.protocol.stats import Durations, Stats, Timing
+from core.protocol.stats import Durations, Info, Stats, Timing
 from core.sampling import Finish
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import Serve, eventually
@@ -102,12 +102,12 @@ def infos(http: FlaskClient, name: str) -> list[dict[str, str]]:
     ]
 
 
-def test_the_cache_and_the_adapters_are_labels(
+def test_the_cache_and_the_engines_infos_are_labels(
     serve: Serve, engine: FakeEngine, client: EngineClient
 ) -> None:
-    http = serve(enable_lora=True, max_loras=3)
-    engine.stats = Stats(running_adapters=("a", "b"), waiting_adapters=("c",))
-    eventually(lambda: client.copies[0].state.stats.waiting_adapters)
+    http = serve()
+    engine.stats = Stats(infos=(Info("vllm:lora_requests_info", "", {"max_lora": "3"}),))
+    eventually(lambda: client.copies[0].state.stats.infos)
     [cache] = infos(http, "vllm:cache_config_info")
     assert (cache["block_size"], cache["num_gpu_blocks"], cache["num_cpu_blocks"]) == (
         "16",
@@ -116,12 +116,7 @@ def test_the_cache_and_the_adapters_are_labels(
     )
     assert (cache["cache_dtype"], cache["enable_prefix_caching"]) == ("float32", "True")
     [lora] = infos(http, "vllm:lora_requests_info")
-    assert (lora["max_lora"], lora["running_lora_adapters"], lora["waiting_lora_adapters"]) == (
-        "3",
-        "a,b",
-        "c",
-    )
-    assert infos(serve(), "vllm:lora_requests_info") == []
+    assert lora["max_lora"] == "3"
 
 
 @pytest.mark.parametrize("overload_status", ["503", "429"])

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
 from core.adapter import Adapted, Adapter
 from core.output import Output
+from core.part import Feature
 from core.protocol.stats import BOUNDS_S, BOUNDS_TOKENS, Durations, Timing
 from core.request import Request
 from core.sampling import Finish, SamplingParams
 from engine.engine import Engine
+from engine.lora.adapter_registry import AdapterRegistry
+from engine.lora.memory import AdapterMemory
 from engine.serve.meter import Meter, RequestProgress
 from engine.tasks.engine import TaskOutput
 from engine.tasks.performer import Answer
@@ -182,11 +188,17 @@ def test_refusals_and_steps(engine):
 
 def test_adapters_of_running_and_waiting_requests():
     strategy = strategy_of("none")
-    engine = Engine(strategy, FakeExecutor(4), FACTS)
+    adapters = AdapterRegistry(cast(AdapterMemory, SimpleNamespace(num_slots=3)))
+    engine = Engine(strategy, FakeExecutor(4), FACTS, features=(Feature(), adapters))
     params = SamplingParams(max_tokens=2, ignore_eos=True)
     for id, name in enumerate(("b", "a", "b")):
         adapter = Adapter(name, "/src", rank=4, slot=id, digest="", generation=1)
         strategy.add(Request(id, [1, 2], params, parts=(Adapted(adapter),)))
     engine.step(0.0)
-    seen = stats(Meter(), engine)
-    assert (seen.running_adapters, seen.waiting_adapters) == (("b",), ("a", "b"))
+    [info] = stats(Meter(), engine).infos
+    assert info.name == "vllm:lora_requests_info"
+    assert info.labels == {
+        "max_lora": "3",
+        "running_lora_adapters": "b",
+        "waiting_lora_adapters": "a,b",
+    }
