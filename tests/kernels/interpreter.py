@@ -17,6 +17,7 @@ Inline assembly and libdevice functions are not repaired, so do not use them in 
 from __future__ import annotations
 
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -48,6 +49,7 @@ def repair() -> None:
     _repair_exp()
     _repair_calls()
     _quicken_types()
+    _quicken_shapes()
     _quicken_overflow_checks()
 
 
@@ -206,6 +208,35 @@ def _quicken_types() -> None:
         return np.dtype(np.uint64) if kind.scalar.is_ptr() else of_scalar(kind.scalar)
 
     interpreter._get_np_dtype = numpy_type
+
+
+def _quicken_shapes() -> None:
+    """Make the tuples of each shape once: the interpreter makes them anew for every tensor."""
+    make_block, make_tensor = tl.block_type.__init__, tl.tensor.__init__
+
+    @cache
+    def of_block(*sizes):
+        block = SimpleNamespace()
+        make_block(block, tl.int1, list(sizes))
+        return block.shape, block.numel
+
+    @cache
+    def of_tensor(*sizes):
+        type = tl.block_type(tl.int1, sizes) if sizes else tl.int1
+        tensor = tl.tensor.__new__(tl.tensor)
+        make_tensor(tensor, None, type)
+        return tensor.shape, tensor.numel
+
+    def init_block(self, element_ty, shape):
+        self.element_ty = element_ty
+        self.shape, self.numel = of_block(*[getattr(size, "value", size) for size in shape])
+
+    def init_tensor(self, handle, type):
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = of_tensor(*type.shape if type.is_block() else ())
+
+    tl.block_type.__init__, tl.tensor.__init__ = init_block, init_tensor
+    tl.block_type.name = property(lambda self: f"<{self.shape}, {self.element_ty}>")
 
 
 def _quicken_overflow_checks() -> None:
