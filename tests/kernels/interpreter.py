@@ -39,6 +39,8 @@ float8e4b15 has e4m3's bits, with an exponent bias of 15 instead of 7. It has no
 that are NaN in e4m3 are ±1.875.
 """
 
+STORED_AS_BITS = frozenset(dtype.name for dtype in (tl.bfloat16, *FP8))
+
 
 def repair() -> None:
     """Patch the interpreter of this process permanently. Call it once, before any kernel runs."""
@@ -54,7 +56,7 @@ def repair() -> None:
 
 
 def is_stored_as_bits(dtype: tl.dtype) -> bool:
-    return dtype.scalar == tl.bfloat16 or dtype.scalar in FP8
+    return dtype.scalar.name in STORED_AS_BITS
 
 
 def values_of(handle: TensorHandle) -> np.ndarray:
