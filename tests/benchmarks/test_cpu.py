@@ -147,6 +147,7 @@ def test_the_comparison_runs(tmp_path):
     assert len(done.stdout.splitlines()) == 5, "a table of two systems and the machine"
 
 
+@pytest.mark.matrix(cases=0)
 def test_every_system_quantizes_its_weights(tmp_path, monkeypatch, capsys):
     """Only the offline system really runs. Of the server, only the environment is checked."""
 

@@ -53,7 +53,14 @@ def server(request, tmp_path_factory):
         assert container.stop() == 0
 
 
-every_strategy = pytest.mark.parametrize("server", BATCHING_NAMES, indirect=True)
+def in_the_sample(batching):
+    """Leave `none` and `continuous` to the matrix: other tests here have servers with them."""
+    marks = () if batching in ("dynamic", "paged") else pytest.mark.matrix(cases=0)
+    return pytest.param(batching, marks=marks)
+
+
+STRATEGIES = [in_the_sample(batching) for batching in BATCHING_NAMES]
+every_strategy = pytest.mark.parametrize("server", STRATEGIES, indirect=True)
 
 
 @every_strategy
@@ -106,10 +113,7 @@ def check_live_page(events, batching):
     assert sum(length for _, length in sequence["blocks"]) == running["num_held_blocks"] > 0
 
 
-LIBRARY = pytest.param("library", marks=pytest.mark.matrix(cases=0))
-
-
-@pytest.mark.parametrize("server", [*BATCHING_NAMES, LIBRARY], indirect=True)
+@pytest.mark.parametrize("server", [*STRATEGIES, in_the_sample("library")], indirect=True)
 def test_decoding_parameters(server, offline):
     def complete(**fields):
         body = {"prompt": PROMPT, "max_tokens": NUM_NEW, "seed": SEED, **fields}

@@ -53,20 +53,18 @@ def url(tmp_path_factory: pytest.TempPathFactory):
         yield f"http://127.0.0.1:{container.port}"
 
 
-def test_load_test_with_the_schema_of_lmi(url: str, tmp_path: Path) -> None:
-    (run,) = loadtest(tmp_path, "--target", url).runs
-    check(run)
-    for record in run.records:
+def test_both_schemas_in_one_load_test(url: str, tmp_path: Path) -> None:
+    lmi, openai = loadtest(tmp_path, "--target", url, "--subject", f"openai=openai+{url}").runs
+    assert openai.name == "openai"
+    check(lmi)
+    for record in lmi.records:
         assert record.timings is not None
         times = [getattr(record.timings, name) for name in record.timings.__struct_fields__]
         assert times == sorted(times)
         assert times[-1] - times[0] <= record.latency_s, "the server's time is within the client's"
 
-
-def test_load_test_with_the_schema_of_openai(url: str, tmp_path: Path) -> None:
-    (run,) = loadtest(tmp_path, "--target", url, "--schema", "openai").runs
-    check(run)
-    counted = {record.prompt_tokens for record in run.records}
+    check(openai)
+    counted = {record.prompt_tokens for record in openai.records}
     assert counted <= {3, 6, 13, 4, 7, 14}, (
         "as requested, or one more for a first word without a space"
     )

@@ -7,10 +7,13 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from benchmarks.engine.start import Peak
 from tests.e2e.serving import DEMO, ROOT
 
 
+@pytest.mark.matrix(cases=0)
 def test_phases_and_memory_are_reported():
     """Runs in a new process, as this one could reuse memory that earlier tests have freed."""
     command = [sys.executable, "-m", "benchmarks.engine.start", str(DEMO)]

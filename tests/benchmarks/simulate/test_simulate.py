@@ -192,7 +192,7 @@ def test_the_lower_bound_of_the_mean_latency():
 
 
 def test_an_overloaded_run_is_stopped_early():
-    requests = Synthetic(SHAREGPT, 256).arrivals(50, 20)
+    requests = Synthetic(SHAREGPT, 256).arrivals(50, 4)
     whole, given_up = fleet("none", requests), fleet("none", requests)
     bound = whole.run().figures.normalized_latency
     assert given_up.run(bound / 4) is None
