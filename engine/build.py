@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from core.configuration.options import Options
 from core.errors import LongshoreError
-from engine.builders.packed import Lead, build_packed, load
+from engine.builders.load import load
 from engine.device import choose_device
 from engine.engine import Engine
 from engine.group import Group
 from engine.phases import Phases
 from engine.ranks.degree import tensor_parallel_degree
+
+if TYPE_CHECKING:
+    from engine.builders.packed import Lead
 
 
 def build_engine(
@@ -57,6 +61,8 @@ def build_rank_0(
     loaded = load(model_dir, options, device, phases, group)
     resolved, notes = loaded.resolved, loaded.notes
     if loaded.model is not None:
+        from engine.builders.packed import build_packed
+
         return build_packed(resolved, loaded.model, phases, group, lead, notes)
     from engine.builders.library import build_library
 

@@ -175,7 +175,10 @@ def test_the_front_end_loads_without_torch():
 
 @pytest.mark.parametrize(
     "modules",
-    ["container.front_end.app", "engine.build, engine.serve.server, engine.serve.text_service"],
+    [
+        "container.front_end.app",
+        "engine.builders.packed, engine.serve.server, engine.serve.text_service",
+    ],
 )
 def test_llguidance_is_imported_by_the_first_grammar(modules):
     code = f"import sys, {modules}; sys.exit('llguidance' in sys.modules)"
@@ -186,7 +189,7 @@ def test_llguidance_is_imported_by_the_first_grammar(modules):
     "modules",
     [
         "engine.serve.server, engine.serve.task_service, engine.tasks.build",
-        "engine.builders.packed, engine.ranks.follower",
+        "engine.builders.load, engine.builders.packed, engine.ranks.follower",
     ],
 )
 def test_engines_of_handlers_and_other_ranks_do_not_import_transformers_models(modules):

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
-from core.configuration.options import Options
 from core.part import Feature
 from core.plan import BlockMoves, StepPlan
 from engine.attention.backends import AttentionBackend, CpuBackend, TorchBackend, make_backend
-from engine.attention.call import UnsupportedModelError
 from engine.attention.kv_cache import KVCache
 from engine.builders.common import (
     BITS,
@@ -25,15 +20,13 @@ from engine.builders.common import (
     sampling_stages,
     text_features,
 )
-from engine.device import use_expandable_segments, use_writable_kernel_cache
 from engine.engine import Engine
 from engine.group import Group
-from engine.loading.open_model import make_source, read_config
-from engine.loading.packed_model import PackedModel, load_packed_model
+from engine.loading.packed_model import PackedModel
 from engine.memory.capacity import measure
 from engine.model.linear import uses_panels
 from engine.phases import Phases
-from engine.resolve import Capacity, Resolved, facts_of, resolve, strategy_settings
+from engine.resolve import Capacity, Resolved, facts_of, strategy_settings
 from engine.sampling.grammars import Grammars
 from engine.sampling.sampler import Sampler
 from engine.scores.column import ScoreColumn
@@ -46,41 +39,6 @@ from strategies.factory import make_strategy
 
 if TYPE_CHECKING:
     from engine.step.step_graphs import StepGraphs
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    resolved: Resolved
-    model: PackedModel | None
-    """None if the library is to run the model, which is not loaded yet."""
-    notes: tuple[str, ...]
-
-
-def load(
-    model_dir: Path, options: Options, device: torch.device, phases: Phases, group: Group
-) -> Loaded:
-    """Resolve the options, and load this process's part of the model.
-
-    A group of several always gets a model. Raises ConfigurationError if the options and the
-    model do not fit together.
-    """
-    notes: tuple[str, ...] = ()
-    if device.type == "cuda":
-        use_expandable_segments()
-        notes = use_writable_kernel_cache()
-    config = read_config(model_dir, options.model.trust_remote_code)
-    source = make_source(model_dir, config, options.model, options.execution, device)
-    resolved = resolve(options, source, group.size)
-    if resolved.executor == "library":
-        return Loaded(resolved, None, notes)
-    try:
-        model = load_packed_model(
-            source, resolved.limits.max_model_len, resolved.decoder, phases, group
-        )
-    except UnsupportedModelError as error:
-        resolved = resolve(options, source, group.size, not_packed=str(error))
-        return Loaded(resolved, None, notes)
-    return Loaded(resolved, model, notes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ DOORS = (
     "engine.step.packed_executor",
     "container.apis.text.api",
     "engine.offline.llm",
+    "engine.builders.packed",
     "strategies.paged",
 )
 PATHS = {"front end": requests.front_end, "engine": requests.engine}

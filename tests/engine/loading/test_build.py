@@ -19,7 +19,8 @@ from core.errors import (
 )
 from engine import LLM, SamplingParams
 from engine.attention.backends import TorchBackend
-from engine.builders.packed import capture_graphs, load
+from engine.builders.load import load
+from engine.builders.packed import capture_graphs
 from engine.device import (
     cpu_has_bf16,
 )
@@ -236,9 +237,9 @@ def test_on_cuda_the_allocator_and_the_kernel_cache_are_set_up_first(llama, monk
 
     for name in ("use_expandable_segments", "use_writable_kernel_cache"):
         monkeypatch.setattr(
-            f"engine.builders.packed.{name}", lambda name=name: calls.append(name) or ()
+            f"engine.builders.load.{name}", lambda name=name: calls.append(name) or ()
         )
-    monkeypatch.setattr("engine.builders.packed.read_config", read_config)
+    monkeypatch.setattr("engine.builders.load.read_config", read_config)
     for device, expected in (
         ("cpu", []),
         ("cuda", ["use_expandable_segments", "use_writable_kernel_cache"]),

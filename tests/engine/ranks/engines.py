@@ -16,7 +16,8 @@ from core.configuration.options import make_options
 from core.sampling import Finish
 from engine.build import build_rank_0
 from engine.builders.lead import leading
-from engine.builders.packed import build_parts, load
+from engine.builders.load import load
+from engine.builders.packed import build_parts
 from engine.engine import Engine
 from engine.lora.ranks import carry_out
 from engine.phases import Phases

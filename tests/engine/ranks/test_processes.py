@@ -57,7 +57,9 @@ from engine import follow
 def fail(*_):
     raise MemoryError("tried to allocate 2 GiB")
 
-sys.modules["engine.builders.packed"] = types.SimpleNamespace(build_parts=fail, load=fail)
+for name in ("load", "packed"):
+    fake = types.SimpleNamespace(build_parts=fail, load=fail)
+    sys.modules[f"engine.builders.{name}"] = fake
 sys.exit(follow.main())
 """
 """A rank with too little memory for its part of the model."""
