@@ -136,7 +136,7 @@ def _on_lost(connection: Connection, error: LongshoreError) -> None:
 def _build(launch: Launch, phases: Phases, connection: Connection) -> Service:
     from engine.device import explaining_out_of_memory
 
-    model_dir = Path(launch.model_dir)
+    model_dir, options = Path(launch.model_dir), launch.options
     if launch.library_dir:
         sys.path.insert(0, launch.library_dir)
     with explaining_out_of_memory():
@@ -147,14 +147,14 @@ def _build(launch: Launch, phases: Phases, connection: Connection) -> Service:
 
             _end_imports(phases)
             on_lost = partial(_on_lost, connection)
-            engine = build_engine(model_dir, launch.options, phases, on_lost, launch.rank_address)
-            engine.facts = with_digest(engine.facts, launch.options)
+            engine = build_engine(model_dir, options, phases, on_lost, launch.rank_address)
+            engine.facts = with_digest(engine.facts, options.model, options.memory)
             return TextService(engine, connection)
         from engine.serve.task_service import TaskService
         from engine.tasks.build import build_task_engine
 
         _end_imports(phases)
-        return TaskService(build_task_engine(launch.task, model_dir, launch.options), connection)
+        return TaskService(build_task_engine(launch.task, model_dir, options), connection)
 
 
 def _end_imports(phases: Phases) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from core.configuration.options import Options
+from core.configuration.options import MemoryOptions, ModelOptions
 from core.protocol.messages import Facts
 from kernels.cpu import shared_library
 from kernels.cpu.shared_library import LibraryError, host_target, load_library
@@ -27,17 +27,17 @@ _MAX_HEADER_BYTES = 10**8
 """The limit of safetensors itself."""
 
 
-def with_digest(facts: Facts, options: Options) -> Facts:
+def with_digest(facts: Facts, model: ModelOptions, memory: MemoryOptions) -> Facts:
     """Return the facts of an engine that generates with its digest, as `Facts` documents it.
 
     Raises OSError if a file of the model cannot be read.
     """
     model_dir = Path(facts.model)
-    random = "random" if options.model.load_format == "dummy" else ""
+    random = "random" if model.load_format == "dummy" else ""
     processor, kernels_digest = _kernels(facts.device)
     code = [version("longshore"), torch.__version__, kernels_digest, facts.executor, facts.decoder]
     if b"longrope" in (model_dir / "config.json").read_bytes():
-        code.append(str(options.memory.max_model_len))  # chooses between its factors
+        code.append(str(memory.max_model_len))  # chooses between its factors
     parts = (
         f"{random}{digest_model(model_dir)[:12]}",
         facts.quantization or "plain",

@@ -60,6 +60,7 @@ class Resolved:
     """Memory may lower the length. An image that a step must not divide may raise the tokens."""
     kv_dtype: torch.dtype
     memory: MemoryOptions
+    may_swap: bool
     num_copies: int
     """Engines that share this machine's memory."""
     num_ranks: int = 1
@@ -73,10 +74,6 @@ class Resolved:
     """Leave out graphs that would not make their steps faster."""
     lora: LoraOptions | None = None
     """None where `option.enable_lora` is false."""
-
-    @property
-    def may_swap(self) -> bool:
-        return STRATEGIES[self.batching].is_paged and self.memory.preemption_mode != "recompute"
 
     @property
     def kv_dtype_name(self) -> str:
@@ -178,6 +175,7 @@ def _resolved(
         limits=limits,
         kv_dtype=source.dtype,
         memory=options.memory,
+        may_swap=STRATEGIES[batching].is_paged and options.memory.preemption_mode != "recompute",
         num_copies=options.layout.copies,
     )
 

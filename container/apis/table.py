@@ -22,7 +22,7 @@ from container.apis.text.tgi import TGI
 from container.apis.tokenize import TOKENIZE
 from container.http.failures import Failure
 from container.http.route import Api, Contract, Invocation
-from core.configuration.options import Options
+from core.configuration.options import Options, ServerOptions
 from core.configuration.task import Kind
 
 APIS: tuple[Api, ...] = (
@@ -39,12 +39,14 @@ _INVOCATIONS = (
 )  # fmt: skip
 
 
-def contract_of(kind: Kind, options: Options, invocation: Invocation | None = None) -> Contract:
+def contract_of(
+    kind: Kind, server: ServerOptions, invocation: Invocation | None = None
+) -> Contract:
     """Return the routes of a container, and what /invocations means there.
 
     kind: that of its model. invocation: default the kind's.
     """
-    apis = tuple(api for api in APIS if kind in api.kinds and api.is_enabled(options))
+    apis = tuple(api for api in APIS if kind in api.kinds and api.is_enabled(server))
     return Contract(apis, invocation or next(of for of in _INVOCATIONS if of.kind == kind))
 
 

@@ -21,7 +21,7 @@ from container.apis.text.tgi import TEXT_BODY
 from container.apis.text.tgi_response import TgiListFormat
 from container.http.request_context import RequestContext
 from container.http.route import Invocation
-from core.configuration.options import Options
+from core.configuration.options import Options, ServerOptions
 
 
 def invocation(options: Options, formatters: Formatters | None = None) -> Invocation:
@@ -29,7 +29,7 @@ def invocation(options: Options, formatters: Formatters | None = None) -> Invoca
 
     formatters: the user's own. As in LMI, only /invocations and its aliases use them.
     """
-    form, formats = text_format_of(options), stream_formats_of(options)
+    form, formats = text_format_of(options), stream_formats_of(options.server)
 
     def read(service: GenerationService, context: RequestContext) -> Mapping[str, object]:
         body = context.fields()
@@ -73,9 +73,9 @@ def text_format_of(options: Options) -> type[TextFormat]:
     return TextFormat if is_async else RollingFormat
 
 
-def stream_formats_of(options: Options) -> tuple[StreamFormat, StreamFormat]:
+def stream_formats_of(server: ServerOptions) -> tuple[StreamFormat, StreamFormat]:
     """Return the format that the options ask for, then the one that clients may ask for."""
-    is_sse = options.server.output_formatter == "sse" or options.server.tgi_compat
+    is_sse = server.output_formatter == "sse" or server.tgi_compat
     return (EVENTS, JSON_LINES) if is_sse else (JSON_LINES, EVENTS)
 
 

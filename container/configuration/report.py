@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 from container.configuration.lmi import ADVICE
@@ -32,7 +32,7 @@ def explain_lines(configuration: Configuration, model: str, task: Task | None) -
     yield from _strategy_lines(configuration, model, task)
     if configuration.options.layout.copies > 1:
         yield from _layout_lines(configuration.options)
-    given = _given_options(configuration)
+    given = _given_options(configuration.sources)
     yield from _option_lines(configuration, given)
     yield "  all others:"
     others = [option for option in option_table().values() if option not in given]
@@ -43,13 +43,13 @@ def banner_lines(
     configuration: Configuration, model: str, address: str, task: Task
 ) -> Iterator[str]:
     """Yield the facts known before the model loads: the options set, the task and the strategy."""
-    yield f"Longshore on {address}; configuration: {_properties_source(configuration)}"
-    yield from _option_lines(configuration, _given_options(configuration))
+    yield f"Longshore on {address}; configuration: {_source(configuration.properties_path)}"
+    yield from _option_lines(configuration, _given_options(configuration.sources))
     yield from _strategy_lines(configuration, model, task)
 
 
-def _given_options(configuration: Configuration) -> list[Option]:
-    return [option for option in option_table().values() if option.name in configuration.sources]
+def _given_options(names: Container[str]) -> list[Option]:
+    return [option for option in option_table().values() if option.name in names]
 
 
 def facts_lines(facts: Facts, num_copies: int = 1) -> Iterator[str]:
@@ -199,9 +199,8 @@ def _ineffective_limits(configuration: Configuration, choice: Choice) -> Iterato
             yield f"{option_table()[name].key} has no effect with {choice.name}{instead}"
 
 
-def _properties_source(configuration: Configuration) -> str:
-    path: Path | None = configuration.properties_path
-    return str(path) if path else "no serving.properties; defaults and environment variables"
+def _source(properties: Path | None) -> str:
+    return str(properties or "no serving.properties; defaults and environment variables")
 
 
 def _mebibytes(size: int) -> str:

@@ -52,7 +52,7 @@ def create_app(
     user_formatters = None
     if formatters is not None:
         user_formatters = Formatters(formatters, FormatterTokenizer(tokenizer, template))
-    contract = contract_of("generation", options, invocation(options, user_formatters))
+    contract = contract_of("generation", options.server, invocation(options, user_formatters))
     service = GenerationService(client, tokenizer, template, helper, options, model_name, contract)
     app = _create(service, gate, tracing, hooks)
     PageRoutes(service, has_chat_template=template is not None).add_to(app)
@@ -69,7 +69,7 @@ def create_task_app(
     hooks: Hooks | None = None,
 ) -> Flask:
     """Return the application for a model whose task is not text generation."""
-    contract = contract_of(task.kind, options)
+    contract = contract_of(task.kind, options.server)
     service = TaskService(client, options, model_name, contract, task)
     return _create(service, gate, tracing, hooks)
 

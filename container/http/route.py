@@ -19,7 +19,7 @@ from container.http.failures import ErrorBody
 from container.schema.fields import Fields
 
 if TYPE_CHECKING:
-    from core.configuration.options import Options
+    from core.configuration.options import ServerOptions
     from core.configuration.task import Kind
 
 ALL_KINDS: tuple[Kind, ...] = ("generation", "embedding", "pipeline", "handler")
@@ -147,7 +147,7 @@ def _is_aliased(path: str) -> bool:
     return path.startswith("/v1/")
 
 
-def _always(options: Options) -> bool:
+def _always(server: ServerOptions) -> bool:
     return True
 
 
@@ -162,7 +162,7 @@ class Api:
     """The kinds of models that have the routes."""
     errors: Errors | None = None
     """None: the errors have LMI's shape."""
-    is_enabled: Callable[[Options], bool] = _always
+    is_enabled: Callable[[ServerOptions], bool] = _always
 
     def add_to(self, app: Flask, service: object) -> None:
         """Add the routes to the app."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from container.model_files.s3 import download_from_s3
 from container.security.authentication import open_gate
 from container.security.tls import tls_context
 from container.tracing.endpoint import check_traces_endpoint
+from core.configuration.options import UserCodeOptions
 from core.configuration.task import Task, check_options, choose_task
 from core.errors import ConfigurationError
 from core.process.names import python_command
@@ -54,7 +55,7 @@ def prepare(configuration: Configuration, model_dir: Path) -> PreparedModel:
     open_gate(options.server, has_limits=False)
     check_traces_endpoint(options.server, configuration.sources.get("otlp_traces_endpoint", ""))
     place = model_place(configuration, model_dir)
-    return _with_hooks(configuration, place, _prepare_model(configuration, place))
+    return _with_hooks(options.user_code, place, _prepare_model(configuration, place))
 
 
 def _prepare_model(configuration: Configuration, place: ModelPlace) -> PreparedModel:
@@ -66,32 +67,34 @@ def _prepare_model(configuration: Configuration, place: ModelPlace) -> PreparedM
         if task.kind == "generation":
             tokenizer_file(path)
             load_chat_template(path, options.model.chat_template)
-        return _with_formatters(configuration, place, PreparedModel(path, task))
+        model = PreparedModel(path, task)
+        return _with_formatters(options.user_code, configuration.handler_options, place, model)
     task = handler_task(configuration, handler, _model_id(place))
-    return PreparedModel(handler.parent, task, _library_dir(configuration, handler))
+    return PreparedModel(handler.parent, task, _library_dir(options.user_code, handler))
 
 
 def _with_formatters(
-    configuration: Configuration, place: ModelPlace, model: PreparedModel
+    code: UserCodeOptions,
+    handler_options: Collection[str],
+    place: ModelPlace,
+    model: PreparedModel,
 ) -> PreparedModel:
-    path = find_formatters(place, configuration.options.user_code.entryPoint)
+    path = find_formatters(place, code.entryPoint)
     if path is None:
         return model
-    _check_formatters(configuration, path, model.task)
-    library_dir = _library_dir(configuration, path)
+    _check_formatters(handler_options, path, model.task)
+    library_dir = _library_dir(code, path)
     _check_in_process("container.apis.generation.formatters", str(path), str(library_dir or ""))
     return replace(model, formatters=path, library_dir=library_dir)
 
 
-def _with_hooks(
-    configuration: Configuration, place: ModelPlace, model: PreparedModel
-) -> PreparedModel:
-    hooks = find_hooks(place, configuration.options.user_code)
+def _with_hooks(code: UserCodeOptions, place: ModelPlace, model: PreparedModel) -> PreparedModel:
+    hooks = find_hooks(place, code)
     if not hooks:
         return model
     library_dir = model.library_dir
     if library_dir is None:
-        library_dir = _library_dir(configuration, Path(next(iter(hooks.values()))))
+        library_dir = _library_dir(code, Path(next(iter(hooks.values()))))
     assignments = [f"{option}={place}" for option, place in hooks.items()]
     _check_in_process("container.hooks.load", str(library_dir or ""), *assignments)
     return replace(model, hooks=hooks, library_dir=library_dir)
@@ -104,23 +107,23 @@ def _check_in_process(module: str, *arguments: str) -> None:
         raise ConfigurationError(result.stderr.strip())
 
 
-def _check_formatters(configuration: Configuration, path: Path, task: Task) -> None:
+def _check_formatters(handler_options: Collection[str], path: Path, task: Task) -> None:
     if task.kind != "generation":
         raise ConfigurationError(
             f"{path}: formatters work only for text generation, but the task is {task.name} "
             f"({task.reason}); write handle(inputs)"
         )
-    if configuration.handler_options:
+    if handler_options:
         raise ConfigurationError(
-            f"unknown option.{next(iter(configuration.handler_options))}: only handle(inputs) "
+            f"unknown option.{next(iter(handler_options))}: only handle(inputs) "
             f"takes custom options, and {path} does not define it"
         )
 
 
-def _library_dir(configuration: Configuration, code: Path) -> Path | None:
-    if not configuration.options.user_code.install_requirements:
+def _library_dir(code: UserCodeOptions, file: Path) -> Path | None:
+    if not code.install_requirements:
         return None
-    return install_requirements_file(code.parent / "requirements.txt")
+    return install_requirements_file(file.parent / "requirements.txt")
 
 
 def handler_task(
@@ -155,7 +158,7 @@ def expected_task(configuration: Configuration, model_dir: Path) -> Task | None:
     task = choose_task(path, options)
     formatters = find_formatters(place, options.user_code.entryPoint)
     if formatters is not None:
-        _check_formatters(configuration, formatters, task)
+        _check_formatters(configuration.handler_options, formatters, task)
     return task
 
 

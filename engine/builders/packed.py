@@ -77,7 +77,7 @@ def build_packed(
         _columns(model, parts.passes),
         None if lead is None else lead(parts),
     )
-    check_steps(executor, _first_steps(resolved, parts.capacity))
+    check_steps(executor, _first_steps(resolved.memory.block_size, parts.capacity))
     phases.end("first steps")
     return Engine(
         make_strategy(strategy_settings(resolved, parts.capacity)),
@@ -157,11 +157,10 @@ def _start_features(
     return (adapters,), (note,)
 
 
-def _first_steps(resolved: Resolved, capacity: Capacity) -> list[StepPlan]:
+def _first_steps(block_size: int, capacity: Capacity) -> list[StepPlan]:
     """Return a prompt, and a decode step with every kind of block move that may happen."""
     swaps = ((0, 0),) if capacity.num_swap_blocks else ()
     copies = ((0, 1),) if capacity.num_blocks > 1 else ()
-    block_size = resolved.memory.block_size
     return [prompt_step(block_size), decode_step(block_size, BlockMoves(swaps, swaps, copies))]
 
 

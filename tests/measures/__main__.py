@@ -11,7 +11,8 @@ import json
 import sys
 from collections.abc import Iterable
 
-from tests.measures import requests, tree
+from tests.measures import option, requests, tree
+from tests.measures.option import Stay
 from tests.measures.smear import FEATURES
 from tests.measures.trace import Function
 
@@ -36,6 +37,11 @@ def main() -> None:
         "--path", choices=PATHS, help="the functions that run, most idle lines first"
     )
     parser.add_argument("--walk", choices=PATHS, help="the functions, as each is first called")
+    parser.add_argument(
+        "--option",
+        metavar="KEY=VALUE",
+        help="the functions that hold an option with a rare value; * marks those of the engine",
+    )
     args = parser.parse_args()
     if args.feature:
         _print_counts(FEATURES[args.feature].named_in)
@@ -48,6 +54,11 @@ def main() -> None:
     elif args.walk:
         for function in PATHS[args.walk]():
             print(f"{function.place:<46} {'  ' * function.depth}{function.name}")
+    elif args.option:
+        key, _, text = args.option.partition("=")
+        for stay in option.walk(key, text):
+            mark = "*" if stay.is_in_engine else " "
+            print(f"{mark} {stay.place:<46} {'  ' * stay.depth}{stay.name}")
     else:
         measures = _measures(with_requests=not args.static)
         print(json.dumps(measures, indent=2) if args.json else _table(measures))
@@ -65,9 +76,21 @@ def _measures(*, with_requests: bool) -> dict[str, dict[str, float]]:
             "in all": sum(map(_bill, ran.values()))
         }
         found["live share"] = {path: _live_share(ran[path]) for path in ran}
+        print(f"a start with {'='.join(option.USUAL)} ...", file=sys.stderr)
+        found["walk"] = _walk(option.walk(*option.USUAL))
     found["smear"] = {name: len(feature.named_in) for name, feature in FEATURES.items()}
     found["closure"] = {door: len(tree.closure(door)) for door in DOORS}
     return found
+
+
+def _walk(stays: list[Stay]) -> dict[str, float]:
+    in_engine = [stay for stay in stays if stay.is_in_engine]
+    return {
+        "functions": len(stays),
+        "files": len({stay.file for stay in stays}),
+        "functions of the engine": len(in_engine),
+        "files of these": len({stay.file for stay in in_engine}),
+    }
 
 
 def _bill(functions: Iterable[Function]) -> int:
@@ -83,6 +106,7 @@ def _table(measures: dict[str, dict[str, float]]) -> str:
     units = {
         "reading bill": "lines in the functions that run for one streamed request",
         "live share": "statements of these functions that run",
+        "walk": f"what holds {option.USUAL[0]}, from serving.properties to a server that is built",
         "smear": "files outside a feature's home that name it",
         "closure": "files that a door imports",
     }

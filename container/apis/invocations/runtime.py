@@ -79,5 +79,5 @@ RUNTIME = Api(
              takes_invocation=True),
     ),
     kinds=ALL_KINDS,
-    is_enabled=lambda options: options.server.local_runtime_api,
+    is_enabled=lambda server: server.local_runtime_api,
 )  # fmt: skip

@@ -22,7 +22,7 @@ from container.front_end.app import create_task_app
 from container.multi_model.app import CONTRACT, create_front
 from container.multi_model.model_registry import ModelRegistry
 from container.wire.engine_client import EngineClient
-from core.configuration.options import make_options
+from core.configuration.options import ServerOptions, make_options
 from core.configuration.pipeline_tasks import SPEECH_RECOGNITION
 from core.configuration.task import Kind, Task
 from core.protocol.messages import Perform, Performed
@@ -88,7 +88,7 @@ def test_every_route_is_in_the_document(
     serve: Serve, serve_task: Serve, with_runtime: bool
 ) -> None:
     http = serve(local_runtime_api=with_runtime)
-    contract = contract_of("generation", make_options({"local_runtime_api": with_runtime}))
+    contract = contract_of("generation", ServerOptions(local_runtime_api=with_runtime))
     assert http.get("/openapi.json").get_json() == openapi_document(contract)
     check_routes(http)
     for kind in TASKS:
@@ -137,7 +137,7 @@ TASKS: tuple[Kind, ...] = ("embedding", "pipeline", "handler")
 OPERATIONS = [
     (kind, path, method)
     for kind in ("generation", *TASKS)
-    for contract in [contract_of(kind, make_options({"local_runtime_api": kind == "generation"}))]
+    for contract in [contract_of(kind, ServerOptions(local_runtime_api=kind == "generation"))]
     for path, item in openapi_document(contract)["paths"].items()
     for method in item
     if kind == "generation" or method == "post"
