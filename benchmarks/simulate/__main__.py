@@ -7,9 +7,6 @@ GPU is used and no speed is measured.
 Without --rate, this searches for the highest rate at which the mean normalized latency (end-to-end
 latency over output length) stays within --bound, as in the figures of the PagedAttention paper
 (SOSP 2023). With --rate, every system serves that rate. docs/benchmarks.md explains the results.
-
-With --calibrate and a folder of `longshore compare`, the time of a step is fitted to measured runs,
-and the same runs are simulated. The table shows predictions beside measurements.
 """
 
 from __future__ import annotations
@@ -22,6 +19,7 @@ from tqdm import tqdm
 
 from benchmarks.load.lengths import read_timed_trace
 from benchmarks.simulate.arguments import MEANS, make_parser
+from benchmarks.simulate.calibration import CalibrationError, calibrated
 from benchmarks.simulate.comparison import (
     WHY_DIFFERENT,
     Progress,
@@ -32,8 +30,6 @@ from benchmarks.simulate.comparison import (
     replay,
 )
 from benchmarks.simulate.cost import GPUS, MODELS, Efficiency, Hardware
-from benchmarks.simulate.measured.beside import beside
-from benchmarks.simulate.measured.calibration import CalibrationError, calibrated
 from benchmarks.simulate.system import Setup
 from benchmarks.simulate.table import table
 from benchmarks.simulate.traffic import Prefixes, Synthetic, Trace, Traffic
@@ -43,15 +39,8 @@ def main(arguments: list[str] | None = None, prog: str = "python -m benchmarks.s
     parser = make_parser(__doc__ or "", prog)
     options = parser.parse_args(arguments)
     try:
-        if options.calibrate is not None and options.calibrate.is_dir():
-            _require_no_more(options, parser)
-            lines, results = beside(options.calibrate, options.predict)
-            print("\n".join(lines))
-        elif options.predict is not None:
-            raise ValueError("--predict needs --calibrate with a folder of `longshore compare`")
-        else:
-            results = [_run(_hardware(options), options)]
-            print(WHY_DIFFERENT)
+        results = [_run(_hardware(options), options)]
+        print(WHY_DIFFERENT)
     except (ValueError, OSError, CalibrationError) as error:
         parser.error(str(error))
     if options.json is not None:
@@ -59,21 +48,6 @@ def main(arguments: list[str] | None = None, prog: str = "python -m benchmarks.s
         options.json.write_text(
             json.dumps({"simulation": True, "settings": settings, "results": results}, indent=1)
             + "\n"
-        )
-
-
-def _require_no_more(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Raise ValueError for options that mean nothing beside --calibrate FOLDER."""
-    used = ("calibrate", "predict", "json")
-    others = [
-        f"--{name.replace('_', '-')}"
-        for name, value in vars(options).items()
-        if name not in used and value != parser.get_default(name)
-    ]
-    if others:
-        raise ValueError(
-            f"--calibrate {options.calibrate} takes machine and requests from the load test; leave "
-            f"out {', '.join(others)}"
         )
 
 

@@ -16,7 +16,6 @@ EXAMPLES = """examples:
   %(prog)s --model opt-66b --gpus 4           # tensor parallel
   %(prog)s --duration 3600                    # an hour of requests, as in docs/benchmarks.md
   %(prog)s --rate 1.5                         # one request rate, instead of the highest
-  %(prog)s --calibrate build/compare          # prediction beside what `make compare` measured
 """
 DEFAULT_SYSTEMS = [name for name in SYSTEMS if name != "none"]
 
@@ -49,15 +48,8 @@ def make_parser(description: str, prog: str) -> argparse.ArgumentParser:
     )  # fmt: skip
     machine.add_argument(
         "--calibrate", type=Path, metavar="PATH",
-        help="take the efficiencies from a file instead of the next three options: from gpu.json "
-        "of `make gpu` on this type of GPU. If PATH is a folder of `longshore compare`, which may "
-        "come from any machine: fit the time of a step to its runs, simulate the same requests, "
-        "and print the predictions beside the measurements",
-    )  # fmt: skip
-    machine.add_argument(
-        "--predict", type=Path, metavar="DIR",
-        help="with a folder in --calibrate: predict the runs in DIR, another folder of `longshore "
-        "compare`, which the fit does not use (default: predict the runs of --calibrate)",
+        help="take the efficiencies from gpu.json of `make gpu` on this type of GPU, instead of "
+        "the next three options",
     )  # fmt: skip
     machine.add_argument(
         "--bandwidth-efficiency", type=_share, default=assumed.bandwidth, metavar="SHARE",

@@ -32,7 +32,9 @@ class SimulatedPackedExecutor:
             sum(num_pairs(chunk.start, chunk.length) for chunk in chunks),
             sum(chunk.end for chunk in chunks),
         )
-        return seconds, sampled_tokens(plan)
+        return seconds, {
+            chunk.sequence.id: tokens(chunk.sequence, 1) for chunk in chunks if chunk.samples_token
+        }
 
 
 class SimulatedPaddedExecutor:
@@ -62,13 +64,6 @@ class SimulatedPaddedExecutor:
         return seconds, {
             sequence.id: tokens(sequence, sequence.params.max_tokens) for sequence in sequences
         }
-
-
-def sampled_tokens(plan: StepPlan) -> StepResult:
-    """Return one token for each chunk that samples."""
-    return {
-        chunk.sequence.id: tokens(chunk.sequence, 1) for chunk in plan.chunks if chunk.samples_token
-    }
 
 
 def tokens(sequence: Sequence, count: int) -> Sampled:

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
-
 from benchmarks.simulate.executor import Executor
+from benchmarks.simulate.tally import Tally
 from benchmarks.simulate.traffic import Arrival
-from core.output import Output
 from strategies.base import Strategy
-
-
-class Listener(Protocol):
-    """Takes the outputs of a step."""
-
-    def add(self, outputs: Iterable[Output], now: float) -> None: ...
 
 
 class Machine:
     """Runs steps while it has requests. Times are simulated seconds."""
 
-    def __init__(self, strategy: Strategy, listener: Listener, executor: Executor) -> None:
+    def __init__(self, strategy: Strategy, tally: Tally, executor: Executor) -> None:
         self.strategy = strategy
         self.clock = 0.0
         """End of the last step, the earliest time at which the next one may begin."""
         self.num_steps = 0
         self.num_sequence_steps = 0
         """Sum of the batch sizes of all steps."""
-        self._listener = listener
+        self._tally = tally
         self._executor = executor
         self._num_unfinished = 0
         self._num_ending = 0
@@ -67,4 +58,4 @@ class Machine:
         outputs = self.strategy.commit(plan, result)
         self._num_ending = sum(output.finish is not None for output in outputs)
         self._num_unfinished -= self._num_ending
-        self._listener.add(outputs, self.clock)
+        self._tally.add(outputs, self.clock)

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from benchmarks.simulate.cost import GPUS, MODELS, Efficiency, Hardware
-from benchmarks.simulate.measured.calibration import (
+from benchmarks.simulate.calibration import (
     CalibrationError,
     Observation,
     calibrated,
     fitted,
 )
+from benchmarks.simulate.cost import GPUS, MODELS, Efficiency, Hardware
 
 ASSUMED = Efficiency(bandwidth=0.8, flops=0.6, overhead_s=0.003)
 H200 = Hardware(MODELS["llama-2-7b"], GPUS["h200"], 1, ASSUMED)

@@ -1,1 +1,0 @@
-"""The simulator beside measurements: fitted step times, and runs that are replayed."""
