@@ -52,6 +52,7 @@ soak: setup  #: Good, bad and leaving clients and kills, a fuzz of the strategie
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.harm soak --seconds $(SECONDS) --json build/soak.json $(ARGS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.strategies.fuzz --seconds $(SECONDS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.engine.same_bits --seconds $(SECONDS)
+	ANSWERS=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/e2e/test_verify.py
 
 test: setup  ## Run all tests, a sample of wide matrices (ARGS='tests/core -k stop' for some)
 	$(PYTEST) $(ARGS)

@@ -1,4 +1,4 @@
-"""The command line: `serve`, `batch`, `explain` and `plan`."""
+"""The command line: `serve`, `batch`, `verify`, `explain` and `plan`."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ class Command:
     add_options: Callable[[argparse.ArgumentParser], None]
     examples: Sequence[str]
     """Arguments to show in the help."""
+    takes: str = ""
+    """An argument after MODEL, for the usage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         own = parsers.add_parser(
             name,
             help=command.text,
-            usage="%(prog)s [MODEL] [--option VALUE ...]",
+            usage=f"%(prog)s [MODEL]{command.takes} [--option VALUE ...]",
             description=command.text,
             epilog="\n".join(["examples:", *(f"  %(prog)s{line}" for line in command.examples)]),
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -136,6 +138,12 @@ def _batch(parsed: argparse.Namespace) -> int:
     return batch(
         parsed.input, parsed.output, model_dir, parsed.properties, flags, parsed.concurrency
     )
+
+
+def _verify(parsed: argparse.Namespace) -> int:
+    from container.verify.verify import verify  # lazy: it needs gevent
+
+    return verify(parsed.answers, _model_dir(parsed), parsed.properties, _flags(parsed))
 
 
 def _models(parsed: argparse.Namespace) -> OneModel | Mapping[str, Path]:
@@ -331,6 +339,16 @@ def _add_batch_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_verify_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "answers",
+        type=Path,
+        metavar="ANSWERS",
+        help="file with an answer as JSON, or with one on each line (docs/same-bits.md). Exit "
+        "code 0: all are equal, 1: one differs, 2: one cannot be computed here",
+    )
+
+
 COMMANDS = {
     "serve": Command(
         "start the container",
@@ -352,6 +370,13 @@ COMMANDS = {
             " --input requests.jsonl --output answers.jsonl",
             " DIR --input requests.jsonl --output answers.jsonl --batching continuous",
         ),
+    ),
+    "verify": Command(
+        "compute logged answers again, and say at which token they differ",
+        _verify,
+        _add_verify_options,
+        (" DIR answer.json", " --properties FILE answers.jsonl"),
+        takes=" ANSWERS",
     ),
     "explain": Command(
         "print all effective options with their sources, and the batching strategy",

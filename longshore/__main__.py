@@ -122,6 +122,7 @@ COMMANDS = {
         "show the strategy, and every option with the place that sets it", _container
     ),
     "batch": Command("answer all requests of a file", _container),
+    "verify": Command("compute logged answers again, and compare them bit by bit", _container),
     "plan": Command("estimate how many requests fit into an instance's GPU memory", _container),
     "compare": Command("load-test all strategies, and write a report", _compare, "loadtest"),
     "load": Command("load-test any server, or draw the report again", _load, "loadtest"),

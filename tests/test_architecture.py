@@ -65,6 +65,7 @@ PARTS = {
         ("front_end",),
         ("multi_model",),
         ("batch",),
+        ("verify",),
         ("__main__",),
     ),
     "container.apis": (

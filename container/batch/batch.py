@@ -8,9 +8,9 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import BinaryIO
 
@@ -75,9 +75,9 @@ def run_batch(
         todo = _todo(source, output, counts)
         if not todo:
             return counts
-        started = _started(command, model_dir, properties, num_workers, flags)
+        running = started(command, model_dir, properties, num_workers, flags)
         with (
-            started as container,
+            running as container,
             tqdm(total=len(todo), unit="request", disable=None) as bar,  # no bar without a terminal
         ):
             _Sender(container, out, counts, bar.update).send_all(source, todo, num_workers)
@@ -85,7 +85,7 @@ def run_batch(
 
 
 @contextmanager
-def _started(
+def started(
     command: Sequence[str],
     model_dir: Path | None,
     properties: Path | None,
@@ -200,15 +200,7 @@ class _Sender:
         return None
 
     def _exchange(self, line: Line, request_id: str) -> BatchResponse:
-        connection = UnixConnection(self._container.socket)
-        try:
-            headers = {"Content-Type": "application/json", "X-Request-Id": request_id}
-            with suppress(BrokenPipeError):  # the answer may come before the body is sent
-                connection.request(line.method, line.url, msgspec.json.encode(line.body), headers)
-            response = connection.getresponse()
-            body = response.read()
-        finally:
-            connection.close()
+        response, body = post(self._container, line.url, line.body, {"X-Request-Id": request_id})
         try:
             body = msgspec.json.format(body.decode(), indent=-1).encode()  # on one line
         except (UnicodeDecodeError, msgspec.DecodeError):  # not JSON, as a handler may answer
@@ -221,6 +213,21 @@ class _Sender:
             raise BatchStoppedError(self._failure)
         if self._container.exit_code is not None:
             raise BatchStoppedError(self._container.exit_reason())
+
+
+def post(
+    container: ModelContainer, url: str, body: object, headers: Mapping[str, str]
+) -> tuple[HTTPResponse, bytes]:
+    """Return the container's response to a JSON body. Raises OSError or HTTPException."""
+    connection = UnixConnection(container.socket)
+    try:
+        sent = {"Content-Type": "application/json", **headers}
+        with suppress(BrokenPipeError):  # the answer may come before the body is sent
+            connection.request("POST", url, msgspec.json.encode(body), sent)
+        response = connection.getresponse()
+        return response, response.read()
+    finally:
+        connection.close()
 
 
 def report(counts: Counter[str], seconds: float, output: Path) -> str:

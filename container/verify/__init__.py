@@ -1,0 +1,1 @@
+"""Computes logged answers again, and compares them (docs/same-bits.md)."""
