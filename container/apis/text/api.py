@@ -9,7 +9,7 @@ from container.apis.generation.generations import Generations
 from container.apis.generation.reply import ApiResponse, Reply
 from container.apis.text.batch import BatchReply, Item
 from container.apis.text.response import TextFormat
-from container.apis.text.schema import TextRequest, input_text, read_text_request
+from container.apis.text.schema import Batch, TextRequest, read_text_request
 from container.http.off_loop import Turns
 from container.http.request_context import RequestContext
 from core.errors import LongshoreError, RequestError
@@ -24,70 +24,64 @@ def start_text(
     """Start to answer a body with `inputs`, which is one input or a batch."""
     request = context.read(lambda: read_text_request(body, always_details=form.always_details))
     request = replace(request, decoding=generations.prepare(request.decoding))
-    inputs = Inputs(generations, context, request, form)
-    return inputs.start_batch() if request.is_batch else inputs.start_one()
+    start = Start(generations, context, form)
+    return start.one(request) if request.batch is None else start.all_of(request, request.batch)
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
-    """The inputs of one request."""
+class Start:
+    """Starts the answers to the inputs of one request."""
 
     generations: Generations
     context: RequestContext
-    request: TextRequest
     form: type[TextFormat]
 
-    def start_one(self) -> Reply:
+    def one(self, request: TextRequest) -> Reply:
         """Start the answer to the only input."""
-        text = self._text(0)
-        return self._start(0, text, *self._encode([text]))
+        self.generations.prompting.check_length(request.text, "inputs")
+        (prompt,) = self._encode([request.text], request)
+        return self._start(request, prompt)
 
-    def start_batch(self) -> BatchReply:
+    def all_of(self, request: TextRequest, batch: Batch) -> BatchReply:
         """Start the answers to a batch. Each input succeeds or fails on its own."""
-        num_inputs = len(self.request.inputs)
-        texts = [self._text_or_error(index) for index in range(num_inputs)]
-        prompts = self._encode([text if isinstance(text, str) else "" for text in texts])
+        requests = [self._of_input(request, batch, index) for index in range(len(batch.inputs))]
+        texts = [each.text if isinstance(each, TextRequest) else "" for each in requests]
         items: list[Item] = []
-        batch = BatchReply(items, self.context.id, stream=self.request.stream)
+        reply = BatchReply(items, self.context.id, stream=request.stream)
         turns = Turns()
         try:
-            for index, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
+            for each, prompt in zip(requests, self._encode(texts, request), strict=True):
                 turns.give()
-                items.append(self._start_or_error(index, text, prompt))
+                items.append(self._start_or_error(each, prompt))
         except BaseException:
-            batch.abort()
+            reply.abort()
             raise
-        return batch
+        return reply
 
-    def _text(self, index: int) -> str:
-        text, field = self.request.inputs[index], self.request.prompt_field(index)
-        checked = input_text(text, field)
-        self.generations.prompting.check_length(checked, field)
-        return checked
+    def _encode(self, texts: Sequence[str], request: TextRequest) -> Sequence[Sequence[int]]:
+        return self.generations.prompting.encode(texts, max_tokens=request.max_prompt_tokens)
 
-    def _encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        max_tokens = self.request.max_prompt_tokens
-        return self.generations.prompting.encode(texts, max_tokens=max_tokens)
-
-    def _start(self, index: int, text: str, prompt: Sequence[int]) -> Reply:
-        request, context = self.request, self.context
-        adapter = self.generations.choose_variant(context, request.adapters[index], None)
-        generation = self.generations.start(
-            context, prompt, request.decoding_of(index), variant=adapter
-        )
-        format = self.form(generation, text, request, self.generations.prompting.tokenizer)
+    def _start(self, request: TextRequest, prompt: Sequence[int]) -> Reply:
+        generations, context = self.generations, self.context
+        variant = generations.choose_variant(context, request.adapter, None)
+        generation = generations.start(context, prompt, request.decoding, variant=variant)
+        format = self.form(generation, request, generations.prompting.tokenizer)
         return Reply(format, generation, stream=request.stream)
 
-    def _text_or_error(self, index: int) -> str | RequestError:
+    def _of_input(
+        self, request: TextRequest, batch: Batch, index: int
+    ) -> TextRequest | RequestError:
         try:
-            return self._text(index)
+            its_own = request.of_input(batch, index)
+            self.generations.prompting.check_length(its_own.text, its_own.decoding.dialect.prompt)
         except RequestError as error:
             return error
+        return its_own
 
-    def _start_or_error(self, index: int, text: str | RequestError, prompt: Sequence[int]) -> Item:
-        if isinstance(text, RequestError):
-            return text
+    def _start_or_error(self, request: TextRequest | RequestError, prompt: Sequence[int]) -> Item:
+        if isinstance(request, RequestError):
+            return request
         try:
-            return self._start(index, text, prompt)
+            return self._start(request, prompt)
         except LongshoreError as error:
             return error

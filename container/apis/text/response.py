@@ -31,11 +31,8 @@ class TextFormat(Format):
     _of_sequence: ClassVar[Record] = {"seed": None, "prefill": []}
     """Fields of the answers after the first that have always these values."""
 
-    def __init__(
-        self, generation: Generation, inputs: str, request: TextRequest, tokenizer: Tokenizer
-    ) -> None:
+    def __init__(self, generation: Generation, request: TextRequest, tokenizer: Tokenizer) -> None:
         self._generation = generation
-        self._inputs = inputs
         self._request = request
         self._tokenizer = tokenizer
 
@@ -89,7 +86,7 @@ class TextFormat(Format):
         }
 
     def _text(self, answer: AnswerText) -> Record:
-        prompt = self._inputs if self._request.return_full_text else ""
+        prompt = self._request.text if self._request.return_full_text else ""
         return {"generated_text": prompt + answer.text}
 
     def _token_record(self, token: TokenText) -> Record:
@@ -150,7 +147,7 @@ class RollingFormat(TextFormat):
         return record
 
     def _own_details(self) -> Record:
-        return {"inputs": self._inputs}
+        return {"inputs": self._request.text}
 
     def _prompt(self) -> Record:
         return super()._prompt() if self._request.prompt_details else self._prompt_fields()

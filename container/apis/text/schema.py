@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from container.apis.generation.generation import Generation
@@ -42,6 +42,7 @@ from core.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_NEW_TOKENS = 30
 MAX_BATCH = INPUTS.maximum
+_ONE_EACH = "a list must have one adapter for each of a batch's inputs ({})"
 
 _DIALECT = Dialect(
     prompt="inputs",
@@ -147,12 +148,21 @@ TEXT_FIELDS: Fields = {
 
 
 @dataclass(frozen=True, slots=True)
+class Batch:
+    """The inputs of a batch, and the adapter of each."""
+
+    inputs: Sequence[object]
+    """Each is still to be checked, so that a bad one fails alone."""
+    adapters: Sequence[str | None]
+
+
+@dataclass(frozen=True, slots=True)
 class TextRequest:
-    inputs: tuple[object, ...]
-    """Each is still to be checked by `input_text`, so that a bad one of a batch fails alone."""
-    is_batch: bool
-    adapters: tuple[str | None, ...]
-    """The adapter of each input; None if the body names none."""
+    text: str
+    """The input; '' for those of a batch."""
+    adapter: str | None
+    """None if the body names none."""
+    batch: Batch | None
     decoding: Decoding
     stream: bool
     details: bool
@@ -168,20 +178,25 @@ class TextRequest:
         """Number of most likely tokens to return at each position, or None."""
         return self.decoding.params.logprobs
 
-    def prompt_field(self, index: int) -> str:
-        """Return the field name that errors use for one input."""
-        return f"inputs[{index}]" if self.is_batch else "inputs"
-
     def prompt_fields(self, generation: Generation, tokenizer: Tokenizer) -> Record:
         """Return vLLM's fields about the prompt for the details."""
         if not self.shows_prompt_logprobs:
             return {}
         return {"prompt_logprobs": prompt_logprobs(generation, tokenizer)}
 
-    def decoding_of(self, index: int) -> Decoding:
-        """Return the decoding of one input; in a batch, its errors name that input."""
-        dialect = replace(self.decoding.dialect, prompt=self.prompt_field(index))
-        return replace(self.decoding, dialect=dialect)
+    def of_input(self, batch: Batch, index: int) -> TextRequest:
+        """Return the request for one input of its batch. Errors name that input.
+
+        Raises RequestError if the input is not a text.
+        """
+        field = f"inputs[{index}]"
+        dialect = replace(self.decoding.dialect, prompt=field)
+        return replace(
+            self,
+            text=input_text(batch.inputs[index], field),
+            adapter=batch.adapters[index],
+            decoding=replace(self.decoding, dialect=dialect),
+        )
 
 
 def read_text_request(body: Mapping[str, object], *, always_details: bool = False) -> TextRequest:
@@ -190,7 +205,9 @@ def read_text_request(body: Mapping[str, object], *, always_details: bool = Fals
     Raises RequestError, naming the first bad field.
     """
     top_level = read_fields({**body, "inputs": None}, TEXT_FIELDS)
-    inputs, is_batch = _inputs(body.get("inputs"))
+    inputs, adapters = body.get("inputs"), top_level.get("adapters", None)
+    batch = _batch(inputs, adapters) if is_list(inputs) else None
+    text = input_text(inputs) if batch is None else ""
     parameter_body: Mapping[str, object] = top_level.get("parameters", {})
     if "max_new_tokens" in top_level:
         if parameter_body.get("max_new_tokens") is not None:
@@ -205,9 +222,9 @@ def read_text_request(body: Mapping[str, object], *, always_details: bool = Fals
     )
     _check_combinations(parameters, stream=stream, details=details)
     return TextRequest(
-        inputs=inputs,
-        is_batch=is_batch,
-        adapters=_adapters(top_level.get("adapters", None), len(inputs), is_batch=is_batch),
+        text=text,
+        adapter=_only(adapters) if batch is None else None,
+        batch=batch,
         decoding=decoding,
         stream=stream,
         details=details,
@@ -227,25 +244,20 @@ def input_text(value: object, field: str = "inputs") -> str:
     return value
 
 
-def _inputs(value: object) -> tuple[tuple[object, ...], bool]:
-    """Return the inputs, and whether they are a batch. The only input is checked."""
-    if not is_list(value):
-        return (input_text(value),), False
-    if not 0 < len(value) <= MAX_BATCH:
-        raise RequestError("inputs", f"expected 1 to {MAX_BATCH} inputs, not {len(value)}")
-    return tuple(value), True
+def _batch(inputs: Sequence[object], adapters: str | list[str] | None) -> Batch:
+    if not 0 < len(inputs) <= MAX_BATCH:
+        raise RequestError("inputs", f"expected 1 to {MAX_BATCH} inputs, not {len(inputs)}")
+    per_input = adapters if isinstance(adapters, list) else [adapters] * len(inputs)
+    if len(per_input) != len(inputs):
+        raise RequestError("adapters", _ONE_EACH.format(len(inputs)))
+    return Batch(inputs, per_input)
 
 
-def _adapters(
-    adapters: str | list[str] | None, count: int, *, is_batch: bool
-) -> tuple[str | None, ...]:
-    if not isinstance(adapters, list):
-        return (adapters,) * count
-    if not is_batch or len(adapters) != count:
-        raise RequestError(
-            "adapters", f"a list must have one adapter for each of a batch's inputs ({count})"
-        )
-    return tuple(adapters)
+def _only(adapters: str | list[str] | None) -> str | None:
+    """Return the adapter of a request that is no batch."""
+    if isinstance(adapters, list):
+        raise RequestError("adapters", _ONE_EACH.format(1))
+    return adapters
 
 
 def _describe(value: object) -> str:

@@ -22,7 +22,7 @@ class TgiFormat(TextFormat):
         return {**super()._in_stream(record), "index": self._num_sent}
 
     def _own_details(self) -> Record:
-        return {"inputs": self._inputs, **super()._own_details()}
+        return {"inputs": self._request.text, **super()._own_details()}
 
     def _token(self, token_id: int, text: str, logprob: float | None) -> Record:
         is_special = token_id in self._tokenizer.special_ids
@@ -36,7 +36,7 @@ class TgiListFormat(TgiFormat):
 
     def document(self) -> object:
         document = super().document()
-        return document if self._request.is_batch else [document]
+        return [document] if self._request.batch is None else document
 
 
 def tgi_error(failure: Failure) -> Record:
