@@ -95,9 +95,9 @@ class _Loader(Loader):
         self.elementwise = make_elementwise(CUDA)
         self._spent = spent
 
-    def format(self, parts: Sequence[Stored]) -> Dense:
+    def format(self, parts: Sequence[Stored], dtype: torch.dtype | None = None) -> Dense:
         dense = [part for part in parts if isinstance(part, Tensor)]
-        return _TimedDense(Dense.of(dense, CPU, DTYPE).weight, self._spent)
+        return _TimedDense(Dense.of(dense, CPU, dtype or DTYPE).weight, self._spent)
 
 
 class _Model:
