@@ -30,7 +30,6 @@ from core.errors import ConfigurationError
 from core.foreign_code import contained
 from core.process.internal_arguments import internal_arguments
 from core.process.processes import die_with_parent
-from engine.digest import digest_model
 from engine.ranks.order_types import LAUNCH, READY, AnyOrder, FailureReport, RankLaunch
 from engine.ranks.watch import Beats
 
@@ -119,6 +118,8 @@ def _run(
 
 def _require_same_model(launch: RankLaunch, model_dir: Path) -> None:
     """Raise ConfigurationError if the weights on this node differ from rank 0's."""
+    from engine.digest import digest_model
+
     if launch.model_digest and digest_model(model_dir) != launch.model_digest:
         raise ConfigurationError(
             f"the model in {model_dir} on this node differs from rank 0's: config.json or "
