@@ -1,26 +1,21 @@
 """For manual load tests in locust's web UI.
 
-Run `locust -f loadtest/locustfile.py --host http://localhost:8080`. A further page, /strategies,
-has a line for each strategy (`loadtest/by_strategy.py`). The number of users, spawn rate and run
-time are locust's own settings; the options added here choose what the users send. The workload
-repeats until the run is stopped. The loop is closed: a workload with arrival times is sent as fast
-as users get their responses.
+Run `locust -f loadtest/locustfile.py --host http://localhost:8080`. The number of users, spawn rate
+and run time are locust's own settings; the options added here choose what the users send. The
+workload repeats until the run is stopped. The loop is closed: a workload with arrival times is sent
+as fast as users get their responses.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from typing import Any
 
 from locust import events
-from locust.runners import LocalRunner
 
-from loadtest.by_strategy import ByStrategy
-from loadtest.load.record import Record
 from loadtest.load.request import PlannedRequest
 from loadtest.load.request_plan import Load, make_plan
 from loadtest.load.session import Session
@@ -45,14 +40,6 @@ def _add_options(parser: ArgumentParser) -> None:
     group.add_argument("--seed", type=int, default=0, help="seed for lengths and prompts")
 
 
-@events.init.add_listener
-def _add_page(environment: Any, **_: object) -> None:
-    environment.by_strategy = ByStrategy()
-    # With locust's own workers, this process does not see the requests.
-    if environment.web_ui is not None and isinstance(environment.runner, LocalRunner):
-        environment.by_strategy.serve(environment.web_ui.app)
-
-
 @events.test_start.add_listener
 def _begin(environment: Any, **_: object) -> None:
     options = environment.parsed_options
@@ -65,21 +52,15 @@ def _begin(environment: Any, **_: object) -> None:
         seed=options.seed,
     )
     plan = make_plan(WORKLOADS[options.workload], load, endpoint.words())
-    strategy = endpoint.strategy()
-    name = f"{options.workload} on {strategy or environment.host}"
+    name = f"{options.workload} on {endpoint.strategy() or environment.host}"
     environment.session = Session(
         _repeated(plan.requests),
         endpoint.connect,
         endpoint.make_schema(),
         name=name,
     )
-    environment.by_strategy.begin(name, strategy, time.monotonic())
-
-    def count(record: Record) -> None:
-        environment.by_strategy.add(record, time.monotonic())
-        environment.session.forget()  # a manual run may be long
-
-    environment.session.on_record = count
+    # A manual run may be long.
+    environment.session.on_record = lambda record: environment.session.forget()
 
 
 def _repeated(requests: tuple[PlannedRequest, ...]) -> Iterator[PlannedRequest]:
