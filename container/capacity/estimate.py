@@ -13,7 +13,8 @@ from container.capacity.decoder import DTYPE_BYTES, Decoder
 from container.capacity.instances import Instance
 from container.capacity.placement import place
 from core.configuration.kv_layout import bytes_per_block
-from core.configuration.options import Options, Reserved
+from core.configuration.options import Options
+from core.configuration.record import Reserved
 from core.configuration.sizing import (
     blocks_for,
     fit_length,

@@ -6,7 +6,8 @@ import argparse
 
 from container.configuration.properties import Setting
 from container.configuration.report import format_value
-from core.configuration.options import Option, option_table
+from core.configuration.options import option_table
+from core.configuration.record import Option
 
 _DESTINATION = "flag "
 """Prefix of flags in the parsed arguments. It has a space, unlike the names of other arguments."""

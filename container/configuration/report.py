@@ -12,7 +12,8 @@ from container.configuration.resolve import Configuration
 from core.configuration.batching import Choice
 from core.configuration.layout import layout_here, quantity
 from core.configuration.limits import LIMITS, Limit, OptionLimit
-from core.configuration.options import Option, Options, Value, option_table
+from core.configuration.options import Options, option_table
+from core.configuration.record import Option, Value
 from core.configuration.strategy_table import STRATEGIES
 from core.configuration.task import Task, choose_batching_of
 from core.errors import ConfigurationError

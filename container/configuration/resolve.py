@@ -16,7 +16,8 @@ from container.configuration.lmi import (
     is_built_in_handler,
 )
 from container.configuration.properties import Setting, read_properties
-from core.configuration.options import Option, Options, Value, make_options, option_table
+from core.configuration.options import Options, make_options, option_table
+from core.configuration.record import Option, Value
 from core.configuration.suggest import did_you_mean
 from core.errors import ConfigurationError
 

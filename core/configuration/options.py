@@ -8,13 +8,13 @@ of the records in `Options`. Keys are those of DJL Serving's LMI containers if L
 from __future__ import annotations
 
 import dataclasses
-import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal
 
+from core.configuration.record import Option, Record, Reserved, Value, option, rows_of
 from core.configuration.step_size import DEFAULT_PROMPT_SIZES
 from core.configuration.strategy_table import (
     PAGED_NAMES,
@@ -25,10 +25,7 @@ from core.configuration.strategy_table import (
 )
 from core.configuration.suggest import did_you_mean
 from core.errors import ConfigurationError
-from core.process.logs import LogFormat, LogLevel
 
-T = TypeVar("T")
-Value = str | int | float | bool | None
 RollingBatch = Literal["auto", "vllm", "lmi-dist", "scheduler", "disable"]
 KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 LoadFormat = Literal["auto", "dummy"]
@@ -49,68 +46,22 @@ ReasoningParserChoice = Literal["auto", "none", ReasoningParserName]
 _PAGED = ", ".join(PAGED_NAMES)
 
 
-def _option(
-    default: T,
-    doc: str,
-    *,
-    key: str | None = None,
-    minimum: float | None = None,
-    maximum: float | None = None,
-) -> T:
-    """Return a dataclass field with its documentation. key: None stands for `option.<name>`."""
-    metadata = {"doc": doc, "key": key, "minimum": minimum, "maximum": maximum}
-    return field(default=default, metadata=metadata)
-
-
-class Reserved(NamedTuple):
-    """Device memory that an option reserves beside the weights."""
-
-    what: str
-    key: str
-    """The option's."""
-    num_elements: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """Options with one owner. Every field is made by `_option`.
-
-    The constructor raises ConfigurationError if a value is out of range.
-    """
-
-    def __post_init__(self) -> None:
-        for row in rows_of(type(self)).values():
-            row.check(getattr(self, row.name))
-
-    @property
-    def only_for_text(self) -> str:
-        """A setting that works only for text generation, if the record has one; else ''."""
-        return ""
-
-    def reserved(self, linear_width: int) -> Reserved | None:
-        """Return the device memory that the record reserves beside the weights.
-
-        linear_width: inputs and outputs of all linear layers, added up.
-        """
-        return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions(Record):
     """Which model to serve, and under which name."""
 
-    model_id: str | None = _option(
+    model_id: str | None = option(
         None,
         "Directory or .tar.gz of the model, its s3:// address or Hugging Face id. "
         "Default: the model directory.",
     )
-    revision: str | None = _option(None, "Revision of a Hugging Face id.")
-    served_model_name: str | None = _option(
+    revision: str | None = option(None, "Revision of a Hugging Face id.")
+    served_model_name: str | None = option(
         None,
         "The model's name in responses, in /v1/models and in metrics. Default: the last part of "
         "its path or id. If several models are served, each has the name that it was loaded under.",
     )
-    engine: Literal["Python", "MPI"] = _option(
+    engine: Literal["Python", "MPI"] = option(
         "Python", "LMI's name of the engine. Both values run Longshore's own engine.", key="engine"
     )
 
@@ -119,47 +70,47 @@ class SourceOptions(Record):
 class ModelOptions(Record):
     """What the model computes, and which code computes it."""
 
-    trust_remote_code: bool = _option(False, "Run Python code from the model's directory.")
-    allow_pickle_weights: bool = _option(
+    trust_remote_code: bool = option(False, "Run Python code from the model's directory.")
+    allow_pickle_weights: bool = option(
         False,
         "Also load weights in *.bin files, which are pickle files. Only what is needed for tensors "
         "is unpickled (torch.load with weights_only).",
     )
-    load_format: LoadFormat = _option(
+    load_format: LoadFormat = option(
         "auto",
         "auto: load the weights beside config.json. dummy: create random weights on the device, "
         "to measure speed without a checkpoint.",
     )
-    task: str | None = _option(
+    task: str | None = option(
         None,
         "The container's task: text-generation, text2text-generation, text-embedding, "
         "question-answering, or a task of transformers' pipelines (for text, tables, images, "
         "audio, video), such as text-classification. Default: the task that the model is for.",
     )
-    pooling: Pooling | None = _option(
+    pooling: Pooling | None = option(
         None,
         "text-embedding: how to pool the vectors of the tokens. The values have their names from "
         "sentence-transformers. Default: as in the model's modules.json, else mean.",
     )
-    normalize: bool | None = _option(
+    normalize: bool | None = option(
         None,
         "text-embedding: scale every vector to length 1. Default: as in the model's modules.json, "
         "or true if the model has no such file.",
     )
-    executor: Literal["auto", "packed", "library"] = _option(
+    executor: Literal["auto", "packed", "library"] = option(
         "auto",
         "packed: run a decoder with Longshore's KV cache and attention. library: call "
         "transformers' generate on padded batches (only with the strategies none and dynamic). "
         "auto: packed if the architecture allows it, else library.",
     )
-    decoder: DecoderChoice = _option(
+    decoder: DecoderChoice = option(
         "auto",
         "packed: which code computes the layers. own: Longshore's code, for the families in "
         "docs/models.md. transformers: transformers' code, with attention replaced by Longshore's. "
         "auto: own if it supports the model and computes the same logits as transformers, else "
         "transformers.",
     )
-    chat_template: str | None = _option(
+    chat_template: str | None = option(
         None,
         "File with the chat template. The path is relative to the model's directory, or absolute. "
         "Default: the model's own template.",
@@ -174,36 +125,36 @@ class ModelOptions(Record):
 class UserCodeOptions(Record):
     """The user's own handler and hooks."""
 
-    entryPoint: str | None = _option(
+    entryPoint: str | None = option(
         None,
         "File with the user's own handler. The path is relative to serving.properties, or "
         "absolute. LMI's built-in handlers (djl_python.*) select Longshore's own engine. Default: "
         "model.py, if it exists.",
     )
-    install_requirements: bool = _option(
+    install_requirements: bool = option(
         True,
         "Install the missing packages of the requirements.txt that is beside a handler. They are "
         "installed under TMPDIR.",
     )
-    ping_hook: str | None = _option(
+    ping_hook: str | None = option(
         None,
         "FILE.py:FUNCTION, the function that answers /ping while the engine is healthy. The file "
         "is beside serving.properties or in the model directory (docs/handlers.md).",
     )
-    throttle_hook: str | None = _option(
+    throttle_hook: str | None = option(
         None,
         "FILE.py:FUNCTION, an async function of (request, call_next) that answers a request or "
         "passes it on. It runs around the other hooks.",
     )
-    pre_post_process_hook: str | None = _option(
+    pre_post_process_hook: str | None = option(
         None,
         "FILE.py:FUNCTION, an async function of (request, call_next) that may change every request "
         "and response.",
     )
-    pre_process_hook: str | None = _option(
+    pre_process_hook: str | None = option(
         None, "FILE.py:FUNCTION, a function that gets every request and may replace its body."
     )
-    post_process_hook: str | None = _option(
+    post_process_hook: str | None = option(
         None, "FILE.py:FUNCTION, a function that gets every response and may change it."
     )
 
@@ -212,42 +163,42 @@ class UserCodeOptions(Record):
 class BatchingOptions(Record):
     """The batching strategy and its limits."""
 
-    batching: Batching | None = _option(
+    batching: Batching | None = option(
         None,
         "The batching strategy. Default: the strategy that LMI's keys below select, if they are "
         "set. Otherwise paged for a decoder on the packed executor, none for a handler, and "
         "dynamic for all other models.",
     )
-    rolling_batch: RollingBatch | None = _option(
+    rolling_batch: RollingBatch | None = option(
         None,
         "LMI's key. scheduler selects continuous, disable selects none, and the other values "
         "select paged.",
     )
-    paged_attention: bool | None = _option(
+    paged_attention: bool | None = option(
         None,
         "LMI's key. false: continuous where option.rolling_batch selects paged or is not set. "
         "true: paged if option.rolling_batch is not set.",
     )
-    batch_size: int | None = _option(
+    batch_size: int | None = option(
         None, "dynamic: maximum requests per batch. A value above 1 selects dynamic. Default: 32.",
         key="batch_size", minimum=1,
     )  # fmt: skip
-    max_batch_delay: int = _option(
+    max_batch_delay: int = option(
         100,
         "dynamic: maximum time, in ms, to wait for a full batch.",
         key="max_batch_delay",
         minimum=0,
     )
-    max_rolling_batch_size: int = _option(
+    max_rolling_batch_size: int = option(
         256, f"{', '.join(ROLLING_NAMES)}: maximum sequences that run at once.", minimum=1
     )
-    max_rolling_batch_prefill_tokens: int | None = _option(
+    max_rolling_batch_prefill_tokens: int | None = option(
         None,
         "Maximum tokens in one step. Longer prompts are computed in chunks. "
         "Default: 8192 on CUDA, 512 on the CPU.",
         minimum=1,
     )
-    kv_reservation: KVReservation = _option(
+    kv_reservation: KVReservation = option(
         "max",
         "continuous: how many tokens to reserve for a sequence when it is admitted. max: "
         "max_model_len. pow2: the prompt, plus max_new_tokens rounded up to a power of two. "
@@ -259,20 +210,20 @@ class BatchingOptions(Record):
 class LoraOptions(Record):
     """LoRA adapters."""
 
-    enable_lora: bool = _option(
+    enable_lora: bool = option(
         False,
         "Serve LoRA adapters beside the model. A request names the adapter to use. This needs the "
         "packed executor.",
     )
-    max_loras: int = _option(
+    max_loras: int = option(
         4,
         "enable_lora: maximum adapters loaded at once. All of them stay in device memory.",
         minimum=1,
     )
-    max_lora_rank: int = _option(
+    max_lora_rank: int = option(
         16, "enable_lora: maximum rank of an adapter. Memory is reserved for it.", minimum=1
     )
-    adapters: str | None = _option(
+    adapters: str | None = option(
         None,
         "enable_lora: directory of the adapters to load at start. The path is relative to the "
         "model's directory, or absolute. Each adapter is a subdirectory in PEFT's format, and "
@@ -293,38 +244,38 @@ class LoraOptions(Record):
 class MemoryOptions(Record):
     """The KV cache and its memory."""
 
-    max_model_len: int | None = _option(
+    max_model_len: int | None = option(
         None, "Maximum tokens of a prompt and its answer together. Default: the model's limit.",
         minimum=2,
     )  # fmt: skip
-    block_size: int = _option(
+    block_size: int = option(
         16,
         "Tokens in one KV block. On CUDA, the kernels need 16, 32 or 64. With another size, "
         "attention runs on torch's SDPA, which is slow.",
         minimum=1,
     )
-    num_kv_blocks: int | None = _option(
+    num_kv_blocks: int | None = option(
         None, "Number of KV blocks. It replaces the number that the memory budget gives.", minimum=1
     )
-    enable_prefix_caching: bool = _option(
+    enable_prefix_caching: bool = option(
         True,
         f"{_PAGED}: keep K and V of full blocks, so that later prompts reuse cached prefixes.",
     )
-    preemption_mode: PreemptionMode = _option(
+    preemption_mode: PreemptionMode = option(
         "auto",
         f"{_PAGED}: what to do with the K and V of the newest requests when blocks run out. "
         "recompute: drop them, and compute them again later. swap: move them to host memory. auto: "
         "swap if recomputing takes more than one step, or if several answers share blocks; else "
         "recompute.",
     )
-    swap_space_gib: float | None = _option(
+    swap_space_gib: float | None = option(
         None,
         f"{_PAGED}: host memory in GiB for the swapped blocks of a copy, divided among the copy's "
         "ranks on a machine. Default: 4, but at most a quarter of the copy's equal part of the "
         "available memory. 0: always recompute.",
         minimum=0,
     )
-    kv_cache_memory_bytes: int | None = _option(
+    kv_cache_memory_bytes: int | None = option(
         None,
         "Bytes of memory for KV blocks. On CUDA, each GPU gets this many. On a CPU, each copy gets "
         "this many, which its ranks on a machine divide equally. Default on CUDA: the part of "
@@ -334,12 +285,12 @@ class MemoryOptions(Record):
         "size of its weights, 128 MiB, and the memory of one sequence of the maximum length.",
         minimum=1,
     )
-    kv_cache_dtype: KVCacheDType = _option(
+    kv_cache_dtype: KVCacheDType = option(
         "auto",
         "Type of K and V in memory. auto: the type of the weights. fp8, fp8_e4m3: e4m3, which "
         "takes half the memory of bf16.",
     )
-    gpu_memory_utilization: float = _option(
+    gpu_memory_utilization: float = option(
         0.9, "CUDA: fraction of the device's memory to use.", minimum=0.05, maximum=1.0
     )
 
@@ -348,12 +299,12 @@ class MemoryOptions(Record):
 class ExecutionOptions(Record):
     """Precision, devices, and how steps run on them."""
 
-    dtype: DType = _option(
+    dtype: DType = option(
         "auto",
         "Type of the weights. auto on CUDA: fp16 for an fp16 checkpoint, else bf16. auto on a CPU: "
         "bf16 if the hardware has it, else fp32.",
     )
-    quantize: Quantize | None = _option(
+    quantize: Quantize | None = option(
         None,
         "packed: quantize linear layers and experts while they are loaded. Embeddings, router and "
         "norms keep option.dtype. fp8, int8: one scale for each output. int4: one scale for each "
@@ -361,11 +312,11 @@ class ExecutionOptions(Record):
         "awq, gptq, compressed-tensors: not needed, but accepted, as in LMI, if the checkpoint's "
         "config.json names the same format.",
     )
-    device: Literal["auto", "cpu", "cuda"] = _option(
+    device: Literal["auto", "cpu", "cuda"] = option(
         "auto", "auto: CUDA if it is available, else the CPU."
     )
-    enforce_eager: bool = _option(False, "packed, CUDA: run all steps without CUDA graphs.")
-    cuda_graph_sizes: str | None = _option(
+    enforce_eager: bool = option(False, "packed, CUDA: run all steps without CUDA graphs.")
+    cuda_graph_sizes: str | None = option(
         None,
         "packed, CUDA: sizes of the CUDA graphs for steps with prompts, in prompt tokens and in "
         "ascending order, such as 64,128,256. A step is padded to the next size. A step that is "
@@ -373,19 +324,19 @@ class ExecutionOptions(Record):
         f"{','.join(map(str, DEFAULT_PROMPT_SIZES))}, but a size is left out if a measurement at "
         "start shows that a graph would not make its steps faster.",
     )
-    async_scheduling: bool | None = _option(
+    async_scheduling: bool | None = option(
         None,
         "packed: schedule a step while the device still computes the previous step. Default: true "
         "on CUDA, where this hides the host's work, and false on a CPU.",
     )
-    tensor_parallel_degree: str | None = _option(
+    tensor_parallel_degree: str | None = option(
         None,
         "Ranks that share one copy of the model. Each rank is a process with a GPU of its own or, "
         "on a CPU, with a share of the cores. max: one rank for each GPU, with the GPUs divided "
         "among the copies; one rank for a copy on a CPU. Default: 1. Only text generation with "
         "Longshore's own decoders can use several ranks.",
     )
-    model_loading_timeout: int = _option(
+    model_loading_timeout: int = option(
         1800, "Seconds after which a model that is not ready counts as failed.", minimum=1
     )
 
@@ -415,14 +366,14 @@ class ExecutionOptions(Record):
 class LayoutOptions(Record):
     """Machines and copies. A server or a fleet places them."""
 
-    nodes: int = _option(
+    nodes: int = option(
         1,
         "Machines that share one copy of the model. Each machine has an equal part of the ranks. "
         "Needs a fleet, which by itself uses several machines if one has fewer GPUs than "
         "option.tensor_parallel_degree.",
         minimum=1,
     )
-    copies: int = _option(
+    copies: int = option(
         1,
         "Copies of the model behind the port. Each copy has its own engine with "
         "option.tensor_parallel_degree ranks, and its own GPUs or share of the cores. Limits and "
@@ -435,175 +386,175 @@ class LayoutOptions(Record):
 class ServerOptions(Record):
     """The service around the engine."""
 
-    output_formatter: Literal["json", "jsonlines", "sse"] = _option(
+    output_formatter: Literal["json", "jsonlines", "sse"] = option(
         "jsonlines",
         "Format of a streamed answer if the request's Accept header names no format. json has the "
         "same effect as jsonlines on a streamed answer.",
     )
-    async_mode: bool | None = _option(
+    async_mode: bool | None = option(
         None,
         "LMI's key for the format of the answers to `inputs`. true: the format of LMI's "
         "asynchronous mode, whose tokens have the field logprob, and whose streams have the field "
         "index. false: the format of LMI's rolling batch, whose tokens have the field log_prob. "
         "Default: false if option.rolling_batch has another value than auto, else true.",
     )
-    tgi_compat: bool = _option(
+    tgi_compat: bool = option(
         False,
         "Answer in the format of text-generation-inference: the response is a list with one "
         "answer, it has logprob instead of log_prob and always has details, and streams are "
         "server-sent events.",
     )
-    tool_call_parser: ToolCallParser | None = _option(
+    tool_call_parser: ToolCallParser | None = option(
         None,
         "Format of the model's tool calls. The values are the names of vLLM's parsers. hermes: "
         "Hermes and Qwen. llama3_json: Llama 3. pythonic: Llama 3.2 and 4. openai: gpt-oss. If "
         "this option is not set, a request with tools is rejected, unless its tool_choice is none "
         "or forces a call.",
     )
-    reasoning_parser: ReasoningParserChoice = _option(
+    reasoning_parser: ReasoningParserChoice = option(
         "auto",
         "Format of the model's reasoning, which chats return apart from the content. auto: detect "
         "the format from the chat template. none: leave the reasoning in the content. The other "
         "values are the names of vLLM's parsers.",
     )
-    job_queue_size: int = _option(
+    job_queue_size: int = option(
         1000,
         "Maximum waiting requests. A further request gets the status of option.overload_status.",
         key="job_queue_size",
         minimum=1,
     )
-    job_queue_tokens: int = _option(
+    job_queue_tokens: int = option(
         2**22,
         "Maximum prompt tokens of all waiting requests. A request's prompt counts once for each of "
         "its answers. A request that would exceed the maximum gets the status of "
         "option.overload_status, unless no other request waits.",
         minimum=1,
     )
-    overload_status: OverloadStatus = _option(
+    overload_status: OverloadStatus = option(
         "503",
         "Status of a request that is refused because the server is busy, such as when its queue is "
         "full.",
     )
-    max_request_size: int = _option(
+    max_request_size: int = option(
         16 * 2**20,
         "Maximum bytes of a request's body. A request with a larger body gets status 413.",
         key="max_request_size",
         minimum=1,
     )
-    max_body_memory: int = _option(
+    max_body_memory: int = option(
         2**30,
         "Maximum bytes of the bodies that a front-end process holds for all its requests "
         "together. A request that would exceed the maximum gets the status of "
         "option.overload_status, unless the process holds no other body.",
         minimum=1,
     )
-    max_connections: int = _option(
+    max_connections: int = option(
         4096,
         "Maximum open connections of a front-end process. To accept one more connection, the "
         "process closes the one that has been idle longest. If no connection is idle, the new one "
         "gets status 503.",
         minimum=1,
     )
-    header_timeout: int = _option(
+    header_timeout: int = option(
         10,
         "Seconds within which the head of a request must arrive, counted from its first byte.",
         minimum=1,
     )
-    body_timeout: int = _option(
+    body_timeout: int = option(
         60, "Seconds within which the body of a request must arrive.", minimum=1
     )
-    write_timeout: int = _option(
+    write_timeout: int = option(
         5,
         "Seconds for which a client may leave a full send buffer (256 KiB) unread. After that, the "
         "connection is closed and the request is aborted.",
         minimum=1,
     )
-    cors_allowed_origin: str | None = _option(
+    cors_allowed_origin: str | None = option(
         None,
         "Origin whose pages may call this server from a browser, such as https://example.com. *: "
         "all origins. Default: none.",
         key="cors_allowed_origin",
     )
-    predict_timeout: int = _option(
+    predict_timeout: int = option(
         240, "Seconds after which an unfinished request fails with an error.", minimum=1
     )
-    heartbeat_timeout: int = _option(
+    heartbeat_timeout: int = option(
         60,
         "Seconds without a finished step after which /ping reports that the engine is stuck.",
         minimum=2,
     )
-    retry_threshold: int = _option(
+    retry_threshold: int = option(
         0, "How often to restart a dead engine before the container exits.",
         key="retry_threshold", minimum=0,
     )  # fmt: skip
-    enable_stateful_sessions: bool = _option(
+    enable_stateful_sessions: bool = option(
         False, "Support SageMaker's stateful sessions, for sticky routing."
     )
-    sessions_path: str = _option(
+    sessions_path: str = option(
         "/dev/shm/longshore-sessions",
         "Directory of the open sessions. All front-end processes use it.",
     )
-    sessions_expiration: int = _option(
+    sessions_expiration: int = option(
         1200, "Seconds after which an unused session expires.", minimum=1
     )
-    local_runtime_api: bool = _option(
+    local_runtime_api: bool = option(
         False,
         "Also serve SageMaker's runtime routes (/endpoints/NAME/invocations and "
         "...-response-stream), so that boto3's sagemaker-runtime client works without AWS.",
     )
-    api_keys_file: str | None = _option(
+    api_keys_file: str | None = option(
         None,
         "File with one API key per line: KEY [name=NAME] [requests_per_minute=N] "
         "[tokens_per_minute=N]. Requests without a valid key get status 401, except for health "
         "checks, OPTIONS requests and the files of the live page. The path is relative to the "
         "working directory, or absolute.",
     )
-    ssl_certfile: str | None = _option(
+    ssl_certfile: str | None = option(
         None,
         "PEM file with the server's certificate and its chain. With option.ssl_keyfile, the port "
         "speaks only HTTPS (TLS 1.2 or newer).",
     )
-    ssl_keyfile: str | None = _option(None, "PEM file with the certificate's private key.")
-    cloudwatch_metrics_period: int | None = _option(
+    ssl_keyfile: str | None = option(None, "PEM file with the certificate's private key.")
+    cloudwatch_metrics_period: int | None = option(
         None,
         "Write a line of metrics to stdout every so many seconds, in CloudWatch's embedded metric "
         "format. Default: no such lines.",
         minimum=1,
     )
-    source_roots: str | None = _option(
+    source_roots: str | None = option(
         None,
         "Directories, separated by colons, from which POST /adapters and POST /models may load. "
         "The model's directory and the directory in option.adapters are always allowed. Default: "
         "/opt/ml.",
     )
-    ui: Literal["auto", "true", "false"] = _option(
+    ui: Literal["auto", "true", "false"] = option(
         "auto",
         "Serve a live page at /, which shows the batch and the KV blocks (text generation only). "
         "auto: only to clients on the same machine that use the name localhost or a loopback "
         "address.",
     )
-    http_workers: int | None = _option(
+    http_workers: int | None = option(
         None,
         "Number of front-end processes. Default: one for every four cores, but at least one.",
         minimum=1,
     )
-    log_format: LogFormat = _option(
+    log_format: Literal["text", "json"] = option(
         "text",
         "Format of the log lines. json: every line is one JSON object, also while the container "
         "starts.",
     )
-    log_level: LogLevel = _option(
+    log_level: Literal["debug", "info", "warning", "error"] = option(
         "info",
         "Lowest level of the messages that are logged. The lines of option.log_requests have the "
         "level info.",
     )
-    log_requests: Literal["false", "true", "bodies"] = _option(
+    log_requests: Literal["false", "true", "bodies"] = option(
         "false",
         "Log a line for each request, with its id, its status, its numbers of tokens, and its "
         "seconds in the queue, until the first token and in total. bodies: also log the first "
         "2,000 characters of the body, which has the prompt.",
     )
-    otlp_traces_endpoint: str | None = _option(
+    otlp_traces_endpoint: str | None = option(
         None,
         "URL of a collector that takes OpenTelemetry's traces over HTTP, such as "
         "http://localhost:4318/v1/traces. The collector then gets spans for each request. This "
@@ -649,71 +600,6 @@ class Options:
         return dataclasses.replace(self, **records)
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One row of the table: a field of a record."""
-
-    name: str
-    key: str
-    kind: type[str] | type[int] | type[float] | type[bool]
-    values: tuple[str, ...]
-    optional: bool
-    default: Value
-    minimum: float | None
-    maximum: float | None
-    doc: str
-
-    @property
-    def kind_text(self) -> str:
-        """The type as text for users: the allowed values if they are listed."""
-        names = {str: "text", int: "integer", float: "number", bool: "true, false"}
-        return ", ".join(self.values) if self.values else names[self.kind]
-
-    def parse(self, text: str) -> Value:
-        """Convert the text of a properties file or an environment variable to a value.
-
-        An empty text is None if the option allows that. Raises ConfigurationError for a text that
-        cannot be converted.
-        """
-        stripped = text.strip()
-        if not stripped and self.optional:
-            return None
-        if self.kind is bool:
-            return self._parse_bool(stripped)
-        try:
-            return self.kind(stripped)
-        except ValueError:
-            raise ConfigurationError(
-                f"{self.key}={text}: expected {_article(self.kind_text)}"
-            ) from None
-
-    def check(self, value: object) -> None:
-        """Raise ConfigurationError if `value` has the wrong type or is out of range."""
-        if value is None and self.optional:
-            return
-        accepted = (int, float) if self.kind is float else (self.kind,)
-        if not isinstance(value, accepted) or (isinstance(value, bool) and self.kind is not bool):
-            raise ConfigurationError(f"{self.key}={value}: expected {_article(self.kind_text)}")
-        if self.values and value not in self.values:
-            raise ConfigurationError(
-                f"{self.key}={value}: expected one of {', '.join(self.values)}"
-                f"{did_you_mean(str(value), self.values)}"
-            )
-        if isinstance(value, int | float):
-            self._check_range(value)
-
-    def _parse_bool(self, text: str) -> bool:
-        if text.lower() in ("true", "false"):
-            return text.lower() == "true"
-        raise ConfigurationError(f"{self.key}={text}: expected true or false")
-
-    def _check_range(self, value: float) -> None:
-        if self.minimum is not None and not value >= self.minimum:
-            raise ConfigurationError(f"{self.key}={value}: must be at least {self.minimum}")
-        if self.maximum is not None and not value <= self.maximum:
-            raise ConfigurationError(f"{self.key}={value}: must be at most {self.maximum}")
-
-
 @cache
 def _records() -> Mapping[str, type[Record]]:
     """Return the class of each record by its name in `Options`."""
@@ -752,33 +638,3 @@ def _by_record(values: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
         is_text = option_table()[name].kind is str and type(value) is int
         grouped.setdefault(owners()[name], {})[name] = str(value) if is_text else value
     return grouped
-
-
-@cache
-def rows_of(record: type[Record]) -> Mapping[str, Option]:
-    """Return the rows of a record by name, in the order of its fields."""
-    hints = typing.get_type_hints(record)
-    return {item.name: _row(item, hints[item.name]) for item in dataclasses.fields(record)}
-
-
-def _row(item: dataclasses.Field[Value], hint: object) -> Option:
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    alternatives: tuple[object, ...] = typing.get_args(hint) if is_union else (hint,)
-    bare = [hint for hint in alternatives if hint is not type(None)]
-    choices = bare[0] if typing.get_origin(bare[0]) is Literal else None
-    metadata = typing.cast(dict[str, typing.Any], item.metadata)
-    return Option(
-        name=item.name,
-        key=metadata["key"] or f"option.{item.name}",
-        kind=str if choices else typing.cast(type[str], bare[0]),
-        values=typing.get_args(choices) if choices else (),
-        optional=len(bare) < len(alternatives),
-        default=typing.cast(Value, item.default),
-        minimum=metadata["minimum"],
-        maximum=metadata["maximum"],
-        doc=metadata["doc"],
-    )
-
-
-def _article(kind: str) -> str:
-    return f"one of {kind}" if "," in kind else f"a{'n' * (kind[0] in 'aeiou')} {kind}"

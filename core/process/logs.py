@@ -8,9 +8,6 @@ import sys
 from datetime import UTC, datetime
 from typing import Literal
 
-LogFormat = Literal["text", "json"]
-LogLevel = Literal["debug", "info", "warning", "error"]
-
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 JSON_START = '{"time":'
 """The beginning of every line of a JSON log."""
@@ -18,7 +15,7 @@ _FIELDS = "fields"
 Value = str | int | float | None
 
 
-def configure_logs(log_format: LogFormat, level: LogLevel, model: str = "") -> None:
+def configure_logs(log_format: Literal["text", "json"], level: str, model: str = "") -> None:
     """Send this process's log to stderr.
 
     model: the model's name, for every line of a JSON log. If empty, the lines have no such field.

@@ -21,7 +21,8 @@ import torch
 from tqdm import tqdm
 
 from core.configuration.hub import from_hub
-from core.configuration.options import Options, Value, make_options, owners
+from core.configuration.options import Options, make_options, owners
+from core.configuration.record import Value
 from core.configuration.task import choose_task
 from core.errors import ConfigurationError, EngineUnavailableError, RequestError
 from core.part import Part

@@ -11,7 +11,8 @@ from transformers import AutoConfig
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.shapes import DRY_SHAPE, SHAPES, Config, write_config
-from core.configuration.options import Options, Value, make_options
+from core.configuration.options import Options, make_options
+from core.configuration.record import Value
 from engine.build import build_engine
 from engine.device import DTYPES
 from engine.engine import Engine

@@ -21,7 +21,7 @@ from benchmarks.gpu.engine.generate import Serve
 from benchmarks.gpu.shapes import kv_bytes_per_token
 from benchmarks.load.closed_loop import ClosedLoop
 from benchmarks.load.workload import DRY_LOAD, FULL_LOAD, Load
-from core.configuration.options import Value
+from core.configuration.record import Value
 
 WARM_UP_TOKENS = 4
 WARM_UP_SEED = 1

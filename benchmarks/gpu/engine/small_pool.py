@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.engine.serve import load_of, run_engine
-from core.configuration.options import Options, Value
+from core.configuration.options import Options
+from core.configuration.record import Value
 
 CASES: dict[str, dict[str, Value]] = {
     "paged": {"batching": "paged"},
