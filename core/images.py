@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from core.errors import RequestError
 from core.part import Part
 
 NO_IMAGES = (
@@ -112,9 +113,16 @@ class ReadImages(msgspec.Struct, frozen=True):
     add_special_tokens: bool
 
 
-class EncodedPrompt(msgspec.Struct, frozen=True, tag=True):
-    """A prompt as the engine takes it."""
+def check_images(
+    images: Sequence[PromptImage], num_tokens: int, *, takes_images: bool, is_cut: bool
+) -> None:
+    """Raise RequestError if the model takes no images, or not these of a prompt.
 
-    token_ids: Sequence[int]
-    images: tuple[PromptImage, ...] = ()
-    """In the order of their positions."""
+    num_tokens: those of the prompt. is_cut: whether it may be truncated.
+    """
+    if not takes_images:
+        raise RequestError("messages", NO_IMAGES)
+    if is_cut:
+        raise RequestError("truncate_prompt_tokens", "cannot cut a prompt with images")
+    if images[-1].end > num_tokens:
+        raise RequestError("images", f"the last one ends at token {images[-1].end} of {num_tokens}")

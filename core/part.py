@@ -1,7 +1,7 @@
 """A part of a sequence: what one feature adds to it. A feature of an engine makes such parts.
 
 A plain sequence has none, and nobody who schedules it knows one part from another: it asks all of
-them. Code of a feature finds its own part with `of`: `Images.of(sequence.parts)`.
+them. Code of a feature finds its own part with `of`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from core.errors import RequestError
-from core.images import NO_IMAGES, PromptImage
 from core.protocol.messages import Facts
 from core.sampling import NO_LIMIT, SamplingParams
 
@@ -16,7 +15,6 @@ def checked(
     prompt_token_ids: Sequence[int],
     params: SamplingParams,
     facts: Facts,
-    images: Sequence[PromptImage] = (),
     *,
     prompt: str = "prompt",
 ) -> SamplingParams:
@@ -24,8 +22,8 @@ def checked(
 
     prompt: the name of the client's field with the prompt, for the texts of errors.
 
-    Raises RequestError if the engine can never run the request. Its field is `prompt`, `images` or
-    one of SamplingParams.
+    Raises RequestError if the engine can never run the request. Its field is `prompt` or one of
+    SamplingParams.
     """
     room = _room(prompt_token_ids, facts)
     if params.max_tokens == NO_LIMIT:
@@ -40,8 +38,6 @@ def checked(
     for field, reason in facts.unavailable.items():
         if getattr(params, field) is not None:
             raise RequestError(field, reason)
-    if images:
-        check_images(images, params, facts, len(prompt_token_ids))
     return params
 
 
@@ -78,15 +74,3 @@ def _check_token_ids(params: SamplingParams, vocab_size: int) -> None:
 def _check_range(field: str, token_ids: Collection[int], vocab_size: int) -> None:
     if len(token_ids) and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
         raise RequestError(field, f"token ids are 0 to {vocab_size - 1}")
-
-
-def check_images(
-    images: Sequence[PromptImage], params: SamplingParams, facts: Facts, num_prompt: int
-) -> None:
-    """Raise RequestError if the model takes no images, or not these of a prompt."""
-    if not facts.takes_images:
-        raise RequestError("messages", NO_IMAGES)
-    if params.truncate_prompt_tokens is not None:
-        raise RequestError("truncate_prompt_tokens", "cannot cut a prompt with images")
-    if images[-1].end > num_prompt:
-        raise RequestError("images", f"the last one ends at token {images[-1].end} of {num_prompt}")

@@ -17,7 +17,7 @@ from tests.measures.trace import Function, Trace
 from tests.measures.tree import ROOT, closure, files, imports
 
 SMEAR = {
-    "images": 21,
+    "images": 13,
     "adapters": 18,
     "ranks": 15,
     "copies": 10,

@@ -1,4 +1,4 @@
-"""The helper processes of a worker: one for grammars and long conversations, one for images."""
+"""The helper processes of a worker: one for grammars and long conversations, one for media."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ import msgspec
 
 from container.isolation.child import Child
 from container.isolation.jobs import Compile, Done, Render, Reply, Setup
+from container.isolation.media import media_reader
 from container.schema.kinds import check_integers
 from core.configuration.limits import GRAMMAR
 from core.errors import RequestError
-from core.images import EncodedPrompt, ReaderSetup, ReadImages
-from core.process.frames import Refused
+from core.protocol.messages import EncodedPrompt
 from core.structured_outputs import StructuredOutputsParams
 from core.text.chat_template import ChatTemplateSource
 from core.text.grammar import FIELD
 
-MAX_READER_WAIT_S = 120.0
-"""Importing transformers takes long on a busy machine, and so do the images of several requests."""
 MAX_KEPT = 64
 """Constraints whose grammars are kept, since most clients send the same few again and again."""
 
 
 class Helper:
-    """Sends jobs to `container.isolation.process` and `engine.vision.reader`.
+    """Sends jobs to `container.isolation.process`, and those with media to a process of their own.
 
     All calls must come from greenlets of one thread, and may raise what `Child.perform` raises.
     """
@@ -33,10 +31,7 @@ class Helper:
     def __init__(self, model_dir: Path, template: ChatTemplateSource | None) -> None:
         setup = Setup(str(model_dir), template)
         self._child = Child[Done]("container.isolation.process", setup, Reply)
-        reader = ReaderSetup(str(model_dir))
-        self._reader = Child[EncodedPrompt](
-            "engine.vision.reader", reader, EncodedPrompt | Refused, MAX_READER_WAIT_S
-        )
+        self._reader = media_reader(model_dir)
         self._kept: OrderedDict[bytes, StructuredOutputsParams] = OrderedDict()
 
     def grammar(
@@ -68,11 +63,9 @@ class Helper:
             check_integers(job.variables, "chat_template_kwargs")
             raise
 
-    def read_images(self, job: ReadImages) -> EncodedPrompt:
-        """Return the prompt of a conversation with images.
-
-        Raises RequestError if a file is not an image, or the model's processor refuses it.
-        """
+    def read_media(self, job: msgspec.Struct) -> EncodedPrompt:
+        """Return the prompt of a conversation with media. Raises RequestError for an invalid file,
+        or if the model's processor refuses it."""
         return self._reader.perform(job, "messages")
 
     def close(self) -> None:

@@ -30,6 +30,7 @@ Any other id ends with one `Performed` that has `is_last`, or one `Failed`, unle
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -37,7 +38,7 @@ import msgspec
 from core.configuration.strategy_table import Batching
 from core.errors import FailureKind, LongshoreError, RequestError
 from core.foreign_code import reason_of
-from core.images import PromptImage
+from core.images import PromptImage, check_images
 from core.output import Output
 from core.protocol.snapshot import Snapshot
 from core.protocol.stats import Stats
@@ -64,6 +65,22 @@ class NewRequest(Message, frozen=True):
         return 0
 
 
+class EncodedPrompt(msgspec.Struct, frozen=True, tag=True):
+    """A prompt as the engine takes it."""
+
+    token_ids: Sequence[int]
+    images: tuple[PromptImage, ...] = ()
+    """In the order of their positions."""
+
+    def check(self, params: SamplingParams, facts: Facts) -> None:
+        """Raise RequestError if the engine cannot take what the prompt has besides tokens."""
+        if self.images:
+            is_cut = params.truncate_prompt_tokens is not None
+            check_images(
+                self.images, len(self.token_ids), takes_images=facts.takes_images, is_cut=is_cut
+            )
+
+
 class Submit(NewRequest, frozen=True):
     """Generate text."""
 
@@ -73,6 +90,16 @@ class Submit(NewRequest, frozen=True):
     """Name of a loaded variant; '' for the model itself."""
     images: tuple[PromptImage, ...] = ()
     """The images of the prompt, in the order of their positions."""
+
+    @classmethod
+    def of(
+        cls, prompt: EncodedPrompt, token_ids: Sequence[int], params: SamplingParams, variant: str
+    ) -> Submit:
+        """Return the request for a prompt. Its id is still to be set.
+
+        token_ids: those of the prompt that are left after truncation.
+        """
+        return cls("", list(token_ids), params, variant, prompt.images)
 
     @property
     def num_queued_tokens(self) -> int:

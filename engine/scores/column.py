@@ -96,7 +96,7 @@ def add_scores(
 def split_plan(plan: StepPlan, max_rows: int) -> list[StepPlan]:
     """Split the plan into parts that score at most `max_rows` rows each.
 
-    An image that one pass must compute whole may need more. The first part gets the block moves.
+    Tokens that one pass must compute together may need more. The first part gets the block moves.
     """
     parts: list[list[Chunk]] = [[]]
     room = max_rows
@@ -105,7 +105,7 @@ def split_plan(plan: StepPlan, max_rows: int) -> list[StepPlan]:
         while len(rest.extra_rows) > room:
             cut = rest.sequence.chunk_end(rest.extra_rows[room]) if room > 0 else rest.start
             if cut <= rest.start and room == max_rows:
-                break  # an image that one pass must compute whole needs more rows
+                break  # tokens that one pass must compute together need more rows
             if cut > rest.start:
                 parts[-1].append(_until(rest, cut))
                 rest = _from(rest, cut)

@@ -8,8 +8,7 @@ from core.configuration.limits import IMAGES_IN_USE
 from core.errors import OverloadedError
 from core.images import Images
 from core.part import Part
-from core.protocol.messages import Facts, Submit
-from core.request_check import check_images
+from core.protocol.messages import EncodedPrompt, Facts, Submit
 
 
 def image_parts(
@@ -22,7 +21,7 @@ def image_parts(
     """
     if not message.images:
         return ()
-    check_images(message.images, message.params, facts, len(message.prompt_token_ids))
+    EncodedPrompt(message.prompt_token_ids, message.images).check(message.params, facts)
     part = Images(message.images)
     others = (other.num_bytes for other in in_use() if isinstance(other, Images))
     if part.num_bytes + sum(others) > IMAGES_IN_USE.maximum:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoTokenizer, Gemma3Processor, Idefics3Processor
 
-from core.images import Array, EncodedPrompt, PromptImage
+from core.images import Array, PromptImage
+from core.protocol.messages import EncodedPrompt
 
 DIGEST_BYTES = 16
 

@@ -18,10 +18,11 @@ import msgspec
 from core.configuration.limits import IMAGE_PIXELS
 from core.errors import ConfigurationError, RequestError
 from core.foreign_code import EscapedError, contained
-from core.images import EncodedPrompt, PromptImage, ReaderSetup, ReadImages
+from core.images import PromptImage, ReaderSetup, ReadImages
 from core.process.frames import run_helper
 from core.process.internal_arguments import internal_arguments
 from core.process.processes import cpu_limit, limit_memory
+from core.protocol.messages import EncodedPrompt
 from engine.vision.families import VISION_FAMILIES
 from engine.vision.image_file import read_image
 

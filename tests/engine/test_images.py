@@ -20,8 +20,8 @@ from transformers import (
 
 from core.configuration.limits import IMAGES_IN_USE
 from core.errors import ConfigurationError, OverloadedError, RequestError
-from core.images import EncodedPrompt, ImageFile, ReadImages
-from core.protocol.messages import Submit
+from core.images import ImageFile, ReadImages
+from core.protocol.messages import EncodedPrompt, Submit
 from core.sampling import Finish
 from engine import LLM, SamplingParams
 from engine.attention.backends import CpuBackend

@@ -68,6 +68,7 @@ _FEATURES = (
             "engine/loading/image_encoder.py",
             "core/images.py",
             "container/apis/generation/media.py",
+            "container/isolation/media.py",
             *_TASKS,  # among them pipelines whose inputs are images
         ),
         # images of containers, and pipelines

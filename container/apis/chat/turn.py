@@ -79,11 +79,10 @@ def start_turn(service: GenerationService, context: RequestContext, turn: Turn) 
     tags = tokenizer.ids_of(reasoning[0].special_tokens) if reasoning[0] else {}
     generation = service.generations.start(
         context,
-        prompt.token_ids,
+        prompt,
         decoding,
         variant=variant,
         kept_special_ids={*marks.values(), *tags.values()},
-        images=prompt.images,
     )
     parsers = [AnswerParser(*pair) for pair in zip(reasoning, tools, strict=True)]
     return StartedTurn(generation, parsers, variant or service.model_name)

@@ -22,6 +22,7 @@ from container.apis.openai import Envelope
 from container.http.off_loop import Turns
 from container.http.request_context import RequestContext
 from container.http.route import Api, Body, post
+from core.protocol.messages import EncodedPrompt
 
 
 def start_completion(
@@ -55,7 +56,8 @@ def _start_all(
     try:
         for prompt in prompts:
             turns.give()
-            generations.append(starter.start(context, prompt, decoding, variant=variant))
+            encoded = EncodedPrompt(prompt)
+            generations.append(starter.start(context, encoded, decoding, variant=variant))
     except BaseException:
         for generation in generations:
             generation.abort("refused")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from container.apis.generation.generation import Generation
@@ -11,10 +11,8 @@ from container.apis.generation.sampling import Decoding
 from container.http.deadline import Deadline
 from container.http.request_context import DIGEST_HEADER, RequestContext
 from container.wire.token_stream import TokenStream
-from core.images import PromptImage
-from core.protocol.messages import Facts, Submit
+from core.protocol.messages import EncodedPrompt, Facts, Submit
 from core.request_check import checked
-from core.sampling import SamplingParams
 from core.text.answers import Answers
 
 
@@ -58,23 +56,26 @@ class Generations:
     def start(
         self,
         context: RequestContext,
-        prompt: Sequence[int],
+        prompt: EncodedPrompt,
         decoding: Decoding,
         *,
         variant: str,
         kept_special_ids: Collection[int] = (),
-        images: tuple[PromptImage, ...] = (),
     ) -> Generation:
-        """Submit a request for the prompt's token ids to the engine.
+        """Submit a request for the prompt to the engine.
 
         variant: a name, or ''. kept_special_ids: the special tokens that stay in the answers' text.
 
         Raises RequestError if the prompt is too long or has token ids that the model does not know.
         """
-        token_ids = decoding.params.truncated(prompt, self._engines.facts.max_model_len)
-        params = self._params(token_ids, decoding, images)
+        facts = self._engines.facts
+        token_ids = decoding.params.truncated(prompt.token_ids, facts.max_model_len)
+        with decoding.dialect.names_errors():
+            params = checked(token_ids, decoding.params, facts, prompt=decoding.dialect.prompt)
+            prompt.check(params, facts)
+        decoding.check_result(len(token_ids))
         submitted = context.record.now()
-        request = Submit("", list(token_ids), params, variant, images)
+        request = Submit.of(prompt, token_ids, params, variant)
         if digest := self._engines.digest(variant):
             context.response_headers[DIGEST_HEADER] = digest
         stream = self._engines.submit(request, context.session)
@@ -88,21 +89,3 @@ class Generations:
             context.charge,
             context.record,
         )
-
-    def _params(
-        self,
-        prompt_token_ids: Sequence[int],
-        decoding: Decoding,
-        images: tuple[PromptImage, ...],
-    ) -> SamplingParams:
-        """Return the sampling parameters, with `max_tokens` resolved for this prompt.
-
-        Raises RequestError that names the client's field.
-        """
-        dialect, facts = decoding.dialect, self._engines.facts
-        with dialect.names_errors():
-            params = checked(
-                prompt_token_ids, decoding.params, facts, images, prompt=dialect.prompt
-            )
-        decoding.check_result(len(prompt_token_ids))
-        return params

@@ -12,7 +12,8 @@ from typing import Any, cast
 from container.schema.kinds import Schema, object_schema
 from core.configuration.limits import IMAGE_BYTES, IMAGES
 from core.errors import RequestError
-from core.images import ImageFile
+from core.images import NO_IMAGES, ImageFile, ReadImages
+from core.protocol.messages import Facts
 
 Part = dict[str, str]
 """A part of a message's content, for the template: a text, or the place of an image."""
@@ -48,11 +49,20 @@ class Media:
         """field: the request's field that holds the conversation, for errors."""
         self.field, self.form, self.allowed = field, form, allowed
         self._files: list[ImageFile] = []
+        """In the order of the parts of type `image` that the template sees."""
 
-    @property
-    def files(self) -> tuple[ImageFile, ...]:
-        """The images, in the order of the parts of type `image` that the template sees."""
-        return tuple(self._files)
+    def __bool__(self) -> bool:
+        """Whether the conversation has images."""
+        return bool(self._files)
+
+    def check(self, facts: Callable[[], Facts]) -> None:
+        """Raise RequestError if there are images, but the model takes none."""
+        if self._files and not facts().takes_images:
+            raise RequestError(self._files[0].field, NO_IMAGES)
+
+    def job(self, prompt: str, *, add_special_tokens: bool) -> ReadImages:
+        """Return the job that encodes the rendered conversation with its images."""
+        return ReadImages(prompt, tuple(self._files), add_special_tokens)
 
     def only(self, allowed: bool) -> Media:
         """Return this collection if `allowed`, or else one that refuses every image."""

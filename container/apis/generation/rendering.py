@@ -10,8 +10,7 @@ from container.http.off_loop import in_thread_if_long
 from container.isolation.helper import Helper
 from container.isolation.jobs import Render
 from core.errors import RequestError
-from core.images import NO_IMAGES, EncodedPrompt, ReadImages
-from core.protocol.messages import Facts
+from core.protocol.messages import EncodedPrompt, Facts
 from core.text.chat_template import ChatTemplate
 
 ISOLATED_BYTES = 2**18
@@ -29,7 +28,7 @@ class Conversations:
         helper: Helper,
         facts: Callable[[], Facts],
     ) -> None:
-        """helper: renders long conversations and reads images. It has the source of the same
+        """helper: renders long conversations and reads media. It has the source of the same
         template. facts: returns those of the engine, once it is ready.
         """
         self._prompting = prompting
@@ -43,28 +42,25 @@ class Conversations:
         return self._template.source.source if self._template else ""
 
     def encode(self, conversation: Conversation, *, size: int) -> EncodedPrompt:
-        """Return a conversation's tokens and images. `size` is the approximate length of its JSON.
+        """Return a conversation's tokens and media. `size` is the approximate length of its JSON.
 
         Raises RequestError if the model has no chat template, if the template rejects the
-        conversation, if the text is too long, if the model takes no images or if one cannot be
-        read.
+        conversation, if the text is too long, or if the model takes no such media or cannot read
+        them.
         """
         template, prompting = self._template, self._prompting
-        images = conversation.media.files
-        if images and not self._facts().takes_images:
-            raise RequestError(images[0].field, NO_IMAGES)
+        media, add = conversation.media, conversation.add_special_tokens
+        media.check(self._facts)
         if template is None:
             raise RequestError(
                 "messages",
                 "the model has no chat template; set option.chat_template, or send a prompt",
             )
-        if images:
+        if media:
             prompt = self._render_in_helper(conversation)
-            job = ReadImages(prompt, images, conversation.add_special_tokens)
-            return self._helper.read_images(job)
+            return self._helper.read_media(media.job(prompt, add_special_tokens=add))
         if size > ISOLATED_BYTES:
             prompt = self._render_in_helper(conversation)
-            add = conversation.add_special_tokens
             (token_ids,) = prompting.encode([prompt], add_special_tokens=add)
             return EncodedPrompt(token_ids)
 
@@ -77,7 +73,6 @@ class Conversations:
                 variables=conversation.variables,
             )
             prompting.check_length(prompt, "messages")
-            add = conversation.add_special_tokens
             return prompting.tokenizer.encode(prompt, add_special_tokens=add)
 
         return EncodedPrompt(in_thread_if_long(encode, size=size))

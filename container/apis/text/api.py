@@ -13,6 +13,7 @@ from container.apis.text.schema import Batch, TextRequest, read_text_request
 from container.http.off_loop import Turns
 from container.http.request_context import RequestContext
 from core.errors import LongshoreError, RequestError
+from core.protocol.messages import EncodedPrompt
 
 
 def start_text(
@@ -64,7 +65,9 @@ class Start:
     def _start(self, request: TextRequest, prompt: Sequence[int]) -> Reply:
         generations, context = self.generations, self.context
         variant = generations.choose_variant(context, request.adapter, None)
-        generation = generations.start(context, prompt, request.decoding, variant=variant)
+        generation = generations.start(
+            context, EncodedPrompt(prompt), request.decoding, variant=variant
+        )
         format = self.form(generation, request, generations.prompting.tokenizer)
         return Reply(format, generation, stream=request.stream)
 

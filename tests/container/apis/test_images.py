@@ -47,7 +47,7 @@ def reader(model_dir: Path) -> Iterator[Helper]:
     assert template is not None
     helper = Helper(model_dir, template.source)
     helper.grammar(StructuredOutputsParams(regex="a"), (EOS,))
-    helper.read_images(ReadImages("<image>", (ImageFile("", picture(1)),), False))
+    helper.read_media(ReadImages("<image>", (ImageFile("", picture(1)),), False))
     yield helper
     helper.close()
 
