@@ -8,7 +8,7 @@ from typing import cast
 
 import msgspec
 
-from container.schema.body import is_supported_type, read_body
+from container.schema.body import is_json_type, read_csv, read_json, read_text
 from core.errors import LongshoreError
 from core.routing import RoutedRequest, prefix_keys
 from deploy.fleet.http_message import HttpRequest
@@ -29,17 +29,22 @@ def routed_request(request: HttpRequest) -> RoutedRequest:
     """
     session = request.header(_SESSION)
     content_type = re.split("[;,]", request.header(b"content-type") or "")[0].strip().lower()
-    body: Mapping[str, object] = {}
-    if request.body and is_supported_type(content_type):
-        try:
-            body = read_body(request.body, content_type)
-        except LongshoreError:
-            body = {}
+    body = _fields(request.body, content_type) if request.body else {}
     scope = [request.header(_ADAPTER), body.get("adapters"), body.get("model")]
     return RoutedRequest(
         None if session == _NEW_SESSION else session,
         prefix_keys(_prompt(body), _text(scope)),
     )
+
+
+def _fields(body: bytes, content_type: str) -> Mapping[str, object]:
+    try:
+        if is_json_type(content_type):
+            return read_json(body)
+        reader = {"text/plain": read_text, "text/csv": read_csv}.get(content_type)
+        return reader(body) if reader is not None else {}
+    except LongshoreError:
+        return {}
 
 
 def _prompt(body: Mapping[str, object]) -> str | Sequence[int]:
