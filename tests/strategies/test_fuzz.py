@@ -17,6 +17,7 @@ KINDS = {
 }  # fmt: skip
 
 
+@pytest.mark.matrix(cases=3)
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_random_workloads(part):
     counts: Counter[str] = Counter()
