@@ -10,7 +10,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, Qwen3Config
 
-from benchmarks.engine import host_step
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine.sampling.kernels import make_sampling_kernels
@@ -19,6 +18,7 @@ from engine.sampling.sampler import Sampler
 from engine.staging import Staging
 from kernels import dry_run
 from tests.engine.sampling.stages import STAGES
+from tests.kernels.host import host_step
 
 NUM_LAYERS = 3
 PRODUCTS = {"linear", "mm", "addmm"}

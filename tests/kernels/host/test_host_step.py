@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from triton.runtime import driver
 
-from benchmarks.engine import host_step
+from tests.kernels.host import host_step
 
 IN_EVERY_LAYER = {
     "rotary_write_kv_kernel",

@@ -4,7 +4,7 @@ A tiny random Llama runs on CPU tensors through the Triton wrappers for sm_90. T
 allocate and compile as on a GPU, but their launches do nothing. The matmuls, which the CPU
 computes here, are timed separately.
 
-Example: OMP_NUM_THREADS=1 python -m benchmarks.engine.host_step --decodes 8 --prompt-tokens 8
+Example: OMP_NUM_THREADS=1 python -m tests.kernels.host.host_step --decodes 8 --prompt-tokens 8
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.engine.host_step",
+        prog="python -m tests.kernels.host.host_step",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
