@@ -54,8 +54,6 @@ SECTIONS = {
     "roofline": Section("Decode steps against their roofline", "engine.roofline", 22),
     "profile": Section("Time breakdown of a decode step", "engine.profile", 15),
     "mixed": Section("Steps with a prompt, as CUDA graphs and without, 0.6B", "engine.mixed", 28),
-    # Left out on one GPU. On several, it adds about a minute to the ten minutes of the others.
-    "two-gpus": Section("A model on two GPUs", "engine.two_gpus"),
 }
 
 
