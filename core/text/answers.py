@@ -24,9 +24,8 @@ class Delta:
 class Answers:
     """The `n` answers to one prompt.
 
-    With `best_of`, more answers are sampled and the most likely ones returned. They are ranked
-    here because the engine does not know where a stop string cuts an answer. If the request has
-    `prompt_logprobs`, all prompt logprobs come before the first token, and answers wait for them.
+    If the request has `prompt_logprobs`, all prompt logprobs come before the first token, and
+    answers wait for them. If it `is_ranked`, use RankedAnswers.
     """
 
     def __init__(
@@ -65,11 +64,8 @@ class Answers:
 
     @property
     def returned(self) -> list[AnswerText]:
-        """The `n` answers so far. With `best_of`, best first, and final once all have ended."""
-        if not self._params.is_ranked:
-            return self._sampled
-        ranked = sorted(self._sampled, key=lambda answer: -answer.cumulative_logprob)
-        return ranked[: self._params.n]
+        """The `n` answers so far."""
+        return self._sampled
 
     def push(self, output: Output) -> list[Delta]:
         """Add an output of the engine, and return the deltas for the client.
@@ -92,14 +88,25 @@ class Answers:
         if answer.finish is not None:
             return []
         new = answer.push(output.token_ids, output.logprobs, output.finish, output.top_logprobs)
-        if self._params.is_ranked:
-            return self._ranked()
         is_empty = not new and answer.finish is None
         return [] if is_empty else [Delta(output.index, new, answer.finish)]
 
-    def _ranked(self) -> list[Delta]:
+
+class RankedAnswers(Answers):
+    """The most likely of the answers that are sampled: `best_of`.
+
+    They are ranked here because the engine does not know where a stop string cuts an answer.
+    """
+
+    @property
+    def returned(self) -> list[AnswerText]:
+        """The `n` best answers so far, best first. Final once all have ended."""
+        ranked = sorted(self._sampled, key=lambda answer: -answer.cumulative_logprob)
+        return ranked[: self._params.n]
+
+    def _deltas(self, output: Output) -> list[Delta]:
         """Return the best answers whole, once all have ended."""
-        if self.num_open:
+        if not super()._deltas(output) or self.num_open:
             return []
         return [
             Delta(rank, answer.tokens, answer.finish) for rank, answer in enumerate(self.returned)

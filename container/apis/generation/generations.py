@@ -13,7 +13,7 @@ from container.http.request_context import DIGEST_HEADER, RequestContext
 from container.wire.token_stream import TokenStream
 from core.protocol.messages import EncodedPrompt, Facts, Submit
 from core.request_check import checked
-from core.text.answers import Answers
+from core.text.answers import Answers, RankedAnswers
 
 
 class Engines(Protocol):
@@ -82,7 +82,9 @@ class Generations:
         context.record.submit(decoding.dialect.operation, request, submitted)
         return Generation(
             stream,
-            Answers(params, self.prompting.tokenizer, token_ids, kept_special_ids=kept_special_ids),
+            (RankedAnswers if params.is_ranked else Answers)(
+                params, self.prompting.tokenizer, token_ids, kept_special_ids=kept_special_ids
+            ),
             decoding.dialect,
             token_ids,
             Deadline(context.has_hung_up, self._timeout_s),

@@ -6,7 +6,7 @@ import pytest
 
 from core.output import Output
 from core.sampling import Finish, SamplingParams, TopLogprobs
-from core.text.answers import Answers
+from core.text.answers import Answers, RankedAnswers
 
 
 def output(tokenizer, index, text, logprob=-1.0, finish=None):
@@ -41,7 +41,7 @@ def test_each_answer_ends_independently(byte_level):
 
 def test_best_of_answers_are_released_when_all_have_ended(byte_level):
     """The second answer would be the worst if its stop string did not cut it."""
-    answers = Answers(SamplingParams(n=2, best_of=3, stop="."), byte_level)
+    answers = RankedAnswers(SamplingParams(n=2, best_of=3, stop="."), byte_level)
     assert answers.push(output(byte_level, 0, "abcd", -1.0, Finish.EOS)) == []
     assert answers.push(output(byte_level, 1, "ef. and so on and on", -0.5, Finish.EOS)) == []
     assert answers.push(output(byte_level, 2, "gh")) == []
@@ -54,6 +54,7 @@ def test_best_of_answers_are_released_when_all_have_ended(byte_level):
 
 @pytest.mark.parametrize("params", [{"best_of": 1}, {"num_beams": 2, "n": 2}])
 def test_unranked_answers_are_released_as_they_come(byte_level, params):
+    assert not SamplingParams(**params).is_ranked
     answers = Answers(SamplingParams(**params), byte_level)
     assert texts(answers.push(output(byte_level, 0, "a", -9.0))) == [("a", None)]
 
