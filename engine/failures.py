@@ -53,10 +53,7 @@ class Guard:
         Raises GenerationError, and changes nothing, if the strategy fails.
         """
         with self._guarded("add", lambda: {request.id}, silent=request.id):
-            fits = self._strategy.fits(request)
-            if fits:
-                self._strategy.add(request)
-            return fits
+            return self._strategy.add(request)
         raise GenerationError("the batching strategy failed to add the request")
 
     def abort(self, request_id: int, index: int | None = None) -> None:

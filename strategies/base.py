@@ -116,12 +116,18 @@ class Strategy(ABC):
         )
         return max(0, memory.num_held_blocks * memory.block_size - num_empty)
 
-    def add(self, request: Request) -> None:
-        """Queue a request. It must pass `fits`, and its `max_length` must fit into the memory."""
+    def add(self, request: Request) -> bool:
+        """Queue a request, whose `max_length` must fit into the memory.
+
+        Returns False, and changes nothing, if it can never run. Samples can run one by one, so they
+        always fit. An indivisible group must fit as a whole.
+        """
         assert request.sequences[0].max_length <= self.memory.num_tokens, "it can never run"
-        for group in self._groups(request):
+        groups = self._groups(request)
+        for group in groups:
             self._group_of |= dict.fromkeys(group.sequence_ids, group)
             self._enqueue(group)
+        return bool(groups)
 
     def abort(self, request_id: int, index: int | None = None) -> bool:
         """Drop a request, or only its answer `index`, and free its memory.
@@ -250,26 +256,20 @@ class Strategy(ABC):
         self.current = None
         self.memory.rebuild(self._group_of)
 
-    def fits(self, request: Request) -> bool:
-        """Whether the request can ever run.
-
-        Samples can run one by one, so they always fit. An indivisible group must fit as a whole.
-        """
-        group = whole_group(request)
-        if not group.is_indivisible:
-            return True
-        fits_step = group.num_sequences <= self.limits.max_step_tokens
-        return fits_step and self._max_blocks(group) <= self.memory.num_blocks
-
     @abstractmethod
     def _max_blocks(self, group: SequenceGroup) -> int:
         """Return the maximum number of blocks that a group may ever hold."""
 
     def _groups(self, request: Request) -> list[SequenceGroup]:
-        """Split a request into scheduling groups: one if they cannot run alone, else one each."""
+        """Split a request into scheduling groups: one if they cannot run alone, else one each.
+
+        Returns none if the sequences cannot run alone, and do not fit together.
+        """
         whole = whole_group(request)
         fits = self._max_blocks(whole) <= self.memory.num_blocks
-        if whole.is_indivisible or (self.shares_prompts and fits):
+        if whole.is_indivisible:
+            return [whole] if fits and whole.num_sequences <= self.limits.max_step_tokens else []
+        if self.shares_prompts and fits:
             return [whole]
         return [SequenceGroup(request, [sequence]) for sequence in request.sequences]
 

@@ -236,9 +236,7 @@ def drive(
     while todo or strategy.has_work() or in_flight:
         while todo and todo[0][1].time <= now:
             request, _ = todo.pop(0)
-            if strategy.fits(request):
-                strategy.add(request)
-            else:
+            if not strategy.add(request):
                 record.aborted |= answers_of(request)
         _abort(strategy, requests, record, now, in_step=False)
         plan = strategy.schedule(now)
