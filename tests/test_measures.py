@@ -17,7 +17,7 @@ from tests.measures.trace import Function, Trace
 from tests.measures.tree import ROOT, closure, files, imports
 
 SMEAR = {
-    "images": 13,
+    "images": 11,
     "adapters": 18,
     "ranks": 15,
     "copies": 10,

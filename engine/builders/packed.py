@@ -119,9 +119,7 @@ def _columns(model: PackedModel, passes: Passes) -> list[Column]:
     """Return the features that sequences of this engine may use in a step."""
     columns: list[Column] = [ScoreColumn(model.device), BeamColumn(), *model.columns]
     if model.encoder is not None:
-        from engine.vision.column import ImageColumn
-
-        columns.append(ImageColumn(model.encoder, passes.model_time))
+        columns.append(model.encoder.column(passes.model_time))
     return columns
 
 

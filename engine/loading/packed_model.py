@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -21,13 +21,48 @@ from engine.loading.own_decoder import load_own_decoder
 from engine.model.decoder import Decoder
 from engine.model.linear import Linear
 from engine.phases import Phases
-from engine.step.column import PerTokenColumn
+from engine.step.column import Column, PerTokenColumn
 from engine.step.step_inputs import StepInputs
+from engine.stopwatch import Stopwatch
 from engine.vision.families import VISION_FAMILIES
 
 if TYPE_CHECKING:
     from engine.loading.transformers_decoder import HookedLinear, TransformersDecoder
-    from engine.vision.encoder import ImageEncoder
+
+
+class Encoder(Protocol):
+    """Makes the embeddings of inputs that are no text. They take the place of tokens' embeddings.
+
+    It runs before the step that needs them.
+    """
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its weights."""
+        ...
+
+    @property
+    def max_kept_bytes(self) -> int:
+        """Most bytes of the embeddings that it keeps for later steps."""
+        ...
+
+    @property
+    def undivided_tokens(self) -> int:
+        """Tokens of an input that one step must compute together; 0: steps may end inside one."""
+        ...
+
+    @property
+    def input(self) -> str:
+        """The name of an input, for notes."""
+        ...
+
+    def run_largest(self) -> Tensor:
+        """Encode the largest input that a request may have."""
+        ...
+
+    def column(self, model_time: Stopwatch) -> Column:
+        """Return the column that puts the embeddings into steps. model_time: runs meanwhile."""
+        ...
 
 
 class PackedModel:
@@ -38,7 +73,7 @@ class PackedModel:
         decoder: Decoder | TransformersDecoder,
         source: ModelSource,
         description: str,
-        encoder: ImageEncoder | None = None,
+        encoder: Encoder | None = None,
     ) -> None:
         self.description = description
         """Which code computes the layers. If it is transformers' code, also the reason."""
@@ -52,7 +87,7 @@ class PackedModel:
         self.columns: list[PerTokenColumn] = []
         """The columns that the layers take part in."""
         self.encoder = encoder
-        """Makes embeddings of images; None if the model takes none."""
+        """None if the model takes only text."""
         self._decoder = decoder
 
     @property
@@ -141,7 +176,7 @@ def _packed(
     decoder: Decoder | TransformersDecoder,
     source: ModelSource,
     description: str,
-    encoder: ImageEncoder | None = None,
+    encoder: Encoder | None = None,
 ) -> PackedModel:
     if source.device.type == "cuda":
         torch.cuda.empty_cache()  # so that the device reports all memory that is free for KV

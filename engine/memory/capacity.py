@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from core.configuration.kv_layout import bytes_per_block
-from core.configuration.limits import IMAGE_PIXELS
 from core.configuration.sizing import (
     StepLimits,
     blocks_for,
@@ -47,7 +46,7 @@ def measure(resolved: Resolved, model: PackedModel, group: Group) -> Capacity:
     `fit_length` does.
     """
     memory, limits = resolved.memory, resolved.limits
-    step_tokens, image_notes = _with_room_for_image(model, limits)
+    step_tokens, step_notes = _with_room_for_input(model, limits)
     blocks_of_longest = blocks_for(limits.max_model_len, memory.block_size)
     usable = limits.max_sequences * blocks_of_longest
     per_block = bytes_per_block(model.shapes, memory.block_size, resolved.kv_dtype.itemsize)
@@ -71,23 +70,26 @@ def measure(resolved: Resolved, model: PackedModel, group: Group) -> Capacity:
         num_swap_blocks=num_swap_blocks,
         kv_bytes=num_blocks * per_block,
         activation_bytes=reserved_bytes,
-        notes=notes + image_notes,
+        notes=notes + step_notes,
     )
 
 
-def _with_room_for_image(model: PackedModel, limits: StepLimits) -> tuple[int, tuple[str, ...]]:
-    """Return the tokens of a step that has room for an image besides all decodes, and notes.
+def _with_room_for_input(model: PackedModel, limits: StepLimits) -> tuple[int, tuple[str, ...]]:
+    """Return the tokens of a step with room for an encoder's input besides all decodes, and notes.
 
-    Some models must compute all of an image in one step. Without room for that, the image could
-    wait forever.
+    Some models must compute all of an input in one step. Without room for that, it could wait
+    forever.
     """
-    undivided = model.encoder.undivided_tokens if model.encoder is not None else 0
-    needed = limits.max_sequences + undivided
-    if not undivided or limits.max_step_tokens >= needed:
+    encoder = model.encoder
+    if encoder is None or not encoder.undivided_tokens:
+        return limits.max_step_tokens, ()
+    needed = limits.max_sequences + encoder.undivided_tokens
+    if limits.max_step_tokens >= needed:
         return limits.max_step_tokens, ()
     note = (
-        f"a step has up to {needed} tokens, not {limits.max_step_tokens}: an image's {undivided} "
-        f"tokens are computed in one step, beside {limits.max_sequences} sequences"
+        f"a step has up to {needed} tokens, not {limits.max_step_tokens}: {encoder.input}'s "
+        f"{encoder.undivided_tokens} tokens are computed in one step, beside "
+        f"{limits.max_sequences} sequences"
     )
     return needed, (note,)
 
@@ -104,12 +106,12 @@ def _bytes_beside_blocks(resolved: Resolved, model: PackedModel, step_tokens: in
         lambda call, num_sequences: backend.scratch_bytes(call, kv_dtype, num_sequences),
         resolved.graph_prompt_sizes,
     )
-    num_bytes += image_attention_bytes(model, max_len, kv_dtype)
+    num_bytes += input_attention_bytes(model, max_len, kv_dtype)
     return num_bytes + table_bytes(limits.max_sequences, blocks_for(max_len, block_size))
 
 
-def image_attention_bytes(model: PackedModel, max_len: int, kv_dtype: torch.dtype) -> int:
-    """Return the bytes that attention within an image takes in addition to causal attention.
+def input_attention_bytes(model: PackedModel, max_len: int, kv_dtype: torch.dtype) -> int:
+    """Return the bytes that attention within an encoder's input takes beside causal attention.
 
     It gathers the K and V of the longest sequence for one layer at a time, and has a mask.
     """
@@ -134,8 +136,8 @@ def activation_bytes(
 
     That is the peak of the largest step, with sampling and attention's scratch. CUDA graphs add
     their logits buffer, and the peak of the largest graph's forward pass, which their memory pool
-    keeps; they do not sample. A model that takes images also needs memory for its encoder, and for
-    the embeddings that it keeps.
+    keeps; they do not sample. A model with an encoder also needs memory for it, and for the
+    embeddings that it keeps.
 
     scratch_bytes: tells what the attention backend that will serve takes. graph_prompt_sizes: None
     if there are no graphs. measure: runs a function and returns the peak of the bytes that the
@@ -147,8 +149,8 @@ def activation_bytes(
         step = partial(run_step, model, step_tokens, max_sequences, scratch_bytes)
         largest_step = measure(step, model.device)
         if model.encoder is not None:  # it runs before the step
-            largest_image = partial(model.encoder.run_blank, IMAGE_PIXELS.maximum)
-            largest_step = max(largest_step, measure(largest_image, model.device))
+            largest_input = measure(model.encoder.run_largest, model.device)
+            largest_step = max(largest_step, largest_input)
             largest_step += model.encoder.max_kept_bytes
         if graph_prompt_sizes is None:
             return largest_step

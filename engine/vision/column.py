@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,15 +19,17 @@ from engine.staging import Slot, Upload
 from engine.step.column import Applied, Column
 from engine.step.places import Places
 from engine.stopwatch import Stopwatch
-from engine.vision.encoder import ImageEncoder
 from kernels.attention.batch import ImageSpan, PagedBatch
 
 logger = logging.getLogger(__name__)
 
 
 class ImageColumn(Column):
-    def __init__(self, encoder: ImageEncoder, model_time: Stopwatch) -> None:
-        """model_time: runs while images are encoded."""
+    def __init__(
+        self, encoder: Callable[[PromptImage, str], Tensor], model_time: Stopwatch
+    ) -> None:
+        """encoder: returns an image's embeddings, [image.num_tokens, hidden]; it takes the image
+        and a salt. model_time: runs while images are encoded."""
         self._encoder = encoder
         self._model_time = model_time
 

@@ -9,7 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from core.configuration.limits import IMAGE_PIXELS
 from core.images import Array, PromptImage
+from engine.step.column import Column
+from engine.stopwatch import Stopwatch
+from engine.vision.column import ImageColumn
 
 MAX_KEPT_TOKENS = 2**14
 """Tokens whose embeddings are kept for later chunks and requests. With a hidden size of 2,048 in
@@ -26,6 +30,8 @@ class ImageEncoder:
     are computed again when they are needed, as after a preemption, so that waiting requests hold no
     device memory.
     """
+
+    input = "an image"
 
     def __init__(self, model: Any, blank: Callable[[int], PromptImage]) -> None:
         """model: a transformers model with `get_image_features`, on its device.
@@ -59,6 +65,14 @@ class ImageEncoder:
         while len(self._kept) > 1 and sum(map(len, self._kept.values())) > MAX_KEPT_TOKENS:
             self._kept.popitem(last=False)
         return embeddings
+
+    def column(self, model_time: Stopwatch) -> Column:
+        """Return the column that puts the embeddings into steps. model_time: runs meanwhile."""
+        return ImageColumn(self, model_time)
+
+    def run_largest(self) -> Tensor:
+        """Encode the largest image that a request may have."""
+        return self.run_blank(IMAGE_PIXELS.maximum)
 
     @torch.inference_mode()
     def run_blank(self, num_pixels: int) -> Tensor:

@@ -25,7 +25,7 @@ from core.protocol.messages import EncodedPrompt, Submit
 from core.sampling import Finish
 from engine import LLM, SamplingParams
 from engine.attention.backends import CpuBackend
-from engine.memory.capacity import activation_bytes, image_attention_bytes
+from engine.memory.capacity import activation_bytes, input_attention_bytes
 from engine.vision.families import VISION_FAMILIES
 from engine.vision.image_file import read_image
 from engine.vision.parts import image_parts
@@ -234,10 +234,10 @@ def test_a_step_has_room_for_an_image_beside_all_sequences(vision_model):
 def test_memory_for_attention_within_images(vision_model):
     model = LLM(vision_model("gemma3"), num_kv_blocks=400, **SMALL).llm_engine.executor.passes.model
     numbers_of_a_token = 2 * 2 * 8  # K and V of two heads
-    assert image_attention_bytes(model, 100, torch.float32) == 100 * (4 * numbers_of_a_token + 4)
-    assert image_attention_bytes(model, 100, torch.uint8) == 100 * (5 * numbers_of_a_token + 4)
+    assert input_attention_bytes(model, 100, torch.float32) == 100 * (4 * numbers_of_a_token + 4)
+    assert input_attention_bytes(model, 100, torch.uint8) == 100 * (5 * numbers_of_a_token + 4)
     other = LLM(vision_model(), num_kv_blocks=400, **SMALL).llm_engine.executor.passes.model
-    assert image_attention_bytes(other, 100, torch.float32) == 0
+    assert input_attention_bytes(other, 100, torch.float32) == 0
 
 
 def test_embeddings_are_kept_for_each_salt(vision_model):
