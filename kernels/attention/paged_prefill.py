@@ -32,6 +32,14 @@ from kernels.attention.prefill_work import (
     is_any_split,
     make_prefill_work,
 )
+from kernels.attention.segments import (
+    SEGMENT_KEYS,
+    average,
+    combine_segments,
+    make_segment_work,
+    merge_segment,
+    merge_sink,
+)
 from kernels.attention.split_results import combine_splits, split_results
 from kernels.attention.work_list import WAVES
 from kernels.configurations import AttentionConfiguration, attention_configuration
@@ -120,12 +128,13 @@ def paged_prefill_kernel(
     block_stride, token_stride, kv_head_stride,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, HEADS: tl.constexpr,
-    BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, SEGMENT_TILES: tl.constexpr,
 ):
     """Attend a block of query tokens over an item's keys; grid (items * num_tiles,).
 
     num_tiles: kv_heads * tiles per group. The first `num_splits` items are splits: their results go
     to the combining kernel, which adds the sinks. The result of a whole block is final.
+    SEGMENT_TILES: key tiles in a segment; None: keys are not in segments.
     """
     TILES_PER_GROUP: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     item, head_tile = item_and_tile(num_splits, num_tiles)
@@ -143,11 +152,14 @@ def paged_prefill_kernel(
     context_len = tl.load(context_ptr + sequence).to(tl.int32)
     first_position = context_len - query_len + first_token
     first_key = 0 if window is None else tl.maximum(first_position - window + 1, 0)
-    # Tiles that all rows see in full need no mask, so they have a loop of their own. In two cases
+    # Tiles that all rows see in full need no mask, so they have a loop of their own. In three cases
     # there is only one loop, with masks. With a window, any tile may need a mask. With large heads
-    # whose tiles have to be converted, two loops would spill registers.
+    # whose tiles have to be converted, two loops would spill registers. With segments, a tile must
+    # have the same bits, whichever row of the block comes first.
     IS_CONVERTED: tl.constexpr = key_ptr.dtype.element_ty != query_ptr.dtype.element_ty
-    TWO_LOOPS: tl.constexpr = window is None and not (IS_CONVERTED and HEAD_DIM > 128)
+    TWO_LOOPS: tl.constexpr = (
+        window is None and SEGMENT_TILES is None and not (IS_CONVERTED and HEAD_DIM > 128)
+    )
     first_masked = begin
     if TWO_LOOPS:
         first_unseen = tl.maximum(first_position + 1, 0) // BLOCK_N
@@ -165,7 +177,7 @@ def paged_prefill_kernel(
     row_scale = None
     if IS_CONVERTED and query.dtype == tl.bfloat16:
         query, row_scale = to_fp16(query)
-    if sinks_ptr is None:
+    if sinks_ptr is None or SEGMENT_TILES is not None:
         row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
         row_sum = tl.zeros((BLOCK_M,), tl.float32)
     else:
@@ -187,15 +199,35 @@ def paged_prefill_kernel(
             window, block_stride, token_stride,
             HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, False,
         )
-    attended, row_max, row_sum, _ = attend_tiles(
-        attended, row_max, row_sum, blocks, query, row_scale, key_head_ptr, value_head_ptr,
-        table_row_ptr, position, context_len, first_key, first_masked, end, score_scale, cap,
-        window, block_stride, token_stride,
-        HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, True,
-    )
+    if SEGMENT_TILES is None:
+        attended, row_max, row_sum, _ = attend_tiles(
+            attended, row_max, row_sum, blocks, query, row_scale, key_head_ptr, value_head_ptr,
+            table_row_ptr, position, context_len, first_key, first_masked, end, score_scale, cap,
+            window, block_stride, token_stride,
+            HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, True,
+        )
+    else:
+        zero, nothing, no_score = attended, row_sum, row_max
+        for segment in range(begin // SEGMENT_TILES, tl.cdiv(end, SEGMENT_TILES)):
+            first = tl.maximum(begin, segment * SEGMENT_TILES)
+            last = tl.minimum(end, (segment + 1) * SEGMENT_TILES)
+            values, segment_max, segment_sum, blocks = attend_tiles(
+                zero, no_score, nothing, blocks, query, row_scale, key_head_ptr, value_head_ptr,
+                table_row_ptr, position, context_len, first_key, first, last, score_scale, cap,
+                window, block_stride, token_stride,
+                HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, True,
+            )
+            values, segment_sum = average(values, segment_sum, value_scale)
+            row_max, row_sum, attended = merge_segment(
+                row_max, row_sum, attended, segment_max + tl.log2(segment_sum), values
+            )
+        if sinks_ptr is not None:
+            sink = tl.load(sinks_ptr + head, mask=is_row, other=0.0).to(tl.float32)
+            sink = tl.where(is_whole, sink, float("-inf"))
+            row_max, row_sum, attended = merge_sink(row_max, row_sum, attended, sink)
+        value_scale = 1.0
 
-    row_sum = tl.where(row_sum > 0, row_sum, 1.0)
-    attended = attended * (value_scale / row_sum)[:, None]
+    attended, row_sum = average(attended, row_sum, value_scale)
     row_index = tl.arange(0, BLOCK_M) + unknown_zero(item_ptr + 3, end)
     token, head, is_row = tile_rows(
         row_index, head_tile, first_token, query_len, GROUP, BLOCK_Q, HEADS
@@ -238,8 +270,8 @@ def paged_prefill(
 
     query: [T, heads, head_dim]. query_starts: [N + 1] int32, the first row of each sequence in
     `query`, then the number of rows that belong to sequences; the rows of `out` after those are
-    left unchanged. work: the list that `prefill_work` made from the same arguments; None makes one
-    without splits. scratch: fp32 numbers, at least as many as
+    left unchanged. work: the list that `prefill_work` or `segment_work` made from the same
+    arguments; None makes one without splits. scratch: fp32 numbers, at least as many as
     `kernels.attention.split_results.scratch_numel` says for the list's `num_slots`. It is not read
     after the call, and not used without splits. The other arguments and errors are those of
     `kernels.attention.paged_decode.paged_decode`. A sequence may have no tokens. If `out`, `work`
@@ -254,16 +286,17 @@ def paged_prefill(
     if work is None:
         work = prefill_work(query, key_cache, query_starts, context_lens, 0, window=window)
     results = split_results(scratch, query, work.num_slots)
-    tile = _tile(query, key_cache)
+    tile = _tile(query, key_cache, work.segment_keys)
     sizes = (context_lens.shape[0], len(work.items), work.num_splits)
-    plan = _plan(query, key_cache, out, *sizes, tile)
+    plan = _plan(query, key_cache, out, *sizes, tile, work.segment_keys)
     paged_prefill_kernel[plan.grid](
         out, *results, query, key_cache, value_cache, block_tables, query_starts, context_lens,
         work.items, sinks, score_scale, cap, float(value_scale * factor), window,
         block_tables.stride(0), *plan.scalars, **plan.options,
     )
     if work.num_splits:
-        combine_splits(results, work.rows, work.block_q, sinks, out)
+        combine = combine_splits if work.segment_keys is None else combine_segments
+        combine(results, work.rows, work.block_q, sinks, out)
     return out
 
 
@@ -285,6 +318,50 @@ def prefill_work(
         query_starts, context_lens, (block_q, tile.block_n), len(query), num_splits,
         window=window, min_split_keys=min_split_keys,
     )
+
+
+def segment_work(
+    query: Tensor,
+    key_cache: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    num_splits: int,
+    *,
+    window: int | None = None,
+    segment_keys: int = SEGMENT_KEYS,
+) -> PrefillWork:
+    """Return `kernels.attention.segments.make_segment_work` for these shapes on the current GPU.
+
+    With such a list, the bits of a token depend only on its sequence's tokens up to its own.
+    """
+    tile = _tile(query, key_cache, segment_keys)
+    block_q, _ = tiling(query, key_cache, tile)
+    return make_segment_work(
+        query_starts, context_lens, (block_q, tile.block_n), len(query), num_splits,
+        window=window, segment_keys=segment_keys,
+    )
+
+
+def wanted_segments(
+    query: Tensor, key_cache: Tensor, longest: int, num_processors: int, window: int | None = None
+) -> int:
+    """Return how many splits a work list in segments should have room for.
+
+    longest: the longest context. num_processors: streaming multiprocessors.
+    """
+    tile = _tile(query, key_cache, SEGMENT_KEYS)
+    block_q, num_tiles = tiling(query, key_cache, tile)
+    visible = longest if window is None else min(longest, window + block_q)
+    num_splits = WAVES * num_processors * tile.programs_per_processor // num_tiles
+    return num_splits if visible > SEGMENT_KEYS and num_splits > 1 else 0
+
+
+def max_segment_slots(
+    query: Tensor, key_cache: Tensor, longest: int, num_processors: int
+) -> int:
+    """Return the most slots that a work list in segments may have, for any window."""
+    num_splits = wanted_segments(query, key_cache, longest, num_processors)
+    return num_splits * tiling(query, key_cache, _tile(query, key_cache, SEGMENT_KEYS))[0]
 
 
 def wanted_splits(
@@ -331,15 +408,19 @@ def tiling(query: Tensor, cache: Tensor, tile: AttentionConfiguration) -> tuple[
     return tile.block_m // heads_per_tile, cache.shape[2] * -(-group // heads_per_tile)
 
 
-def _tile(query: Tensor, cache: Tensor) -> AttentionConfiguration:
+def _tile(
+    query: Tensor, cache: Tensor, segment_keys: int | None = None
+) -> AttentionConfiguration:
+    kernel = "prefill" if segment_keys is None else "segments"
     group = query.shape[1] // cache.shape[2]
-    return attention_configuration("prefill", query.shape[2], group, query.dtype, cache.dtype)
+    return attention_configuration(kernel, query.shape[2], group, query.dtype, cache.dtype)
 
 
 @planned
 def _plan(
     query: Tensor, cache: Tensor, out: Tensor,
     num_sequences: int, num_items: int, num_splits: int, tile: AttentionConfiguration,
+    segment_keys: int | None,
 ) -> LaunchPlan:
     """Raise ValueError if the list of `num_items` was not made for so many tokens and sequences."""
     num_tokens, num_heads, head_dim = query.shape
@@ -370,6 +451,7 @@ def _plan(
             "HEADS": min(group, tile.block_m),
             "BLOCK_N": tile.block_n,
             "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
+            "SEGMENT_TILES": None if segment_keys is None else segment_keys // tile.block_n,
             "num_warps": tile.num_warps,
             "num_stages": tile.num_stages,
             "maxnreg": tile.max_registers,

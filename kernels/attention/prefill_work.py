@@ -47,6 +47,9 @@ class PrefillWork:
     """W, which includes idle splits. The slots of split i begin at i * block_q."""
     block_q: int
     """Most tokens in a block."""
+    segment_keys: int | None = None
+    """Keys of a segment (`kernels.attention.segments`), if splits and whole blocks are computed
+    segment by segment."""
 
     @property
     def num_slots(self) -> int:

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from kernels.arguments import BLOCK_SIZES, HEAD_DIMS
 from kernels.attention.paged_decode import paged_decode
-from kernels.attention.paged_prefill import paged_prefill, prefill_work
+from kernels.attention.paged_prefill import paged_prefill, prefill_work, segment_work
 from kernels.attention.prefill_work import PrefillWork
+from kernels.attention.segments import combine_segments
 from kernels.attention.split_results import combine_splits, split_results
 from kernels.attention.work_list import WorkList
 
@@ -46,16 +47,18 @@ COMMON = (
     parameter("ids", [torch.int64], [torch.int32]),
 )
 LENS = parameter("lens", [torch.int32], [torch.int64])
+PREFILL = (
+    *COMMON,
+    LENS,
+    # Triton specializes on multiples of 16.
+    parameter("window", [None], [1000], [1024]),
+    SINKS,
+    # Groups fill a tile, leave part of it idle, or take several tiles.
+    parameter("group", [1, 2, 4, 8, 16], [3, 7, 12, 17, 24, 48], [71, 96]),
+)
 PARAMETERS = {
-    "prefill": (
-        *COMMON,
-        LENS,
-        # Triton specializes on multiples of 16.
-        parameter("window", [None], [1000], [1024]),
-        SINKS,
-        # Groups fill a tile, leave part of it idle, or take several tiles.
-        parameter("group", [1, 2, 4, 8, 16], [3, 7, 12, 17, 24, 48], [71, 96]),
-    ),
+    "prefill": PREFILL,
+    "segments": PREFILL,
     "decode": (
         *COMMON,
         # A tile has 16, 32 or 64 rows.
@@ -63,6 +66,7 @@ PARAMETERS = {
         SINKS,
     ),
     "combine": (SINKS,),
+    "combine segments": (SINKS,),
 }
 """The parameters of each kernel. Layout and number of KV heads need no variants of their own,
 which test_compile.py checks."""
@@ -71,7 +75,8 @@ which test_compile.py checks."""
 @dataclass(frozen=True)
 class Variant:
     kernel: str
-    """"decode", "prefill", or "combine", the kernel that follows them where keys are split."""
+    """"decode", "prefill", "segments" (prefill in segments), or the kernels that follow them where
+    keys are split: "combine" and "combine segments"."""
     head_dim: int
     formats: tuple[torch.dtype, torch.dtype] = FORMATS[0]
     group: int = 4
@@ -124,7 +129,7 @@ class Variant:
             "softcap": self.softcap,
             "sinks": torch.empty(num_heads, dtype=dtype) if self.sinks else None,
         }
-        if self.kernel == "prefill":
+        if self.kernel in ("prefill", "segments"):
             starts = torch.arange(6, dtype=self.lens)
             arguments = (query, *caches, tables, starts, lens)
             paged_prefill(*arguments, work=self._work(query, caches[0], starts), **options)
@@ -137,12 +142,15 @@ class Variant:
 
     def _work(self, query: Tensor, cache: Tensor, starts: Tensor) -> PrefillWork:
         """Return a list without room for splits: the combining kernel is not launched."""
+        if self.kernel == "segments":
+            return segment_work(query, cache, starts, starts[1:], 0)
         with patch("kernels.attention.prefill_work.prefill_work_kernel"):
             return prefill_work(query, cache, starts, starts[1:], 0)
 
     def _combine(self, query: Tensor, sinks: Tensor | None) -> None:
         rows = torch.empty(5, 3, dtype=torch.int32)
-        combine_splits(split_results(None, query, 15), rows, 1, sinks, torch.empty_like(query))
+        combine = combine_splits if self.kernel == "combine" else combine_segments
+        combine(split_results(None, query, 15), rows, 1, sinks, torch.empty_like(query))
 
 
 def representative(arch: int) -> list[Variant]:
@@ -164,7 +172,7 @@ def representative(arch: int) -> list[Variant]:
         ]
     if arch == 89:
         return [replace(decode, formats=FORMATS[6]), replace(prefill, formats=FORMATS[6])]
-    combine = Variant("combine", 128)
+    combine, segments = Variant("combine", 128), Variant("segments", 128)
     everywhere = [
         decode,
         replace(decode, group=7, formats=FORMATS[4], block_size=64, **everything),
@@ -181,7 +189,13 @@ def representative(arch: int) -> list[Variant]:
         replace(prefill, head_dim=256, group=71, kv_heads=1, softcap=30.0),
         replace(prefill, head_dim=64, **coded),
         replace(prefill, head_dim=192, formats=FORMATS[2]),
+        segments,
+        replace(segments, group=7, formats=FORMATS[4], block_size=64, **everything),
+        replace(segments, head_dim=64, **coded),
+        replace(segments, head_dim=256, group=71, kv_heads=1, softcap=30.0),
+        replace(segments, head_dim=96, formats=FORMATS[2]),
         replace(combine, sinks=True),
+        replace(combine, kernel="combine segments", sinks=True),
         replace(combine, head_dim=80, formats=FORMATS[1]),
     ]
     native = [replace(kernel, formats=FORMATS[5], group=8) for kernel in (decode, prefill)]
@@ -195,7 +209,7 @@ def matrix(arch: int) -> list[Variant]:
     """
     variants = []
     for kernel, head_dim, formats in product(PARAMETERS, HEAD_DIMS, FORMATS):
-        if kernel == "combine" and formats[0] != formats[1]:
+        if kernel.startswith("combine") and formats[0] != formats[1]:
             continue
         rng = random.Random(f"{arch} {kernel} {head_dim} {formats}")
         rows = covering(PARAMETERS[kernel], rng)

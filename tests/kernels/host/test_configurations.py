@@ -15,7 +15,7 @@ from kernels.configurations import TABLE, attention_configuration
 NAMES = {"arch", "head_dim", "group", "query_bits", "kv_bits"}
 
 
-@pytest.mark.parametrize("kernel", ["decode", "prefill"])
+@pytest.mark.parametrize("kernel", ["decode", "prefill", "segments"])
 def test_rows_are_well_formed_and_the_last_matches_all(kernel):
     rows = json.loads(TABLE.read_text())[kernel]
     assert rows[-1]["when"] == {}
@@ -28,7 +28,7 @@ def test_rows_are_well_formed_and_the_last_matches_all(kernel):
         assert min(row["use"]["block_m"], row["use"]["block_n"]) >= 16  # tl.dot needs it
 
 
-@pytest.mark.parametrize("kernel", ["decode", "prefill"])
+@pytest.mark.parametrize("kernel", ["decode", "prefill", "segments"])
 def test_every_gpu_and_shape_matches_a_row(kernel):
     for arch in (*dry_run.ARCHS, 100, 120):
         with dry_run.target(arch):
