@@ -37,7 +37,7 @@ class StepEngine(Protocol):
 
     facts: Facts
     strategy: Strategy
-    features: Sequence[Feature]
+    features: tuple[Feature, ...]
     model_time: Stopwatch
     num_steps: int
     num_step_sequences: int
