@@ -28,8 +28,8 @@ from container.model_files.directory import (
 )
 from container.multi_model.store import store_entries
 from container.multi_model.strategies import Comparison, compare_strategies, read_strategies
-from core.configuration.layout import visible_gpus
 from core.errors import ConfigurationError
+from core.process.gpus import visible_gpus
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from engine.device import choose_device
 from engine.engine import Engine
 from engine.group import Group
 from engine.phases import Phases
-from engine.ranks.degree import tensor_parallel_degree
 
 if TYPE_CHECKING:
     from engine.builders.packed import Lead
@@ -40,13 +39,12 @@ def build_engine(
     """
     phases = phases or Phases()
     device = choose_device(options.execution)
-    degree = tensor_parallel_degree(options.execution, device, options.layout.nodes)
     build = partial(build_rank_0, model_dir, options, device, phases)
-    if degree == 1:
+    if options.execution.tensor_parallel_degree is None and options.layout.nodes == 1:
         return build(Group(device), None)
     from engine.builders.lead import build_on_ranks
 
-    return build_on_ranks(build, model_dir, options, degree, device, phases, on_lost, rank_address)
+    return build_on_ranks(build, model_dir, options, device, phases, on_lost, rank_address)
 
 
 def build_rank_0(

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig
 
-from core.configuration.layout import visible_gpus
 from core.configuration.options import ExecutionOptions, MemoryOptions
 from core.errors import ConfigurationError, InsufficientMemoryError
+from core.process.gpus import visible_gpus
 
 DTYPES = {
     "fp32": torch.float32,

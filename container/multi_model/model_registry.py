@@ -19,8 +19,8 @@ from container.multi_model.model import STATUS_WORDS, Model, RefusedError
 from container.multi_model.model_container import COMMAND, ModelContainer
 from container.multi_model.needs import Needs, estimate_needs
 from container.multi_model.overrides import Overrides
-from core.configuration.layout import visible_gpus
 from core.errors import ConfigurationError, InsufficientMemoryError
+from core.process.gpus import visible_gpus
 from core.process.host_memory import available_host_memory
 from core.process.processes import reap_orphans
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from core.configuration.options import Options
 from core.errors import ConfigurationError
+from core.process.gpus import visible_gpus
 from core.process.processes import num_cores
 
 
@@ -162,18 +162,6 @@ def num_ranks(degree: str | None, num_gpus: int, place: str, nodes: int = 1) -> 
             "the model"
         )
     return int(degree)
-
-
-def visible_gpus(variables: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
-    """Return the GPUs in CUDA_VISIBLE_DEVICES or, if it is not set, the numbers of all GPUs.
-
-    variables: the environment. devices: the directory of the operating system's device files.
-    """
-    chosen = variables.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        numbers = (path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*"))
-        return tuple(sorted(numbers, key=int))
-    return tuple(name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1"))
 
 
 def quantity(number: int, noun: str, plural: str = "") -> str:

@@ -15,6 +15,7 @@ from engine.builders.packed import Lead, PackedParts
 from engine.engine import Engine
 from engine.group import Group
 from engine.phases import Phases
+from engine.ranks.degree import tensor_parallel_degree
 from engine.ranks.followers import Followers, threads_for_ranks
 from engine.ranks.leader import Leader
 from engine.ranks.process_group import ProcessGroup
@@ -23,19 +24,21 @@ from engine.step.passes import Runner
 
 
 def build_on_ranks(
-    build: Callable[[Group, Lead], Engine],
+    build: Callable[[Group, Lead | None], Engine],
     model_dir: Path,
     options: Options,
-    degree: int,
     device: torch.device,
     phases: Phases,
     on_lost: Callable[[LongshoreError], None],
     rank_address: str,
 ) -> Engine:
-    """Start the other ranks, wait for them, and let `build` build rank 0's engine.
+    """Start the other ranks, if there are any, and let `build` build rank 0's engine.
 
     The engine's `close` ends the other ranks. For the other arguments see `build_engine`.
     """
+    degree = tensor_parallel_degree(options.execution, device, options.layout.nodes)
+    if degree == 1:
+        return build(Group(device), None)
     closing = ExitStack()
     try:
         closing.enter_context(threads_for_ranks(degree // options.layout.nodes, device))

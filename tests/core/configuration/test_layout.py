@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from core.configuration.layout import lay_out, layout_here, visible_gpus
+from core.configuration.layout import lay_out, layout_here
 from core.configuration.options import make_options
 from core.errors import ConfigurationError
 
@@ -119,12 +118,3 @@ def test_the_visible_gpus_of_this_machine_count_unless_the_cpu_is_chosen():
     visible = {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
     assert layout_here(options(2), visible).gpus_of(1) == ("GPU-b",)
     assert layout_here(options(1, device="cpu"), visible).gpus == ()
-
-
-def test_visible_gpus(tmp_path: Path) -> None:
-    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / name).touch()
-    assert visible_gpus({}, tmp_path) == ("0", "1")
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "1, GPU-ab"}, tmp_path) == ("1", "GPU-ab")
-    for nothing in ("", "-1"):
-        assert visible_gpus({"CUDA_VISIBLE_DEVICES": nothing}, tmp_path) == ()
