@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,12 +17,23 @@ from core.sampling import ChunkResult
 from core.sequence import Sequence
 
 
+class BlockTable(NamedTuple):
+    """A sequence's blocks in one cache group: position p is in `blocks[p // block_size]`."""
+
+    blocks: tuple[int, ...] = ()
+    first: int = 0
+    """The entries before this one are stale: their blocks left the window, and are not read."""
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        return self.blocks[self.first :]
+
+
 class Chunk(msgspec.Struct, frozen=True):
     """Tokens `start : start + length` of a sequence, to be computed in this step.
 
-    `blocks` is the sequence's block table: position p is in slot `p % block_size` of block
-    `blocks[p // block_size]`. It covers every position up to `start + length`, and is valid until
-    the plan is committed.
+    `tables` has the sequence's block table in each cache group. They cover every position up to
+    `start + length`, and are valid until the plan is committed.
 
     The last token may be in flight: sampled by the previous step and so far known only to the
     device.
@@ -30,7 +42,7 @@ class Chunk(msgspec.Struct, frozen=True):
     sequence: Sequence
     start: int
     length: int
-    blocks: tuple[int, ...]
+    tables: tuple[BlockTable, ...]
     samples_token: bool
     """Whether the chunk ends at the newest token, so that the next one is sampled."""
     extra_rows: range = NO_ROWS

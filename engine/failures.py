@@ -136,7 +136,7 @@ class Guard:
         moved = {target for _, target in (*plan.moves.swap_ins, *plan.moves.copies)}
         for group in self._strategy.running:
             for sequence in group.sequences:
-                if not moved.isdisjoint(self._strategy.memory.table(sequence.id)):
+                if not moved.isdisjoint(self._strategy.memory.held(sequence.id)):
                     yield sequence
 
     def _scheduled(self) -> set[int]:

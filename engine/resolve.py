@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from core.configuration.batching import choose_batching
+from core.configuration.kv_layout import KVLayout
 from core.configuration.options import DecoderChoice, LoraOptions, MemoryOptions, Options
 from core.configuration.sizing import (
     LENGTH_NAMES,
@@ -227,7 +228,7 @@ def strategy_settings(resolved: Resolved, capacity: Capacity) -> StrategySetting
     return StrategySettings(
         batching=resolved.batching,
         num_blocks=capacity.num_blocks,
-        block_size=memory.block_size,
+        layout=KVLayout.uniform(memory.block_size),
         max_model_len=capacity.max_model_len,
         limits=limits,
         max_delay_s=resolved.max_delay_s,

@@ -110,7 +110,7 @@ class Strategy(ABC):
         """Token slots already written, over all held blocks."""
         memory = self.memory
         num_empty = sum(
-            len(memory.table(sequence.id)) * memory.block_size - sequence.num_computed_tokens
+            memory.num_empty_slots(sequence.id, sequence.num_computed_tokens)
             for group in self.running
             for sequence in group.sequences
         )
@@ -122,7 +122,8 @@ class Strategy(ABC):
         Returns False, and changes nothing, if it can never run. Samples can run one by one, so they
         always fit. An indivisible group must fit as a whole.
         """
-        assert request.sequences[0].max_length <= self.memory.num_tokens, "it can never run"
+        longest = request.sequences[0].max_length
+        assert self.memory.blocks_for([longest]) <= self.memory.num_blocks, "it can never run"
         groups = self._groups(request)
         for group in groups:
             self._group_of |= dict.fromkeys(group.sequence_ids, group)
@@ -293,7 +294,7 @@ class Strategy(ABC):
         start = sequence.num_computed_tokens
         samples = start + length == sequence.num_tokens
         extra_rows = sequence.extra_rows(start, start + length)
-        return Chunk(sequence, start, length, self.memory.table(sequence.id), samples, extra_rows)
+        return Chunk(sequence, start, length, self.memory.tables(sequence.id), samples, extra_rows)
 
 
 class ReservingStrategy(Strategy):
@@ -336,7 +337,7 @@ class ReservingStrategy(Strategy):
 
     def _max_blocks(self, group: SequenceGroup) -> int:
         reservation = self._reservation(group.sequences[0])
-        return group.num_sequences * self.memory.blocks_for(reservation)
+        return self.memory.blocks_for([reservation] * group.num_sequences)
 
     def _reservation(self, sequence: Sequence) -> int:
         """Return the tokens to reserve for a sequence: by default its longest possible length."""

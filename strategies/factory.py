@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from core.configuration.kv_layout import KVLayout
 from core.configuration.strategy_table import Batching, KVReservation, PreemptionMode
 from strategies.base import Limits, Strategy
 
@@ -14,7 +15,7 @@ class StrategySettings:
 
     batching: Batching
     num_blocks: int
-    block_size: int
+    layout: KVLayout
     max_model_len: int
     limits: Limits
     max_delay_s: float
@@ -26,21 +27,21 @@ class StrategySettings:
 
 def make_strategy(settings: StrategySettings) -> Strategy:
     """Make the strategy that the settings name, with its memory. No other one is imported."""
-    limits, num_blocks, block_size = settings.limits, settings.num_blocks, settings.block_size
+    limits, num_blocks, layout = settings.limits, settings.num_blocks, settings.layout
     if settings.batching == "paged":
         from strategies.memory.blocks import PagedMemory
         from strategies.paged import PagedStrategy
 
         blocks = PagedMemory(
             num_blocks,
-            block_size,
+            layout,
             num_host_blocks=settings.num_swap_blocks,
             caches_prefixes=settings.enable_prefix_caching,
         )
         return PagedStrategy(blocks, limits, settings.preemption_mode)
     from strategies.memory.slots import SlotMemory
 
-    slots = SlotMemory(num_blocks, block_size)
+    slots = SlotMemory(num_blocks, layout)
     match settings.batching:
         case "none":
             from strategies.none import NoneStrategy

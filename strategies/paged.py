@@ -41,7 +41,8 @@ class PagedStrategy(Strategy):
         """The same object as `memory`, typed as PagedMemory."""
 
     def _max_blocks(self, group: SequenceGroup) -> int:
-        return self._num_blocks(group, [group.sequences[0].max_length] * group.num_sequences)
+        lengths = [group.sequences[0].max_length] * group.num_sequences
+        return self.memory.blocks_for(lengths, group.num_shared_tokens)
 
     def _next_chunks(self, now: float) -> list[Chunk]:
         for group in self.running:
@@ -129,7 +130,8 @@ class PagedStrategy(Strategy):
         Returns none, and leaves the group without blocks, if there is no room.
         """
         first, turns = group.sequences[0], []
-        first.num_computed_tokens = self._blocks.adopt(first)
+        forked_at = group.num_shared_tokens if len(group.sequences) > 1 else None
+        first.num_computed_tokens = self._blocks.adopt(first, forked_at)
         if self._has_room_for(group):
             if group.num_sequences > 1:
                 self._share_prompt(group)
@@ -154,26 +156,15 @@ class PagedStrategy(Strategy):
         return not self.running or num_sequences <= self.limits.max_sequences
 
     def _has_room_for(self, group: SequenceGroup) -> bool:
-        """Whether all tokens of the group fit, plus one block for each running sequence.
+        """Whether all tokens of the group fit, plus the next token of each running sequence.
 
         Without that reserve, the next step would preempt the group that this step admits.
         """
-        num_needed = self._num_blocks(group, [sequence.num_tokens for sequence in group.sequences])
-        num_held = len(self.memory.table(group.sequences[0].id))
-        return num_needed - num_held + self.num_running <= self.memory.num_free_blocks
-
-    def _num_blocks(self, group: SequenceGroup, lengths: list[int]) -> int:
-        """Return how many blocks a group needs if only the prompt's full blocks are shared.
-
-        lengths: tokens of each sequence.
-
-        ```
-        lengths   |<-- full blocks ->|<- own ->|
-                                     |<--- own --->|
-        ```
-        """
-        num_shared = group.num_shared_tokens // self.memory.block_size
-        return num_shared + sum(self.memory.blocks_for(length) - num_shared for length in lengths)
+        lengths = [sequence.num_tokens for sequence in group.sequences]
+        num_needed = self.memory.blocks_for(lengths, group.num_shared_tokens)
+        num_held = len(self.memory.held(group.sequences[0].id))
+        num_reserved = self.num_running * self.memory.num_growth_blocks
+        return num_needed - num_held + num_reserved <= self.memory.num_free_blocks
 
     def _chunks(self, turns: list[Turn], budget: StepBudget) -> list[Chunk]:
         budget.take(sum(length for _, length in turns))

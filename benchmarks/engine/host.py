@@ -18,6 +18,7 @@ from statistics import median
 
 import torch
 
+from core.configuration.kv_layout import KVLayout
 from core.plan import StepPlan, StepResult
 from core.request import Request
 from core.sampling import Sampled, SamplingParams
@@ -42,7 +43,7 @@ def measure(num_sequences: int, num_steps: int) -> Times:
     """Run `num_steps` steps in which all sequences decode. Return the times of each part."""
     length = PROMPT_TOKENS + WARM_UP + num_steps + 1
     blocks_per_sequence = -(-length // BLOCK_SIZE)
-    memory = PagedMemory(num_sequences * (blocks_per_sequence + 1), BLOCK_SIZE)
+    memory = PagedMemory(num_sequences * (blocks_per_sequence + 1), KVLayout.uniform(BLOCK_SIZE))
     limits = Limits(max_sequences=num_sequences, max_step_tokens=num_sequences * PROMPT_TOKENS)
     strategy = PagedStrategy(memory, limits)
     inputs = InputBuilder(BLOCK_SIZE, Staging(torch.device("cpu")))

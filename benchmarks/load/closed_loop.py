@@ -45,7 +45,7 @@ class ClosedLoop:
         if a request fails.
         """
         stream, begin = iter(requests), self._clock()
-        journal = Journal(begin, begin, pool=self._engine.strategy.memory.num_tokens)
+        journal = Journal(begin, begin, pool=self._engine.strategy.memory.num_slots)
         num_preempted = self._num_preempted()
         for request in islice(stream, self._clients):
             self._submit(request, journal)
@@ -95,7 +95,7 @@ class ClosedLoop:
     def _sample_memory(self, journal: Journal) -> None:
         memory, filled = self._engine.strategy.memory, 0
         for sequence_id, record in self._records.items():
-            num_slots = len(memory.table(sequence_id)) * memory.block_size
+            num_slots = len(memory.held(sequence_id)) * memory.block_size
             # The newest token's K and V are written by the next step.
             num_tokens = len(record.request.prompt) + max(0, record.num_tokens - 1)
             filled += min(num_slots, num_tokens)

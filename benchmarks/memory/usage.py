@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from core.beams import Candidates, num_candidates
+from core.configuration.kv_layout import KVLayout
 from core.plan import Chunk, StepPlan, StepResult
 from core.request import Request
 from core.sampling import Sampled
@@ -56,7 +57,7 @@ def make(batching: str, num_tokens: int, max_length: int, **changes: object) -> 
     values: dict[str, object] = {
         "batching": batching,
         "num_blocks": num_tokens // 16,
-        "block_size": 16,
+        "layout": KVLayout.uniform(16),
         "max_model_len": max_length,
         "limits": Limits(max_sequences=256, max_step_tokens=2048),
         "max_delay_s": 0.0,
@@ -94,7 +95,7 @@ def _add(usage: Usage, strategy: Strategy) -> None:
     written: dict[int, int] = {}
     for group in strategy.running:
         for sequence in group.sequences:
-            table = strategy.memory.table(sequence.id)
+            table = strategy.memory.held(sequence.id)
             usage.referenced_blocks += len(table)
             for index, block in enumerate(table):
                 filled = max(0, min(size, sequence.num_computed_tokens - index * size))
@@ -102,7 +103,7 @@ def _add(usage: Usage, strategy: Strategy) -> None:
     usage.written += sum(written.values())
     usage.held_blocks += strategy.memory.num_held_blocks
     usage.reserved += strategy.memory.num_held_blocks * size
-    usage.available += strategy.memory.num_tokens
+    usage.available += strategy.memory.num_slots
     usage.num_running += strategy.num_running
     usage.num_steps += 1
 

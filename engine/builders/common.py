@@ -10,7 +10,7 @@ from transformers import GenerationConfig
 from core.errors import ConfigurationError, LongshoreError
 from core.foreign_code import contained, reason_of
 from core.part import Feature
-from core.plan import BlockMoves, Chunk, StepPlan
+from core.plan import BlockMoves, BlockTable, Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine.executor import Executor
@@ -42,8 +42,8 @@ def decode_step(block_size: int, moves: BlockMoves) -> StepPlan:
 
 def _step(start: int, length: int, block_size: int, moves: BlockMoves) -> StepPlan:
     params = SamplingParams(temperature=0.5, top_p=0.9, max_tokens=1, seed=0)
-    blocks = tuple(range(-(-2 // block_size)))
-    chunk = Chunk(Sequence(0, [0, 0], params), start, length, blocks, samples_token=True)
+    table = BlockTable(tuple(range(-(-2 // block_size))))
+    chunk = Chunk(Sequence(0, [0, 0], params), start, length, (table,), samples_token=True)
     return StepPlan((chunk,), moves)
 
 

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from core.configuration.kv_layout import LayerShape
 from core.errors import ConfigurationError
 from core.foreign_code import contained
-from core.plan import Chunk, StepPlan
+from core.plan import BlockTable, Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine.attention.backends import AttentionBackend, make_backend
@@ -65,12 +65,12 @@ def paged_logits(
     if backend is None:
         backend, _ = make_backend(device, shapes, PROBE_BLOCK_SIZE, PROBE_LENGTH, dtype)
     sequence = Sequence(0, probe_ids(vocab_size), SamplingParams())
-    blocks = tuple(reversed(range(num_blocks)))
+    blocks = BlockTable(tuple(reversed(range(num_blocks))))
     builder = InputBuilder(PROBE_BLOCK_SIZE, Staging(device))
     logits: Tensor | None = None
     for start, length in PROBE_CHUNKS:
         is_last = start + length == PROBE_LENGTH
-        inputs = builder.build(StepPlan((Chunk(sequence, start, length, blocks, is_last),)))
+        inputs = builder.build(StepPlan((Chunk(sequence, start, length, (blocks,), is_last),)))
         step = PagedStep(inputs.batch, cache, backend)
         logits = decoder(inputs.token_ids, inputs.positions, inputs.logit_rows, step)
     assert logits is not None

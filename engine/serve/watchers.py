@@ -109,7 +109,7 @@ def take_snapshot(
                 arrived=group.request.arrival,
                 admitted=group.request.admitted,
                 first_token=first_token(group.request.id),
-                blocks=block_runs(memory.table(sequence.id)),
+                blocks=block_runs(memory.held(sequence.id)),
             )
             for index, group in enumerate(groups)
             for sequence in group.sequences

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from core.configuration.step_size import MAX_PROMPTS
-from core.plan import Chunk
+from core.plan import BlockTable, Chunk
 from engine.staging import Slot, Upload
+
+_NOTHING = (BlockTable(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +48,14 @@ class BlockTables:
         self._rows: dict[int, int] = {}
         """Row by sequence id."""
         self._free_rows: list[int] = []
-        self._sent: dict[int, tuple[int, ...]] = {}
-        """Blocks by sequence id."""
+        self._sent: dict[int, tuple[BlockTable, ...]] = {}
+        """Tables by sequence id."""
 
     def put(self, chunks: Sequence[Chunk], upload: Upload) -> TableUpdate:
         """Add the entries that changed to the upload. Call `write` after its `send`."""
         sent = self._sent
-        changed = [chunk for chunk in chunks if sent.get(chunk.sequence.id) is not chunk.blocks]
-        longest = max((len(chunk.blocks) for chunk in changed), default=0)
+        changed = [chunk for chunk in chunks if sent.get(chunk.sequence.id) is not chunk.tables]
+        longest = max((len(chunk.tables[0].blocks) for chunk in changed), default=0)
         if len(chunks) > len(self._table) or longest > self._table.shape[1]:
             self._grow(len(chunks), longest)
             changed = chunks
@@ -62,7 +64,8 @@ class BlockTables:
         targets: list[int] = []
         entries: list[int] = []
         for chunk in changed:
-            old, new = sent.pop(chunk.sequence.id, ()), chunk.blocks
+            [(old, _)] = sent.pop(chunk.sequence.id, _NOTHING)
+            [(new, _)] = chunk.tables
             start = len(old) if new[: len(old)] == old else 0
             first = self._rows[chunk.sequence.id] * self._table.shape[1]
             targets += range(first + start, first + len(new))
@@ -81,7 +84,7 @@ class BlockTables:
         if update.targets is not None and update.entries is not None:
             self._table.view(-1).index_copy_(0, update.targets.tensor, update.entries.tensor)
         for chunk in update.changed:
-            self._sent[chunk.sequence.id] = chunk.blocks
+            self._sent[chunk.sequence.id] = chunk.tables
 
     def read(self, rows: Tensor, width: int) -> Tensor:
         """Return the first entries of the rows [N], [N, width]."""

@@ -135,7 +135,7 @@ class InputBuilder:
     def _of_decodes(self, chunks: Sequence[Chunk]) -> NDArray[np.int64]:
         ids = [0 if c.ends_in_flight else c.sequence.token_ids[c.start] for c in chunks]
         positions = np.array([chunk.start for chunk in chunks], int)
-        blocks = np.array([c.blocks[c.start // self._block_size] for c in chunks], int)
+        blocks = np.array([c.tables[0].blocks[c.start // self._block_size] for c in chunks], int)
         slots = blocks * self._block_size + positions % self._block_size
         return np.stack([np.array(ids, int), positions, slots])
 
@@ -143,7 +143,7 @@ class InputBuilder:
         ids = chunk.sequence.token_ids[chunk.start : chunk.end]
         positions = np.arange(chunk.start, chunk.end)
         block, offset = np.divmod(positions, self._block_size)
-        slots = np.array(chunk.blocks, int)[block] * self._block_size + offset
+        slots = np.array(chunk.tables[0].blocks, int)[block] * self._block_size + offset
         return np.stack([np.array(ids + [0] * (chunk.length - len(ids))), positions, slots])
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from core.configuration.kv_layout import KVLayout
 from core.configuration.options import Options
 from core.configuration.sizing import sequence_limit
 from core.configuration.task import Task, check_options, choose_batching_of
@@ -62,7 +63,7 @@ def build_task_engine(task: Task, model_dir: Path, options: Options) -> TaskEngi
     settings = StrategySettings(
         batching=batching,
         num_blocks=max_jobs,
-        block_size=_TOKENS_PER_JOB,
+        layout=KVLayout.uniform(_TOKENS_PER_JOB),
         max_model_len=_TOKENS_PER_JOB,
         limits=Limits(max_sequences=max_jobs, max_step_tokens=max_jobs),
         max_delay_s=options.strategy.max_batch_delay / 1000,

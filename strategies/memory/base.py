@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Container
-from typing import NamedTuple
+from collections.abc import Collection, Container, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from core.plan import BlockMoves, Chunk
+from core.plan import BlockMoves, BlockTable, Chunk
+
+if TYPE_CHECKING:
+    from core.configuration.kv_layout import CacheGroup, KVLayout
 
 
 class Span(NamedTuple):
@@ -18,16 +21,18 @@ class Span(NamedTuple):
 
 
 class KVMemory(ABC):
-    """Allocates blocks of `block_size` token slots to sequences.
+    """Allocates blocks to sequences. A sequence has a block table in each cache group.
 
     An allocation that does not fit returns False and changes nothing. Some allocations require
     block moves before the next step writes. Those moves are collected until `take_moves`.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, layout: KVLayout) -> None:
         self.num_blocks = num_blocks
-        self.block_size = block_size
-        self._tables: dict[int, tuple[int, ...]] = {}
+        self.layout = layout
+        self.block_size = layout.block_size
+        self._tables: dict[int, tuple[BlockTable, ...]] = {}
+        self._no_tables = (BlockTable(),) * len(layout.groups)
         self._copies: list[tuple[int, int]] = []
 
     @property
@@ -43,26 +48,35 @@ class KVMemory(ABC):
         """Free blocks whose content is kept, so that a later sequence may share it."""
         return ()
 
+    @property
+    def num_slots(self) -> int:
+        """Token slots in total. A block counts as `block_size` slots in every group."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def num_growth_blocks(self) -> int:
+        """The most blocks that a sequence may need for its next token."""
+        return len(self.layout.groups)
+
     def is_swapped(self, sequence_id: int) -> bool:
         """Whether the sequence's blocks are in host memory."""
         return False
-
-    @property
-    def num_tokens(self) -> int:
-        """Token slots in total: the length of the longest sequence that can ever run."""
-        return self.num_blocks * self.block_size
 
     @abstractmethod
     def reserve(self, spans: Collection[Span]) -> bool:
         """Make every span writable.
 
-        Its positions are then in the block table, in blocks that no other sequence shares. At most
+        Its positions are then in the block tables, in blocks that no other sequence shares. At most
         one span per sequence. Returns False, and reserves none, if they do not all fit.
         """
 
     @abstractmethod
     def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
-        """Give a child the first `num_tokens` tokens of its parent, in place of its own."""
+        """Give a child the first `num_tokens` tokens of its parent, in place of its own.
+
+        The parent must still hold the windows of the token after them: it has committed no later
+        token, or no layer has a window.
+        """
 
     @abstractmethod
     def release(self, sequence_id: int) -> None:
@@ -70,7 +84,10 @@ class KVMemory(ABC):
 
     @abstractmethod
     def commit(self, chunk: Chunk) -> None:
-        """Note that a chunk is computed and its tokens are known, so blocks can now be shared."""
+        """Note that a chunk is computed and its tokens are known.
+
+        Its blocks can now be shared, and those that left a window are free.
+        """
 
     def take_moves(self) -> BlockMoves:
         """Return the moves since the last call, which the next step must run first."""
@@ -78,12 +95,45 @@ class KVMemory(ABC):
         self._copies.clear()
         return moves
 
-    def table(self, sequence_id: int) -> tuple[int, ...]:
-        """Return the block table of a sequence: its physical blocks in logical order."""
-        return self._tables.get(sequence_id, ())
+    def tables(self, sequence_id: int) -> tuple[BlockTable, ...]:
+        """Return the block table of a sequence in each cache group."""
+        return self._tables.get(sequence_id, self._no_tables)
 
-    def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+    def held(self, sequence_id: int) -> list[int]:
+        """Return the blocks of a sequence in all groups, each in logical order."""
+        return held_blocks(self.tables(sequence_id))
+
+    def num_empty_slots(self, sequence_id: int, num_tokens: int) -> int:
+        """Return the slots that a sequence of `num_tokens` computed tokens has not written yet."""
+        pairs = zip(self.layout.groups, self.tables(sequence_id), strict=True)
+        return sum(self._num_empty(group, len(table.blocks), num_tokens) for group, table in pairs)
+
+    def _num_empty(self, group: CacheGroup, num_blocks: int, num_tokens: int) -> int:
+        num_slots = max(0, num_blocks * group.block_size - num_tokens)
+        return num_slots * self.block_size // group.block_size
+
+    def blocks_for(self, lengths: Sequence[int], num_shared_tokens: int = 0) -> int:
+        """Return the most blocks that sequences hold together while they grow to these lengths.
+
+        num_shared_tokens: how many of their first tokens are the same. They share full blocks.
+        """
+        return sum(
+            self._blocks_in(group, lengths, num_shared_tokens) for group in self.layout.groups
+        )
+
+    def _blocks_in(self, group: CacheGroup, lengths: Sequence[int], num_shared_tokens: int) -> int:
+        """Return the most blocks that sequences hold together in one group.
+
+        ```
+        lengths   |<-- full blocks ->|<- own ->|
+                                     |<--- own --->|
+        ```
+        """
+        num_shared = num_shared_tokens // group.block_size
+        together = num_shared + sum(group.blocks_for(length) - num_shared for length in lengths)
+        step_tokens = self.layout.step_tokens
+        alone = sum(group.most_blocks(length, step_tokens) for length in lengths)
+        return min(together, alone)
 
     @abstractmethod
     def rebuild(self, sequence_ids: Container[int]) -> None:
@@ -96,3 +146,8 @@ class KVMemory(ABC):
     @abstractmethod
     def check_integrity(self) -> None:
         """Raise AssertionError if a block is lost, or both held and free."""
+
+
+def held_blocks(tables: Sequence[BlockTable]) -> list[int]:
+    """Return the blocks that these tables hold."""
+    return [block for table in tables for block in table.held]

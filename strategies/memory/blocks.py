@@ -2,23 +2,35 @@
 
 The block manager of the PagedAttention paper (SOSP 2023, sections 4.2 to 4.4). Only the last block
 of a sequence can be partly empty, so a sequence wastes at most `block_size - 1` slots.
+
+The cache groups of a model draw their blocks from one pool: a block belongs to one group as long as
+it is held or cached. Blocks that a window has left are released.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping
+from functools import partial
 from itertools import chain
+from math import gcd
+from typing import TYPE_CHECKING
 
-from core.plan import BlockMoves, Chunk
+from core.plan import BlockMoves, BlockTable, Chunk
 from core.sequence import Sequence
-from strategies.memory.base import KVMemory, Span
+from strategies.memory.base import KVMemory, Span, held_blocks
 from strategies.memory.pool import BlockPool
 from strategies.memory.prefix import PrefixCache
 
+if TYPE_CHECKING:
+    from core.configuration.kv_layout import CacheGroup, KVLayout
+    from strategies.memory.stops import Stops
+
+Tables = tuple[BlockTable, ...]
+
 
 class PagedMemory(KVMemory):
-    """Extends a sequence's block table as its tokens are computed.
+    """Extends a sequence's block tables as its tokens are computed.
 
     With `caches_prefixes`, a full block can be found by its prefix while it is held, and afterwards
     until it is evicted. The least recently released blocks are evicted first. Of blocks that were
@@ -28,21 +40,38 @@ class PagedMemory(KVMemory):
     def __init__(
         self,
         num_blocks: int,
-        block_size: int,
+        layout: KVLayout,
         *,
         num_host_blocks: int = 0,
         caches_prefixes: bool = True,
     ) -> None:
-        super().__init__(num_blocks, block_size)
+        super().__init__(num_blocks, layout)
         self.caches_prefixes = caches_prefixes
-        self._pool = BlockPool(num_blocks)
-        self._prefixes = PrefixCache()
         self.num_host_blocks = num_host_blocks
-        self._host = BlockPool(num_host_blocks)
-        self._swapped: dict[int, tuple[int, ...]] = {}
-        """Tables of host blocks. A sequence has either a device table or a host table."""
+        self._has_windows = any(group.window is not None for group in layout.groups)
+        sizes = [group.block_size for group in layout.groups]
+        self._commit_tokens = 1 if self._has_windows else gcd(*sizes)
+        """A chunk that passes no multiple of this neither fills a block nor leaves one."""
         self._swap_outs: list[tuple[int, int]] = []
         self._swap_ins: list[tuple[int, int]] = []
+        self._begin({}, {})
+
+    def _begin(self, tables: dict[int, Tables], swapped: dict[int, Tables]) -> None:
+        """Start with these tables and an empty prefix cache."""
+        self._tables = tables
+        self._swapped = swapped
+        """Tables of host blocks. A sequence has either device tables or host tables."""
+        self._pool = BlockPool(self.num_blocks, map(held_blocks, tables.values()))
+        self._host = BlockPool(self.num_host_blocks, map(held_blocks, swapped.values()))
+        self._writable: dict[int, int] = {}
+        """By sequence id: the position up to which it may write, from its newest token on, without
+        another `reserve`. Its blocks there are neither shared nor cached."""
+        self._prefixes = PrefixCache(self.layout.groups)
+        self._stops: Stops | None = None
+        if self._has_windows:
+            from strategies.memory.stops import Stops
+
+            self._stops = Stops(self._prefixes, self.num_blocks)
 
     @property
     def num_free_blocks(self) -> int:
@@ -53,68 +82,74 @@ class PagedMemory(KVMemory):
         return self._pool.kept
 
     def reserve(self, spans: Collection[Span]) -> bool:
-        if len(spans) == 1 and self._is_writable(*spans):
-            return True
+        if all(span.end <= self._writable.get(span.sequence_id, 0) for span in spans):
+            return True  # as in most decode steps
         if self._num_missing(spans) > self._pool.num_free:
             return False
         for span in spans:
-            self._copy_on_write(span)
-            table = self.table(span.sequence_id)
-            num_missing = self.blocks_for(span.end) - len(table)
-            if num_missing > 0:
-                self._tables[span.sequence_id] = table + self._allocate(num_missing)
+            tables = self.tables(span.sequence_id)
+            extended = tuple(map(partial(self._extended, span), self.layout.groups, tables))
+            if extended != tables:
+                self._tables[span.sequence_id] = extended
+            self._writable[span.sequence_id] = min(map(_num_slots, self.layout.groups, extended))
         return True
 
-    def adopt(self, sequence: Sequence) -> int:
+    def adopt(self, sequence: Sequence, forked_at: int | None = None) -> int:
         """Give a sequence that holds no blocks the cached blocks of its prefix.
+
+        forked_at: other sequences will fork from its first tokens. Their windows must be there
+        then, so if there are windows, no longer prefix is adopted.
 
         Returns how many of its tokens these blocks hold. That is never all of them, because at
         least one token must be computed to get logits.
         """
         assert sequence.id not in self._tables, "the sequence already holds blocks"
-        num_blocks = sequence.num_skippable_tokens // self.block_size
-        contents = (self._content(sequence, index) for index in range(num_blocks))
-        blocks = self._prefixes.find(contents, sequence.prefix_salt)
-        if blocks:
-            self._pool.share(blocks)
-            self._tables[sequence.id] = tuple(blocks)
-        return len(blocks) * self.block_size
+        if not self.caches_prefixes:
+            return 0
+        limit = sequence.num_skippable_tokens
+        if self._stops is not None:
+            limit = limit if forked_at is None else min(limit, forked_at)
+            self._stops.learn(sequence, limit)
+        tables = self._prefixes.find(sequence, limit)
+        if tables[0].blocks:
+            self._pool.share(held_blocks(tables))
+            self._tables[sequence.id] = tables
+        return len(tables[0].blocks) * self.layout.groups[0].block_size
 
     def commit(self, chunk: Chunk) -> None:
-        """Add the blocks that the chunk has filled to the prefix cache.
+        """Add the blocks that the chunk has filled to the prefix cache; free those out of windows.
 
         ```
         table   | cached | cached | cached | filled | filled | open |
                                    first ──▶                 ◀── end
         ```
         """
-        first, end = chunk.start // self.block_size, chunk.end // self.block_size
-        if not self.caches_prefixes or first == end:
+        if chunk.start // self._commit_tokens == chunk.end // self._commit_tokens:
             return
-        table = list(self.table(chunk.sequence.id))
-        while first > 0 and table[first - 1 : first] and table[first - 1] not in self._prefixes:
+        for index, group in enumerate(self.layout.groups):
+            first, end = chunk.start // group.block_size, chunk.end // group.block_size
+            if first < end and self.caches_prefixes:
+                self._cache(chunk, index, first, end)
+            if self._stops is not None:
+                self._leave(chunk, index, self._stops)
+
+    def _cache(self, chunk: Chunk, index: int, first: int, end: int) -> None:
+        """Add the blocks `first : end` of group `index` to the prefix cache."""
+        sequence = chunk.sequence
+        blocks, left = self.tables(sequence.id)[index]
+        first, prefixes = max(first, left), self._prefixes
+        while first > left and blocks[first - 1 : first] and blocks[first - 1] not in prefixes:
             first -= 1  # swapped in from the host, into blocks that are not in the cache
-        if table[first:end] != list(chunk.blocks[first:end]):
+        if blocks[first:end] != chunk.tables[index].blocks[first:end]:
             return  # the sequence was preempted after this step was planned
         cached: dict[int, int] = {}
-        for index in range(first, end):
-            block = table[index]
-            table[index] = self._cached_block(chunk.sequence, table, index)
-            if table[index] != block:
-                cached[block] = table[index]
+        for number in range(first, end):
+            block = blocks[number]
+            known = prefixes.add(block, prefixes.key(index, sequence, number))
+            if known != block:
+                cached[block] = known
         if cached:
-            self._replace(chunk.sequence.id, cached)
-
-    def _cached_block(self, sequence: Sequence, table: list[int], index: int) -> int:
-        """Add `table[index]` to the prefix cache. Returns the block that the cache has.
-
-        It is another one if the cache already has that prefix.
-        """
-        if index > 0:
-            parent = self._prefixes.digest(table[index - 1])
-        else:
-            parent = self._prefixes.root(sequence.prefix_salt)
-        return self._prefixes.add(table[index], parent, self._content(sequence, index))
+            self._replace(sequence.id, cached)
 
     def _replace(self, sequence_id: int, cached: Mapping[int, int]) -> None:
         """Replace blocks by cached ones with the same content, in every table that holds them.
@@ -123,26 +158,41 @@ class PagedMemory(KVMemory):
         from it while the step ran. Most of them are the newest tables.
         """
         for holder in chain((sequence_id,), reversed(self._tables)):
-            table = self._tables[holder]
-            old = [block for block in table if block in cached]
+            tables = self._tables[holder]
+            old = [block for block in held_blocks(tables) if block in cached]
             self._pool.share(cached[block] for block in old)
             self._pool.release(old)
-            self._tables[holder] = tuple(cached.get(block, block) for block in table)
+            self._tables[holder] = _moved(tables, cached)
             if not any(map(self._pool.num_references, cached)):
                 return
 
-    def _content(self, sequence: Sequence, index: int) -> bytes:
-        """Return the contents of the sequence's block `index`, for the prefix cache."""
-        start = index * self.block_size
-        return sequence.content(start, start + self.block_size)
+    def _leave(self, chunk: Chunk, index: int, stops: Stops) -> None:
+        """Release the blocks of group `index` that none of the sequence's later tokens see."""
+        id = chunk.sequence.id
+        tables = self.tables(id)
+        blocks, old = tables[index]
+        # A sequence that was preempted and began again may be behind the chunk.
+        position = min(chunk.end, chunk.sequence.num_computed_tokens)
+        first = min(self.layout.groups[index].first_block(position), len(blocks))
+        if first <= old:
+            return
+        gone = blocks[old:first]
+        for block in stops.unwanted(id, index, old, gone):
+            if self._pool.num_references(block) == 1:
+                self._forget(block, left_window=True)
+        self._release(gone)
+        self._tables[id] = (*tables[:index], BlockTable(blocks, first), *tables[index + 1 :])
 
     def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
         """Share the parent's blocks, on the device or the host."""
         self.release(child_id)
+        self._writable.pop(parent_id, None)
         for pool, tables in ((self._pool, self._tables), (self._host, self._swapped)):
             if parent_id in tables:
-                tables[child_id] = tables[parent_id][: self.blocks_for(num_tokens)]
-                pool.share(tables[child_id])
+                pairs = zip(self.layout.groups, tables[parent_id], strict=True)
+                tables[child_id] = tuple(_start(*pair, num_tokens) for pair in pairs)
+                pool.share(held_blocks(tables[child_id]))
+        self._prefixes.fork(parent_id, child_id, num_tokens)
 
     def swap_out(self, sequence_ids: Iterable[int]) -> bool:
         """Move all blocks of these sequences to the host, each shared block once.
@@ -155,9 +205,10 @@ class PagedMemory(KVMemory):
             return False
         homes = dict(zip(blocks, self._host.allocate(len(blocks)), strict=True))
         for sequence_id, table in tables.items():
-            self._swapped[sequence_id] = tuple(homes[block] for block in table)
-            self._host.share(self._swapped[sequence_id])
-            self._release(self._tables.pop(sequence_id))
+            self._swapped[sequence_id] = _moved(table, homes)
+            self._host.share(held_blocks(self._swapped[sequence_id]))
+            self._release(held_blocks(self._tables.pop(sequence_id)))
+            self._writable.pop(sequence_id, None)
         self._host.release(homes.values())
         self._swap_outs += homes.items()
         return True
@@ -168,9 +219,9 @@ class PagedMemory(KVMemory):
         blocks = _distinct(tables)
         homes = dict(zip(blocks, self._allocate(len(blocks)), strict=True))
         for sequence_id, table in tables.items():
-            self._tables[sequence_id] = tuple(homes[block] for block in table)
-            self._pool.share(self._tables[sequence_id])
-            self._host.release(table)
+            self._tables[sequence_id] = _moved(table, homes)
+            self._pool.share(held_blocks(self._tables[sequence_id]))
+            self._host.release(held_blocks(table))
         self._pool.release(homes.values())
         self._swap_ins += homes.items()
 
@@ -178,82 +229,103 @@ class PagedMemory(KVMemory):
         return sequence_id in self._swapped
 
     def release(self, sequence_id: int) -> None:
-        self._release(self._tables.pop(sequence_id, ()))
-        self._host.release(self._swapped.pop(sequence_id, ()))
+        self._release(held_blocks(self._tables.pop(sequence_id, ())))
+        self._host.release(held_blocks(self._swapped.pop(sequence_id, ())))
+        self._writable.pop(sequence_id, None)
+        self._prefixes.release(sequence_id)
+        if self._stops is not None:
+            self._stops.release(sequence_id)
 
     def take_moves(self) -> BlockMoves:
         moves = BlockMoves(tuple(self._swap_outs), tuple(self._swap_ins), tuple(self._copies))
         self._swap_outs, self._swap_ins, self._copies = [], [], []
         return moves
 
-    def _is_writable(self, span: Span) -> bool:
-        """Whether the span needs no new block and no copy, which is true of most decode steps.
-
-        If so, the block where it starts is removed from the prefix cache.
-        """
-        table = self._tables.get(span.sequence_id, ())
-        if span.end > len(table) * self.block_size:
-            return False
-        block = table[span.start // self.block_size]
-        if self._pool.num_references(block) > 1:
-            return False
-        self._prefixes.remove(block)
-        return True
-
     def _num_missing(self, spans: Collection[Span]) -> int:
         """Return how many blocks these spans need: new ones, and copies of shared ones."""
-        num_new = sum(
-            max(0, self.blocks_for(span.end) - len(self.table(span.sequence_id))) for span in spans
-        )
-        partial = (self._block_at(span) for span in spans)
-        writers = Counter(block for block in partial if block is not None)
+        num_new = 0
+        writers: Counter[int] = Counter()
+        for span in spans:
+            for group, table in zip(self.layout.groups, self.tables(span.sequence_id), strict=True):
+                num_new += max(0, group.blocks_for(span.end) - len(table.blocks))
+                block = _block_at(group, table, span)
+                if block is not None:
+                    writers[block] += 1
         # If all sequences that share a block write into it, the last one keeps it.
         return num_new + sum(
             min(count, self._pool.num_references(block) - 1) for block, count in writers.items()
         )
 
-    def _block_at(self, span: Span) -> int | None:
-        """Return the held block where the span starts, if any; only this one may be shared."""
-        table = self.table(span.sequence_id)
-        index = span.start // self.block_size
-        return table[index] if index < len(table) else None
-
-    def _copy_on_write(self, span: Span) -> None:
-        shared = self._block_at(span)
-        if shared is None:
-            return
-        if self._pool.num_references(shared) == 1:
+    def _extended(self, span: Span, group: CacheGroup, table: BlockTable) -> BlockTable:
+        """Return a sequence's table with blocks for a span that no other sequence shares."""
+        blocks, first = table
+        shared = _block_at(group, table, span)
+        if shared is not None and self._pool.num_references(shared) > 1:
+            [copy] = self._allocate(1)
+            self._release((shared,))
+            self._copies.append((shared, copy))
+            index = span.start // group.block_size
+            blocks = (*blocks[:index], copy, *blocks[index + 1 :])
+        elif shared is not None:
             # The block may still be cached: the parent that filled it was freed.
-            self._prefixes.remove(shared)
-            return
-        [copy] = self._allocate(1)
-        self._release((shared,))
-        self._copies.append((shared, copy))
-        table, index = self.table(span.sequence_id), span.start // self.block_size
-        self._tables[span.sequence_id] = (*table[:index], copy, *table[index + 1 :])
+            self._forget(shared)
+        num_missing = group.blocks_for(span.end) - len(blocks)
+        if num_missing > 0:
+            blocks += self._allocate(num_missing)
+        return BlockTable(blocks, first)
 
     def _allocate(self, num_blocks: int) -> tuple[int, ...]:
         blocks = self._pool.allocate(num_blocks)
         for block in blocks:
-            self._prefixes.remove(block)
+            self._forget(block)
         return blocks
 
-    def _release(self, blocks: tuple[int, ...]) -> None:
+    def _forget(self, block: int, *, left_window: bool = False) -> None:
+        """Remove a block from the prefix cache, if it is there."""
+        key = self._prefixes.remove(block)
+        if key is not None and self._stops is not None:
+            self._stops.forget(block, key, left_window=left_window)
+
+    def _release(self, blocks: Collection[int]) -> None:
         """Release the last block first, so that it is also the first to be evicted."""
-        self._pool.release(reversed(blocks), cached=self._prefixes)
+        self._pool.release(reversed(tuple(blocks)), cached=self._prefixes)
 
     def rebuild(self, sequence_ids: Container[int]) -> None:
-        self._tables = {id: table for id, table in self._tables.items() if id in sequence_ids}
-        self._swapped = {id: table for id, table in self._swapped.items() if id in sequence_ids}
-        self._pool = BlockPool(self.num_blocks, self._tables.values())
-        self._host = BlockPool(self.num_host_blocks, self._swapped.values())
-        self._prefixes = PrefixCache()
+        self._begin(
+            {id: tables for id, tables in self._tables.items() if id in sequence_ids},
+            {id: tables for id, tables in self._swapped.items() if id in sequence_ids},
+        )
 
     def check_integrity(self) -> None:
-        self._pool.check_integrity(self._tables.values(), cached=self._prefixes)
-        self._host.check_integrity(self._swapped.values())
+        self._pool.check_integrity(map(held_blocks, self._tables.values()), cached=self._prefixes)
+        self._host.check_integrity(map(held_blocks, self._swapped.values()))
         assert not self._tables.keys() & self._swapped.keys(), "a sequence has two tables"
 
 
-def _distinct(tables: Mapping[int, tuple[int, ...]]) -> list[int]:
-    return list(dict.fromkeys(block for table in tables.values() for block in table))
+def _num_slots(group: CacheGroup, table: BlockTable) -> int:
+    return len(table.blocks) * group.block_size
+
+
+def _block_at(group: CacheGroup, table: BlockTable, span: Span) -> int | None:
+    """Return the held block where the span starts, if any; only this one may be shared."""
+    index = span.start // group.block_size
+    return table.blocks[index] if index < len(table.blocks) else None
+
+
+def _start(group: CacheGroup, table: BlockTable, num_tokens: int) -> BlockTable:
+    """Return the part of a table that a fork after `num_tokens` tokens holds."""
+    first = group.first_block(num_tokens)
+    assert table.first <= first, "the parent's window has left these tokens"
+    return BlockTable(table.blocks[: group.blocks_for(num_tokens)], first)
+
+
+def _moved(tables: Tables, homes: Mapping[int, int]) -> Tables:
+    """Return the tables with blocks replaced. Stale entries may be any block."""
+    return tuple(
+        BlockTable(tuple(homes.get(block, block) for block in table.blocks), table.first)
+        for table in tables
+    )
+
+
+def _distinct(tables: Mapping[int, Tables]) -> list[int]:
+    return list(dict.fromkeys(chain.from_iterable(map(held_blocks, tables.values()))))

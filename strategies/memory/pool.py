@@ -23,7 +23,7 @@ class BlockPool:
     `allocate` takes blocks without cached content first, then evicts those released longest ago.
     """
 
-    def __init__(self, num_blocks: int, tables: Iterable[tuple[int, ...]] = ()) -> None:
+    def __init__(self, num_blocks: int, tables: Iterable[Collection[int]] = ()) -> None:
         """tables: block tables that hold some of the blocks already."""
         held = Counter(block for table in tables for block in table)
         self._empty = deque(block for block in range(num_blocks) if block not in held)
@@ -85,7 +85,7 @@ class BlockPool:
         return oldest
 
     def check_integrity(
-        self, tables: Iterable[tuple[int, ...]], cached: Container[int] = ()
+        self, tables: Iterable[Collection[int]], cached: Container[int] = ()
     ) -> None:
         """Raise AssertionError if the reference counts differ from what these tables hold."""
         held = Counter(block for table in tables for block in table)

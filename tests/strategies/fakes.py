@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from core.beams import Candidates, num_candidates
+from core.configuration.kv_layout import KVLayout
 from core.output import Output
-from core.plan import BlockMoves, Chunk, StepPlan, StepResult
+from core.plan import BlockMoves, BlockTable, Chunk, StepPlan, StepResult
 from core.request import Request
 from core.sampling import Finish, Sampled, SamplingParams, TopLogprobs
 from core.sequence import Sequence as TokenSequence
@@ -17,6 +18,8 @@ from strategies.base import Limits, Strategy
 from strategies.beam_group import BeamSearches
 from strategies.factory import StrategySettings, make_strategy
 
+Slot = tuple[int, int, int]
+"""The K and V of a token: the group, the token, and what `FakeExecutor.digest` returns."""
 EOS = 0
 VOCABULARY = 23
 
@@ -38,14 +41,17 @@ def next_candidates(sequence: TokenSequence, prefix: Sequence[int]) -> Candidate
 class FakeExecutor:
     """Keeps K/V as (token, hash of all tokens so far) and answers from what it reads back.
 
-    The prefix is read through the block table, so a wrong block shows as a wrong token. The
-    hash stands for the dependence of K/V on the whole prefix.
+    The prefix is read through the block table of each group, as far as its window reaches, so a
+    wrong block shows as a wrong token. The hash stands for the dependence of K/V on the whole
+    prefix.
     """
 
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
-        self.slots: dict[tuple[int, int], tuple[int, int]] = {}
-        self.host: dict[int, list[tuple[int, int] | None]] = {}
+    def __init__(self, layout: KVLayout | int) -> None:
+        """layout: an integer is the block size of a single group."""
+        self.layout = KVLayout.uniform(layout) if isinstance(layout, int) else layout
+        self._size = max(group.block_size for group in self.layout.groups)
+        self.slots: dict[tuple[int, int], Slot] = {}
+        self.host: dict[int, list[Slot | None]] = {}
         self.num_steps = 0
         self._newest: dict[int, int] = {}
         """Tokens sampled by the last step, by sequence id; the strategy may not know them yet."""
@@ -61,11 +67,13 @@ class FakeExecutor:
             if chunk.ends_in_flight:
                 tokens.append(self._newest[sequence.id])
             assert chunk.end <= len(tokens)
-            for position in range(chunk.start, chunk.end):
-                slot = self._slot(chunk.blocks, position)
-                self.slots[slot] = tokens[position], self.digest(sequence, tokens[: position + 1])
-            prefix = self._read(chunk)
-            assert prefix == tokens[: chunk.end]
+            prefix = tokens[: chunk.end]
+            for index, table in enumerate(chunk.tables):
+                for position in range(chunk.start, chunk.end):
+                    self.slots[self._slot(index, table, position)] = self._content(
+                        index, sequence, prefix[: position + 1]
+                    )
+                self._read(index, table, chunk, prefix)
             if chunk.samples_token or chunk.extra_rows:
                 result[sequence.id] = self.sample(chunk, prefix)
         self._newest = {
@@ -106,25 +114,31 @@ class FakeExecutor:
         for source, target in moves.copies:
             self._put(target, self._block(source))
 
-    def _block(self, block: int) -> list[tuple[int, int] | None]:
-        return [self.slots.get((block, offset)) for offset in range(self.block_size)]
+    def _block(self, block: int) -> list[Slot | None]:
+        return [self.slots.get((block, offset)) for offset in range(self._size)]
 
-    def _put(self, block: int, content: list[tuple[int, int] | None]) -> None:
+    def _put(self, block: int, content: list[Slot | None]) -> None:
         for offset, slot in enumerate(content):
             self.slots.pop((block, offset), None)
             if slot is not None:
                 self.slots[block, offset] = slot
 
-    def _read(self, chunk: Chunk) -> list[int]:
-        prefix: list[int] = []
-        for position in range(chunk.end):
-            token, digest = self.slots[self._slot(chunk.blocks, position)]
-            prefix.append(token)
-            assert digest == self.digest(chunk.sequence, prefix), "K/V of another sequence"
-        return prefix
+    def _read(self, index: int, table: BlockTable, chunk: Chunk, prefix: list[int]) -> None:
+        """Check all K and V of a group that the chunk's queries see."""
+        window = self.layout.groups[index].window
+        first = 0 if window is None else max(0, chunk.start + 1 - window)
+        for position in range(first, chunk.end):
+            found = self.slots[self._slot(index, table, position)]
+            expected = self._content(index, chunk.sequence, prefix[: position + 1])
+            assert found == expected, "K/V of another sequence or group"
 
-    def _slot(self, blocks: tuple[int, ...], position: int) -> tuple[int, int]:
-        return blocks[position // self.block_size], position % self.block_size
+    def _content(self, index: int, sequence: TokenSequence, prefix: list[int]) -> Slot:
+        return index, prefix[-1], self.digest(sequence, prefix)
+
+    def _slot(self, index: int, table: BlockTable, position: int) -> tuple[int, int]:
+        block, offset = divmod(position, self.layout.groups[index].block_size)
+        assert block >= table.first, "the block left the window"
+        return table.blocks[block], offset
 
 
 @dataclass(frozen=True)
@@ -183,7 +197,7 @@ def strategy_of(batching: str, *, num_blocks: int = 64, **changes: object) -> St
     settings = {
         "batching": batching,
         "num_blocks": num_blocks,
-        "block_size": 4,
+        "layout": KVLayout.uniform(4),
         "max_model_len": 48,
         "max_delay_s": 3.0,
         "kv_reservation": "max",
@@ -229,7 +243,7 @@ def drive(
 
     overlaps: each step is scheduled and run before the previous step is committed.
     """
-    executor, record, now = FakeExecutor(strategy.memory.block_size), Record(), 0
+    executor, record, now = FakeExecutor(strategy.memory.layout), Record(), 0
     requests = list(zip(requests_of(arrivals), arrivals, strict=True))
     todo = sorted(requests, key=lambda item: item[1].time)
     in_flight: tuple[StepPlan, StepResult] | None = None
@@ -280,12 +294,12 @@ def check_plan(strategy: Strategy, plan: StepPlan) -> None:
     assert len(plan.chunks) <= max(strategy.limits.max_sequences, widest)
     ids = [chunk.sequence.id for chunk in plan.chunks]
     assert len(ids) == len(set(ids)), "two chunks of one sequence"
-    size = strategy.memory.block_size
-    read = {block: chunk for chunk in plan.chunks for block in chunk.blocks}
+    read = {b: chunk for chunk in plan.chunks for table in chunk.tables for b in table.held}
     for chunk in plan.chunks:
-        for position in range(chunk.start, chunk.end):
-            block = chunk.blocks[position // size]
-            assert read[block] is chunk, "a written block is in another sequence's table"
+        for group, table in zip(strategy.memory.layout.groups, chunk.tables, strict=True):
+            for position in range(chunk.start, chunk.end):
+                block = table.blocks[position // group.block_size]
+                assert read[block] is chunk, "a written block is in another sequence's table"
 
 
 def _abort(

@@ -6,8 +6,9 @@ from collections import Counter
 
 import pytest
 
+from core.plan import BlockTable
 from strategies.memory.blocks import PagedMemory
-from tests.strategies.fuzz import SEEDS_OF_DUPLICATES, fuzz
+from tests.strategies.fuzz import SEEDS_OF_DUPLICATES, SEVERAL_GROUPS, fuzz
 
 NUM_SEEDS = 1500
 NUM_PARTS = 10
@@ -26,14 +27,23 @@ def test_random_workloads(part):
     assert {kind for kind, count in counts.items() if count > 0} >= KINDS
 
 
+@pytest.mark.parametrize("groups", SEVERAL_GROUPS)
+def test_random_workloads_with_several_cache_groups(groups):
+    counts: Counter[str] = Counter()
+    for seed in range(200):
+        fuzz(seed, counts, SEVERAL_GROUPS[groups])
+    assert {kind for kind, count in counts.items() if count > 0} >= KINDS
+
+
 @pytest.mark.parametrize("seed", SEEDS_OF_DUPLICATES)
 def test_the_fuzz_finds_a_duplicate_block_that_is_replaced_in_one_table_only(monkeypatch, seed):
     def replace(self, sequence_id, cached):
-        table = self._tables[sequence_id]
+        [(table, first)] = self._tables[sequence_id]
         old = [block for block in table if block in cached]
         self._pool.share(cached[block] for block in old)
         self._pool.release(old)
-        self._tables[sequence_id] = tuple(cached.get(block, block) for block in table)
+        replaced = tuple(cached.get(block, block) for block in table)
+        self._tables[sequence_id] = (BlockTable(replaced, first),)
 
     monkeypatch.setattr(PagedMemory, "_replace", replace)
     with pytest.raises(AssertionError, match="has_room_for"):

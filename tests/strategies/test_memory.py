@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.configuration.kv_layout import KVLayout
 from strategies.memory.base import Span
 from strategies.memory.blocks import PagedMemory
 from strategies.memory.pool import BlockPool
@@ -18,17 +19,17 @@ from strategies.memory.slots import SlotMemory
     kind=st.sampled_from([PagedMemory, SlotMemory]),
 )
 def test_random_growth_and_release(steps, kind):
-    memory = kind(num_blocks=10, block_size=4)
+    memory = kind(10, KVLayout.uniform(4))
     for sequence_id, num_tokens in steps:
-        before = memory.table(sequence_id)
+        before = memory.held(sequence_id)
         if num_tokens == 0 or (kind is SlotMemory and before):
             memory.release(sequence_id)
-            assert memory.table(sequence_id) == ()
+            assert memory.held(sequence_id) == []
         elif memory.reserve([Span(sequence_id, 0, num_tokens)]):
-            assert len(memory.table(sequence_id)) >= memory.blocks_for(num_tokens)
-            assert memory.table(sequence_id)[: len(before)] == before
+            assert len(memory.held(sequence_id)) >= memory.blocks_for([num_tokens])
+            assert memory.held(sequence_id)[: len(before)] == before
         else:
-            assert memory.table(sequence_id) == before, "a failed call changes nothing"
+            assert memory.held(sequence_id) == before, "a failed call changes nothing"
         memory.check_integrity()
 
 
@@ -60,11 +61,11 @@ def test_integrity_check_catches_a_leak():
 
 
 def test_slots_are_contiguous_and_gaps_are_reused():
-    memory = SlotMemory(num_blocks=10, block_size=4)
+    memory = SlotMemory(10, KVLayout.uniform(4))
     assert memory.reserve([Span(1, 0, 16)])
     assert memory.reserve([Span(2, 0, 8)])
     assert memory.reserve([Span(3, 0, 16)])
     memory.release(2)
     assert not memory.reserve([Span(4, 0, 12)]), "three blocks do not fit into a gap of two"
     assert memory.reserve([Span(5, 0, 8)])
-    assert memory.table(5) == (4, 5)
+    assert memory.held(5) == [4, 5]

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from core.configuration.kv_layout import KVLayout
 from core.plan import Chunk
 from core.sampling import SamplingParams
 from core.sequence import Sequence
@@ -25,7 +26,9 @@ class PagedMemoryMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.memory = PagedMemory(NUM_BLOCKS, BLOCK_SIZE, num_host_blocks=NUM_HOST_BLOCKS)
+        self.memory = PagedMemory(
+            NUM_BLOCKS, KVLayout.uniform(BLOCK_SIZE), num_host_blocks=NUM_HOST_BLOCKS
+        )
         self.device = [[None] * BLOCK_SIZE for _ in range(NUM_BLOCKS)]
         self.host = [[None] * BLOCK_SIZE for _ in range(NUM_HOST_BLOCKS)]
         self.sequences = {}
@@ -76,27 +79,27 @@ class PagedMemoryMachine(RuleBasedStateMachine):
         """Compute all pending tokens, or nothing if the memory is full."""
         sequences = [sequence for sequence in sequences if sequence.num_pending_tokens > 0]
         spans = [Span(s.id, s.num_computed_tokens, s.num_tokens) for s in sequences]
-        before = [self.memory.table(sequence.id) for sequence in sequences]
+        before = [self.memory.held(sequence.id) for sequence in sequences]
         free = self.memory.num_free_blocks
         if not self.memory.reserve(spans):
-            assert before == [self.memory.table(sequence.id) for sequence in sequences]
+            assert before == [self.memory.held(sequence.id) for sequence in sequences]
             assert self.memory.num_free_blocks == free
             for sequence in sequences:
-                if self.memory.table(sequence.id):
+                if self.memory.held(sequence.id):
                     self._forget(sequence)
             return
         self._move()
         for sequence, (_, start, end) in zip(sequences, spans, strict=True):
-            table = self.memory.table(sequence.id)
+            tables = self.memory.tables(sequence.id)
             for position in range(start, end):
-                block = table[position // BLOCK_SIZE]
+                block = tables[0].blocks[position // BLOCK_SIZE]
                 others = (s for s in self.sequences if s != sequence.id)
-                assert all(block not in self.memory.table(other) for other in others)
+                assert all(block not in self.memory.held(other) for other in others)
                 prefix = tuple(sequence.token_ids[: position + 1])
                 self.device[block][position % BLOCK_SIZE] = prefix
             sequence.num_computed_tokens = end
             if commit:
-                self.memory.commit(Chunk(sequence, start, end - start, table, samples_token=True))
+                self.memory.commit(Chunk(sequence, start, end - start, tables, samples_token=True))
 
     def _move(self):
         moves = self.memory.take_moves()
@@ -123,7 +126,7 @@ class PagedMemoryMachine(RuleBasedStateMachine):
     def swap_out(self, data):
         ids = [sequence for sequence in self.sequences if not self.memory.is_swapped(sequence)]
         some = data.draw(st.sets(st.sampled_from(ids))) if ids else set()
-        tables = {sequence_id: self.memory.table(sequence_id) for sequence_id in some}
+        tables = {sequence_id: self.memory.held(sequence_id) for sequence_id in some}
         blocks = {block for table in tables.values() for block in table}
         held = {block for table in self.host_tables.values() for block in table}
         fits = 0 < len(blocks) <= NUM_HOST_BLOCKS - len(held)
@@ -149,7 +152,7 @@ class PagedMemoryMachine(RuleBasedStateMachine):
     def every_sequence_reads_its_own_tokens(self):
         for sequence in self.sequences.values():
             is_swapped = self.memory.is_swapped(sequence.id)
-            table = self.host_tables[sequence.id] if is_swapped else self.memory.table(sequence.id)
+            table = self.host_tables[sequence.id] if is_swapped else self.memory.held(sequence.id)
             blocks = self.host if is_swapped else self.device
             for position in range(sequence.num_computed_tokens):
                 content = blocks[table[position // BLOCK_SIZE]][position % BLOCK_SIZE]
@@ -158,13 +161,14 @@ class PagedMemoryMachine(RuleBasedStateMachine):
     @invariant()
     def cached_prefixes_are_correct(self):
         prefixes = self.memory._prefixes
-        for block, digest in prefixes._digests.items():
-            tokens, chained = self.device[block][-1], prefixes.root(self.salt)
+        for block, (index, digest) in prefixes._keys.items():
+            assert index == 0
+            tokens, chained = self.device[block][-1], prefixes.hash(self.salt.encode())
             first = len(tokens) - BLOCK_SIZE + 1
             assert self.device[block] == [tokens[: first + slot] for slot in range(BLOCK_SIZE)]
             for start in range(0, len(tokens), BLOCK_SIZE):
                 content = array("q", tokens[start : start + BLOCK_SIZE]).tobytes()
-                chained = prefixes._next(chained, content)
+                chained = prefixes.hash(chained + content)
             assert digest == chained
 
     @invariant()

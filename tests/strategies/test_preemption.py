@@ -90,7 +90,7 @@ def test_a_swapped_out_block_is_reused_in_the_same_plan():
         strategy.add(request_of(ARRIVALS[0], id))
     plan = until_swapped(strategy, executor)
     gone = {block for block, _ in plan.moves.swap_outs}
-    assert gone & {block for chunk in plan.chunks for block in chunk.blocks}
+    assert gone & {block for chunk in plan.chunks for block in chunk.tables[0].blocks}
     [victim] = plan.swapped_out
     assert victim.id == 2
     assert [group.request.id for group in strategy.waiting] == [2]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from core.configuration.kv_layout import KVLayout
 from core.request import Request
 from core.sampling import SamplingParams
+from core.sequence import Sequence
 from strategies.memory.prefix import PrefixCache
 from tests.strategies.fakes import FakeExecutor, fail, strategy_of
 
@@ -107,7 +109,7 @@ def test_identical_blocks_are_merged():
         strategy.add(Request(id, PROMPT, SamplingParams(max_tokens=6, ignore_eos=True)))
     executor = FakeExecutor(4)
     plan = strategy.schedule(0.0)
-    tables = [chunk.blocks for chunk in plan.chunks]
+    tables = [chunk.tables[0].blocks for chunk in plan.chunks]
     assert not set(tables[0]) & set(tables[1]), "neither found the other's block"
     strategy.commit(plan, executor.run(plan))
     assert strategy.memory.num_held_blocks == 3
@@ -118,14 +120,16 @@ def test_identical_blocks_are_merged():
 
 
 def test_hashes_are_unpredictable():
-    content = bytes(range(4))
-    digests = {cache.root("") for cache in (PrefixCache(), PrefixCache())}
-    assert len(digests) == 2
-    cache = PrefixCache()
-    assert cache.root("") != cache.root("salt")
-    cache.add(5, cache.root(""), content)
-    assert cache.find([content], "") == [5]
-    assert cache.find([content], "salt") == []
+    def key(cache, salt=""):
+        params = SamplingParams(cache_salt=salt)
+        return cache.key(0, Sequence(0 if salt else 1, PROMPT, params), 0)
+
+    cache, other = (PrefixCache(KVLayout.uniform(4).groups) for _ in range(2))
+    assert key(cache) != key(other)
+    assert key(cache) != key(cache, "salt")
+    cache.add(5, key(cache))
+    assert cache.has(key(cache))
+    assert not cache.has(key(cache, "salt"))
     cache.remove(5)
-    assert cache.find([content], "") == []
+    assert not cache.has(key(cache))
     assert len(cache) == 0

@@ -53,7 +53,7 @@ def test_samples_share_blocks_and_copy_the_first_they_write_into(
     assert [len(plan.moves.copies) for plan in plans if plan.moves] == [num_copies] * bool(
         num_copies
     )
-    tables = [chunk.blocks for chunk in plans[-1].chunks]
+    tables = [chunk.tables[0].blocks for chunk in plans[-1].chunks]
     assert len(tables) == 3
     assert len({table[:num_shared] for table in tables}) == 1
     own = [block for table in tables for block in table[num_shared:]]
@@ -66,7 +66,7 @@ def test_a_preempted_group_stays_within_its_reserved_blocks():
     most_shared = []
 
     def watch(plan):
-        tables = [chunk.blocks for chunk in plan.chunks] if plan else []
+        tables = [chunk.tables[0].blocks for chunk in plan.chunks] if plan else []
         most_shared.append(sum(map(len, tables)) - len({b for t in tables for b in t}))
 
     record = drive(strategy, [samples(1, 9, 24), samples(3, 18, 12)], watch)
@@ -136,8 +136,8 @@ def test_a_sample_outlives_its_parent_whose_cached_block_it_shares():
         step()
     strategy._preempt(strategy.running[0])
     step()
-    shared = strategy.memory.table(first.id)[1]
-    assert strategy.memory.table(second.id)[1] == shared
+    shared = strategy.memory.held(first.id)[1]
+    assert strategy.memory.held(second.id)[1] == shared
     assert second.num_computed_tokens == 5
     strategy.abort(0, index=0)
     step()

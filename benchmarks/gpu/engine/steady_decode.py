@@ -43,7 +43,7 @@ def decoding_engine(bench: Bench, max_sequences: int) -> Engine:
 def has_room_for(bench: Bench, engine: Engine, batch: int) -> bool:
     """Return whether the KV cache has room for `batch` sequences."""
     memory = engine.strategy.memory
-    return batch * memory.blocks_for(sum(lengths(bench))) <= memory.num_blocks
+    return memory.blocks_for([sum(lengths(bench))] * batch) <= memory.num_blocks
 
 
 class SteadyDecode:

@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from core.plan import Chunk
+from core.plan import BlockTable, Chunk
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine.builders.common import sampling_stages
@@ -164,10 +164,11 @@ def test_beams_and_scores_of_prompts_do_not_wait_for_the_device():
     logits = torch.empty(4, VOCABULARY, device=META)
     params = SamplingParams(n=2, use_beam_search=True, temperature=0.0)
     beams = [
-        Chunk(Sequence(id, [1, 2], params), 1, 1, (id,), samples_token=True) for id in range(4)
+        Chunk(Sequence(id, [1, 2], params), 1, 1, (BlockTable((id,)),), samples_token=True)
+        for id in range(4)
     ]
     scored = Sequence(0, [1] * 6, SamplingParams(prompt_logprobs=3))
-    chunk = Chunk(scored, 0, 5, (0,), samples_token=False, extra_rows=range(1, 5))
+    chunk = Chunk(scored, 0, 5, (BlockTable((0,)),), samples_token=False, extra_rows=range(1, 5))
     for column, chunks in ((BeamColumn(), beams), (ScoreColumn(META), [chunk])):
         assert column.is_used(chunks)
         upload = Upload(Staging(META))

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from core.configuration.kv_layout import KVLayout
 from core.configuration.options import make_options
 from core.sampling import Finish
 from engine.build import build_rank_0
@@ -100,7 +101,7 @@ def with_strategy(engine, batching, *, num_blocks, kv_reservation="max"):
     settings = StrategySettings(
         batching=batching,
         num_blocks=num_blocks,
-        block_size=facts.block_size,
+        layout=KVLayout.uniform(facts.block_size),
         max_model_len=facts.max_model_len,
         limits=engine.strategy.limits,
         max_delay_s=0.0,

@@ -104,8 +104,9 @@ def admit_what_fits_now(strategy):
 
     def has_room_for(group):
         lengths = [sequence.num_tokens for sequence in group.sequences]
-        held = len(strategy.memory.table(group.sequences[0].id))
-        return strategy._num_blocks(group, lengths) - held <= strategy.memory.num_free_blocks
+        memory = strategy.memory
+        needed = memory.blocks_for(lengths, group.num_shared_tokens)
+        return needed - len(memory.held(group.sequences[0].id)) <= memory.num_free_blocks
 
     strategy._has_room_for = has_room_for
 

@@ -39,7 +39,7 @@ class Loop:
 
     def __init__(self, arrivals, batching="paged", **changes):
         self.strategy = strategy_of(batching, **changes)
-        self._executor = FakeExecutor(self.strategy.memory.block_size)
+        self._executor = FakeExecutor(self.strategy.memory.layout)
         for number, arrival in enumerate(arrivals):
             self.strategy.add(request_of(arrival, number))
 
@@ -69,7 +69,7 @@ def test_a_snapshot_has_the_tables_and_counts_of_the_strategy(batching):
     assert snapshot.num_held_blocks == loop.strategy.memory.num_held_blocks > 0
     assert [sequence.id for sequence in snapshot.sequences] == [0, 1, 2]
     for sequence in snapshot.sequences:
-        assert tuple(blocks_of(sequence)) == loop.strategy.memory.table(sequence.id)
+        assert blocks_of(sequence) == loop.strategy.memory.held(sequence.id)
     first = snapshot.sequences[0]
     assert (first.phase, first.num_prompt_tokens, first.max_length) == ("decode", 9, 29)
     assert first.num_tokens == first.num_computed_tokens + 1 > 9

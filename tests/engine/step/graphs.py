@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from core.configuration.step_size import DEFAULT_PROMPT_SIZES, graph_sizes
-from core.plan import Chunk, StepPlan
+from core.plan import BlockTable, Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine import LLM
@@ -77,7 +77,7 @@ def decode_plan(count, num_tokens=5):
                 Sequence(id, [1 + id] * num_tokens, SamplingParams(temperature=0)),
                 num_tokens - 1,
                 1,
-                (1 + 2 * id, 2 + 2 * id),
+                (BlockTable((1 + 2 * id, 2 + 2 * id)),),
                 samples_token=True,
             )
             for id in range(count)
@@ -89,6 +89,7 @@ def mixed_plan(num_decodes, lengths, **changes):
     """Return a step of decodes and of prompts with these lengths, in blocks of 16."""
     chunks = []
     for id, length in enumerate([1] * num_decodes + lengths):
-        sequence, blocks = Sequence(id, [1] * length, SamplingParams()), (id,) * -(-length // 16)
-        chunks.append(Chunk(sequence, 0, length, blocks, samples_token=True, **changes))
+        sequence = Sequence(id, [1] * length, SamplingParams())
+        table = BlockTable((id,) * -(-length // 16))
+        chunks.append(Chunk(sequence, 0, length, (table,), samples_token=True, **changes))
     return StepPlan(tuple(chunks))

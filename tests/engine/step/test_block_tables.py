@@ -11,7 +11,7 @@ import random
 import pytest
 import torch
 
-from core.plan import Chunk, StepPlan
+from core.plan import BlockTable, Chunk, StepPlan
 from core.sampling import Sampled, SamplingParams
 from core.sequence import Sequence
 from engine.staging import Staging
@@ -43,7 +43,7 @@ def check_tables(batch, plan):
     assert len(batch.block_tables) == len(chunks)
     for row, chunk in zip(batch.block_tables.tolist(), chunks, strict=True):
         num_used = -(-chunk.end // BLOCK_SIZE)
-        assert row[:num_used] == list(chunk.blocks[:num_used])
+        assert row[:num_used] == list(chunk.tables[0].blocks[:num_used])
 
 
 def arrivals(seed):
@@ -119,7 +119,7 @@ def decode(id, num_blocks, first_block=0):
     length = num_blocks * BLOCK_SIZE
     sequence = Sequence(id, [1] * length, SamplingParams())
     blocks = tuple(range(first_block, first_block + num_blocks))
-    return Chunk(sequence, length - 1, 1, blocks, samples_token=True)
+    return Chunk(sequence, length - 1, 1, (BlockTable(blocks),), samples_token=True)
 
 
 def test_an_unchanged_step_sends_no_tables_however_long_they_are():
@@ -198,5 +198,5 @@ def test_any_change_of_a_table_reaches_the_device(new):
     )
     for blocks in ((1, 2, 3, 4), new, (1, 2, 3, 4)):
         end = len(blocks) * BLOCK_SIZE
-        plan = StepPlan((Chunk(sequence, end - 1, 1, blocks, samples_token=True),))
+        plan = StepPlan((Chunk(sequence, end - 1, 1, (BlockTable(blocks),), samples_token=True),))
         check_tables(builder.build(plan).batch, plan)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from core.configuration.step_size import DEFAULT_PROMPT_SIZES, StepSize, decode_sizes, graph_sizes
-from core.plan import Chunk, StepPlan
+from core.plan import BlockTable, Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine import LLM
@@ -43,7 +43,7 @@ def test_a_step_uses_the_smallest_graph_that_fits(tiny_model):
 def test_without_prompt_sizes_prompts_use_no_graph(tiny_model):
     llm, _ = with_graphs(tiny_model("llama"), num_kv_blocks=40)
     sequence = Sequence(0, [1, 2], SamplingParams())
-    plan = StepPlan((Chunk(sequence, 0, 2, (1,), True),))
+    plan = StepPlan((Chunk(sequence, 0, 2, (BlockTable((1,)),), True),))
     assert llm.llm_engine.executor.passes.graphs.size_for(plan.chunks) is None
 
 

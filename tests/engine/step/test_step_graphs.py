@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from core.plan import Chunk, StepPlan
+from core.plan import BlockTable, Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine import LLM
@@ -61,8 +61,8 @@ def random_plan(rng):
         length, start = rng.choice(lengths), rng.randrange(12)
         token_ids = [rng.randrange(1, 60) for _ in range(start + length)]
         sequence = Sequence(id, token_ids, SamplingParams(temperature=0))
-        table = tuple(blocks.pop() for _ in range(-(-(start + length) // 4)))
-        chunks.append(Chunk(sequence, start, length, table, samples_token=rng.random() < 0.8))
+        table = BlockTable(tuple(blocks.pop() for _ in range(-(-(start + length) // 4))))
+        chunks.append(Chunk(sequence, start, length, (table,), samples_token=rng.random() < 0.8))
     return StepPlan(tuple(chunks))
 
 
@@ -91,8 +91,8 @@ def test_padded_steps_have_the_logits_of_unpadded_ones(tiny_model, architecture)
         for cache in (*passes.cache.keys, *passes.cache.values):
             cache.fill_(float("nan"))
             for chunk in plan.chunks:
-                shape = len(chunk.blocks), *cache.shape[1:]
-                cache[list(chunk.blocks)] = torch.randn(shape, generator=generator)
+                shape = len(chunk.tables[0].blocks), *cache.shape[1:]
+                cache[list(chunk.tables[0].blocks)] = torch.randn(shape, generator=generator)
         with torch.inference_mode():
             inputs = unpadded.build(plan)
             step = PagedStep(inputs.batch, passes.cache, passes.backend)
@@ -100,7 +100,7 @@ def test_padded_steps_have_the_logits_of_unpadded_ones(tiny_model, architecture)
             found = passes.graphs.replay(padded.build(plan, size=size), size)
         used.add(size)
         torch.testing.assert_close(found, expected, atol=0 if is_exact else 2e-5, rtol=0)
-        others = set(range(60)).difference(*(chunk.blocks for chunk in plan.chunks))
+        others = set(range(60)).difference(*(chunk.tables[0].blocks for chunk in plan.chunks))
         for cache in (*passes.cache.keys, *passes.cache.values):
             assert cache[list(others)].isnan().all(), "padding writes to no block"
     assert used == set(passes.graphs.sizes)

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from core import sampling
-from core.plan import Chunk, StepPlan
+from core.plan import BlockTable, Chunk, StepPlan
 from core.sequence import Sequence as TokenSequence
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
@@ -158,8 +158,8 @@ def _inputs(num_decodes: int, num_prompt_tokens: int) -> StepInputs:
         sequence = TokenSequence(id, [1] * length, sampling.SamplingParams())
         start = length - 1 if id < num_decodes else 0
         end_block = num_blocks + -(-length // BLOCK_SIZE)
-        blocks = tuple(range(num_blocks, end_block))
-        chunks.append(Chunk(sequence, start, length - start, blocks, samples_token=True))
+        table = BlockTable(tuple(range(num_blocks, end_block)))
+        chunks.append(Chunk(sequence, start, length - start, (table,), samples_token=True))
         num_blocks = end_block
     return InputBuilder(BLOCK_SIZE, Staging(CPU)).build(StepPlan(tuple(chunks)))
 

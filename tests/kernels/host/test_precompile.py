@@ -10,7 +10,7 @@ import torch
 from triton import knobs
 
 from core.configuration.kv_layout import LayerShape
-from core.plan import BlockMoves, Chunk, StepPlan
+from core.plan import BlockMoves, BlockTable, Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine.attention.call import AttentionCall, Rotation
@@ -45,9 +45,9 @@ def engine_launches(context_len, max_model_len):
     elementwise = make_elementwise(torch.device("cuda"))
     builder = InputBuilder(precompile.BLOCK_SIZE, Staging(cpu))
     sequences = [Sequence(id, [1] * context_len, SamplingParams()) for id in range(2)]
-    decode = Chunk(sequences[0], 19, 1, (0, 1), samples_token=True)
+    decode = Chunk(sequences[0], 19, 1, (BlockTable((0, 1)),), samples_token=True)
     blocks = tuple(range(-(-context_len // precompile.BLOCK_SIZE)))
-    prompt = Chunk(sequences[1], context_len - 20, 20, blocks, samples_token=True)
+    prompt = Chunk(sequences[1], context_len - 20, 20, (BlockTable(blocks),), samples_token=True)
     with dry_run.target(ARCH) as launches:
         for chunks in ((decode,), (prompt,), (decode, prompt)):
             inputs = builder.build(StepPlan(chunks))
