@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from core.errors import RequestError
-from core.protocol.messages import Facts
+from core.protocol.facts import Facts
 from core.sampling import NO_LIMIT, SamplingParams
 
 

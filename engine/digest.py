@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from core.configuration.options import MemoryOptions, ModelOptions
-from core.protocol.messages import Facts
+from core.protocol.facts import Facts
 from kernels.cpu import shared_library
 from kernels.cpu.shared_library import LibraryError, host_target, load_library
 

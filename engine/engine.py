@@ -24,7 +24,7 @@ from core.foreign_code import contained, reason_of
 from core.output import Output
 from core.part import Feature, Part
 from core.plan import StepPlan
-from core.protocol.messages import Facts
+from core.protocol.facts import Facts
 from core.request import Request
 from core.request_check import checked
 from core.sampling import MAX_SEED, SamplingParams

@@ -33,7 +33,7 @@ from core.configuration.strategy_table import (
     KVReservation,
 )
 from core.errors import ConfigurationError
-from core.protocol.messages import Facts
+from core.protocol.facts import Facts
 from engine.device import choose_kv_dtype
 from engine.loading.model_source import ModelSource
 from engine.phases import Phases
@@ -84,7 +84,7 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """The limits and the memory of an engine, as `core.protocol.messages.Facts` documents them."""
+    """The limits and the memory of an engine, as `core.protocol.facts.Facts` documents them."""
 
     max_model_len: int
     max_step_tokens: int
@@ -240,7 +240,7 @@ def strategy_settings(resolved: Resolved, capacity: Capacity) -> StrategySetting
 
 
 class DescribedModel(Protocol):
-    """A model that can say what it is; `core.protocol.messages.Facts` documents the fields."""
+    """A model that can say what it is; `core.protocol.facts.Facts` documents the fields."""
 
     @property
     def dtype(self) -> torch.dtype: ...

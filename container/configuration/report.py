@@ -17,8 +17,8 @@ from core.configuration.record import Option, Value
 from core.configuration.strategy_table import STRATEGIES
 from core.configuration.task import Task, choose_batching_of
 from core.errors import ConfigurationError
+from core.protocol.facts import Facts
 from core.protocol.launch import Launch
-from core.protocol.messages import Facts
 
 ERROR_PREFIX = "longshore: "
 """Starts every line of a configuration error on stderr."""

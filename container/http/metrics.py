@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import (
 from container.http.merged_metrics import MergedMetrics
 from container.wire.engine_client import EngineClient
 from core.configuration.options import Options
-from core.protocol.messages import Facts
+from core.protocol.facts import Facts
 from core.protocol.stats import Histogram, Stats
 
 MIMETYPE = "text/plain; version=0.0.4; charset=utf-8"

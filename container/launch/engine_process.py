@@ -13,7 +13,7 @@ from container.launch.children import Child
 from container.launch.readiness import ReadinessWatch
 from core.configuration.options import Options
 from core.errors import ConfigurationError, InsufficientMemoryError
-from core.protocol.messages import Facts
+from core.protocol.facts import Facts
 
 logger = logging.getLogger(__name__)
 

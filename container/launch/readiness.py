@@ -7,7 +7,8 @@ import time
 import msgspec
 import zmq
 
-from core.protocol.messages import Facts, FromEngine, Hello, Ready
+from core.protocol.facts import Facts
+from core.protocol.messages import FromEngine, Hello, Ready
 
 _HELLO_INTERVAL_S = 1.0
 

@@ -28,8 +28,8 @@ from core.errors import ConfigurationError
 from core.process.logs import configure_logs
 from core.process.names import python_command
 from core.process.processes import note_stop_signals, reap_orphans
+from core.protocol.facts import Facts
 from core.protocol.launch import Launch
-from core.protocol.messages import Facts
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from container.wire.engine_connection import EngineConnection
 from core.configuration.options import Options
 from core.configuration.strategy_table import STRATEGIES
 from core.errors import EngineUnavailableError
-from core.protocol.messages import Facts
+from core.protocol.facts import Facts
 from core.protocol.snapshot import Snapshot
 from core.protocol.stats import Stats
 

@@ -19,7 +19,7 @@ PARTS = (
     "the weights", "the quantization", "the dtype", "the dtype of K and V", "the instruction set",
     "the code", "the number of processes", "the variant of the model",
 )  # fmt: skip
-"""What the parts of a digest tell apart, in order (`core.protocol.messages.Facts.digest`)."""
+"""What the parts of a digest tell apart, in order (`core.protocol.facts.Facts.digest`)."""
 
 
 def first_difference(logged: object, computed: object) -> str | None:

@@ -12,7 +12,8 @@ from container.wire.channel import Clock
 from container.wire.engine_connection import EngineConnection
 from container.wire.engine_state import Health
 from container.wire.token_stream import TokenStream
-from core.protocol.messages import Facts, Submit, Variant
+from core.protocol.facts import Facts
+from core.protocol.messages import Submit, Variant
 from core.routing import PrefixAware, RoutedRequest, Router, prefix_keys
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from core.errors import EngineUnavailableError
-from core.protocol.messages import Facts, Heartbeat, Variant
+from core.protocol.facts import Facts
+from core.protocol.messages import Heartbeat, Variant
 from core.protocol.stats import Stats
 
 UNHEALTHY_SILENCE_S = 4.0

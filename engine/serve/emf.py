@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from core.protocol.messages import Facts
+from core.protocol.facts import Facts
 from core.protocol.stats import Histogram, Stats
 
 NAMESPACE = "Longshore"

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from core.output import Output
 from core.part import Feature
-from core.protocol.messages import Facts, FromEngine, NewRequest, Ready
+from core.protocol.facts import Facts
+from core.protocol.messages import FromEngine, NewRequest, Ready
 from engine.serve.connection import Inbound
 from engine.stopwatch import Stopwatch
 from strategies.base import Strategy

@@ -13,7 +13,7 @@ from core.configuration.kv_layout import KVLayout
 from core.configuration.options import Options
 from core.configuration.sizing import sequence_limit
 from core.configuration.task import Task, check_options, choose_batching_of
-from core.protocol.messages import Facts
+from core.protocol.facts import Facts
 from engine.device import choose_device, use_expandable_segments
 from engine.ranks.degree import notes_on_one_rank
 from engine.tasks.engine import TaskEngine

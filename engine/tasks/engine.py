@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from core.errors import GenerationError
 from core.output import Output
 from core.part import Feature
-from core.protocol.messages import Facts, Failed, Performed
+from core.protocol.facts import Facts
+from core.protocol.messages import Failed, Performed
 from core.request import Request
 from core.sampling import Sampled, SamplingParams
 from engine.failures import Guard

@@ -8,7 +8,8 @@ from core.configuration.limits import IMAGES_IN_USE
 from core.errors import OverloadedError
 from core.images import Images
 from core.part import Part
-from core.protocol.messages import EncodedPrompt, Facts, Submit
+from core.protocol.facts import Facts
+from core.protocol.messages import EncodedPrompt, Submit
 
 
 def image_parts(

@@ -24,9 +24,9 @@ import zmq
 from container.front_end.start import read_launch
 from core.output import Output
 from core.process.processes import die_with_parent
+from core.protocol.facts import Facts
 from core.protocol.messages import (
     Dead,
-    Facts,
     Failed,
     FromEngine,
     Heartbeat,

@@ -11,7 +11,8 @@ from container.apis.generation.sampling import Decoding
 from container.http.deadline import Deadline
 from container.http.request_context import DIGEST_HEADER, RequestContext
 from container.wire.token_stream import TokenStream
-from core.protocol.messages import EncodedPrompt, Facts, Submit
+from core.protocol.facts import Facts
+from core.protocol.messages import EncodedPrompt, Submit
 from core.request_check import checked
 from core.text.answers import Answers, RankedAnswers
 

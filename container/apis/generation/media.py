@@ -13,7 +13,7 @@ from container.schema.kinds import Schema, object_schema
 from core.configuration.limits import IMAGE_BYTES, IMAGES
 from core.errors import RequestError
 from core.images import NO_IMAGES, ImageFile, ReadImages
-from core.protocol.messages import Facts
+from core.protocol.facts import Facts
 
 Part = dict[str, str]
 """A part of a message's content, for the template: a text, or the place of an image."""

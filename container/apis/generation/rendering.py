@@ -10,7 +10,8 @@ from container.http.off_loop import in_thread_if_long
 from container.isolation.helper import Helper
 from container.isolation.jobs import Render
 from core.errors import RequestError
-from core.protocol.messages import EncodedPrompt, Facts
+from core.protocol.facts import Facts
+from core.protocol.messages import EncodedPrompt
 from core.text.chat_template import ChatTemplate
 
 ISOLATED_BYTES = 2**18

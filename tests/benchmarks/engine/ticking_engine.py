@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from core.protocol.messages import Facts
+from core.protocol.facts import Facts
 from engine.engine import Engine
 from strategies.base import Strategy
 from tests.strategies.fakes import VOCABULARY, FakeExecutor, strategy_of

@@ -9,11 +9,8 @@ import msgspec
 import zmq
 
 from core.errors import StoppedError
-from core.protocol.messages import (
-    Facts,
-    FromEngine,
-    Step,
-)
+from core.protocol.facts import Facts
+from core.protocol.messages import FromEngine, Step
 from core.sampling import SamplingParams
 from tests.strategies.fakes import FakeExecutor, next_token
 
