@@ -78,7 +78,9 @@ class ModelSource:
     def notes(self) -> tuple[str, ...]:
         """Notes for the start-up output."""
         random = "the weights are random, and so are the answers: option.load_format=dummy"
-        return (random,) if self.is_dummy else ()
+        fp8 = "option.quantize=fp8 saves nothing on a CPU, which has no kernel for it; int8 does"
+        is_vain = self.precision == "fp8" and self.device.type == "cpu"
+        return (*[random] * self.is_dummy, *[fp8] * is_vain)
 
     def reject_quantize(self, reason: str) -> None:
         """Raise ConfigurationError if option.quantize is set.

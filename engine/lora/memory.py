@@ -73,8 +73,9 @@ class AdapterMemory:
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of all slots, and of the panels that CPUs keep of them once one is loaded."""
         return sum(
-            tensor.nbytes
+            tensor.nbytes * (2 if uses_panels(tensor.device, tensor.dtype) else 1)
             for factors in self.factors
             for tensor in (factors.down, *factors.up.values())
         )

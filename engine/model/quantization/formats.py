@@ -36,9 +36,6 @@ class Dequantizing(Format):
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         weight = self.weight.dequantized().to(rows.dtype)
-        if uses_panels(rows.device, rows.dtype):
-            panels = Panels.of([weight], rows.dtype)
-            return panels.multiply(rows, None if bias is None else bias.float())
         return F.linear(rows, weight, None if bias is None else bias.to(rows.dtype))
 
 
@@ -146,9 +143,10 @@ def quantized_format(
     if isinstance(weight, PermutedWeight):
         format = quantized_format(weight.weight, device, dtype, is_exact=is_exact)
         return PermutedInputs(format, weight.order)
-    is_integer = isinstance(weight, IntegerWeight)
-    if is_integer and uses_panels(device, dtype) and Integers.supports(weight):
-        return Integers.of(weight, is_exact=is_exact)
+    if uses_panels(device, dtype):
+        if isinstance(weight, IntegerWeight) and Integers.supports(weight):
+            return Integers.of(weight, is_exact=is_exact)
+        return Panels.of([weight.dequantized()], dtype)  # the memory of an unquantized weight
     if device.type != "cuda" or dtype == torch.float32:
         return Dequantizing(weight)
     has_fp8 = torch.cuda.get_device_capability(device) >= (8, 9)

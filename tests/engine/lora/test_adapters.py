@@ -11,6 +11,7 @@ from core.configuration.options import Options, make_options
 from core.errors import ConfigurationError, ConflictError, NoRoomError, NotFoundError, RequestError
 from engine import LLM, LoRARequest, SamplingParams
 from engine.lora.adapter_registry import slots_in_use
+from kernels.cpu.linear import is_faster
 from tests.e2e.serving import DEMO
 from tests.engine.greedy_answers import NUM_NEW, STRATEGIES, generate, prompts, tokens
 from tests.engine.lora.adapter_files import (
@@ -273,7 +274,8 @@ def test_the_plan_counts_what_the_engine_reserves():
     decoder = decoder_from_directory(DEMO, make_options(options))
     model = LLM(DEMO, **options).llm_engine.executor.passes.model
     [reserved] = reserved_bytes(decoder, make_options(options)).values()
-    assert reserved == model.columns[0].memory.num_bytes > 0
+    num_copies = 2 if is_faster() else 1  # CPUs' panels; a plan is for GPUs
+    assert reserved * num_copies == model.columns[0].memory.num_bytes > 0
     assert reserved_bytes(decoder, Options()) == {}
 
 

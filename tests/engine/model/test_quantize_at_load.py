@@ -68,7 +68,10 @@ def test_families(tiny_model, load, architecture, precision):
     """
     folder = tiny_model(architecture)
     rounded, whole = load(folder, precision=precision), load(folder)
-    assert rounded.num_bytes < whole.num_bytes
+    if precision == "fp8":  # no kernel of CPUs reads it: it is unpacked
+        assert rounded.num_bytes == whole.num_bytes
+    else:
+        assert rounded.num_bytes < whole.num_bytes
     assert rounded.num_weights == whole.num_weights
     assert not torch.equal(logits(rounded), logits(whole))
 

@@ -34,12 +34,23 @@ def permuted(seed=0):
 
 def test_layers_of_one_kind_become_one_weight():
     parts = [quantized("fp8", shape=(size, 128), seed=size) for size in (16, 8)]
-    format = make_format(parts, CPU, FP32)
+    format = make_format(parts, CPU, FP16)
     assert isinstance(format, Dequantizing)
     rows, bias = torch.randn(3, 128), torch.randn(24)
     weight = torch.cat([part.dequantized() for part in parts])
     torch.testing.assert_close(format.multiply(rows, bias), rows @ weight.T + bias)
     assert format.num_bytes == 24 * (128 + 4)
+
+
+def test_formats_without_a_kernel_for_cpus_are_unpacked_once(monkeypatch):
+    weight, rows = quantized("fp8", shape=(40, 128)), torch.randn(3, 128)
+    for dtype in (FP32, BF16):
+        format, plain = (make_format([w], CPU, dtype) for w in (weight, weight.dequantized()))
+        assert type(format) is type(plain)
+        assert torch.equal(
+            format.multiply(rows.to(dtype), None), plain.multiply(rows.to(dtype), None)
+        )
+        assert format.num_bytes == plain.num_bytes
 
 
 @pytest.mark.parametrize("bias", [None, torch.arange(96.0)])
