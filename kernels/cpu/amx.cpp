@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "amx.h"
 #include "linear.h"
 #include "team.h"
 
@@ -14,34 +15,16 @@
 
 namespace {
 
-constexpr int64_t AMX_ROWS = 16;           // of a tile
 constexpr int64_t UNITS = 16;              // pairs in a row of a tile
 constexpr int64_t BLOCK_UNITS = 8 * UNITS;  // rows at once, this deep, and as much of a panel fit into L1
 constexpr int64_t ROWS_PER_BLOCK = 256;    // rows that share a portion of panels in L2
 constexpr int64_t UNIT_BYTES = PANEL * sizeof(Pair);
 
-// GCC's functions for tiles do not tell the compiler which memory they read and write.
-inline void barrier() { asm volatile("" ::: "memory"); }
-
-// Mirrors the memory that LDTILECFG reads.
-struct alignas(64) Configuration {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-};
-
 // Tiles 0 and 1 are sums of the upper rows by both halves of a panel, 2 and 3 of the lower rows. Tiles 4 and 5 are upper
 // and lower rows, 6 and 7 the halves of a panel.
 inline void configure(int64_t num_rows) {
     const uint8_t upper = std::min(num_rows, AMX_ROWS), lower = std::max<int64_t>(num_rows - AMX_ROWS, 1);
-    const uint8_t rows[] = {upper, upper, lower, lower, upper, lower, UNITS, UNITS};
-    Configuration configuration;
-    for (int tile = 0; tile < 8; tile++) {
-        configuration.row_bytes[tile] = UNITS * sizeof(Pair);
-        configuration.rows[tile] = rows[tile];
-    }
-    barrier();
-    _tile_loadconfig(&configuration);
+    configure_tiles({upper, upper, lower, lower, upper, lower, UNITS, UNITS});
 }
 
 // Multiplies as many units as a tile holds.

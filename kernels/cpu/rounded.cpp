@@ -3,12 +3,13 @@
 //
 // Rows are rounded in groups of inputs, each with its own scale: the largest magnitude becomes 127. Sums
 // within a group are exact, and the groups' sums are added as floats, in order. So a row's result is
-// bitwise independent of the other rows.
+// bitwise independent of the other rows. Where the CPU has AMX, its tiles sum the groups of many rows.
 
 #include <cfloat>
 #include <numeric>
 #include <vector>
 
+#include "amx.h"
 #include "integers.h"
 #include "team.h"
 
@@ -31,17 +32,19 @@ void grow(std::vector<Element>& numbers, size_t size) {
 
 struct RoundedRows {
     int64_t group, num_groups, stride;
+    // The number of rows is a multiple of AMX_ROWS. What the last ones contain does not matter.
     std::vector<uint8_t> bytes;  // [rows, stride], signed; zeros follow the last input
     std::vector<float> scales;   // [rows, groups]
     std::vector<int32_t> sums;   // [rows, groups]: the sums of the bytes
 
     void fit(const IntegerLinear& a) {
+        const int64_t num_rows = (a.num_rows + AMX_ROWS - 1) / AMX_ROWS * AMX_ROWS;
         group = std::gcd(a.group, ROW_GROUP);
         num_groups = (a.depth + group - 1) / group;
         stride = num_groups * group + LANES;
-        grow(bytes, a.num_rows * stride);
-        grow(scales, a.num_rows * num_groups);
-        grow(sums, a.num_rows * num_groups);
+        grow(bytes, num_rows * stride);
+        grow(scales, num_rows * num_groups);
+        grow(sums, num_rows * num_groups);
     }
 };
 
@@ -94,6 +97,11 @@ inline uint32_t four_bytes(const uint8_t* from) {
     return four;
 }
 
+// Adds the sums of one group to a row's totals.
+inline Floats group_added(Floats totals, Ints sums, Floats scales, float row_scale) {
+    return totals + __builtin_convertvector(sums, Floats) * scales * row_scale;
+}
+
 template <int BITS, int R>
 void multiply_tile(const RoundedTile<BITS>& t) {
     constexpr int64_t PER_WORD = IntegerPanel<BITS>::PER_WORD;
@@ -126,8 +134,8 @@ void multiply_tile(const RoundedTile<BITS>& t) {
         for (int half = 0; half < 2; half++) {
             const Floats scales = load(t.panel.scales + place + half * LANES);
             for (int r = 0; r < R; r++)
-                totals[r][half] +=
-                    __builtin_convertvector(sums[r][half], Floats) * scales * row_scales[r * rows.num_groups + g];
+                totals[r][half] = group_added(totals[r][half], sums[r][half], scales,
+                                              row_scales[r * rows.num_groups + g]);
         }
     }
     for (int r = 0; r < R; r++)
@@ -140,6 +148,72 @@ void multiply_tile_of(int64_t num_rows, const RoundedTile<BITS>& t, std::integer
     TABLE[num_rows - 1](t);
 }
 
+#if defined(__AMX_INT8__)
+constexpr int64_t MIN_AMX_ROWS = 12;  // with fewer, VNNI is as fast
+static_assert(ROW_GROUP == AMX_BYTES && BLOCK_ROWS % AMX_ROWS == 0);
+
+// Whether each code of a panel minus its zero fits into a signed byte.
+template <int BITS>
+bool fits_signed_bytes(const IntegerPanel<BITS>& panel, const IntegerLinear& a) {
+    const int64_t count = a.num_groups * PANEL;
+    return BITS == 4 || std::all_of(panel.zeros, panel.zeros + count, [](uint8_t zero) { return zero == 128; });
+}
+
+// Loads the codes of a group, minus their zeros, into tiles 6 and 7: each has half of the panel's columns, and four
+// inputs of a column in a word.
+template <int BITS>
+inline void load_codes(const uint32_t* words, const uint8_t* zeros) {
+    typedef int8_t SignedBytes __attribute__((vector_size(4 * LANES)));
+    alignas(64) uint32_t codes[AMX_ROWS][PANEL];
+    for (int64_t half = 0; half < PANEL; half += LANES) {
+        const SignedBytes zero = (SignedBytes)(load(zeros + half) * 0x01010101);
+        for (int64_t row = 0; row < AMX_ROWS; row++) {
+            Words four = load(words + row * BITS / 8 * PANEL + half);
+            if constexpr (BITS == 4) four = four >> (row % 2 * 4) & 0x0f0f0f0f;
+            const SignedBytes difference = (SignedBytes)four - zero;
+            std::memcpy(codes[row] + half, &difference, sizeof difference);
+        }
+    }
+    barrier();
+    _tile_loadd(6, codes[0], PANEL * sizeof codes[0][0]);
+    _tile_loadd(7, codes[0] + LANES, PANEL * sizeof codes[0][0]);
+}
+
+// Multiplies the rows [first, first + num_rows) by a panel. `totals` [rows, PANEL] has room for whole tiles.
+template <int BITS>
+void multiply_with_amx(const IntegerLinear& a, const IntegerPanel<BITS>& panel, const RoundedRows& rows, int64_t first,
+                       int64_t num_rows, float* totals) {
+    std::fill_n(totals, (num_rows + AMX_ROWS - 1) / AMX_ROWS * AMX_ROWS * PANEL, 0.0f);
+    for (int64_t g = 0; g < rows.num_groups; g++) {
+        const int64_t place = g * ROW_GROUP / a.group * PANEL;
+        const uint32_t* words = panel.words + g * ROW_GROUP / IntegerPanel<BITS>::PER_WORD * PANEL;
+        for (int64_t byte = 0; byte < ROW_GROUP * PANEL * BITS / 8; byte += LINE_BYTES)
+            __builtin_prefetch((const char*)words + AHEAD_BYTES + byte);
+        load_codes<BITS>(words, panel.zeros + place);
+        const Floats scales[2] = {load(panel.scales + place), load(panel.scales + place + LANES)};
+        for (int64_t row = 0; row < num_rows; row += AMX_ROWS) {
+            alignas(64) int32_t sums[2][AMX_ROWS][LANES];
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_loadd(4, rows.bytes.data() + (first + row) * rows.stride + g * ROW_GROUP, rows.stride);
+            _tile_dpbssd(0, 4, 6);
+            _tile_dpbssd(1, 4, 7);
+            _tile_stored(0, sums[0], AMX_BYTES);
+            _tile_stored(1, sums[1], AMX_BYTES);
+            barrier();
+            const float* row_scale = rows.scales.data() + (first + row) * rows.num_groups + g;
+            for (int64_t r = 0; r < AMX_ROWS; r++, row_scale += rows.num_groups)
+                for (int half = 0; half < 2; half++) {
+                    Ints group;
+                    std::memcpy(&group, sums[half][r], sizeof group);
+                    float* to = totals + (row + r) * PANEL + half * LANES;
+                    store(to, group_added(load(to), group, scales[half], *row_scale));
+                }
+        }
+    }
+}
+#endif
+
 template <class Row, int BITS>
 void multiply_bits(const IntegerLinear& a, Team& team) {
     RoundedRows& rows = *(RoundedRows*)team.once<RoundedRows>([&](RoundedRows& rows) {
@@ -149,11 +223,22 @@ void multiply_bits(const IntegerLinear& a, Team& team) {
     team.share_rows(a.num_rows, a.depth, [&](int64_t row) { round_row<Row>(a, row, rows); });
     team.share(num_portions(a), [&](int64_t number) {
         const int64_t end = std::min((number + 1) * PORTION, count_panels(a));
+#if defined(__AMX_INT8__)
+        const bool uses_amx = a.num_rows >= MIN_AMX_ROWS && rows.group == ROW_GROUP && a.depth % ROW_GROUP == 0;
+        if (uses_amx) configure_tiles({AMX_ROWS, AMX_ROWS, 0, 0, AMX_ROWS, 0, AMX_ROWS, AMX_ROWS});
+#endif
         for (int64_t block = 0; block < a.num_rows; block += BLOCK_ROWS)
             for (int64_t place = number * PORTION; place < end; place++) {
                 alignas(64) float sums[BLOCK_ROWS * PANEL];
                 const IntegerPanel<BITS> panel(a, place);
                 const int64_t num_rows = std::min(BLOCK_ROWS, a.num_rows - block);
+#if defined(__AMX_INT8__)
+                if (uses_amx && fits_signed_bytes(panel, a)) {
+                    multiply_with_amx(a, panel, rows, block, num_rows, sums);
+                    write<Row>(a, block, num_rows, place, sums);
+                    continue;
+                }
+#endif
                 const int64_t count = (num_rows + TILE_ROWS_OF_BYTES - 1) / TILE_ROWS_OF_BYTES;
                 for (int64_t i = 0; i < count; i++) {  // tiles of nearly equal size
                     const int64_t first = num_rows * i / count, end = num_rows * (i + 1) / count;

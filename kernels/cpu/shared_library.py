@@ -57,7 +57,11 @@ VNNI = "-mavx512vnni"
 BF16 = AVX512 | {"avx512_vnni", "avx512_bf16"}
 BF16_FLAGS = ("-march=x86-64-v4", VNNI, "-mavx512bf16")
 TARGETS = (
-    Target("amx", BF16 | {"amx_tile", "amx_bf16"}, (*BF16_FLAGS, "-mamx-tile", "-mamx-bf16")),
+    Target(
+        "amx",
+        BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
+        (*BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    ),
     Target("avx512bf16", BF16, BF16_FLAGS),
     Target("avx512vnni", AVX512 | {"avx512_vnni"}, ("-march=x86-64-v4", VNNI)),
     Target("avx512", AVX512, ("-march=x86-64-v4",)),

@@ -14,12 +14,14 @@ SHAPES = [(1, 40, 50), (5, 33, 100), (7, 31, 72), (13, 65, 800), (50, 16, 768), 
 """(rows, outputs, inputs)"""
 
 
-def make(num_columns, depth, group, bits):
-    """Return the panels of a random weight, and that weight in fp64."""
+def make(num_columns, depth, group, bits, zero=None):
+    """Return the panels of a random weight, and that weight in fp64. zero: of all groups."""
     generator = torch.Generator().manual_seed(num_columns + depth + group)
     size = num_columns, -(-depth // group)
     codes = torch.randint(2**bits, (num_columns, depth), generator=generator, dtype=torch.uint8)
     zeros = torch.randint(2**bits, size, generator=generator, dtype=torch.uint8)
+    if zero is not None:
+        zeros.fill_(zero)
     scales = torch.rand(size, generator=generator) + 0.1
     groups = torch.arange(depth) // group
     weight = (codes.double() - zeros[:, groups].double()) * scales[:, groups].double()
@@ -79,8 +81,15 @@ def row_group(group, depth):
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_has_the_same_bits_in_any_batch_and_with_any_number_of_threads(target, bits, dtype):
-    panels, _ = make(150, 2 * BLOCK_DEPTH + 40, 64, bits)
+@pytest.mark.parametrize(
+    ("depth", "zero"),
+    [(2 * BLOCK_DEPTH + 40, None), (2 * BLOCK_DEPTH, None), (2 * BLOCK_DEPTH, 128)],
+)
+def test_a_row_has_the_same_bits_in_any_batch_and_with_any_number_of_threads(
+    target, bits, dtype, depth, zero
+):
+    """AMX multiplies whole groups of many rows, if codes minus zeros fit into signed bytes."""
+    panels, _ = make(150, depth, 64, bits, zero and zero >> (8 - bits))
     rows = normal(2 * BLOCK_ROWS + 3, panels.depth).to(dtype)
     num_threads = torch.get_num_threads()
     for is_rounded in {False, rounds_rows()}:
