@@ -19,33 +19,17 @@ def aligned(num_bytes: int) -> int:
 
 
 class Staging:
-    """Pinned host buffers, used in turn, for copies to the device.
+    """Copies arrays of the host to a device."""
 
-    A copy from pageable memory blocks the host until the device has finished all earlier work. A
-    copy from pinned memory does not. That copy may still be queued when the next step's arrays are
-    written, so the next step uses another buffer.
-    """
-
-    def __init__(self, device: torch.device, num_buffers: int = 3) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._buffers = [_Buffer(device) for _ in range(num_buffers)]
-        self._turn = 0
+        self._pinned = _PinnedBuffers(device) if device.type == "cuda" else None
 
     def upload(self, arrays: Sequence[NDArray[np.generic]]) -> list[Tensor]:
         """Start copying `arrays` to the device. Return tensors of the same shapes and types."""
-        starts, end = [], 0
-        for array in arrays:
-            starts.append(end)
-            end += aligned(array.nbytes)
-        self._turn = (self._turn + 1) % len(self._buffers)
-        host = self._buffers[self._turn].of_size(end)
-        for start, array in zip(starts, arrays, strict=True):
-            host[start : start + array.nbytes].numpy()[:] = _bytes(array)
-        device = self._buffers[self._turn].copy_to_device(end)
-        return [
-            device[start : start + array.nbytes].view(_torch_dtype(array)).view(array.shape)
-            for start, array in zip(starts, arrays, strict=True)
-        ]
+        if self._pinned is not None:
+            return self._pinned.upload(arrays)
+        return [torch.from_numpy(array.copy()).to(self.device) for array in arrays]
 
 
 class Slot:
@@ -112,29 +96,55 @@ def _start_copy(tensor: Tensor) -> Tensor:
     return host.copy_(tensor, non_blocking=True)
 
 
+class _PinnedBuffers:
+    """Pinned host buffers, used in turn, for copies to a GPU.
+
+    A copy from pageable memory blocks the host until the device has finished all earlier work. A
+    copy from pinned memory does not. That copy may still be queued when the next step's arrays are
+    written, so the next step uses another buffer.
+    """
+
+    def __init__(self, device: torch.device, num_buffers: int = 3) -> None:
+        self._buffers = [_Buffer(device) for _ in range(num_buffers)]
+        self._turn = 0
+
+    def upload(self, arrays: Sequence[NDArray[np.generic]]) -> list[Tensor]:
+        """Copy all arrays in one copy."""
+        starts, end = [], 0
+        for array in arrays:
+            starts.append(end)
+            end += aligned(array.nbytes)
+        self._turn = (self._turn + 1) % len(self._buffers)
+        host = self._buffers[self._turn].of_size(end)
+        for start, array in zip(starts, arrays, strict=True):
+            host[start : start + array.nbytes].numpy()[:] = _bytes(array)
+        device = self._buffers[self._turn].copy_to_device(end)
+        return [
+            device[start : start + array.nbytes].view(_torch_dtype(array)).view(array.shape)
+            for start, array in zip(starts, arrays, strict=True)
+        ]
+
+
 class _Buffer:
     """A pinned host buffer and the event of its last copy."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._is_cuda = device.type == "cuda"
         self._bytes = torch.empty(0, dtype=torch.uint8)
-        self._copied = torch.cuda.Event() if self._is_cuda else None
+        self._copied = torch.cuda.Event()
 
     def of_size(self, num_bytes: int) -> Tensor:
         """Return at least `num_bytes` bytes to write to, once the last copy is done."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        self._copied.synchronize()
         if len(self._bytes) < num_bytes:
             size = 1 << (num_bytes - 1).bit_length()
-            self._bytes = torch.empty(size, dtype=torch.uint8, pin_memory=self._is_cuda)
+            self._bytes = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         return self._bytes
 
     def copy_to_device(self, num_bytes: int) -> Tensor:
         target = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         target.copy_(self._bytes[:num_bytes], non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
+        self._copied.record()
         return target
 
 
