@@ -45,6 +45,12 @@ class AttentionCall:
     rotation: Rotation | None = None
     """Rotary embedding that the backend must still apply to `query` and `key`, in place. None if
     they need no rotation."""
+    latent_dim: int | None = None
+    """V is the first `latent_dim` dims of K, so `value` is empty; None: V is of its own."""
+
+    @property
+    def value_dim(self) -> int:
+        return self.value.shape[-1] if self.latent_dim is None else self.latent_dim
 
 
 class PagedAttention(Protocol):

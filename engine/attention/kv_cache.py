@@ -28,9 +28,9 @@ POPULATE_NICENESS = 19
 class KVCache:
     """Keys and values of each layer: [num_blocks, block_size, kv_heads, head_dim or value_dim].
     On a GPU they are uninitialized. On a CPU they are zero, and a head's rows of one block are
-    contiguous in memory. dtype: the model's dtype, float8_e4m3fn, or uint8 that holds the bytes of
-    fp8 e4m3. `host` holds swapped blocks of all layers in host memory, [num_host_blocks, words]
-    int64; it is pinned if the device is a GPU.
+    contiguous in memory. If V is a part of K, it has no elements of its own. dtype: the model's
+    dtype, float8_e4m3fn, or uint8 that holds the bytes of fp8 e4m3. `host` holds swapped blocks of
+    all layers in host memory, [num_host_blocks, words] int64; it is pinned if the device is a GPU.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class KVCache:
         num_host_blocks: int = 0,
     ) -> None:
         def allocate(num_heads: int, dim: int) -> Tensor:
-            if device.type == "cpu":
+            if device.type == "cpu" and dim > 0:
                 shape = num_blocks, num_heads, block_size, dim
                 memory = _zeros(math.prod(shape) * dtype.itemsize)
                 regions.append(memory)

@@ -24,6 +24,8 @@ class PagedStep:
         """Write the new K and V, then attend over each sequence's K and V so far."""
         keys, values = self.cache.keys[call.layer], self.cache.values[call.layer]
         self.backend.write(call, keys, values, self.batch.slot_mapping)
+        if call.latent_dim is not None:
+            values = keys[..., : call.latent_dim]
         out = self.backend.attend(call, keys, values, self.batch)
         if self.batch.images:
             attend_in_images(

@@ -73,7 +73,9 @@ def round_weights(model: Any, names: ExpertNames | None, precision: str) -> None
 
     names: the family's names of experts; None if it has no experts. precision: the option's value.
     """
-    kept = (f".{names.router}", f".{names.router}.layer", f"{names.shared}_gate") if names else ()
+    kept = (".kv_b_proj",)
+    if names:
+        kept += (f".{names.router}", f".{names.router}.layer", f"{names.shared}_gate")
     for name, module in model.named_modules():
         is_linear = isinstance(module, nn.Linear | Conv1D) and not name.endswith(kept)
         if is_linear and module is not model.get_output_embeddings():

@@ -71,7 +71,7 @@ class NoAttention:
         self._scratch_bytes = scratch_bytes
 
     def attend(self, call: AttentionCall) -> Tensor:
-        output = call.query.new_zeros(*call.query.shape[:2], call.value.shape[-1])
+        output = call.query.new_zeros(*call.query.shape[:2], call.value_dim)
         # Freed at once, as the scratch of real kernels is after their launch.
         output.new_empty(self._scratch_bytes(call), dtype=torch.uint8)
         return output

@@ -105,6 +105,8 @@ class Family:
     use_parallel_residual overrides this if present."""
     parallel_shares_norm: bool = False
     """In a parallel layer, the MLP shares attention's norm (StableLM)."""
+    has_latents: bool = False
+    """Whether attention is `engine.model.latent_attention`, whose tensors have fixed names."""
     experts: ExpertNames | None = None
     scales_embedding: bool = False
     """Multiply embeddings by the square root of the hidden size (Gemma)."""
@@ -136,6 +138,7 @@ UNGATED = replace(LLAMA, is_gated=False, gate_up=("up_proj",))
 COHERE = replace(
     LLAMA, norm=LAYER, rotary="pairs", is_parallel=True, norms=("input_layernorm", "", "", "")
 )
+LATENT = replace(LLAMA, has_latents=True, rotary="pairs")
 
 FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
@@ -235,6 +238,12 @@ FAMILIES: dict[str, Family] = {
     "glm4_moe": replace(
         LLAMA, qk_norm="head", qk_norm_is_optional=True, experts=DEEPSEEK_EXPERTS
     ),
+    "deepseek_v2": replace(
+        LATENT, experts=replace(DEEPSEEK_EXPERTS, score="softmax", bias="", group_score="best")
+    ),
+    "deepseek_v3": replace(LATENT, experts=DEEPSEEK_EXPERTS),
+    "glm4_moe_lite": replace(LATENT, experts=DEEPSEEK_EXPERTS),
+    "youtu": LATENT,
     "dots1": replace(BY_LAYER, qk_norm="head", experts=DEEPSEEK_EXPERTS),
     "solar_open": replace(LLAMA, experts=DEEPSEEK_EXPERTS),
     "exaone_moe": replace(

@@ -7,7 +7,6 @@ NoKernelError if the library has no kernel for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,16 +17,15 @@ from engine.model.activations import FUSED, make_gated, make_plain
 from engine.model.heads import elements_of, halves_of_pairs, load_qk_norms, qkv_sources
 from engine.model.loader import Loader, Source
 from engine.model.norms import Norm, add_and_norm, norm_of_all_heads
-from engine.model.rotary import Angles, Rotary
+from engine.model.rotary import AnglesByRope, Rotary
 from engine.model.spec import DecoderSpec
 from kernels.cpu.calls import NoKernelError
 from kernels.cpu.elementwise import gated
 from kernels.cpu.step_calls import StepCalls
 
 if TYPE_CHECKING:
+    from engine.model.latent_attention import LatentAttention
     from engine.model.mixtures.experts import Experts
-
-AnglesByRope = Mapping[str, Angles]
 
 
 class Layer:
@@ -47,7 +45,8 @@ class Layer:
             else None
             for norm in spec.norms
         ]
-        self.attention = Attention(loader, spec, index, f"{name}.{family.attention}", rotary)
+        attention = f"{name}.{family.attention}"
+        self.attention = make_attention(loader, spec, index, attention, rotary)
         self.mlp = _load_mlp(loader, spec, index, name)
         self.is_parallel = spec.is_parallel
         self.residual_scale = spec.residual_scale
@@ -91,7 +90,10 @@ class Layer:
 
 
 def _prepare_part(
-    calls: StepCalls, before: Norm | None, part: Attention | MLP, after: Norm | None
+    calls: StepCalls,
+    before: Norm | None,
+    part: Attention | LatentAttention | MLP,
+    after: Norm | None,
 ) -> None:
     """Have `calls` compute `hidden += after(part(before(hidden)))`."""
     hidden = calls.hidden
@@ -271,6 +273,17 @@ class MLP:
         gates = gate_up[:, :width]
         calls.add(gated(gate_up, activation, out=gates))
         self.down.prepare(calls, gates, out, residual)
+
+
+def make_attention(
+    loader: Loader, spec: DecoderSpec, index: int, name: str, rotary: Rotary
+) -> Attention | LatentAttention:
+    """Load the attention of layer `index`, whose name in the checkpoint is `name`."""
+    if spec.latent is None:
+        return Attention(loader, spec, index, name, rotary)
+    from engine.model.latent_attention import LatentAttention
+
+    return LatentAttention(loader, spec, index, name, rotary)
 
 
 def _load_mlp(loader: Loader, spec: DecoderSpec, index: int, name: str) -> MLP | Experts:

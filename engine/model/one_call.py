@@ -10,7 +10,8 @@ from engine.attention.backends import CpuBackend
 from engine.attention.call import PagedAttention
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
-from engine.model.layer import AnglesByRope, Layer
+from engine.model.layer import Layer
+from engine.model.rotary import AnglesByRope
 from kernels.cpu.calls import NoKernelError
 from kernels.cpu.step_calls import StepCalls
 

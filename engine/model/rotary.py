@@ -26,6 +26,10 @@ class Angles(NamedTuple):
     """[T, half]."""
 
 
+AnglesByRope = Mapping[str, Angles]
+"""By `LayerSpec.rope`."""
+
+
 class Rotary:
     """Computes the angles of all layers, once for each distinct `LayerSpec.rope`."""
 
@@ -39,7 +43,7 @@ class Rotary:
         }
         self._axes = {name: _axes(spec.ropes[name], device) for name in wanted}
 
-    def __call__(self, positions: Tensor) -> Mapping[str, Angles]:
+    def __call__(self, positions: Tensor) -> AnglesByRope:
         """Return the angles by `LayerSpec.rope`.
 
         positions: [T] int64; or [3, T], the time, row and column of each token, where the model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -34,6 +35,22 @@ class LayerSpec:
     has_experts: bool
 
 
+@dataclass(frozen=True, slots=True)
+class LatentSizes:
+    """The sizes of latent attention, in elements; see `engine.model.latent_attention`."""
+
+    rank: int
+    """Of the latent from which all heads' K and V come."""
+    rope: int
+    """Rotated dims of queries and of the one key that all heads share."""
+    nope: int
+    """Dims of a head's query that are not rotated."""
+    value: int
+    """Dims of a head's V."""
+    query_rank: int | None
+    """Of the latent from which all heads' queries come; None: they come from the hidden state."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
     """Everything the decoder needs to know about a model. Sizes are numbers of elements."""
@@ -46,6 +63,10 @@ class DecoderSpec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    latent: LatentSizes | None
+    """None: K and V of every head are in the cache."""
+    rotates_pairs: bool
+    """Whether neighbouring elements of a head rotate together, instead of i and i + half."""
     norm_eps: float
     activation: str
     mlp_width: int
@@ -73,8 +94,10 @@ class DecoderSpec:
 
     @property
     def shapes(self) -> list[LayerShape]:
-        heads, dim = self.num_kv_heads, self.head_dim
-        return [LayerShape(heads, dim, dim, layer.window) for layer in self.layers]
+        heads, key_dim, value_dim = self.num_kv_heads, self.head_dim, self.head_dim
+        if self.latent is not None:
+            key_dim, value_dim = self.latent.rank + self.latent.rope, 0
+        return [LayerShape(heads, key_dim, value_dim, layer.window) for layer in self.layers]
 
     @property
     def num_trial_layers(self) -> int:
@@ -119,7 +142,10 @@ def read_spec(config: PreTrainedConfig, max_length: int) -> DecoderSpec:
     given: Any = config
     _check_supported(given)
     num_heads = given.num_attention_heads
+    latent = _latent(given) if family.has_latents else None
     head_dim = getattr(given, "head_dim", None) or given.hidden_size // num_heads
+    if latent is not None:
+        head_dim = latent.rope
     is_parallel = getattr(given, "use_parallel_residual", family.is_parallel)
     has_qk_norm = not family.qk_norm_is_optional or given.use_qk_norm
     norms = family.norms
@@ -134,6 +160,8 @@ def read_spec(config: PreTrainedConfig, max_length: int) -> DecoderSpec:
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(given, family),
         head_dim=head_dim,
+        latent=latent,
+        rotates_pairs=family.rotary == "pairs" and getattr(given, "rope_interleave", True),
         norm_eps=_first(given, EPS_NAMES) or TORCH_LAYER_NORM_EPS,
         activation=_first(given, ACTIVATION_NAMES),
         mlp_width=_first(given, MLP_WIDTH_NAMES) or 4 * given.hidden_size,
@@ -181,6 +209,7 @@ def _check_supported(config: Any) -> None:
         "none of its layers has a sliding window": (
             config.model_type == "cohere2" and not config.sliding_window
         ),
+        "its latent is no multiple of 16": (getattr(config, "kv_lora_rank", None) or 0) % 16 != 0,
         "it has no final norm": getattr(config, "_remove_final_layer_norm", False),
     }
     for reason, applies in unsupported.items():
@@ -193,13 +222,25 @@ def _layer(config: Any, family: Family, head_dim: int, index: int) -> LayerSpec:
     is_full = family.windows == "by layer" and config.layer_types[index] != "sliding_attention"
     return LayerSpec(
         window=None if family.windows == "none" or is_full else window,
-        scale=_scale(config, head_dim, index),
+        scale=_latent_scale(config) if family.has_latents else _scale(config, head_dim, index),
         rope=_rope(config, family, index),
         has_experts=family.experts is not None and _has_experts(config, index),
     )
 
 
+def _latent(config: Any) -> LatentSizes:
+    return LatentSizes(
+        rank=config.kv_lora_rank,
+        rope=config.qk_rope_head_dim,
+        nope=config.qk_nope_head_dim,
+        value=config.v_head_dim,
+        query_rank=config.q_lora_rank,
+    )
+
+
 def _num_kv_heads(config: Any, family: Family) -> int:
+    if family.has_latents:
+        return 1
     num_heads = None if family.qkv_by_head else getattr(config, "num_key_value_heads", None)
     return num_heads or config.num_attention_heads
 
@@ -213,6 +254,16 @@ def _scale(config: Any, head_dim: int, index: int) -> float:
         scale = 1.0
     divides = getattr(config, "scale_attn_by_inverse_layer_idx", False)
     return scale / (index + 1) if divides else scale
+
+
+def _latent_scale(config: Any) -> float:
+    """Return the scale of latent attention, which YaRN makes larger for long contexts."""
+    scale = (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
+    rope = config.rope_parameters
+    factor, all_dims = rope.get("factor", 1.0), rope.get("mscale_all_dim", 0)
+    if rope["rope_type"] == "default" or not all_dims or factor <= 1:
+        return scale
+    return scale * (0.1 * all_dims * math.log(factor) + 1.0) ** 2
 
 
 def _rope(config: Any, family: Family, index: int) -> str | None:

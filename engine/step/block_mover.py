@@ -54,8 +54,9 @@ class BlockMover:
 
     def __init__(self, cache: KVCache, backend: AttentionBackend) -> None:
         """Raises ConfigurationError if blocks of this model and block size cannot be moved."""
+        parts = (*cache.keys, *cache.values)
         try:
-            self._table = cache_table([*cache.keys, *cache.values])
+            self._table = cache_table([part for part in parts if part.shape[-1]])
         except ValueError as error:
             raise ConfigurationError(
                 f"option.block_size={cache.block_size}: {error}; use 16"

@@ -59,6 +59,8 @@ def scatter_blocks(table: CacheTable, block_ids: Tensor, staging: Tensor) -> Non
 
 
 def _write(rows: Tensor, cache: Tensor, slots: Tensor, scale: float) -> None:
+    if rows.shape[-1] == 0:  # V is a part of K
+        return
     if cache.dtype != rows.dtype:
         # Index bytes: torch does not index fp8 on every device.
         rows = rows.float().mul(1.0 / scale).clamp(-E4M3_MAX, E4M3_MAX)

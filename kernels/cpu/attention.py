@@ -11,7 +11,7 @@ from kernels.attention.batch import PagedBatch
 from kernels.cpu.calls import Kernel, NoKernelError, run
 from kernels.cpu.shared_library import SUFFIXES, WIDTH, function
 
-MAX_DIM = 256
+MAX_DIM = 576
 
 
 class Attention(ctypes.Structure):

@@ -5,7 +5,7 @@
 
 namespace {
 
-constexpr int64_t MAX_DIM = 256;
+constexpr int64_t MAX_DIM = 576;
 constexpr int64_t TILE = 64;  // most keys or values in a tile
 
 // Element: the type of the numbers of a panel (tiles.h) that is made of rows of T. Unit: what an instruction multiplies

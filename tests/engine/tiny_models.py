@@ -27,6 +27,11 @@ DEEPSEEK_EXPERTS = GROUPS | {"n_routed_experts": 8, "n_shared_experts": 2,
                              "moe_intermediate_size": 16}  # fmt: skip
 HALF_ROTATES = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
                                     "partial_rotary_factor": 0.5}}  # fmt: skip
+LATENTS = {"kv_lora_rank": 16, "q_lora_rank": 20, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+           "v_head_dim": 12, "num_key_value_heads": 4}  # fmt: skip
+WIDE_LATENTS = {"hidden_size": 128, "kv_lora_rank": 32, "qk_rope_head_dim": 32, "head_dim": 32}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "mscale": 0.7,
+        "original_max_position_embeddings": 16, "mscale_all_dim": 1.0}  # fmt: skip
 LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 FOUR_LAYERS = {"num_hidden_layers": 4}
 """One layer of each kind, for models where every fourth layer differs."""
@@ -99,6 +104,15 @@ OWN: dict[str, dict[str, object]] = {
     | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16, "moe_num_shared_experts": 2},
     "hunyuan_v1_moe": SMALL | {"num_experts": 4, "moe_topk": [2, 1, 2]},
     "hy_v3": SMALL | EXPERTS,
+    "deepseek_v2": SMALL
+    | LATENTS
+    | DEEPSEEK_EXPERTS
+    | {"topk_method": "group_limited_greedy", "norm_topk_prob": False, "rope_parameters": YARN},
+    "deepseek_v3": SMALL | LATENTS | DEEPSEEK_EXPERTS | {"rope_parameters": YARN},
+    "glm4_moe_lite": SMALL | LATENTS | DEEPSEEK_EXPERTS | {"rms_norm_eps": 1e-3},
+    "youtu": SMALL
+    | LATENTS
+    | {"q_lora_rank": None, "rope_interleave": False, "pad_token_id": None},
 }  # fmt: skip
 """A tiny model of every family of `engine.model.families`, with its optional features."""
 
@@ -149,6 +163,10 @@ def _wide(architecture: str) -> dict[str, object]:
         "glm4": {"head_dim": 64},
         "nemotron": {"head_dim": 64},
         "stablelm": {"hidden_size": 512, "head_dim": 128},
+        "deepseek_v2": WIDE_LATENTS,
+        "deepseek_v3": WIDE_LATENTS,
+        "glm4_moe_lite": WIDE_LATENTS,
+        "youtu": WIDE_LATENTS,
     }
     return settings.get(architecture, {"hidden_size": 128, "head_dim": 32})
 

@@ -76,7 +76,7 @@ _FEATURES = (
     ),
     Feature(
         "adapters",
-        r"(?i)adapter|(?<!kv_)lora",
+        r"(?i)adapter|(?<!kv_)(?<!q_)lora",
         (
             "engine/lora",
             "engine/offline/lora_request.py",

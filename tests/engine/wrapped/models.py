@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConfig
 
-from tests.engine.tiny_models import GROUPS, VOCABULARY
+from tests.engine.tiny_models import GROUPS, LATENTS, VOCABULARY
 
 TEXT: dict[str, object] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -31,6 +32,7 @@ WRAPPED: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_vl": ("qwen3", {"rope_parameters": SECTIONS | {"mrope_interleaved": True}}),
     "glm4v": ("glm4", {"rope_parameters": SECTIONS}),
     "glm4v_moe": ("glm4_moe", {"rope_parameters": HALF}),
+    "kimi_k25": ("deepseek_v3", LATENTS),
     "internvl": ("qwen2", {}),
     "llava": ("llama", {}),
     "llava_next": ("llama", TIED),
@@ -61,7 +63,18 @@ def save_wrapped_model(model_type: str, folder: Path) -> Path:
                 tensor.add_(torch.randn_like(tensor), alpha=0.3 if "bias" in name else 0.2)
     model.generation_config.eos_token_id = 0
     model.save_pretrained(path)
+    if model_type == "kimi_k25":  # saved under another name than the published files have
+        _rename(
+            path / "model.safetensors",
+            "language_model.model.blocks.",
+            "language_model.model.layers.",
+        )
     return path
+
+
+def _rename(file: Path, old: str, new: str) -> None:
+    tensors = {name.replace(old, new): tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
 
 
 def _small(config: PreTrainedConfig, sizes: dict[str, object]) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def test_decodes_and_chunks_against_the_definition(dtype, heads, extras, make_si
     check_close(*attend(paged, len(EDGES), **options))
 
 
-@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 96, 128, 192, 256, 576])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_head_dims_block_sizes_and_layouts(dtype, head_dim):
     for block_size, layout in ((16, "NHD"), (5, "HND"), (32, "pair")):
@@ -124,6 +124,14 @@ def test_results_do_not_depend_on_the_number_of_threads():
 def test_scores_of_any_size():
     paged = make_paged([(1, 100), (9, 60)], dtype=torch.float32, spread=30.0)
     check_close(*attend(paged, 1, scale=1.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_that_are_a_part_of_their_keys(dtype):
+    """Latent attention: all heads share one row, whose first dims are V."""
+    paged = make_paged([(1, 40), (1, 600), (7, 20)], heads=(20, 1), head_dim=576, dtype=dtype)
+    paged = replace(paged, value_cache=paged.key_cache[..., :512])
+    check_close(*attend(paged, 2, scale=0.05))
 
 
 def test_keys_and_values_of_different_dims():
