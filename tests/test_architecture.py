@@ -69,7 +69,7 @@ PARTS = {
         ("__main__",),
     ),
     "container.apis": (
-        ("model_choice",),
+        ("model_choice", "named_model"),
         ("generation", "tasks", "adapter_routes", "model_routes", "invocations", "status"),
         ("scores",),
         ("openai", "openapi", "text"),

@@ -19,7 +19,7 @@ from container.apis.generation.sampling import (
     read_decoding,
 )
 from container.apis.generation.structured_outputs import RESPONSE_FORMAT
-from container.apis.model_choice import MODEL_FIELDS
+from container.apis.named_model import MODEL_FIELDS
 from container.apis.scores import prompt_logprobs
 from container.http.failures import Failure
 from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported

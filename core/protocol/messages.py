@@ -115,18 +115,22 @@ class Perform(NewRequest, frozen=True):
     """For a handler: the headers of the HTTP request."""
 
 
-class LoadAdapter(Message, frozen=True):
-    """Load a LoRA adapter from the directory `src`, under `name`."""
+class Change(Message, frozen=True):
+    """Base class of the messages that change which variants there are."""
 
     id: str
+
+
+class LoadAdapter(Change, frozen=True):
+    """Load a LoRA adapter from the directory `src`, under `name`."""
+
     name: str
     src: str
 
 
-class UnloadAdapter(Message, frozen=True):
+class UnloadAdapter(Change, frozen=True):
     """Unload an adapter. New requests cannot use it; running ones finish normally."""
 
-    id: str
     name: str
 
 

@@ -195,7 +195,7 @@ class _Survey:
 
 
 class HookedLinear:
-    """One of transformers' linear layers, to which adapters add through a forward hook."""
+    """One of transformers' linear layers, to which a column adds through a forward hook."""
 
     def __init__(self, name: str, module: nn.Linear | Conv1D) -> None:
         weight = module.weight

@@ -67,7 +67,7 @@ class Loader:
         self.shard = self.group.shard
         self.elementwise: Elementwise = make_elementwise(device)
         self.linears: list[Linear] = []
-        """Linear layers that see each token once and so can take adapters."""
+        """Linear layers that see each token once, so that a column may add to their outputs."""
         self.num_bytes = 0
         """Bytes of everything loaded so far."""
         self.num_weights = 0
@@ -113,7 +113,7 @@ class Loader:
         """Merge linear layers that have the same input into one `Linear`.
 
         columns: the inputs that this process has; if not all, outputs are summed over the group.
-        None: all. is_adaptable: whether adapters may add to its outputs. may_quantize: whether
+        None: all. is_adaptable: whether a column may add to its outputs. may_quantize: whether
         option.quantize applies to it. dtype: of the rows; None: of the computation.
         """
         columns = columns or range(in_features)

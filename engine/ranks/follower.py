@@ -23,7 +23,7 @@ class Follower:
         group: RankGroup,
         install: Callable[[Install], None],
     ) -> None:
-        """columns: the model's. install: carries out an order that copies an adapter."""
+        """columns: the model's. install: carries out this order."""
         self._passes = passes
         self._columns = columns
         self._group = group

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from core.adapter import lora_disabled
 from core.errors import RequestError
-from core.protocol.messages import (
-    Failed,
-    FromEngine,
-    LoadAdapter,
-    NewRequest,
-    Perform,
-    Ready,
-    UnloadAdapter,
-)
+from core.protocol.messages import Change, Failed, FromEngine, NewRequest, Perform, Ready
 from engine.serve.connection import Connection, Inbound
 from engine.tasks.engine import TaskEngine
 from engine.tasks.performer import Job
@@ -35,7 +26,7 @@ class TaskService:
 
     def add(self, message: NewRequest, now: float, send: Callable[[FromEngine], bool]) -> int:
         if not isinstance(message, Perform):
-            raise RequestError("task", f"this container serves {self.engine.facts.task}")
+            raise self._refusal()
         job = Job(
             message.body,
             message.headers,
@@ -44,5 +35,8 @@ class TaskService:
         return self.engine.add(job, now)
 
     def handle(self, client: bytes, message: Inbound) -> None:
-        if isinstance(message, LoadAdapter | UnloadAdapter):
-            self._connection.send(client, Failed.of(message.id, lora_disabled()))
+        if isinstance(message, Change):
+            self._connection.send(client, Failed.of(message.id, self._refusal()))
+
+    def _refusal(self) -> RequestError:
+        return RequestError("task", f"this container serves {self.engine.facts.task}")

@@ -84,6 +84,7 @@ _FEATURES = (
             "core/adapter.py",
             "container/apis/adapter_routes.py",
             "container/apis/model_choice.py",
+            "container/apis/named_model.py",
         ),
     ),
     Feature(

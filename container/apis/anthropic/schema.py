@@ -24,7 +24,7 @@ from container.apis.generation.sampling import (
     bounded,
     read_decoding,
 )
-from container.apis.model_choice import MODEL_FIELDS, read_model
+from container.apis.named_model import MODEL_FIELDS, read_model
 from container.apis.openai import OPENAI_FIELDS, read_request_id
 from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
 from container.schema.kinds import (

@@ -22,7 +22,7 @@ from container.apis.generation.conversation import (
     read_conversation,
 )
 from container.apis.generation.sampling import Dialect, bounded
-from container.apis.model_choice import read_model
+from container.apis.named_model import read_model
 from container.apis.openai import (
     OPENAI_FIELDS,
     ResponseOptions,

@@ -14,7 +14,7 @@ from container.apis.generation.conversation import Conversation
 from container.apis.generation.generation import Generation
 from container.apis.generation.sampling import Decoding
 from container.apis.generation.service import GenerationService
-from container.apis.model_choice import NamedModel
+from container.apis.named_model import NamedModel
 from container.http.request_context import RequestContext
 from core.configuration.options import ReasoningParserName, ToolCallParser
 from core.errors import RequestError

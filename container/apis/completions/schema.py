@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from container.apis.generation.sampling import Decoding, Dialect, bounded
-from container.apis.model_choice import NamedModel, read_model
+from container.apis.named_model import NamedModel, read_model
 from container.apis.openai import (
     OPENAI_FIELDS,
     ResponseOptions,

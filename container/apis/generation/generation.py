@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from container.apis.generation.sampling import Dialect
 from container.http.deadline import Deadline
 from container.http.request_record import RequestRecord
-from container.wire.token_stream import TokenStream
 from core.errors import GenerationError
 from core.output import Output
 from core.protocol.messages import AbortReason
 from core.protocol.stats import Timing
 from core.text.answer import AnswerText
 from core.text.answers import Answers, Delta
+
+if TYPE_CHECKING:
+    from container.wire.token_stream import TokenStream
 
 
 class Generation:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from container.apis.generation.generation import Generation
 from container.apis.generation.prompting import Prompting
 from container.apis.generation.sampling import Decoding
 from container.http.deadline import Deadline
 from container.http.request_context import DIGEST_HEADER, RequestContext
-from container.wire.token_stream import TokenStream
 from core.protocol.facts import Facts
 from core.protocol.messages import EncodedPrompt, Submit
 from core.request_check import checked
 from core.text.answers import Answers, RankedAnswers
+
+if TYPE_CHECKING:
+    from container.wire.token_stream import TokenStream
 
 
 class Engines(Protocol):

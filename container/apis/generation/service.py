@@ -48,7 +48,7 @@ class GenerationService(Service):
             client,
             self.prompting,
             _Preparation(client, tokenizer, helper),
-            model_choice(model_name, is_enabled=options.lora.enable_lora),
+            model_choice(model_name, options),
             options.server.predict_timeout,
         )
         self.conversations = Conversations(self.prompting, template, helper, lambda: client.facts)

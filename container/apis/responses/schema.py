@@ -22,7 +22,7 @@ from container.apis.generation.sampling import (
     Dialect,
     bounded,
 )
-from container.apis.model_choice import MODEL_FIELDS, read_model
+from container.apis.named_model import MODEL_FIELDS, read_model
 from container.apis.openai import OPENAI_FIELDS, read_openai_decoding, read_request_id
 from container.apis.responses.input import INPUT, read_input
 from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported

@@ -64,7 +64,7 @@ class Start:
 
     def _start(self, request: TextRequest, prompt: Sequence[int]) -> Reply:
         generations, context = self.generations, self.context
-        variant = generations.choose_variant(context, request.adapter, None)
+        variant = generations.choose_variant(context, *request.model)
         generation = generations.start(
             context, EncodedPrompt(prompt), request.decoding, variant=variant
         )

@@ -15,6 +15,12 @@ from container.apis.generation.sampling import (
     read_decoding,
 )
 from container.apis.generation.structured_outputs import TGI_GRAMMAR
+from container.apis.named_model import (
+    INPUT_FIELDS,
+    NOT_PARAMETERS,
+    NamedModel,
+    read_models,
+)
 from container.apis.scores import prompt_logprobs
 from container.schema.fields import (
     MODEL_IGNORED,
@@ -42,7 +48,6 @@ from core.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_NEW_TOKENS = 30
 MAX_BATCH = INPUTS.maximum
-_ONE_EACH = "a list must have one adapter for each of a batch's inputs ({})"
 
 _DIALECT = Dialect(
     prompt="inputs",
@@ -115,8 +120,7 @@ PARAMETERS: Fields = {
     "grammar": TGI_GRAMMAR,
     "watermark": unsupported(BOOLEAN, False),
     "penalty_alpha": unsupported(ANYTHING, 0),
-    "adapter_id": unsupported(ANYTHING, instead="put adapters beside inputs"),
-    "adapters": unsupported(ANYTHING, instead="put adapters beside inputs"),
+    **NOT_PARAMETERS,
     "max_length": unsupported(INTEGER, instead="use max_new_tokens"),
     "min_length": unsupported(INTEGER, 0),
     "eos_token_id": unsupported(ANYTHING, instead="use stop_token_ids"),
@@ -137,11 +141,7 @@ TEXT_FIELDS: Fields = {
     "max_new_tokens": Field(
         bounded(INTEGER, "max_tokens"), "The same as `parameters.max_new_tokens`."
     ),
-    "adapters": Field(
-        STRING_OR_STRINGS,
-        "The LoRA adapter to use, or a list with one adapter for each input of a batch. An "
-        "empty string means no adapter.",
-    ),
+    **INPUT_FIELDS,
     "options": ignored("Options of Hugging Face's hosted API."),
     "model": MODEL_IGNORED,
 }
@@ -149,19 +149,18 @@ TEXT_FIELDS: Fields = {
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The inputs of a batch, and the adapter of each."""
+    """The inputs of a batch, and the model that each names."""
 
     inputs: Sequence[object]
     """Each is still to be checked, so that a bad one fails alone."""
-    adapters: Sequence[str | None]
+    models: Sequence[NamedModel]
 
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
     text: str
     """The input; '' for those of a batch."""
-    adapter: str | None
-    """None if the body names none."""
+    model: NamedModel
     batch: Batch | None
     decoding: Decoding
     stream: bool
@@ -194,7 +193,7 @@ class TextRequest:
         return replace(
             self,
             text=input_text(batch.inputs[index], field),
-            adapter=batch.adapters[index],
+            model=batch.models[index],
             decoding=replace(self.decoding, dialect=dialect),
         )
 
@@ -205,9 +204,10 @@ def read_text_request(body: Mapping[str, object], *, always_details: bool = Fals
     Raises RequestError, naming the first bad field.
     """
     top_level = read_fields({**body, "inputs": None}, TEXT_FIELDS)
-    inputs, adapters = body.get("inputs"), top_level.get("adapters", None)
-    batch = _batch(inputs, adapters) if is_list(inputs) else None
+    inputs = body.get("inputs")
+    batch = _batch(inputs, top_level) if is_list(inputs) else None
     text = input_text(inputs) if batch is None else ""
+    model = (read_models(top_level, None) if batch is None else batch.models)[0]
     parameter_body: Mapping[str, object] = top_level.get("parameters", {})
     if "max_new_tokens" in top_level:
         if parameter_body.get("max_new_tokens") is not None:
@@ -223,7 +223,7 @@ def read_text_request(body: Mapping[str, object], *, always_details: bool = Fals
     _check_combinations(parameters, stream=stream, details=details)
     return TextRequest(
         text=text,
-        adapter=_only(adapters) if batch is None else None,
+        model=model,
         batch=batch,
         decoding=decoding,
         stream=stream,
@@ -244,20 +244,10 @@ def input_text(value: object, field: str = "inputs") -> str:
     return value
 
 
-def _batch(inputs: Sequence[object], adapters: str | list[str] | None) -> Batch:
+def _batch(inputs: Sequence[object], top_level: Values) -> Batch:
     if not 0 < len(inputs) <= MAX_BATCH:
         raise RequestError("inputs", f"expected 1 to {MAX_BATCH} inputs, not {len(inputs)}")
-    per_input = adapters if isinstance(adapters, list) else [adapters] * len(inputs)
-    if len(per_input) != len(inputs):
-        raise RequestError("adapters", _ONE_EACH.format(len(inputs)))
-    return Batch(inputs, per_input)
-
-
-def _only(adapters: str | list[str] | None) -> str | None:
-    """Return the adapter of a request that is no batch."""
-    if isinstance(adapters, list):
-        raise RequestError("adapters", _ONE_EACH.format(1))
-    return adapters
+    return Batch(inputs, read_models(top_level, len(inputs)))
 
 
 def _describe(value: object) -> str:
