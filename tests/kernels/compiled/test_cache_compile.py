@@ -5,7 +5,6 @@ Requirements: no spills, and loads and stores of 16 bytes.
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import dataclass, replace
 from itertools import product
@@ -21,11 +20,11 @@ from kernels.cache.cache_write import write_kv
 from kernels.cache.rotary_cache_write import rotary_write_kv
 from kernels.cache.swap import gather_blocks, scatter_blocks
 from tests.kernels.caches import make_cache
+from tests.kernels.compiled.gpus import ALL, ARCHS
 from tests.kernels.compiled.static_check import facts, faults
 from tests.kernels.compiled.variants import covering, parameter
 
 pytestmark = pytest.mark.timeout(1800)
-ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 PARAMETERS = (
     # Numbers of heads that are powers of two fill a token's tiles.
@@ -89,7 +88,7 @@ def matrix(arch):
     return writes
 
 
-CASES = [(arch, write) for arch in dry_run.ARCHS for write in (matrix if ALL else sample)(arch)]
+CASES = [(arch, write) for arch in ARCHS for write in (matrix if ALL else sample)(arch)]
 
 
 @pytest.mark.parametrize(("arch", "write"), CASES, ids=str)
@@ -122,7 +121,7 @@ def test_the_layout_compiles_no_variants():
 
 
 @pytest.mark.parametrize("ids", [torch.int64, torch.int32])
-@pytest.mark.parametrize("arch", dry_run.ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_block_moves(arch, ids):
     table = cache_table([make_cache(4, 16, 2, 64, torch.bfloat16, "NHD")] * 2)
     block_ids, staging = torch.tensor([1, 2]).to(ids), torch.zeros(2, table.words_per_block).long()

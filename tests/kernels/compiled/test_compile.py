@@ -7,7 +7,6 @@ the whole matrix and not a sample of it (`make variants`).
 
 from __future__ import annotations
 
-import os
 from collections import Counter, defaultdict
 from dataclasses import asdict
 from itertools import chain
@@ -22,6 +21,7 @@ from kernels.attention.prefill_work import make_prefill_work
 from kernels.attention.work_list import make_work_list
 from kernels.configurations import attention_configuration
 from tests.kernels.compiled import variants
+from tests.kernels.compiled.gpus import ALL, ARCHS
 from tests.kernels.compiled.static_check import (
     Pipeline,
     facts,
@@ -31,9 +31,8 @@ from tests.kernels.compiled.static_check import (
 )
 
 pytestmark = pytest.mark.timeout(1800)
-ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"
 SELECTED = variants.matrix if ALL else variants.representative
-CASES = [(arch, variant) for arch in dry_run.ARCHS for variant in SELECTED(arch)]
+CASES = [(arch, variant) for arch in ARCHS for variant in SELECTED(arch)]
 ATTENTION = ("paged_decode_kernel", "paged_prefill_kernel")
 MOST_NARROW_LOADS = {False: 0, True: 8}
 """Maximum, without and with sinks. A thread reads the sinks of its rows before the loop."""
@@ -141,7 +140,7 @@ def test_two_prefills_with_head_dim_64_fit_on_sm_90(options, formats):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("arch", dry_run.ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("lens", [torch.int32, torch.int64])
 def test_work_lists_are_made_in_registers(arch, lens):
     with dry_run.target(arch) as launches:

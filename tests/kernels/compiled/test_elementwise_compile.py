@@ -5,7 +5,6 @@ LONGSHORE_ALL_VARIANTS=1 checks the whole matrix and not a sample of it (`make v
 
 from __future__ import annotations
 
-import os
 from itertools import product
 
 import pytest
@@ -15,9 +14,9 @@ from kernels import dry_run
 from kernels.elementwise.gated_activation import gated_activation
 from kernels.elementwise.rms_norm import MAX_WIDTH, add_rms_norm, rms_norm
 from kernels.elementwise.rotary import rotary
+from tests.kernels.compiled.gpus import ALL, ARCHS
 from tests.kernels.compiled.static_check import facts, faults
 
-ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WIDTHS = (896, 2304, 4096, 5120, 8192, 16384, MAX_WIDTH)
 HEADS = ((32, 8), (32, 32), (14, 2), (71, 1), (64, 4))
@@ -58,7 +57,7 @@ def rotaries():
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("arch", dry_run.ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_rms_norm(arch):
     for shape, dtype, options in norms():
         weights = [torch.empty(shape[-1], dtype=dtype)]
@@ -71,7 +70,7 @@ def test_rms_norm(arch):
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("arch", dry_run.ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_add_rms_norm(arch):
     for shape, dtype, options in norms():
         if len(shape) > 1:
@@ -84,7 +83,7 @@ def test_add_rms_norm(arch):
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("arch", dry_run.ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_gated_activation(arch):
     for width, dtype, activation in gates():
         with dry_run.target(arch) as launches:
@@ -93,7 +92,7 @@ def test_gated_activation(arch):
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("arch", dry_run.ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_rotary(arch):
     for (heads, kv_heads), dim, rotary_dim, width, dtype in rotaries():
         rows = apart(heads + 2 * kv_heads, dim, dtype=dtype)

@@ -5,7 +5,6 @@ LONGSHORE_ALL_VARIANTS=1 checks the whole matrix and not a sample of it (`make v
 
 from __future__ import annotations
 
-import os
 from itertools import product
 
 import pytest
@@ -13,9 +12,9 @@ import torch
 
 from kernels import dry_run
 from kernels.linear.grouped_linear import grouped_linear
+from tests.kernels.compiled.gpus import ALL, ARCHS
 from tests.kernels.compiled.static_check import facts, faults
 
-ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"
 BF16, FP32 = torch.bfloat16, torch.float32
 ROWS = (1, 17, 33, 300)
 """Rows of an expert: one number per tile height."""
@@ -31,7 +30,7 @@ def variants():
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("arch", dry_run.ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_compiled_kernels_meet_the_requirements(arch):
     for variant in variants():
         num_inputs, dtype = variant[2:]

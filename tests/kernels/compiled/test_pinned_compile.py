@@ -5,7 +5,6 @@ LONGSHORE_ALL_VARIANTS=1 checks the whole matrix and not a sample of it (`make v
 
 from __future__ import annotations
 
-import os
 import re
 from itertools import product
 
@@ -16,10 +15,10 @@ from kernels import dry_run
 from kernels.linear.grouped_linear import grouped_linear
 from kernels.linear.pinned_linear import pinned_linear
 from kernels.linear.quantized_linear import quantized_linear
+from tests.kernels.compiled.gpus import ALL, ARCHS
 from tests.kernels.compiled.static_check import facts, faults
 from tests.kernels.quantized_inputs import empty_codes
 
-ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 ROWS = (1, 65)
 """One number per size of a tile."""
@@ -35,7 +34,7 @@ def variants():
 
 @pytest.mark.matrix
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("arch", dry_run.ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_compiled_kernels_meet_the_requirements(arch):
     for num_inputs, dtype, has_bias in variants():
         kernels = [
@@ -52,7 +51,7 @@ def test_compiled_kernels_meet_the_requirements(arch):
         assert bool(*same) == (dtype != FP32)
 
 
-@pytest.mark.parametrize("arch", dry_run.ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_large_tiles_use_the_instruction_of_their_generation(arch):
     (found,) = instructions(compiled(arch, 1, 768, BF16, False))
     assert found.startswith("wgmma" if arch == 90 else "mma.sync")

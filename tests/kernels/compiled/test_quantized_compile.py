@@ -7,7 +7,6 @@ LONGSHORE_ALL_VARIANTS=1 checks the whole matrix and not a sample of it (`make v
 
 from __future__ import annotations
 
-import os
 from itertools import product
 
 import pytest
@@ -16,10 +15,10 @@ import torch
 from kernels import dry_run
 from kernels.linear.grouped_quantized_linear import grouped_quantized_linear
 from kernels.linear.quantized_linear import PER_BYTE, block_size, quantized_linear
+from tests.kernels.compiled.gpus import ALL, ARCHS
 from tests.kernels.compiled.static_check import facts, faults
 from tests.kernels.quantized_inputs import empty_codes
 
-ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"
 BF16 = torch.bfloat16
 NUM_EXPERTS = [None, 8]
 """A number selects `grouped_quantized_linear`, None selects `quantized_linear`."""
@@ -37,7 +36,7 @@ def variants():
 @pytest.mark.matrix
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("num_experts", NUM_EXPERTS)
-@pytest.mark.parametrize("arch", dry_run.ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_compiled_kernels_meet_the_requirements(arch, num_experts):
     for variant in variants():
         kernel = compiled(arch, num_experts, *variant)

@@ -154,24 +154,11 @@ class Variant:
 
 
 def representative(arch: int) -> list[Variant]:
-    """Return a small sample. On sm_86 and sm_90 it has each kind of each parameter.
-
-    For sm_80 and sm_89, the compiler does mostly the same as for sm_86 and sm_90. So their samples
-    have only a few variants, mostly with combinations of dtype and row of configurations.json that
-    the samples of sm_86 and sm_90 do not have.
-    """
+    """Return a small sample, which has each kind of each parameter."""
     decode, prefill = Variant("decode", 128), Variant("prefill", 128)
     everything = {"window": 1000, "softcap": 30.0, "sinks": True}
     half = {"formats": FORMATS[1], "group": 1, "window": 1024, "block_size": 32, "layout": "HND"}
     coded = {"formats": FORMATS[3], "sinks": True, "ids": torch.int32, "lens": torch.int64}
-    if arch == 80:
-        return [
-            replace(decode, formats=FORMATS[3], **everything),
-            replace(prefill, **everything),
-            replace(prefill, head_dim=256),
-        ]
-    if arch == 89:
-        return [replace(decode, formats=FORMATS[6]), replace(prefill, formats=FORMATS[6])]
     combine, segments = Variant("combine", 128), Variant("segments", 128)
     everywhere = [
         decode,
