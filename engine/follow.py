@@ -19,7 +19,6 @@ import logging
 import os
 import signal
 import sys
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -85,7 +84,6 @@ def _run(
     from engine.builders.load import load
     from engine.builders.packed import build_parts
     from engine.device import choose_device, explaining_out_of_memory
-    from engine.lora.ranks import carry_out
     from engine.phases import Phases
     from engine.ranks.follower import Follower
     from engine.ranks.orders import RemoteOrders
@@ -109,8 +107,7 @@ def _run(
         model = loaded.model
         assert model is not None, "only a packed model runs on several ranks"
         parts = build_parts(loaded.resolved, model, phases, group)
-    install = partial(carry_out, parts.features)
-    follower = Follower(parts.passes, model.columns, group, install)
+    follower = Follower(parts.passes, model.columns, group, parts.features)
     decode = msgspec.msgpack.Decoder[AnyOrder](AnyOrder).decode
     while True:
         follower.run(decode(receive()))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from core.part import Feature
 from engine.shard import Shard
 
 After = Callable[[Tensor, Tensor], Tensor]
@@ -64,3 +66,15 @@ class Group:
     def after_head(self, vocab_size: int) -> tuple[After, ...]:
         """Return what follows the head, of which each process has some of the outputs."""
         return ()
+
+
+class SharedFeature(Feature, ABC):
+    """A feature with weights of its own. Each process of a group has its own object of it."""
+
+    @abstractmethod
+    def share(self, send: Callable[[bytes], object]) -> None:
+        """From now on, send every change of the weights to the other processes. Process 0 only."""
+
+    @abstractmethod
+    def carry_out(self, change: bytes) -> None:
+        """Make a change that process 0 has sent."""

@@ -18,7 +18,7 @@ from tests.measures.tree import ROOT, closure, files, imports
 
 SMEAR = {
     "images": 12,
-    "adapters": 11,
+    "adapters": 8,
     "ranks": 15,
     "copies": 10,
     "prompt_logprobs": 13,

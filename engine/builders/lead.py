@@ -18,6 +18,7 @@ from engine.phases import Phases
 from engine.ranks.degree import tensor_parallel_degree
 from engine.ranks.followers import Followers, threads_for_ranks
 from engine.ranks.leader import Leader
+from engine.ranks.order_types import Change
 from engine.ranks.process_group import ProcessGroup
 from engine.shard import Shard
 from engine.step.passes import Runner
@@ -61,13 +62,11 @@ def build_on_ranks(
 
 
 def leading(leader: Leader) -> Lead:
-    """Return a function that has all ranks run rank 0's steps, and get its adapters."""
+    """Return a function that has all ranks run rank 0's steps, and get its features' weights."""
 
     def lead(parts: PackedParts) -> Runner:
-        if parts.features:
-            from engine.lora.ranks import send_installs
-
-            send_installs(parts.features, leader.send)
+        for index, feature in enumerate(parts.features):
+            feature.share(lambda change, index=index: leader.send(Change(index, change)))
         return leader.leading(parts.passes)
 
     return lead

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from core.part import Feature
 from core.plan import BlockMoves, StepPlan
 from engine.attention.backends import AttentionBackend, CpuBackend, TorchBackend, make_backend
 from engine.attention.kv_cache import KVCache
@@ -21,7 +20,7 @@ from engine.builders.common import (
     text_features,
 )
 from engine.engine import Engine
-from engine.group import Group
+from engine.group import Group, SharedFeature
 from engine.loading.packed_model import PackedModel
 from engine.memory.capacity import measure
 from engine.model.linear import uses_panels
@@ -47,7 +46,7 @@ class PackedParts:
 
     capacity: Capacity
     passes: Passes
-    features: tuple[Feature, ...]
+    features: tuple[SharedFeature, ...]
     """Those with weights of their own."""
     notes: tuple[str, ...]
 
@@ -142,7 +141,7 @@ def _notes_on_bits(model: PackedModel, backend: AttentionBackend, group: Group) 
 
 def _start_features(
     resolved: Resolved, model: PackedModel
-) -> tuple[tuple[Feature, ...], tuple[str, ...]]:
+) -> tuple[tuple[SharedFeature, ...], tuple[str, ...]]:
     """Reserve memory for features that are on, and load what they have on disk. Return notes, too.
 
     Sequences that use them get a column of the model.

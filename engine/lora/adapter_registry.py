@@ -7,13 +7,15 @@ from pathlib import Path
 
 from core.adapter import Adapted, Adapter
 from core.errors import ConflictError, NoRoomError, NotFoundError
-from core.part import Feature, Part
+from core.part import Part
 from core.protocol.stats import Info
+from engine.group import SharedFeature
+from engine.lora.changes import decoded, encoded
 from engine.lora.files import AdapterWeights, read_adapter
 from engine.lora.memory import AdapterMemory
 
 
-class AdapterRegistry(Feature):
+class AdapterRegistry(SharedFeature):
     """Loads and unloads adapters. Not thread-safe, except `read`.
 
     Loading takes three calls, so that files can be read while steps go on: `reserve`, `read` and
@@ -26,8 +28,8 @@ class AdapterRegistry(Feature):
         self._reserved: dict[str, int] = {}
         """Slots of adapters whose files are being read, by name."""
         self._num_loads = 0
-        self.on_install: Callable[[int, AdapterWeights], object] = lambda slot, weights: None
-        """Called with each slot and the weights that are copied into it."""
+        self._send: Callable[[bytes], object] | None = None
+        """Sends a change to the others of the group, if there are any."""
 
     @property
     def num_slots(self) -> int:
@@ -47,6 +49,13 @@ class AdapterRegistry(Feature):
                 "without an adapter, name none, or name the model itself"
             )
         return self._loaded[name]
+
+    def share(self, send: Callable[[bytes], object]) -> None:
+        self._send = send
+
+    def carry_out(self, change: bytes) -> None:
+        slot, weights = decoded(change, self.memory.sizes)
+        self.memory.write(slot, weights)
 
     def parts(self, name: str) -> tuple[Part, ...]:
         """Return the parts of a request that names an adapter; '': none. Raises NotFoundError."""
@@ -100,7 +109,8 @@ class AdapterRegistry(Feature):
     def install(self, name: str, src: str, weights: AdapterWeights) -> Adapter:
         """Copy the weights into the reserved slot. From now on, requests can use the adapter."""
         slot = self._reserved.pop(name)
-        self.on_install(slot, weights)
+        if self._send is not None:
+            self._send(encoded(slot, weights))
         self.memory.write(slot, weights)
         self._num_loads += 1
         adapter = Adapter(name, src, weights.rank, slot, weights.digest, self._num_loads)

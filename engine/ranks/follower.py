@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
+from engine.group import SharedFeature
 from engine.ranks.group import RankGroup
-from engine.ranks.order_types import AnyOrder, Forward, Install, Move
+from engine.ranks.order_types import AnyOrder, Change, Forward, Move
 from engine.ranks.shared_inputs import empty, unpack
 from engine.step.column import PerTokenColumn
 from engine.step.passes import Passes
@@ -21,13 +22,13 @@ class Follower:
         passes: Passes,
         columns: Sequence[PerTokenColumn],
         group: RankGroup,
-        install: Callable[[Install], None],
+        features: Sequence[SharedFeature],
     ) -> None:
-        """columns: the model's. install: carries out this order."""
+        """columns: the model's. features: those with weights."""
         self._passes = passes
         self._columns = columns
         self._group = group
-        self._install = install
+        self._features = features
 
     @torch.inference_mode()
     def run(self, order: AnyOrder) -> None:
@@ -36,8 +37,8 @@ class Follower:
                 self._passes.move(moves)
             case Forward():
                 self._forward(order)
-            case Install():
-                self._install(order)
+            case Change(index, change):
+                self._features[index].carry_out(change)
 
     def _forward(self, forward: Forward) -> None:
         packed = empty(forward, self._group.device)

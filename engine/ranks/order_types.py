@@ -90,15 +90,16 @@ class Forward(Order, frozen=True):
     """`PagedBatch.spans` of the inputs."""
 
 
-class Install(Order, frozen=True):
-    """Copy an adapter into a slot."""
+class Change(Order, frozen=True):
+    """Change the weights of a feature."""
 
-    slot: int
-    layers: Mapping[str, tuple[int, bytes, bytes]]
-    """For each layer the LoRA rank r, A [r, in] and B [out, r], in the layer's dtype."""
+    index: int
+    """Among the features with weights, which all ranks have in the same order."""
+    change: bytes
+    """The argument of `SharedFeature.carry_out`."""
 
 
-AnyOrder = Move | Forward | Install
+AnyOrder = Move | Forward | Change
 
 
 class FailureReport(msgspec.Struct, frozen=True):

@@ -97,7 +97,6 @@ _FEATURES = (
             "engine/shard.py",
             "engine/builders/lead.py",
             "engine/follow.py",
-            "engine/lora/ranks.py",
             "container/capacity/placement.py",
             "core/configuration/layout.py",
         ),

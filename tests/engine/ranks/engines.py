@@ -6,7 +6,6 @@ import queue
 import threading
 import time
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,7 +19,6 @@ from engine.builders.lead import leading
 from engine.builders.load import load
 from engine.builders.packed import build_parts
 from engine.engine import Engine
-from engine.lora.ranks import carry_out
 from engine.phases import Phases
 from engine.ranks.follower import Follower
 from engine.ranks.leader import Leader
@@ -70,8 +68,7 @@ class ThreadFollowers:
         try:
             loaded = load(path, options, CPU, Phases(), group)
             parts = build_parts(loaded.resolved, loaded.model, Phases(), group)
-            install = partial(carry_out, parts.features)
-            follower = Follower(parts.passes, loaded.model.columns, group, install)
+            follower = Follower(parts.passes, loaded.model.columns, group, parts.features)
             while (message := orders.get()) is not None:
                 follower.run(msgspec.msgpack.decode(message, type=AnyOrder))
         except Exception as error:

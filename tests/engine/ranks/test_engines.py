@@ -8,7 +8,7 @@ import pytest
 from core.configuration.step_size import StepSize
 from core.plan import BlockMoves
 from engine import LLM, SamplingParams
-from engine.ranks.order_types import AnyOrder, Forward, Install, Move
+from engine.ranks.order_types import AnyOrder, Change, Forward, Move
 from tests.engine.greedy_answers import NUM_NEW, generate, prompts
 from tests.engine.lora.adapter_files import registry, write_adapter
 from tests.engine.ranks.engines import answers, ranked_engine, with_strategy
@@ -113,7 +113,7 @@ def test_adapters_are_split_and_may_come_later(tiny_model, tmp_path):
     with ranked_engine(path, 2, **options) as (engine, followers):
         assert answers(engine, prompts(), GREEDY) == plain
         registry(engine).load("poet", str(adapter))
-        assert isinstance(followers.orders[-1], Install)
+        assert isinstance(followers.orders[-1], Change)
         assert answers(engine, prompts(), GREEDY, "poet") == expected
         assert answers(engine, prompts(), GREEDY) == plain
 
