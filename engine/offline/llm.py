@@ -33,7 +33,7 @@ from engine.build import build_engine
 from engine.engine import Engine
 from engine.offline.driver import Driver, OfflineRequest
 from engine.offline.outputs import OutputDelta, RequestOutput, output_delta
-from engine.offline.prompts import Prompt, TokensPrompt, as_list, encoded
+from engine.offline.prompts import Prompt, TokensPrompt, as_list, encoded, per_prompt
 
 if TYPE_CHECKING:
     from core.text.chat_template import ChatMessage, ChatTemplate
@@ -261,7 +261,8 @@ class LLM:
         lora_request: LoRARequests,
     ) -> list[OfflineRequest]:
         all_prompts = as_list(prompts)
-        all_params = _params_per_prompt(sampling_params, len(all_prompts))
+        given = SamplingParams() if sampling_params is None else sampling_params
+        all_params = per_prompt("sampling_params", given, len(all_prompts))
         engine = self.llm_engine
         parts: Sequence[tuple[Part, ...]] = [()] * len(all_prompts)
         if lora_request is not None:
@@ -307,13 +308,3 @@ def _is_not_text(part: object) -> bool:
             return kind != "text"
         case _:
             return False
-
-
-def _params_per_prompt(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise RequestError("sampling_params", f"{len(params)} given for {count} prompts")
-    return list(params)

@@ -9,6 +9,7 @@ from core.errors import RequestError
 from core.part import Part
 from engine.engine import Engine
 from engine.lora.adapter_registry import AdapterRegistry, slots_in_use
+from engine.offline.prompts import per_prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def adapter_parts(engine: Engine, lora_request: LoRARequests, count: int) -> lis
     adapters than there are slots, an adapter cannot be served or a list has another length than
     `count`, and NoRoomError if running requests occupy the slots.
     """
-    requests = _per_prompt(lora_request, count)
+    requests = per_prompt("lora_request", lora_request, count)
     wanted = {request.key: request for request in requests if request is not None}
     if not wanted:
         return [()] * count
@@ -71,11 +72,3 @@ def _make_room(adapters: AdapterRegistry, wanted: Container[str], in_use: set[in
     ]
     if idle:
         adapters.unload(idle[0].name)
-
-
-def _per_prompt(lora_request: LoRARequests, count: int) -> list[LoRARequest | None]:
-    if lora_request is None or isinstance(lora_request, LoRARequest):
-        return [lora_request] * count
-    if len(lora_request) != count:
-        raise RequestError("lora_request", f"{len(lora_request)} given for {count} prompts")
-    return list(lora_request)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict, cast
+from typing import TypedDict, TypeVar, cast
 
 from core.errors import RequestError
 from core.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 
 class TextPrompt(TypedDict):
@@ -32,6 +34,19 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if prompts and all(isinstance(prompt, int) for prompt in prompts):
         return [cast(Sequence[int], prompts)]
     return list(cast(Sequence[Prompt], prompts))
+
+
+def per_prompt(argument: str, given: T | Sequence[T], count: int) -> list[T]:
+    """Return what each of `count` prompts gets: the same, or its entry of a list.
+
+    Raises RequestError, naming the argument, if the list has another length.
+    """
+    if not isinstance(given, Sequence):
+        return [given] * count
+    of_each = list(cast(Sequence[T], given))
+    if len(of_each) != count:
+        raise RequestError(argument, f"{len(of_each)} given for {count} prompts")
+    return of_each
 
 
 def encoded(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, list[int]]:
