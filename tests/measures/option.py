@@ -29,6 +29,8 @@ USUAL = "option.max_rolling_batch_size", "187"
 """An option and a value that nothing else has."""
 MAX_DEPTH = 6
 MAX_ENTRIES = 200
+MAX_TEXT = 200
+"""Longer texts are files that have nothing to do with the option."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +141,7 @@ class _Watch:
 
     def _holds(self, value: object, depth: int = 0) -> bool:
         if isinstance(value, str):
-            return self._text in value
+            return self._text in value[:MAX_TEXT]
         if isinstance(value, int | float):
             return value in self._values
         inner = _inner(value) if depth < MAX_DEPTH else []
