@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import dataclasses
 import io
+import re
 import socket
 import sys
 import tempfile
@@ -106,7 +107,7 @@ def _load_front_end(launch: Any) -> None:
 class _Watch:
     def __init__(self, text: str) -> None:
         self.is_in_engine = False
-        self._text = text
+        self._in_text = re.compile(rf"(?<!\w){re.escape(text)}(?!\w)")
         self._values = {text, *_numbers(text)}
         self._files = {str(path) for path in tree.files().values()}
         self._stays: dict[tuple[str, int], tuple[int, Stay]] = {}
@@ -141,7 +142,7 @@ class _Watch:
 
     def _holds(self, value: object, depth: int = 0) -> bool:
         if isinstance(value, str):
-            return self._text in value[:MAX_TEXT]
+            return self._in_text.search(value[:MAX_TEXT]) is not None
         if isinstance(value, int | float):
             return value in self._values
         inner = _inner(value) if depth < MAX_DEPTH else []
