@@ -21,7 +21,7 @@ SMEAR = {
     "adapters": 8,
     "ranks": 15,
     "copies": 10,
-    "prompt_logprobs": 13,
+    "prompt_logprobs": 12,
     "grammars": 10,
     "tasks": 11,
     "beams": 10,

@@ -18,7 +18,7 @@ from core.sampling import Finish, SamplingParams
 from core.text.answers import Answers, Delta, RankedAnswers
 from core.text.tokenizer import Tokenizer
 from engine.engine import Engine
-from engine.offline.outputs import RequestOutput, completion_output, prompt_logprobs
+from engine.offline.outputs import RequestOutput, request_output
 
 
 class OfflineRequest:
@@ -47,21 +47,8 @@ class OfflineRequest:
 
     def output(self) -> RequestOutput:
         """Return the result. Every answer must have ended."""
-        params, scores = self.params, None
-        if params.prompt_logprobs is not None:
-            scores = prompt_logprobs(
-                self.prompt_token_ids, self.answers.prompt_logprobs, self._tokenizer
-            )
-        return RequestOutput(
-            request_id=str(self.id),
-            prompt=self._prompt,
-            prompt_token_ids=self.prompt_token_ids,
-            outputs=[
-                completion_output(index, answer, params, self._tokenizer)
-                for index, answer in enumerate(self.answers.returned)
-            ],
-            prompt_logprobs=scores,
-        )
+        prompt = self._prompt, self.prompt_token_ids
+        return request_output(self.id, *prompt, self.answers, self.params, self._tokenizer)
 
 
 _Deltas = deque[tuple[OfflineRequest, Delta | LongshoreError]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from core.sampling import MAX_LOGPROBS, Finish, SamplingParams, TopLogprobs
 from core.text.answer import AnswerText, TokenText
-from core.text.answers import Delta
+from core.text.answers import Answers, Delta
 from core.text.tokenizer import Tokenizer
 
 
@@ -72,10 +72,33 @@ class OutputDelta:
     """Set on an answer's last delta, else None."""
 
 
-def completion_output(
+def request_output(
+    id: int,
+    prompt: str | None,
+    prompt_token_ids: list[int],
+    answers: Answers,
+    params: SamplingParams,
+    tokenizer: Tokenizer | None,
+) -> RequestOutput:
+    """Convert a request whose answers have all ended."""
+    scores = None
+    if params.prompt_logprobs is not None:
+        scores = _prompt_logprobs(prompt_token_ids, answers.prompt_logprobs, tokenizer)
+    return RequestOutput(
+        request_id=str(id),
+        prompt=prompt,
+        prompt_token_ids=prompt_token_ids,
+        outputs=[
+            _completion_output(index, answer, params, tokenizer)
+            for index, answer in enumerate(answers.returned)
+        ],
+        prompt_logprobs=scores,
+    )
+
+
+def _completion_output(
     index: int, answer: AnswerText, params: SamplingParams, tokenizer: Tokenizer | None
 ) -> CompletionOutput:
-    """Convert an answer that has ended."""
     assert answer.finish is not None
     return CompletionOutput(
         index=index,
@@ -101,7 +124,7 @@ def output_delta(
     )
 
 
-def prompt_logprobs(
+def _prompt_logprobs(
     token_ids: Sequence[int], scores: Sequence[TopLogprobs], tokenizer: Tokenizer | None
 ) -> list[Logprobs | None]:
     """Return the log-probabilities of each prompt token, with None for the first.
