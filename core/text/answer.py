@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from core.output import Output
 from core.sampling import Finish, SamplingParams, TopLogprobs
 from core.text.detokenizer import Detokenizer, JoiningDetokenizer
 from core.text.stopping import StopStrings
@@ -81,30 +82,24 @@ class AnswerText:
         """Sum of the logprobs of all tokens, in nats."""
         return sum(token.logprob for token in self.tokens)
 
-    def push(
-        self,
-        token_ids: Sequence[int],
-        logprobs: Sequence[float],
-        finish: Finish | None = None,
-        top_logprobs: Sequence[TopLogprobs] = (),
-    ) -> list[TokenText]:
-        """Add new tokens and return them with their texts.
+    def push(self, output: Output) -> list[TokenText]:
+        """Add the tokens of an output of this answer, and return them with their texts.
 
         At a stop string, drops the tokens after it and sets `self.finish` to Finish.STOP. The
-        caller must then abort the answer in the engine, unless the argument `finish` is set: the
-        engine has already ended the answer then.
+        caller must then abort the answer in the engine, unless the output has `finish`: the engine
+        has already ended the answer then.
         """
         new: list[TokenText] = []
-        pairs = zip(token_ids, logprobs, strict=True)
-        for (position, (token_id, logprob)), best in zip_longest(enumerate(pairs, 1), top_logprobs):
-            is_last = finish is not None and position == len(token_ids)
+        pairs = enumerate(zip(output.token_ids, output.logprobs, strict=True), 1)
+        for (position, (token_id, logprob)), best in zip_longest(pairs, output.top_logprobs):
+            is_last = output.finish is not None and position == len(output.token_ids)
             is_exempt = len(self.tokens) + position <= self._min_tokens
             text = self._text_of(token_id, is_last, is_exempt)
             new.append(TokenText(token_id, text, logprob, best))
             if self._stop.is_reached:
                 break
         self.tokens += new
-        self.finish = Finish.STOP if self._stop.is_reached else finish
+        self.finish = Finish.STOP if self._stop.is_reached else output.finish
         return new
 
     def _text_of(self, token_id: int, is_last: bool, is_exempt: bool) -> str:

@@ -87,7 +87,7 @@ class Answers:
         answer = self._sampled[output.index]
         if answer.finish is not None:
             return []
-        new = answer.push(output.token_ids, output.logprobs, output.finish, output.top_logprobs)
+        new = answer.push(output)
         is_empty = not new and answer.finish is None
         return [] if is_empty else [Delta(output.index, new, answer.finish)]
 

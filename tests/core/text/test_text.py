@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors
 
 from core.errors import ConfigurationError
+from core.output import Output
 from core.sampling import Finish, SamplingParams, TopLogprobs
 from core.text.answer import AnswerText
 from core.text.bad_words import with_bad_word_ids
@@ -140,7 +141,7 @@ def test_a_possible_start_of_a_stop_string_is_held_back():
 
 def push_all(answer, ids, finish):
     for position, token_id in enumerate(ids, 1):
-        answer.push([token_id], [-1.0], finish if position == len(ids) else None)
+        answer.push(Output(0, (token_id,), (-1.0,), finish if position == len(ids) else None))
         if answer.finish is not None:
             return position
     return len(ids)
@@ -198,8 +199,8 @@ def test_min_tokens_applies_to_stop_strings(byte_level):
 
 def test_top_logprobs_stay_with_their_tokens(byte_level):
     answer, top = AnswerText(SamplingParams(), byte_level), TopLogprobs(-1.0, 1, (5,), (-1.0,))
-    answer.push([5, 6], [-1.0, -2.0], top_logprobs=[top, top])
-    answer.push([7], [-1.0])
+    answer.push(Output(0, (5, 6), (-1.0, -2.0), top_logprobs=(top, top)))
+    answer.push(Output(0, (7,), (-1.0,)))
     assert [token.top_logprobs for token in answer.tokens] == [top, top, None]
 
 
