@@ -37,6 +37,11 @@ class Group:
     def size(self) -> int:
         return self.shard.size
 
+    @property
+    def why_sums_vary(self) -> str:
+        """Why the last bits of `sum` may depend on the batch; '' if they do not."""
+        return ""
+
     def require_one(self, what: str) -> None:
         """Raise UnsupportedModelError if the group is of several. what: needs the whole model."""
 

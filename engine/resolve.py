@@ -41,8 +41,6 @@ from engine.vision.families import VISION_FAMILIES
 from strategies.base import Limits
 from strategies.factory import StrategySettings
 
-NOT_FOR_ENCODER_DECODERS = {"prompt_logprobs": "not available for an encoder-decoder model"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
@@ -252,6 +250,8 @@ class DescribedModel(Protocol):
     def num_weights(self) -> int: ...
     @property
     def quantization(self) -> str: ...
+    @property
+    def unavailable(self) -> dict[str, str]: ...
 
 
 def facts_of(
@@ -291,7 +291,7 @@ def facts_of(
         load_seconds=sum(phases.seconds.values()),
         phases=phases.seconds,
         takes_images=resolved.executor == "packed" and config.model_type in VISION_FAMILIES,
-        unavailable=NOT_FOR_ENCODER_DECODERS if config.is_encoder_decoder else {},
+        unavailable=model.unavailable,
         notes=notes,
     )
 

@@ -19,9 +19,9 @@ from tests.measures.tree import ROOT, closure, files, imports
 SMEAR = {
     "images": 12,
     "adapters": 8,
-    "ranks": 15,
+    "ranks": 12,
     "copies": 10,
-    "prompt_logprobs": 12,
+    "prompt_logprobs": 11,
     "grammars": 10,
     "tasks": 11,
     "beams": 10,

@@ -20,7 +20,7 @@ from container.configuration.lmi import (
     VARIABLE_ADVICE,
 )
 from container.configuration.properties import Setting
-from core.configuration.options import option_table
+from core.configuration.options import option_table, vllm_names
 from core.configuration.suggest import did_you_mean
 
 _PAYLOAD = "SAGEMAKER_MAX_PAYLOAD_IN_MB"
@@ -59,15 +59,6 @@ _REFUSED = {
     "CUSTOM_FASTAPI_INVOCATION_HANDLER": INVOCATION_HANDLER_ADVICE,
 }
 """Variables of AWS's images that make start-up fail, with what to do instead."""
-_VLLM_NAMES = {
-    "model": "model_id",
-    "max_num_seqs": "max_rolling_batch_size",
-    "max_num_batched_tokens": "max_rolling_batch_prefill_tokens",
-    "tensor_parallel_size": "tensor_parallel_degree",
-    "swap_space": "swap_space_gib",
-    "quantization": "quantize",
-}
-"""vLLM's arguments that are options here under another name."""
 _TGI = {
     "SM_NUM_GPUS": "option.tensor_parallel_degree",
     "HF_MODEL_TRUST_REMOTE_CODE": "option.trust_remote_code",
@@ -171,7 +162,7 @@ def _vllm_variables() -> dict[str, str]:
     """Return the variables of vLLM's arguments; most arguments have our options' names."""
     keys = [option.key for option in option_table().values() if option.key.startswith("option.")]
     names = {key.removeprefix("option."): key for key in keys}
-    names |= {name: f"option.{ours}" for name, ours in _VLLM_NAMES.items()}
+    names |= {name: f"option.{ours}" for name, ours in vllm_names().items()}
     return {f"{_VLLM_PREFIX}{name.upper()}": key for name, key in names.items()}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from container.configuration.lmi import ADVICE
 from container.configuration.resolve import Configuration
 from core.configuration.batching import Choice
-from core.configuration.layout import layout_here, quantity
+from core.configuration.layout import extent, layout_here, whose_memory
 from core.configuration.limits import LIMITS, Limit, OptionLimit
 from core.configuration.options import Options, option_table
 from core.configuration.record import Option, Value
@@ -59,7 +59,7 @@ def facts_lines(facts: Facts, num_copies: int = 1) -> Iterator[str]:
     num_copies: copies of the model, each with such an engine.
     """
     yield f"ready: {facts.model} ({facts.architecture}) loaded in {facts.load_seconds:.1f} s"
-    size = f"{quantity(num_copies, 'copy', 'copies')} x {quantity(facts.num_ranks, 'rank')}"
+    size = extent(facts, num_copies)
     yield f"  layout: {size} on {facts.device}{facts.dtype and ', '}{facts.dtype}"
     yield f"  batching: {facts.batching} ({facts.batching_reason})"
     if facts.executor == "task":
@@ -101,8 +101,7 @@ def _limit_lines(facts: Facts) -> Iterator[str]:
     limits = (
         f"  limits: {facts.max_model_len} tokens per sequence, batches of {facts.max_sequences}"
     )
-    of_rank = " of each rank" if facts.num_ranks > 1 else ""
-    memory = f"  memory{of_rank}: weights {_mebibytes(facts.weights_bytes)}"
+    memory = f"  {whose_memory(facts)}: weights {_mebibytes(facts.weights_bytes)}"
     if facts.quantization:
         per_weight = facts.weights_bytes / facts.num_weights
         memory += f" in {facts.quantization} ({per_weight:.2f} bytes per weight)"

@@ -10,6 +10,7 @@ from core.configuration.options import Options
 from core.errors import ConfigurationError
 from core.process.gpus import visible_gpus
 from core.process.processes import num_cores
+from core.protocol.facts import Facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,16 @@ def num_ranks(degree: str | None, num_gpus: int, place: str, nodes: int = 1) -> 
             "the model"
         )
     return int(degree)
+
+
+def extent(facts: Facts, num_copies: int) -> str:
+    """Return how many copies there are, and of how many ranks each."""
+    return f"{quantity(num_copies, 'copy', 'copies')} x {quantity(facts.num_ranks, 'rank')}"
+
+
+def whose_memory(facts: Facts) -> str:
+    """Return the word for the memory that `facts` are about."""
+    return "memory of each rank" if facts.num_ranks > 1 else "memory"
 
 
 def quantity(number: int, noun: str, plural: str = "") -> str:

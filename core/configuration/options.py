@@ -54,6 +54,7 @@ class SourceOptions(Record):
         None,
         "Directory or .tar.gz of the model, its s3:// address or Hugging Face id. "
         "Default: the model directory.",
+        vllm="model",
     )
     revision: str | None = option(None, "Revision of a Hugging Face id.")
     served_model_name: str | None = option(
@@ -190,13 +191,17 @@ class BatchingOptions(Record):
         minimum=0,
     )
     max_rolling_batch_size: int = option(
-        256, f"{', '.join(ROLLING_NAMES)}: maximum sequences that run at once.", minimum=1
+        256,
+        f"{', '.join(ROLLING_NAMES)}: maximum sequences that run at once.",
+        minimum=1,
+        vllm="max_num_seqs",
     )
     max_rolling_batch_prefill_tokens: int | None = option(
         None,
         "Maximum tokens in one step. Longer prompts are computed in chunks. "
         "Default: 8192 on CUDA, 512 on the CPU.",
         minimum=1,
+        vllm="max_num_batched_tokens",
     )
     kv_reservation: KVReservation = option(
         "max",
@@ -255,7 +260,10 @@ class MemoryOptions(Record):
         minimum=1,
     )
     num_kv_blocks: int | None = option(
-        None, "Number of KV blocks. It replaces the number that the memory budget gives.", minimum=1
+        None,
+        "Number of KV blocks. It replaces the number that the memory budget gives.",
+        minimum=1,
+        vllm="num_gpu_blocks_override",
     )
     enable_prefix_caching: bool = option(
         True,
@@ -274,6 +282,7 @@ class MemoryOptions(Record):
         "ranks on a machine. Default: 4, but at most a quarter of the copy's equal part of the "
         "available memory. 0: always recompute.",
         minimum=0,
+        vllm="swap_space",
     )
     kv_cache_memory_bytes: int | None = option(
         None,
@@ -311,6 +320,7 @@ class ExecutionOptions(Record):
         "group of 128 inputs. With int8 and int4 the head is int8; with fp8 it keeps option.dtype. "
         "awq, gptq, compressed-tensors: not needed, but accepted, as in LMI, if the checkpoint's "
         "config.json names the same format.",
+        vllm="quantization",
     )
     device: Literal["auto", "cpu", "cuda"] = option(
         "auto", "auto: CUDA if it is available, else the CPU."
@@ -335,6 +345,7 @@ class ExecutionOptions(Record):
         "on a CPU, with a share of the cores. max: one rank for each GPU, with the GPUs divided "
         "among the copies; one rank for a copy on a CPU. Default: 1. Only text generation with "
         "Longshore's own decoders can use several ranks.",
+        vllm="tensor_parallel_size",
     )
     model_loading_timeout: int = option(
         1800, "Seconds after which a model that is not ready counts as failed.", minimum=1
@@ -619,6 +630,12 @@ def option_table() -> Mapping[str, Option]:
 def owners() -> Mapping[str, str]:
     """Return the name of the record that has each option."""
     return {name: owner for owner, record in _records().items() for name in rows_of(record)}
+
+
+@cache
+def vllm_names() -> Mapping[str, str]:
+    """Return the options' names by vLLM's, where the two differ."""
+    return {row.vllm: name for name, row in option_table().items() if row.vllm}
 
 
 def make_options(values: Mapping[str, Value]) -> Options:

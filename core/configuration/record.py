@@ -24,9 +24,13 @@ def option(
     key: str | None = None,
     minimum: float | None = None,
     maximum: float | None = None,
+    vllm: str | None = None,
 ) -> T:
-    """Return a dataclass field with its documentation. key: None stands for `option.<name>`."""
-    metadata = {"doc": doc, "key": key, "minimum": minimum, "maximum": maximum}
+    """Return a dataclass field with its documentation.
+
+    key: None stands for `option.<name>`. vllm: vLLM's name of the option, if it has another one.
+    """
+    metadata = {"doc": doc, "key": key, "minimum": minimum, "maximum": maximum, "vllm": vllm}
     return field(default=default, metadata=metadata)
 
 
@@ -76,6 +80,7 @@ class Option:
     minimum: float | None
     maximum: float | None
     doc: str
+    vllm: str | None
 
     @property
     def kind_text(self) -> str:
@@ -151,6 +156,7 @@ def _row(item: dataclasses.Field[Value], hint: object) -> Option:
         minimum=metadata["minimum"],
         maximum=metadata["maximum"],
         doc=metadata["doc"],
+        vllm=metadata["vllm"],
     )
 
 

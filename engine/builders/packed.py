@@ -132,11 +132,9 @@ def _notes_on_bits(model: PackedModel, backend: AttentionBackend, group: Group) 
         reason = f"torch multiplies {str(model.dtype).removeprefix('torch.')} on this machine"
     elif not isinstance(backend, CpuBackend):
         reason = "torch computes the attention"
-    elif group.size > 2:
-        reason = f"gloo adds up the results of {group.size} ranks in an order of its own"
     else:
-        return ()
-    return (f"{BITS}: {reason}",)
+        reason = group.why_sums_vary
+    return (f"{BITS}: {reason}",) if reason else ()
 
 
 def _start_features(

@@ -30,7 +30,7 @@ from engine.executor import FinishedStep
 from engine.loading.model_source import ModelSource
 from engine.sampling.rows import Row
 from engine.sampling.sampler import Sampler
-from engine.scores.library import score_prompts
+from engine.scores.library import NOT_FOR_ENCODER_DECODERS, score_prompts
 from engine.stopwatch import Stopwatch
 
 
@@ -42,6 +42,8 @@ class LibraryModel:
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        is_encoder_decoder = model.config.is_encoder_decoder
+        self.unavailable = NOT_FOR_ENCODER_DECODERS if is_encoder_decoder else {}
 
     @property
     def config(self) -> PreTrainedConfig:

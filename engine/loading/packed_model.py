@@ -84,6 +84,7 @@ class PackedModel:
         """How the weights are quantized: option.quantize, or the checkpoint's quant_method."""
         if isinstance(decoder, Decoder):
             self.quantization = source.precision or source.quantization or ""
+        self.unavailable: dict[str, str] = {}
         self.columns: list[PerTokenColumn] = []
         """The columns that the layers take part in."""
         self.encoder = encoder

@@ -21,7 +21,7 @@ import torch
 from tqdm import tqdm
 
 from core.configuration.hub import from_hub
-from core.configuration.options import Options, make_options, owners
+from core.configuration.options import Options, make_options, owners, vllm_names
 from core.configuration.record import Value
 from core.configuration.task import choose_task
 from core.errors import ConfigurationError, EngineUnavailableError, RequestError
@@ -44,15 +44,6 @@ if TYPE_CHECKING:
 RECORDS = {"model", "strategy", "lora", "memory", "execution"}
 """The records of `Options` that an engine needs. The others concern the server's other processes,
 which `LLM` does not start."""
-VLLM_NAMES: Mapping[str, str] = {
-    "tensor_parallel_size": "tensor_parallel_degree",
-    "max_num_seqs": "max_rolling_batch_size",
-    "max_num_batched_tokens": "max_rolling_batch_prefill_tokens",
-    "num_gpu_blocks_override": "num_kv_blocks",
-    "swap_space": "swap_space_gib",
-    "quantization": "quantize",
-}
-"""Our options by vLLM's names. Ours are named as in LMI if LMI has them."""
 
 
 class LLM:
@@ -67,7 +58,7 @@ class LLM:
 
     def __init__(self, model: str | Path, *, revision: str | None = None, **options: Value) -> None:
         """model: a directory, or a model id of the Hugging Face hub; revision: which of its."""
-        options = {VLLM_NAMES.get(name, name): value for name, value in options.items()}
+        options = {vllm_names().get(name, name): value for name, value in options.items()}
         for name in options:
             if owners().get(name, "model") not in RECORDS:
                 raise ConfigurationError(

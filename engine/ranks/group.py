@@ -16,6 +16,12 @@ from engine.group import After, Group
 class RankGroup(Group, ABC):
     """The collectives of several ranks."""
 
+    @property
+    def why_sums_vary(self) -> str:
+        if self.device.type != "cpu" or self.size <= 2:
+            return ""
+        return f"gloo adds up the results of {self.size} ranks in an order of its own"
+
     def require_one(self, what: str) -> None:
         raise UnsupportedModelError(
             f"{what} runs on one rank, but option.tensor_parallel_degree is {self.size}"

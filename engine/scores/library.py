@@ -13,6 +13,8 @@ from core.sampling import ChunkResult, TopLogprobs
 from engine.sampling.ranking import rank
 from engine.scores.column import MAX_SCORED_ROWS, add_scores
 
+NOT_FOR_ENCODER_DECODERS = {"prompt_logprobs": "not available for an encoder-decoder model"}
+
 
 def score_prompts(model: Any, chunks: Sequence[Chunk], results: dict[int, ChunkResult]) -> None:
     """Add the scores to the results of the chunks that want them. Takes extra forward passes."""
