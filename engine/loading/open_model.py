@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from core.configuration.options import ExecutionOptions, ModelOptions
 from core.errors import ConfigurationError
 from engine.device import choose_dtype
 from engine.loading.model_source import ModelSource
+
+SAME_CONFIG = {"kimi_k2": "deepseek_v3"}
+"""Model types that transformers does not know, by those of equal models that it does."""
 
 
 def read_config(model_dir: Path, trust_remote_code: bool) -> PreTrainedConfig:
@@ -20,6 +23,11 @@ def read_config(model_dir: Path, trust_remote_code: bool) -> PreTrainedConfig:
             f"{model_dir} has no config.json; a model directory in Hugging Face format is needed"
         )
     try:
+        settings, _ = PreTrainedConfig.get_config_dict(model_dir)
+        same = SAME_CONFIG.get(settings.get("model_type", ""))
+        if same is not None:
+            settings.pop("model_type")
+            return CONFIG_MAPPING[same].from_dict(settings)
         return AutoConfig.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"transformers cannot read {model_dir}: {error}") from error

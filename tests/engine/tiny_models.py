@@ -27,7 +27,7 @@ DEEPSEEK_EXPERTS = GROUPS | {"n_routed_experts": 8, "n_shared_experts": 2,
                              "moe_intermediate_size": 16}  # fmt: skip
 HALF_ROTATES = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
                                     "partial_rotary_factor": 0.5}}  # fmt: skip
-LATENTS = {"kv_lora_rank": 16, "q_lora_rank": 20, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+LATENTS = {"kv_lora_rank": 16, "q_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
            "v_head_dim": 12, "num_key_value_heads": 4}  # fmt: skip
 WIDE_LATENTS = {"hidden_size": 128, "kv_lora_rank": 32, "qk_rope_head_dim": 32, "head_dim": 32}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "mscale": 0.7,

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from core.errors import ConfigurationError
 from engine import LLM
+from tests.engine.greedy_answers import generate, tokens
 from tests.engine.model.conftest import expected_logits, logits
 
 FILE = "model.safetensors"
@@ -50,6 +51,17 @@ def test_layers_that_predict_later_tokens_are_not_loaded(copied, load, name):
     edited(folder, lambda tensors: tensors.update({"model.layers.4.eh_proj.weight": torch.ones(2)}))
     with pytest.raises(ConfigurationError, match="belongs to no layer"):
         load(folder)
+
+
+def test_kimi_k2_is_a_deepseek_v3(copied):
+    folder = copied("deepseek_v3")
+    expected = generate(folder, eos_token_id=None)
+    config = json.loads((folder / "config.json").read_text())
+    changes = {"model_type": "kimi_k2", "auto_map": {"AutoConfig": "configuration_deepseek.X"}}
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    llm = LLM(folder, dtype="fp32")
+    assert llm.facts.decoder == "own (deepseek_v3)"
+    assert tokens(llm, ignore_eos=True) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -55,7 +55,7 @@ def test_mxfp4_experts_of_gpt_oss(written):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("architecture", ["mixtral", "qwen2_moe"])
+@pytest.mark.parametrize("architecture", ["mixtral", "qwen2_moe", "deepseek_v3"])
 @pytest.mark.parametrize("name", ["awq", "fp8 blocks", "gptq act-order"])
 def test_quantized_experts(written, load, architecture, name):
     """Experts are stored one by one. The router and the shared expert's gate are not quantized."""
