@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForPreTraining
 from transformers.utils import logging as transformers_logging
 
 from core.configuration.kv_layout import LayerShape
@@ -108,7 +108,10 @@ def load_reference(
     """
     try:
         with contained, quietly():
-            model, missing = source.load_with_missing(AutoModelForCausalLM, attention, state)
+            kind = AutoModelForCausalLM
+            if type(source.config) not in kind._model_mapping:  # Mistral 4
+                kind = AutoModelForPreTraining
+            model, missing = source.load_with_missing(kind, attention, state)
     except KeyError as error:  # the model's own table of attention classes lacks `attention`
         raise UnsupportedModelError("it has custom attention classes") from error
     except ValueError as error:

@@ -97,6 +97,8 @@ class Family:
     """Which layers use config.sliding_window; "by layer": as config.layer_types says."""
     rotary: Literal["halves", "pairs", "none"] = "halves"
     """Which elements of a head rotate together: i and i + half, or 2i and 2i + 1."""
+    scales_queries: bool = False
+    """Multiply queries by a factor that grows with their position."""
     rotates_only_windows: bool = False
     """Apply rotary embedding only in sliding-window layers, if the model has any."""
     is_gated: bool = True
@@ -144,6 +146,7 @@ FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
     "mistral": replace(LLAMA, windows="all"),
     "ministral": BY_LAYER,
+    "ministral3": replace(LLAMA, windows="all", scales_queries=True),
     "qwen2": BY_LAYER,
     "smollm3": BY_LAYER,
     "seed_oss": LLAMA,
@@ -244,6 +247,11 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": replace(LATENT, experts=DEEPSEEK_EXPERTS),
     "glm4_moe_lite": replace(LATENT, experts=DEEPSEEK_EXPERTS),
     "youtu": LATENT,
+    "mistral4": replace(
+        LATENT,
+        scales_queries=True,
+        experts=replace(DEEPSEEK_EXPERTS, score="softmax", bias="", routes_in_fp32=False),
+    ),
     "dots1": replace(BY_LAYER, qk_norm="head", experts=DEEPSEEK_EXPERTS),
     "solar_open": replace(LLAMA, experts=DEEPSEEK_EXPERTS),
     "exaone_moe": replace(

@@ -21,7 +21,7 @@ from engine.model.heads import elements_of, halves_of_pairs
 from engine.model.linear import Format, Stored, uses_panels
 from engine.model.loader import Loader, Source
 from engine.model.norms import Norm
-from engine.model.rotary import AnglesByRope, Rotary
+from engine.model.rotary import Rotary, StepAngles
 from engine.model.spec import DecoderSpec
 from kernels.cpu.calls import NoKernelError
 from kernels.cpu.step_calls import StepCalls
@@ -78,7 +78,7 @@ class LatentAttention:
     def __call__(
         self,
         hidden: Tensor,
-        angles: AnglesByRope,
+        angles: StepAngles,
         paged: PagedAttention,
         rows: Tensor | None = None,
     ) -> Tensor:
@@ -94,7 +94,9 @@ class LatentAttention:
         query = torch.cat([self.key_up(plain), rotated], -1)
         if self.layer.rope is not None:
             parts = query[..., sizes.rank :], key[..., sizes.rank :]
-            self._rotate(*parts, *angles[self.layer.rope], sizes.rope)
+            self._rotate(*parts, *angles.by_rope[self.layer.rope], sizes.rope)
+        if angles.query_scale is not None:
+            query = query * angles.query_scale
         call = AttentionCall(
             layer=self.index,
             query=query,

@@ -17,7 +17,7 @@ from engine.model.activations import FUSED, make_gated, make_plain
 from engine.model.heads import elements_of, halves_of_pairs, load_qk_norms, qkv_sources
 from engine.model.loader import Loader, Source
 from engine.model.norms import Norm, add_and_norm, norm_of_all_heads
-from engine.model.rotary import AnglesByRope, Rotary
+from engine.model.rotary import Rotary, StepAngles
 from engine.model.spec import DecoderSpec
 from kernels.cpu.calls import NoKernelError
 from kernels.cpu.elementwise import gated
@@ -55,7 +55,7 @@ class Layer:
         self,
         hidden: Tensor,
         output: Tensor | None,
-        angles: AnglesByRope,
+        angles: StepAngles,
         paged: PagedAttention,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
@@ -140,7 +140,7 @@ class Attention:
     def __call__(
         self,
         hidden: Tensor,
-        angles: AnglesByRope,
+        angles: StepAngles,
         paged: PagedAttention,
         rows: Tensor | None = None,
     ) -> Tensor:
@@ -157,12 +157,14 @@ class Attention:
             query, key = self._norm_heads(query, key, merged)
         rotation = None
         if self.layer.rope is not None:
-            rotation = Rotation(*angles[self.layer.rope], self.rotary_dim)
+            rotation = Rotation(*angles.by_rope[self.layer.rope], self.rotary_dim)
         if kind == "after rotary":
             if rotation is not None:
                 self._rotate(query, key, *rotation)
                 rotation = None
             query, key = self._norm_heads(query, key, merged)
+        if angles.query_scale is not None:
+            query = query * angles.query_scale
         call = AttentionCall(
             layer=self.index,
             query=query,
@@ -187,6 +189,8 @@ class Attention:
         spec, dim = self.spec, self.spec.head_dim
         if spec.qk_norm == "after rotary" or spec.qkv_clip is not None:
             raise NoKernelError("its queries and keys are normalized after rotation, or clipped")
+        if spec.query_scaling is not None:
+            raise NoKernelError("its queries are scaled by their positions")
         merged = calls.buffer("inner", sum(self._sizes))
         self.qkv.prepare(calls, rows, merged)
         query, key, value = merged.split_with_sizes(self._sizes, -1)

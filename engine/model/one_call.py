@@ -11,7 +11,7 @@ from engine.attention.call import PagedAttention
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
 from engine.model.layer import Layer
-from engine.model.rotary import AnglesByRope
+from engine.model.rotary import StepAngles
 from kernels.cpu.calls import NoKernelError
 from kernels.cpu.step_calls import StepCalls
 
@@ -28,7 +28,7 @@ class OneCall:
         """The one that `_calls` use."""
 
     def __call__(
-        self, hidden: Tensor, angles: AnglesByRope, paged: PagedAttention, rows: Tensor | None
+        self, hidden: Tensor, angles: StepAngles, paged: PagedAttention, rows: Tensor | None
     ) -> Tensor | None:
         """Return hidden states [T, width]. With `rows`, R < T, return only theirs, [R, width].
         The next call overwrites them.
@@ -47,7 +47,7 @@ class OneCall:
             except NoKernelError as error:
                 self.no_kernel = error
                 return None
-        return calls(hidden, angles, paged.batch, rows)
+        return calls(hidden, angles.by_rope, paged.batch, rows)
 
     def _prepare(self, hidden: Tensor, cache: KVCache) -> StepCalls:
         """Prepare all layers for steps of up to the next power of two tokens."""

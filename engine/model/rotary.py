@@ -26,8 +26,13 @@ class Angles(NamedTuple):
     """[T, half]."""
 
 
-AnglesByRope = Mapping[str, Angles]
-"""By `LayerSpec.rope`."""
+class StepAngles(NamedTuple):
+    """What the positions of T tokens mean for their queries and keys."""
+
+    by_rope: Mapping[str, Angles]
+    """By `LayerSpec.rope`."""
+    query_scale: Tensor | None
+    """[T, 1, 1], a factor on the queries of a token; None: 1."""
 
 
 class Rotary:
@@ -41,18 +46,28 @@ class Rotary:
             for name in sorted(wanted)
             for frequencies, factor in [_frequencies(spec, name)]
         }
+        self._query_scaling = spec.query_scaling
+        if spec.query_scaling is not None:
+            beta, original = spec.query_scaling
+            # A table, because the bits of torch's logarithm depend on the number of tokens.
+            steps = torch.arange(spec.max_length // original + 1)
+            self._query_scales = (1 + beta * torch.log1p(steps)).to(device, dtype)
         self._axes = {name: _axes(spec.ropes[name], device) for name in wanted}
 
-    def __call__(self, positions: Tensor) -> AnglesByRope:
-        """Return the angles by `LayerSpec.rope`.
+    def __call__(self, positions: Tensor) -> StepAngles:
+        """Return the angles and the factors on queries.
 
         positions: [T] int64; or [3, T], the time, row and column of each token, where the model
         rotates by them (Qwen2-VL's M-RoPE).
         """
-        return {
+        by_rope = {
             name: self._angles(positions, frequencies, factor, self._axes[name])
             for name, (frequencies, factor) in self._frequencies.items()
         }
+        if self._query_scaling is None:
+            return StepAngles(by_rope, None)
+        scale = self._query_scales[positions // self._query_scaling.original]
+        return StepAngles(by_rope, scale[:, None, None])
 
     def _angles(
         self, positions: Tensor, frequencies: Tensor, factor: float, axes: Tensor | None
@@ -89,7 +104,9 @@ def _frequencies(spec: DecoderSpec, name: str) -> tuple[Tensor, float]:
     config: Any = spec.config
     # Dynamic NTK only applies beyond the training length, which `max_model_len` never exceeds.
     if kind in ("default", "dynamic"):
-        dim = int(spec.head_dim * parameters.get("partial_rotary_factor", 1.0))
+        dim = spec.head_dim
+        if spec.latent is None:
+            dim = int(dim * parameters.get("partial_rotary_factor", 1.0))
         exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
         base = parameters["rope_theta"]
         if kind == "dynamic" and parameters.get("alpha"):  # HunYuan's variant, at every length

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
 
@@ -51,6 +51,14 @@ class LatentSizes:
     """Of the latent from which all heads' queries come; None: they come from the hidden state."""
 
 
+class QueryScaling(NamedTuple):
+    """The factor `1 + beta * log(1 + position // original)` on queries (Llama 4, Mistral 4)."""
+
+    beta: float
+    original: int
+    """The length of the original training."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
     """Everything the decoder needs to know about a model. Sizes are numbers of elements."""
@@ -74,6 +82,8 @@ class DecoderSpec:
     layers: tuple[LayerSpec, ...]
     ropes: Mapping[str, Mapping[str, Any]]
     """transformers' `rope_parameters` by layer type, or under "" if all layers share them."""
+    query_scaling: QueryScaling | None
+    """None if no position of a sequence changes its queries."""
     softcap: float | None
     """Softcap of attention scores."""
     embedding_scale: float
@@ -167,6 +177,7 @@ def read_spec(config: PreTrainedConfig, max_length: int) -> DecoderSpec:
         mlp_width=_first(given, MLP_WIDTH_NAMES) or 4 * given.hidden_size,
         layers=tuple(_layer(given, family, head_dim, i) for i in range(given.num_hidden_layers)),
         ropes={} if family.rotary == "none" else _ropes(given),
+        query_scaling=_query_scaling(given, max_length) if family.scales_queries else None,
         softcap=getattr(given, "attn_logit_softcapping", None),
         embedding_scale=(
             given.hidden_size**0.5
@@ -254,6 +265,12 @@ def _scale(config: Any, head_dim: int, index: int) -> float:
         scale = 1.0
     divides = getattr(config, "scale_attn_by_inverse_layer_idx", False)
     return scale / (index + 1) if divides else scale
+
+
+def _query_scaling(config: Any, max_length: int) -> QueryScaling | None:
+    rope = config.rope_parameters
+    beta, original = rope.get("llama_4_scaling_beta"), rope.get("original_max_position_embeddings")
+    return QueryScaling(beta, original) if beta and max_length > original else None
 
 
 def _latent_scale(config: Any) -> float:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from core.configuration.strategy_table import BATCHING_NAMES
 from engine import SamplingParams
-from tests.engine.tiny_models import VOCABULARY
+from tests.engine.tiny_models import VOCABULARY, decoder_class
 
 OPTIONS = {
     "dynamic": {"batch_size": 3, "max_batch_delay": 0},
@@ -28,7 +28,7 @@ def prompts():
 def generate(path, **changes):
     """Return transformers' own answers, one prompt at a time, without the prompts."""
     is_t5 = path.name == "t5"
-    kind = AutoModelForSeq2SeqLM if is_t5 else AutoModelForCausalLM
+    kind = AutoModelForSeq2SeqLM if is_t5 else decoder_class(AutoConfig.from_pretrained(path))
     model = kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
     answers = []
     for prompt in prompts():

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    PreTrainedConfig,
+)
 
 VOCABULARY = 97
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48,
@@ -43,6 +50,7 @@ OWN: dict[str, dict[str, object]] = {
     "llama": SMALL,
     "mistral": SMALL | WINDOW,
     "ministral": SMALL | WINDOW,
+    "ministral3": SMALL | WINDOW | {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}},
     "qwen2": SMALL | WINDOW | {"use_sliding_window": True, "max_window_layers": 2},
     "smollm3": SMALL | FOUR_LAYERS,
     "seed_oss": SMALL,
@@ -110,6 +118,13 @@ OWN: dict[str, dict[str, object]] = {
     | {"topk_method": "group_limited_greedy", "norm_topk_prob": False, "rope_parameters": YARN},
     "deepseek_v3": SMALL | LATENTS | DEEPSEEK_EXPERTS | {"rope_parameters": YARN},
     "glm4_moe_lite": SMALL | LATENTS | DEEPSEEK_EXPERTS | {"rms_norm_eps": 1e-3},
+    "mistral4": SMALL
+    | LATENTS
+    | DEEPSEEK_EXPERTS
+    | {
+        "head_dim": 24,
+        "rope_parameters": YARN | {"llama_4_scaling_beta": 0.1, "partial_rotary_factor": 1 / 3},
+    },
     "youtu": SMALL
     | LATENTS
     | {"q_lora_rank": None, "rope_interleave": False, "pad_token_id": None},
@@ -167,8 +182,15 @@ def _wide(architecture: str) -> dict[str, object]:
         "deepseek_v3": WIDE_LATENTS,
         "glm4_moe_lite": WIDE_LATENTS,
         "youtu": WIDE_LATENTS,
+        "mistral4": WIDE_LATENTS | {"qk_nope_head_dim": 64, "head_dim": 96},
     }
     return settings.get(architecture, {"hidden_size": 128, "head_dim": 32})
+
+
+def decoder_class(config: PreTrainedConfig) -> Any:
+    """Return the Auto class that has the model of a decoder: Mistral 4 is only in the second."""
+    is_known = type(config) in AutoModelForCausalLM._model_mapping
+    return AutoModelForCausalLM if is_known else AutoModelForImageTextToText
 
 
 def save_tiny_model(
@@ -189,7 +211,7 @@ def save_tiny_model(
         return path
     settings = MODELS[architecture] | UNTIED | (_wide(architecture) if is_wide else {})
     config = CONFIG_MAPPING[architecture](**{**settings, **changes})
-    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else decoder_class(config)
     torch.manual_seed(7)
     model = kind.from_config(config, dtype=torch.float32)
     with torch.no_grad():

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING
 
 from core.plan import BlockTable, Chunk
 from core.sampling import SamplingParams
@@ -37,7 +37,7 @@ from engine.step.places import Places
 from kernels import dry_run
 from tests.engine.sampling import grammar_models
 from tests.engine.sampling.stages import STAGES
-from tests.engine.tiny_models import OWN, VOCABULARY
+from tests.engine.tiny_models import OWN, VOCABULARY, decoder_class
 
 META = torch.device("meta")
 NUM_TOKENS, MAX_MODEL_LEN = 9, 64
@@ -107,7 +107,7 @@ def decoder_of(family, changes=None, **options):
     """Return a decoder of tensors without memory."""
     config = CONFIG_MAPPING[family](**{**OWN[family], **(changes or {})})
     with META:
-        state = AutoModelForCausalLM.from_config(config).state_dict()
+        state = decoder_class(config).from_config(config).state_dict()
     spec = read_spec(config, MAX_MODEL_LEN)
     readers = {name: partial(state.__getitem__, name) for name in state}
     loader = QuantizingLoader(

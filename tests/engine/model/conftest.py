@@ -6,12 +6,13 @@ import shutil
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from engine.loading.gate import eager_logits, paged_logits
 from engine.loading.model_source import ModelSource
 from engine.loading.own_decoder import load_own_decoder
 from engine.phases import Phases
+from tests.engine.tiny_models import decoder_class
 
 
 @pytest.fixture
@@ -53,7 +54,9 @@ def logits(decoder, dtype=torch.float32):
 
 
 def expected_logits(folder):
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    model = (
+        decoder_class(AutoConfig.from_pretrained(folder))
+        .from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        .eval()
+    )
     return eager_logits(model, model.config.vocab_size)

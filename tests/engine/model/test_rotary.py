@@ -92,10 +92,10 @@ def test_longrope_uses_the_factors_for_max_model_len(copied, source, is_long):
     config = source(folder).config
     spec = read_spec(config, ORIGINAL + is_long)
     rotary = Rotary(spec, torch.device("cpu"), torch.float32)
-    cos, sin = rotary(torch.tensor([0, 3]))[""]
+    cos, sin = rotary(torch.tensor([0, 3])).by_rope[""]
     factors = torch.tensor(LONGROPE["long_factor" if is_long else "short_factor"])
     turns = 3 / (factors * 10000.0 ** (torch.arange(4) / 4))
-    scale = rotary(torch.tensor([0]))[""].cos[0, 0]
+    scale = rotary(torch.tensor([0])).by_rope[""].cos[0, 0]
     torch.testing.assert_close(cos[1], turns.cos() * scale)
     torch.testing.assert_close(sin[1], turns.sin() * scale)
     assert rotary.width("") == 8
@@ -104,6 +104,6 @@ def test_longrope_uses_the_factors_for_max_model_len(copied, source, is_long):
 def test_layer_types_have_their_own_angles(tiny_model, source):
     """Gemma 3 has other frequencies in its sliding-window layers."""
     spec = read_spec(source(tiny_model("gemma3_text")).config, 128)
-    angles = Rotary(spec, torch.device("cpu"), torch.float32)(torch.arange(5))
+    angles = Rotary(spec, torch.device("cpu"), torch.float32)(torch.arange(5)).by_rope
     assert {layer.rope for layer in spec.layers} == {"full_attention", "sliding_attention"}
     assert not torch.equal(angles["full_attention"].cos, angles["sliding_attention"].cos)
