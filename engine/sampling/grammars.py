@@ -113,16 +113,17 @@ class Grammars(Feature):
             return matcher.deep_copy()
 
     def part(self, params: SamplingParams, num_prompt_tokens: int) -> Constraint | None:
-        """Return the constraint of a request, and keep its grammar as long as the request lives.
+        form = params.structured_outputs
+        return None if form is None else self.constraint(form)
+
+    def constraint(self, form: StructuredOutputsParams) -> Constraint:
+        """Return a request's constraint, and keep its grammar as long as the request lives.
 
         So no step has to compile a grammar again, however many others have been compiled since.
 
         Raises RequestError if the grammar is wrong and OverloadedError if the grammars in use are
         too large together; nothing is kept then.
         """
-        form = params.structured_outputs
-        if form is None:
-            return None
         text = grammar_text(form)
         texts = {text, *(constraint.text for constraint in self._held)}
         if _size(texts) > GRAMMARS_IN_USE.maximum:
