@@ -37,10 +37,15 @@ CLOSURE = {
 """Files that a door imports, at most."""
 PLAIN_PATH = (
     "core.sequence", "core.plan", "core.request", "engine.engine", "engine.model.decoder",
-    "engine.step.packed_executor", "engine.step.step_inputs",
+    "engine.step.packed_executor", "engine.step.step_inputs", "engine.step.passes",
+    "core.part", "core.output", "core.request_check", "engine.memory.capacity",
+    "engine.serve.meter", "engine.serve.server",
+    "container.apis.generation.generation", "container.apis.generation.generations",
+    "container.apis.generation.reply", "container.apis.text.api",
+    "container.apis.chat.response", "container.apis.completions.response",
     *(module for module in files() if module.startswith("strategies.")),
 )  # fmt: skip
-"""Modules that every request needs."""
+"""Modules that plain requests need."""
 
 
 @pytest.mark.parametrize("name", FEATURES)
