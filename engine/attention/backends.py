@@ -178,6 +178,8 @@ def _unsupported_in_triton(shapes: Sequence[LayerShape], block_size: int) -> str
     if block_size not in BLOCK_SIZES:
         return f"option.block_size={block_size} is not one of {BLOCK_SIZES}"
     for shape in shapes:
+        if shape.value_dim == 0:
+            return "latent attention has no Triton kernel"
         if shape.key_dim != shape.value_dim or shape.key_dim not in HEAD_DIMS:
             return (
                 f"head dims {shape.key_dim} (keys) and {shape.value_dim} (values) must be equal "

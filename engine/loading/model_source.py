@@ -179,7 +179,8 @@ def has_language_model(config: PreTrainedConfig) -> bool:
 def _as_model_type(config: PreTrainedConfig, model_type: str) -> PreTrainedConfig:
     """Return a config of another model type with the same settings."""
     settings = config.to_dict()
-    # The other type may have a default.
+    # The other type may have another default.
+    settings.setdefault("norm_topk_prob", True)
     settings.setdefault("head_dim", settings["hidden_size"] // settings["num_attention_heads"])
     del settings["model_type"]
     ropes = settings.pop("rope_parameters")

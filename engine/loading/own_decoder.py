@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -137,6 +138,10 @@ def _reference(source: ModelSource, spec: DecoderSpec) -> Any:
         from engine.loading.random_weights import load_random_reference
 
         return load_random_reference(source)
+    if source.nested is not None and source.nested.has_transposed_experts:
+        checkpoint = _checkpoint(source, spec)
+        state = {name: checkpoint.take_stored(name) for name in checkpoint.names()}
+        return load_reference(replace(source, nested=None), state=state)
     return load_reference(source)
 
 

@@ -32,6 +32,8 @@ NOT_WEIGHTS = (
 """Suffixes of names: constants that older versions of transformers saved beside the weights."""
 Entry = tuple[str, Callable[[], Tensor]]
 """A tensor's file, for messages, and the function that reads it."""
+MERGED = (".experts.gate_up_proj", ".experts.down_proj")
+"""Ends of the names of tensors that have all experts."""
 INCOMPLETE = "the download is incomplete, or config.json belongs to another model"
 BROKEN = "download the model again"
 CURE = "try option.decoder=transformers, which follows transformers' loading rules"
@@ -121,6 +123,8 @@ class Nested:
     """What the names begin with, in place of the family's own prefix."""
     head: str | None
     """What precedes the head's own name; None if there is no head, because it is tied."""
+    has_transposed_experts: bool = False
+    """Whether merged experts are stored as [experts, in, out] (Qwen3-VL)."""
 
     def renamed(self, name: str, family: Family) -> str | None:
         """Return the name in the language model alone; None if it is no part of it."""
@@ -135,7 +139,8 @@ def find_nested(model_dir: Path, family: Family) -> Nested:
 
     Raises as `open_checkpoint` does, and UnsupportedModelError if there is not exactly one.
     """
-    names = list(_entries(model_dir))
+    entries = _entries(model_dir)
+    names = list(entries)
     end = f"{family.embedding}.weight"
     ends = (name.removesuffix(end) for name in names if name.endswith(end))
     first = f"{family.layers}.0."
@@ -143,7 +148,15 @@ def find_nested(model_dir: Path, family: Family) -> Nested:
     if len(found) != 1:
         raise UnsupportedModelError(f"its files have {len(found)} language models, not one")
     heads = (name.rpartition(f"{family.head}.weight") for name in names)
-    return Nested(found[0], next((before for before, head, after in heads if head), None))
+    head = next((before for before, own, after in heads if own), None)
+    return Nested(found[0], head, _has_transposed_experts(entries, found[0] + end))
+
+
+def _has_transposed_experts(entries: Mapping[str, Entry], embedding: str) -> bool:
+    """Whether the experts' outputs, which are as wide as the embedding, are the last dim."""
+    width = entries[embedding][1]().shape[1]
+    downs = (read().shape for name, (_, read) in entries.items() if name.endswith(MERGED[1]))
+    return any(shape[2] == width != shape[1] for shape in downs)
 
 
 def open_checkpoint(model_dir: Path, family: Family, nested: Nested | None = None) -> Checkpoint:
@@ -158,7 +171,16 @@ def open_checkpoint(model_dir: Path, family: Family, nested: Nested | None = Non
     if nested is not None:
         names = {name: nested.renamed(name, family) for name in entries}
         entries = {own: entries[name] for name, own in names.items() if own is not None}
+        if nested.has_transposed_experts:
+            entries = {
+                name: (file, partial(_transposed, read)) if name.endswith(MERGED) else (file, read)
+                for name, (file, read) in entries.items()
+            }
     return Checkpoint(_renamed(entries, family), str(model_dir))
+
+
+def _transposed(read: Callable[[], Tensor]) -> Tensor:
+    return read().transpose(1, 2)
 
 
 def open_published(model_dir: Path) -> Checkpoint:

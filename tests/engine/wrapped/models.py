@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConfig
 
 from tests.engine.tiny_models import GROUPS, LATENTS, VOCABULARY
@@ -30,6 +31,14 @@ TIED = {"tie_word_embeddings": True}
 WRAPPED: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral3": ("mistral", {}),
     "qwen3_vl": ("qwen3", {"rope_parameters": SECTIONS | {"mrope_interleaved": True}}),
+    "qwen3_vl_moe": (
+        "qwen3_moe",
+        {
+            "rope_parameters": SECTIONS | {"mrope_interleaved": True},
+            "moe_intermediate_size": 24,
+            "sliding_window": None,
+        },
+    ),
     "glm4v": ("glm4", {"rope_parameters": SECTIONS}),
     "glm4v_moe": ("glm4_moe", {"rope_parameters": HALF}),
     "kimi_k25": ("deepseek_v3", LATENTS),
@@ -63,18 +72,26 @@ def save_wrapped_model(model_type: str, folder: Path) -> Path:
                 tensor.add_(torch.randn_like(tensor), alpha=0.3 if "bias" in name else 0.2)
     model.generation_config.eos_token_id = 0
     model.save_pretrained(path)
-    if model_type == "kimi_k25":  # saved under another name than the published files have
-        _rename(
-            path / "model.safetensors",
-            "language_model.model.blocks.",
-            "language_model.model.layers.",
-        )
+    if model_type in PUBLISHED:
+        file = path / "model.safetensors"
+        save_file(PUBLISHED[model_type](load_file(file)), file, {"format": "pt"})
     return path
 
 
-def _rename(file: Path, old: str, new: str) -> None:
-    tensors = {name.replace(old, new): tensor for name, tensor in load_file(file).items()}
-    save_file(tensors, file, {"format": "pt"})
+def _kimi(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    names = ((name, name.replace(".model.blocks.", ".model.layers.")) for name in tensors)
+    return {published: tensors[name] for name, published in names}
+
+
+def _qwen(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+PUBLISHED = {"kimi_k25": _kimi, "qwen3_vl_moe": _qwen}
+"""What changes saved tensors to how they are published, which transformers reads but not writes."""
 
 
 def _small(config: PreTrainedConfig, sizes: dict[str, object]) -> dict[str, Any]:
