@@ -87,7 +87,7 @@ def _run(
     from engine.phases import Phases
     from engine.ranks.follower import Follower
     from engine.ranks.orders import RemoteOrders
-    from engine.ranks.process_group import ProcessGroup
+    from engine.ranks.process_group import join_group
     from engine.shard import Shard
 
     gc.freeze()
@@ -100,7 +100,7 @@ def _run(
     receive = (
         pipe.recv_bytes if pipe else RemoteOrders(address, shard, options.layout.nodes).receive
     )
-    group = ProcessGroup(shard, device, address, options.execution.model_loading_timeout)
+    group = join_group(shard, device, address, options.execution)
     phases = Phases()
     with explaining_out_of_memory():  # if memory runs out in a step, the engine restarts instead
         loaded = load(model_dir, options, device, phases, group)

@@ -196,7 +196,7 @@ def _require_nothing_packed(
         raise ConfigurationError(f"option.decoder=own: {reason}; set option.decoder=auto")
     if model_type in VISION_FAMILIES:
         raise ConfigurationError(f"{reason}; {model_type} takes images and only runs packed")
-    source.reject_quantize(reason)
+    source.reject_own_options(reason)
     if options.lora.enable_lora:
         raise ConfigurationError(
             f"option.enable_lora needs the packed executor, but {reason}; merge the adapter into "

@@ -325,6 +325,12 @@ class ExecutionOptions(Record):
     device: Literal["auto", "cpu", "cuda"] = option(
         "auto", "auto: CUDA if it is available, else the CPU."
     )
+    batch_invariant: bool = option(
+        False,
+        "CUDA: the bits of an answer do not depend on what else the engine computes (docs/"
+        "same-bits.md). Slower. Needs one of Longshore's own decoders. On a CPU it is always so; "
+        "if a note says that this model is an exception, true is an error.",
+    )
     enforce_eager: bool = option(False, "packed, CUDA: run all steps without CUDA graphs.")
     cuda_graph_sizes: str | None = option(
         None,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from core.configuration.kv_layout import LayerShape
+from core.errors import ConfigurationError
 from engine.attention.call import AttentionCall
 from kernels.arguments import BLOCK_SIZES, HEAD_DIMS
 from kernels.attention.batch import PagedBatch
@@ -63,10 +64,14 @@ def make_backend(
     block_size: int,
     max_model_len: int,
     kv_dtype: torch.dtype,
+    *,
+    in_segments: bool = False,
 ) -> tuple[AttentionBackend, tuple[str, ...]]:
     """Return the fastest backend that supports these layers, and notes for the log.
 
     max_model_len: the longest context, in tokens. If torch's SDPA has to be used, a note says why.
+    in_segments: on CUDA, return a backend that gives a token the same bits in any batch. Raises
+    ConfigurationError if it does not support the layers.
     """
     if device.type != "cuda":
         reason = _unsupported_in_cpp(shapes, kv_dtype)
@@ -74,9 +79,17 @@ def make_backend(
             return CpuBackend(), ()
         return sdpa_backend(device), (f"attention runs on torch's SDPA, slowly: {reason}",)
     reason = _unsupported_in_triton(shapes, block_size)
+    if reason is not None and in_segments:
+        raise ConfigurationError(
+            f"option.batch_invariant=true needs the Triton kernels: {reason}; leave the option out"
+        )
     if reason is not None:
         return sdpa_backend(device), (f"attention runs on torch's SDPA, slowly: {reason}",)
     num_processors = torch.cuda.get_device_properties(device).multi_processor_count
+    if in_segments:
+        from engine.attention.segment_backend import SegmentBackend
+
+        return SegmentBackend(num_processors, max_model_len), ()
     from engine.attention.triton_backend import TritonBackend
 
     return TritonBackend(num_processors, max_model_len), ()

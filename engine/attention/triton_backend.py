@@ -40,7 +40,7 @@ class TritonBackend:
         self._newest: tuple[PagedBatch, _Parts] | None = None
 
     def write(self, call: AttentionCall, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        key, value = _aligned(call.key), _aligned(call.value)
+        key, value = aligned(call.key), aligned(call.value)
         if call.rotation is None:
             self._write_kv(key, value, keys, values, slots)
         else:
@@ -50,7 +50,7 @@ class TritonBackend:
     def attend(
         self, call: AttentionCall, keys: Tensor, values: Tensor, batch: PagedBatch
     ) -> Tensor:
-        query = _aligned(call.query)
+        query = aligned(call.query)
         out = torch.empty_like(query)
         first = batch.num_decodes
         parts = self._parts(batch)
@@ -154,7 +154,7 @@ class _Parts:
     """The other sequences' work lists, by shapes and window."""
 
 
-def _aligned(rows: Tensor) -> Tensor:
+def aligned(rows: Tensor) -> Tensor:
     """Return rows [T, heads, dim] with strides that the kernels take, copied if need be.
 
     Slices of merged q, k and v are not copied.

@@ -19,7 +19,7 @@ from engine.ranks.degree import tensor_parallel_degree
 from engine.ranks.followers import Followers, threads_for_ranks
 from engine.ranks.leader import Leader
 from engine.ranks.order_types import Change
-from engine.ranks.process_group import ProcessGroup
+from engine.ranks.process_group import join_group
 from engine.shard import Shard
 from engine.step.passes import Runner
 
@@ -46,8 +46,7 @@ def build_on_ranks(
         followers = Followers(model_dir, options, degree, device, on_lost, rank_address)
         closing.callback(followers.close)
         followers.wait()
-        timeout_s = options.execution.model_loading_timeout
-        group = ProcessGroup(Shard(0, degree), device, followers.address, timeout_s)
+        group = join_group(Shard(0, degree), device, followers.address, options.execution)
         closing.callback(group.close)
         phases.end(f"{degree} ranks")
         with followers.raising_cause():

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from core.errors import ConfigurationError
 from core.plan import BlockMoves, StepPlan
 from engine.attention.backends import AttentionBackend, CpuBackend, TorchBackend, make_backend
 from engine.attention.kv_cache import KVCache
@@ -96,7 +97,12 @@ def build_parts(
     features, feature_notes = _start_features(resolved, model)
     capacity = measure(resolved, model, group)
     backend, backend_notes = make_backend(
-        model.device, model.shapes, block_size, capacity.max_model_len, kv_dtype
+        model.device,
+        model.shapes,
+        block_size,
+        capacity.max_model_len,
+        kv_dtype,
+        in_segments=resolved.source.is_pinned,
     )
     num_blocks, num_swap_blocks = capacity.num_blocks, capacity.num_swap_blocks
     cache = KVCache(model.shapes, num_blocks, block_size, kv_dtype, model.device, num_swap_blocks)
@@ -105,7 +111,7 @@ def build_parts(
     if graphs is not None:
         phases.end(f"{len(graphs)} CUDA graphs")
     notes = feature_notes + resolved.source.notes + capacity.notes + backend_notes + graph_notes
-    notes += _notes_on_bits(model, backend, group)
+    notes += _notes_on_bits(model, backend, group, is_promised=resolved.source.is_batch_invariant)
     return PackedParts(
         capacity=capacity,
         passes=Passes(model, cache, backend, graphs),
@@ -122,10 +128,29 @@ def _columns(model: PackedModel, passes: Passes) -> list[Column]:
     return columns
 
 
-def _notes_on_bits(model: PackedModel, backend: AttentionBackend, group: Group) -> tuple[str, ...]:
-    """Say why answers may depend on the batch, if they may on this CPU (docs/same-bits.md)."""
-    if model.device.type != "cpu":
-        return ()
+def _notes_on_bits(
+    model: PackedModel, backend: AttentionBackend, group: Group, *, is_promised: bool
+) -> tuple[str, ...]:
+    """Say why answers may depend on the batch, if they may on this CPU (docs/same-bits.md).
+
+    is_promised: whether option.batch_invariant is true. Raises ConfigurationError if that cannot
+    be kept.
+    """
+    is_cpu = model.device.type == "cpu"
+    notes = _exceptions_on_cpus(model, backend, group) if is_cpu else ()
+    if not is_promised:
+        return notes
+    if notes:
+        raise ConfigurationError(
+            f"option.batch_invariant=true: {notes[0]} (docs/same-bits.md); leave the option out"
+        )
+    always = ", as always on CPUs" if is_cpu else ""
+    return (f"the bits of an answer do not depend on its batch{always}",)
+
+
+def _exceptions_on_cpus(
+    model: PackedModel, backend: AttentionBackend, group: Group
+) -> tuple[str, ...]:
     if not model.description.startswith("own"):
         return (BITS_OF_TRANSFORMERS,)
     if not uses_panels(model.device, model.dtype):
@@ -148,7 +173,10 @@ def _start_features(
         return (), ()
     from engine.lora.start import start_adapters
 
-    adapters, note = start_adapters(model, resolved.source.model_dir, resolved.lora)
+    source = resolved.source
+    adapters, note = start_adapters(
+        model, source.model_dir, resolved.lora, is_pinned=source.is_pinned
+    )
     return (adapters,), (note,)
 
 

@@ -54,16 +54,20 @@ def paged_logits(
     device: torch.device,
     dtype: torch.dtype,
     backend: AttentionBackend | None = None,
+    *,
+    in_segments: bool = False,
 ) -> Tensor:
     """Return the decoder's logits [vocab_size] in fp32 after the probe's last token.
 
     The probe's KV blocks are in reverse order, so that a wrong block table changes the logits.
-    backend: None for the backend that will serve.
+    backend: None for the backend that will serve. in_segments: as in `make_backend`.
     """
     num_blocks = -(-PROBE_LENGTH // PROBE_BLOCK_SIZE)
     cache = KVCache(shapes, num_blocks, PROBE_BLOCK_SIZE, dtype, device)
     if backend is None:
-        backend, _ = make_backend(device, shapes, PROBE_BLOCK_SIZE, PROBE_LENGTH, dtype)
+        backend, _ = make_backend(
+            device, shapes, PROBE_BLOCK_SIZE, PROBE_LENGTH, dtype, in_segments=in_segments
+        )
     sequence = Sequence(0, probe_ids(vocab_size), SamplingParams())
     blocks = BlockTable(tuple(reversed(range(num_blocks))))
     builder = InputBuilder(PROBE_BLOCK_SIZE, Staging(device))

@@ -49,6 +49,8 @@ class ModelSource:
     """Quantize linear layers to this while they are loaded; see `quantization.at_load`."""
     is_exact: bool = False
     """Multiply rows as they are, even where rounding them first is faster."""
+    is_batch_invariant: bool = False
+    """Give a token the same bits in any batch (option.batch_invariant)."""
 
     nested: Nested | None = None
     """The tensors' names, if `config` describes the language model inside another model."""
@@ -82,11 +84,21 @@ class ModelSource:
         is_vain = self.precision == "fp8" and self.device.type == "cpu"
         return (*[random] * self.is_dummy, *[fp8] * is_vain)
 
-    def reject_quantize(self, reason: str) -> None:
-        """Raise ConfigurationError if option.quantize is set.
+    @property
+    def is_pinned(self) -> bool:
+        """Whether that needs other kernels than the fastest. On CPUs, it does not."""
+        return self.is_batch_invariant and self.device.type == "cuda"
+
+    def reject_own_options(self, reason: str) -> None:
+        """Raise ConfigurationError if an option is set that only our own decoders implement.
 
         reason: why transformers' code runs.
         """
+        if self.is_batch_invariant:
+            raise ConfigurationError(
+                f"option.batch_invariant=true needs Longshore's own decoder, but {reason}; leave "
+                "the option out"
+            )
         if self.precision is not None:
             raise ConfigurationError(
                 f"option.quantize={self.precision} needs Longshore's own decoder, but {reason}; "

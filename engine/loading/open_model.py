@@ -53,6 +53,7 @@ def make_source(
         trust_remote_code=model.trust_remote_code,
         allow_pickle=model.allow_pickle_weights,
         precision=_precision(execution.quantize, config),
+        is_batch_invariant=execution.batch_invariant,
     )
 
 

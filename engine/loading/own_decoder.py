@@ -117,7 +117,15 @@ def _logits(
     num_layers = spec.num_trial_layers
     decoder = _decoder(checkpoint, source, spec, num_layers, group)
     shapes = decoder.shapes[:num_layers]
-    return paged_logits(decoder, spec.vocab_size, shapes, source.device, source.dtype, backend)
+    return paged_logits(
+        decoder,
+        spec.vocab_size,
+        shapes,
+        source.device,
+        source.dtype,
+        backend,
+        in_segments=source.is_pinned,
+    )
 
 
 def _checkpoint(source: ModelSource, spec: DecoderSpec) -> Checkpoint:
@@ -155,16 +163,20 @@ def _decoder(
     show_progress: bool = False,
 ) -> Decoder:
     make_loader = partial(Loader, is_transposed=spec.family.is_transposed, group=group)
-    if source.is_quantized:
+    if source.is_quantized or source.is_pinned:
         from engine.model.quantization.schemes import QuantizingLoader, read_scheme
 
+        kind = QuantizingLoader
+        if source.is_pinned:
+            from engine.model.pinned.loader import PinnedLoader as kind
+
         make_loader = partial(
-            QuantizingLoader,
+            kind,
             is_transposed=spec.family.is_transposed,
             group=group,
             scheme=read_scheme(source.config),
             precision=source.precision,
-            is_exact=source.is_exact,
+            is_exact=source.is_exact or source.is_pinned,
         )
     loader = make_loader(checkpoint, source.device, source.dtype)
     return Decoder(loader, spec, num_layers, show_progress=show_progress)

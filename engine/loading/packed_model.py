@@ -162,7 +162,7 @@ def load_packed_model(
             raise ConfigurationError(
                 f"option.decoder=own cannot run {model_type}: {reason}; use option.decoder=auto"
             )
-    source.reject_quantize(reason)
+    source.reject_own_options(reason)
     if group is not None:
         group.require_one(f"transformers' code ({model_type}, {reason})")
     # Imported only here, since it imports transformers' models, which takes over a second.
@@ -181,4 +181,6 @@ def _packed(
 ) -> PackedModel:
     if source.device.type == "cuda":
         torch.cuda.empty_cache()  # so that the device reports all memory that is free for KV
+    if source.is_pinned:  # the digest of an answer includes the description
+        description += ", batch-invariant"
     return PackedModel(decoder, source, description, encoder)

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.lora.files import AdapterWeights, LayerSize, LayerWeights
-from engine.model.linear import After, Panels, Part, uses_panels
+from engine.model.linear import After, Format, Panels, Part, uses_panels
 
 
 class Adaptable(Protocol):
@@ -52,16 +52,26 @@ class AdapterMemory:
     """Buffers of fixed size for `num_slots` adapters of at most `max_rank`."""
 
     def __init__(
-        self, linears: Sequence[Adaptable], num_slots: int, max_rank: int, device: torch.device
+        self,
+        linears: Sequence[Adaptable],
+        num_slots: int,
+        max_rank: int,
+        device: torch.device,
+        *,
+        is_pinned: bool = False,
     ) -> None:
-        """Attach to the linear layers, which from now on add the adapters chosen by `choose`."""
+        """Attach to the linear layers, which from now on add the adapters chosen by `choose`.
+
+        is_pinned: on CUDA, the bits of a token do not depend on the other tokens.
+        """
         self.num_slots = num_slots
         self.max_rank = max_rank
         self._foreign: Tensor | None = None
         """[T, num_slots * max_rank] bool: columns that do not belong to the token's adapter. Kept
         here because a linear layer is called with its input only."""
         self._slot_of_column = torch.arange(num_slots, device=device).repeat_interleave(max_rank)
-        self.factors = [_Factors(linear, num_slots * max_rank, device) for linear in linears]
+        make_factors = _pinned_factors if is_pinned else _Factors
+        self.factors = [make_factors(linear, num_slots * max_rank, device) for linear in linears]
         """The stacked A and B of each linear layer."""
         for linear, factors in zip(linears, self.factors, strict=True):
             linear.attach(self._adder(factors))
@@ -119,8 +129,9 @@ class _Factors:
             for name, part in self._parts.items()
         }
         """B of each layer, transposed: [num_columns, out]."""
-        self._packed: Sequence[Panels] = ()
-        """On CPUs, `down` and then each of `up`, since the first `write`."""
+        self.packed: Sequence[Format] = ()
+        """`down` and then each of `up`, in formats that multiply in place of torch. On CPUs, panels
+        since the first `write`."""
         self.sizes = {
             name: LayerSize(linear.in_features, part.size or up.shape[1], linear.dtype)
             for (name, part), up in zip(self._parts.items(), self.up.values(), strict=True)
@@ -128,7 +139,7 @@ class _Factors:
 
     def add(self, x: Tensor, foreign: Tensor, output: Tensor) -> None:
         """Add each token's adapter to `output` [T, out], in place. x: [T, in]."""
-        packed = self._packed
+        packed = self.packed
         inner = packed[0].multiply(x, None) if packed else F.linear(x, self.down)
         inner = inner.view(len(x), len(self.up), self._num_columns)
         inner.masked_fill_(foreign[:, None], 0)  # a 0/1 factor would not do: inf * 0 is NaN
@@ -152,4 +163,16 @@ class _Factors:
                 b[: layer.rank].copy_((layer.b if order is None else layer.b[order]).T)
         if uses_panels(self.down.device, self.down.dtype):
             weights = [self.down, *(up.T for up in self.up.values())]
-            self._packed = [Panels.of([weight], weight.dtype) for weight in weights]
+            self.packed = [Panels.of([weight], weight.dtype) for weight in weights]
+
+
+def _pinned_factors(linear: Adaptable, num_columns: int, device: torch.device) -> _Factors:
+    """Return factors whose products do not depend on the number of tokens, for CUDA."""
+    from engine.model.pinned.loader import PinnedDense
+
+    factors = _Factors(linear, num_columns, device)
+    # The kernel needs the columns of B to be contiguous.
+    factors.up = {name: up.T.contiguous().T for name, up in factors.up.items()}
+    weights = [factors.down, *(up.T for up in factors.up.values())]
+    factors.packed = [PinnedDense(weight) for weight in weights]
+    return factors

@@ -32,18 +32,25 @@ MIB = 2**20
 
 @torch.inference_mode()
 def start_adapters(
-    model: AdaptableModel, model_dir: Path, options: LoraOptions
+    model: AdaptableModel, model_dir: Path, options: LoraOptions, *, is_pinned: bool = False
 ) -> tuple[AdapterRegistry, str]:
     """Attach adapter slots to the model's linear layers, and load the adapters on disk.
 
-    Return them with a note for the log. Call it at most once for a model. Raises ConfigurationError
-    if no layer can take adapters, option.adapters does not exist, or an adapter cannot be loaded.
+    Return them with a note for the log. is_pinned: as in `AdapterMemory`. Call it at most once for
+    a model. Raises ConfigurationError if no layer can take adapters, option.adapters does not
+    exist, or an adapter cannot be loaded.
     """
     if not model.linears:
         raise ConfigurationError(
             "option.enable_lora: it has no linear layers that see each token once"
         )
-    memory = AdapterMemory(model.linears, options.max_loras, options.max_lora_rank, model.device)
+    memory = AdapterMemory(
+        model.linears,
+        options.max_loras,
+        options.max_lora_rank,
+        model.device,
+        is_pinned=is_pinned,
+    )
     model.columns.append(AdapterColumn(memory))
     adapters = AdapterRegistry(memory)
     for folder in _adapter_folders(model_dir, options.adapters):

@@ -98,7 +98,14 @@ def _bytes_beside_blocks(resolved: Resolved, model: PackedModel, step_tokens: in
     """Return the bytes of a GPU that steps need besides the weights and the KV blocks."""
     limits, kv_dtype = resolved.limits, resolved.kv_dtype
     block_size, max_len = resolved.memory.block_size, limits.max_model_len
-    backend, _ = make_backend(model.device, model.shapes, block_size, max_len, kv_dtype)
+    backend, _ = make_backend(
+        model.device,
+        model.shapes,
+        block_size,
+        max_len,
+        kv_dtype,
+        in_segments=resolved.source.is_pinned,
+    )
     num_bytes = activation_bytes(
         model,
         step_tokens,

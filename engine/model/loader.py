@@ -48,6 +48,9 @@ class Loader:
     A `QuantizingLoader` (`engine.model.quantization.schemes`) also loads quantized weights.
     """
 
+    is_pinned = False
+    """Whether the kernels of experts must not depend on the number of rows."""
+
     def __init__(
         self,
         checkpoint: Checkpoint,

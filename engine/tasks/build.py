@@ -87,7 +87,7 @@ def _load_performer(
 
     config = read_config(model_dir, options.model.trust_remote_code)
     source = make_source(model_dir, config, options.model, options.execution, device)
-    source.reject_quantize(f"transformers' code computes {task.name}")
+    source.reject_own_options(f"transformers' code computes {task.name}")
     if task.kind == "embedding":
         return Embedder(source, options)
     return PipelinePerformer(task.name, source)

@@ -8,6 +8,7 @@ torch's grouped matmul depend on how many tokens an expert gets.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ class Experts:
         hidden, width = spec.hidden_size, expert_width(spec, index)
         self.route = Router(loader, spec, index, block, names)
         count, self._top_k = self.route.num_experts, self.route.top_k
-        self._grouped = choose_grouped(loader.device, loader.dtype)
+        self._grouped = choose_grouped(loader.device, loader.dtype, is_pinned=loader.is_pinned)
         self._ids = torch.arange(count, device=loader.device)
         self._group = loader.group
         share = loader.group.shard.columns(width)
@@ -281,24 +282,27 @@ def _load(
         loader.count(place.nbytes, num_weights)
         return place.view(count, out_features, len(columns))
     weights = joined(quantized, loader.device)
-    weight = quantized_experts(weights, count, loader.device, loader.dtype)
+    weight = quantized_experts(
+        weights, count, loader.device, loader.dtype, is_pinned=loader.is_pinned
+    )
     loader.count(weight.num_bytes, num_weights)
     return weight
 
 
-def choose_grouped(device: torch.device, dtype: torch.dtype) -> Grouped:
+def choose_grouped(device: torch.device, dtype: torch.dtype, *, is_pinned: bool = False) -> Grouped:
     """Return torch's grouped matmul if it does not synchronize with the device, else our kernel.
 
     On CUDA, torch only has a kernel for bf16 on sm_90 and sm_100. Elsewhere it copies `ends` to the
-    host and loops over the experts, which a CUDA graph cannot capture.
+    host and loops over the experts, which a CUDA graph cannot capture. is_pinned: for CUDA, return
+    a kernel whose bits for a row do not depend on the other rows.
     """
     if device.type == "cuda":
         major, _ = torch.cuda.get_device_capability(device)
-        if dtype != torch.bfloat16 or major not in (9, 10):
+        if is_pinned or dtype != torch.bfloat16 or major not in (9, 10):
             # Imported only here, so that CPUs do not need Triton.
             from kernels.linear.grouped_linear import grouped_linear
 
-            return grouped_linear
+            return partial(grouped_linear, is_pinned=True) if is_pinned else grouped_linear
     return _torch_grouped
 
 

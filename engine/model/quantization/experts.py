@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -44,8 +45,11 @@ class DequantizingExperts:
 class TritonExperts:
     """Codes for `kernels.linear.grouped_quantized_linear`, for rows in fp16 or bf16 on CUDA."""
 
-    def __init__(self, weight: KernelWeight, num_experts: int) -> None:
-        """weight: [experts * out, in], expert by expert; `has_kernel` must be true of it."""
+    def __init__(self, weight: KernelWeight, num_experts: int, *, is_pinned: bool = False) -> None:
+        """weight: [experts * out, in], expert by expert; `has_kernel` must be true of it.
+
+        is_pinned: the bits of a row do not depend on the other rows.
+        """
         # Imported only here, so that CPUs do not need Triton.
         from kernels.linear.grouped_quantized_linear import grouped_quantized_linear
 
@@ -54,7 +58,7 @@ class TritonExperts:
             return tensor.unflatten(0, (num_experts, -1)).transpose(1, 2).contiguous()
 
         laid_out = KernelCodes.of(weight)
-        self._multiply = grouped_quantized_linear
+        self._multiply = partial(grouped_quantized_linear, is_pinned=is_pinned)
         self._codes = laid_out.codes.unflatten(0, (num_experts, -1))
         self._scales = by_group(laid_out.scales)
         self._zeros = None if laid_out.zeros is None else by_group(laid_out.zeros)
@@ -75,14 +79,19 @@ QuantizedExperts = DequantizingExperts | TritonExperts
 
 
 def quantized_experts(
-    weights: Sequence[Quantized], num_experts: int, device: torch.device, dtype: torch.dtype
+    weights: Sequence[Quantized],
+    num_experts: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    is_pinned: bool = False,
 ) -> QuantizedExperts:
     """Return the fastest form for a device that the weights are already on.
 
-    The other arguments are as in `DequantizingExperts`.
+    The other arguments are as in `DequantizingExperts` and `TritonExperts`.
     """
     if uses_kernel(device, dtype) and len(weights) == 1 and has_kernel(weights[0]):
-        return TritonExperts(weights[0], num_experts)
+        return TritonExperts(weights[0], num_experts, is_pinned=is_pinned)
     return DequantizingExperts(weights, num_experts, dtype)
 
 

@@ -48,14 +48,14 @@ class TritonCodes(Format):
         from kernels.linear.quantized_linear import quantized_linear
 
         laid_out = KernelCodes.of(weight)
-        self._multiply = quantized_linear
+        self.product = quantized_linear
         self._codes, self._scales = laid_out.codes, laid_out.scales.T.contiguous()
         self._zeros = None if laid_out.zeros is None else laid_out.zeros.T.contiguous()
         self._kind, self._group_size = laid_out.kind, laid_out.group_size
         self.num_bytes = laid_out.num_bytes
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        return self._multiply(
+        return self.product(
             rows, self._codes, self._scales, self._zeros, bias, self._kind, self._group_size
         )
 
@@ -90,11 +90,11 @@ class PermutedInputs(Format):
 
     def __init__(self, format: Format, order: Tensor) -> None:
         """order: [in] int64, the input of each column."""
-        self._format, self._order = format, order
+        self.format, self.order = format, order
         self.num_bytes = format.num_bytes + order.nbytes
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        return self._format.multiply(rows.index_select(1, self._order), bias)
+        return self.format.multiply(rows.index_select(1, self.order), bias)
 
 
 class SideBySide(Format):
@@ -102,13 +102,13 @@ class SideBySide(Format):
 
     def __init__(self, formats: Sequence[Format], sizes: Sequence[int]) -> None:
         """sizes: the outputs of each format."""
-        self._formats, self._sizes = formats, sizes
+        self.formats, self.sizes = formats, sizes
         self.num_bytes = sum(format.num_bytes for format in formats)
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        biases = [None] * len(self._sizes) if bias is None else bias.split_with_sizes(self._sizes)
+        biases = [None] * len(self.sizes) if bias is None else bias.split_with_sizes(self.sizes)
         products = [
-            format.multiply(rows, part) for format, part in zip(self._formats, biases, strict=True)
+            format.multiply(rows, part) for format, part in zip(self.formats, biases, strict=True)
         ]
         return torch.cat(products, 1)
 

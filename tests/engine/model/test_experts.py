@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -77,6 +79,9 @@ def test_no_shape_depends_on_the_routing(tiny_model, load, monkeypatch):
 def test_our_kernel_is_used_where_torch_would_synchronize(capability, dtype, module, monkeypatch):
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: capability)
     assert choose_grouped(torch.device("cuda"), dtype).__module__ == module
+    pinned = choose_grouped(torch.device("cuda"), dtype, is_pinned=True)
+    assert isinstance(pinned, partial)
+    assert pinned.keywords == {"is_pinned": True}
     assert choose_grouped(torch.device("cpu"), dtype).__module__ == "engine.model.mixtures.experts"
 
 

@@ -134,7 +134,8 @@ def use_triton(monkeypatch):
     """Let engines run on the Triton kernels. Return the list that their backends are added to."""
     backends = []
 
-    def triton(device, shapes, block_size, max_model_len, kv_dtype):
+    def triton(device, shapes, block_size, max_model_len, kv_dtype, *, in_segments):
+        assert not in_segments
         backends.append(Watched(4, max_model_len))
         return backends[-1], ()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.lora.memory import AdapterMemory
+from engine.model.linear import Dense, Linear, Part
 from kernels.linear.grouped_linear import grouped_linear
 from kernels.linear.grouped_quantized_linear import grouped_quantized_linear
 from kernels.linear.pinned_linear import pinned_linear
@@ -85,6 +87,29 @@ def test_rows_of_a_quantized_expert(kind, counts):
                 is_pinned=True,
             )  # fmt: skip
             assert torch.equal(got[row : row + 1], alone)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_adapters(dtype):
+    """A token's adapter adds the same bits, alone or among tokens with other adapters."""
+    part = Part(slice(0, 80))
+    linear = Linear(Dense(torch.zeros(80, 64, dtype=dtype)), None, {"layer": part}, 64, dtype)
+    memory = AdapterMemory([linear], 2, 16, torch.device("cpu"), is_pinned=True)
+    (factors,) = memory.factors
+    for weight in (factors.down, factors.up["layer"]):
+        weight.copy_(torch.randn(weight.shape))
+    rows = strided(70, 64, dtype=dtype)
+    slots = torch.arange(70) % 3 - 1
+    memory.choose(slots)
+    together = linear(rows)
+    exact = rows.double() @ factors.down.double().T
+    exact = (exact * (slots[:, None] == torch.arange(32) // 16)) @ factors.up["layer"].double()
+    torch.testing.assert_close(
+        together.double(), exact, atol=0.5 if dtype == BF16 else 1e-3, rtol=0.1
+    )
+    for start, end in ((0, 1), (7, 8), (3, 69)):
+        memory.choose(slots[start:end])
+        assert torch.equal(linear(rows[start:end]), together[start:end])
 
 
 def test_empty_results():
