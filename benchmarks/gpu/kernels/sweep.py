@@ -152,9 +152,12 @@ def _when(shape: Shape, dtype: torch.dtype, cache_dtype: torch.dtype) -> dict[st
 def _merged(
     table: dict[str, list[dict[str, Any]]], found: dict[str, list[dict[str, Any]]]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Put the new rows first and drop old rows with exactly the same condition."""
-    conditions = {kernel: [row["when"] for row in rows] for kernel, rows in found.items()}
-    return {
-        kernel: found[kernel] + [row for row in rows if row["when"] not in conditions[kernel]]
-        for kernel, rows in table.items()
-    }
+    """Put the new rows first and drop old rows with exactly the same condition.
+
+    Kernels without new rows keep theirs.
+    """
+    merged = dict(table)
+    for kernel, rows in found.items():
+        conditions = [row["when"] for row in rows]
+        merged[kernel] = rows + [row for row in table[kernel] if row["when"] not in conditions]
+    return merged
