@@ -89,6 +89,7 @@ def numbers_of_meta_tensors():
         ("elementwise", 24),
         ("sampling", 14),
         ("quantized", 24),
+        ("invariant", 12),
     ],
 )
 def test_every_check_runs_at_its_real_size(section, num_rows):
