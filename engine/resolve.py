@@ -18,7 +18,6 @@ from core.configuration.options import DecoderChoice, LoraOptions, MemoryOptions
 from core.configuration.sizing import (
     LENGTH_NAMES,
     StepLimits,
-    blocks_for,
     fit_length,
     length_limit,
     packed_limits,
@@ -84,6 +83,7 @@ class Resolved:
 class Capacity:
     """The limits and the memory of an engine, as `core.protocol.facts.Facts` documents them."""
 
+    layout: KVLayout
     max_model_len: int
     max_step_tokens: int
     num_blocks: int
@@ -207,10 +207,13 @@ def _require_nothing_packed(
 def assume(resolved: Resolved) -> Capacity:
     """Return the capacity of a model that has its own KV cache, which is not measured."""
     limits, memory = resolved.limits, resolved.memory
-    usable = limits.max_sequences * blocks_for(limits.max_model_len, memory.block_size)
+    layout = KVLayout.uniform(memory.block_size)
+    usable = limits.max_sequences * layout.blocks_for(limits.max_model_len)
     num_blocks = memory.num_kv_blocks or usable
-    length, notes = fit_length(memory, limits.max_model_len, num_blocks * memory.block_size)
+    longest = layout.longest(num_blocks, limits.max_model_len)
+    length, notes = fit_length(memory, limits.max_model_len, longest)
     return Capacity(
+        layout=layout,
         max_model_len=length,
         max_step_tokens=limits.max_step_tokens,
         num_blocks=num_blocks,
@@ -226,7 +229,7 @@ def strategy_settings(resolved: Resolved, capacity: Capacity) -> StrategySetting
     return StrategySettings(
         batching=resolved.batching,
         num_blocks=capacity.num_blocks,
-        layout=KVLayout.uniform(memory.block_size),
+        layout=capacity.layout,
         max_model_len=capacity.max_model_len,
         limits=limits,
         max_delay_s=resolved.max_delay_s,

@@ -46,7 +46,7 @@ def measure(num_sequences: int, num_steps: int) -> Times:
     memory = PagedMemory(num_sequences * (blocks_per_sequence + 1), KVLayout.uniform(BLOCK_SIZE))
     limits = Limits(max_sequences=num_sequences, max_step_tokens=num_sequences * PROMPT_TOKENS)
     strategy = PagedStrategy(memory, limits)
-    inputs = InputBuilder(BLOCK_SIZE, Staging(torch.device("cpu")))
+    inputs = InputBuilder(memory.layout.groups, Staging(torch.device("cpu")))
     params = SamplingParams(max_tokens=length, ignore_eos=True)
     for id in range(num_sequences):
         strategy.add(Request(id, [id] * PROMPT_TOKENS, params))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import math
 import mmap
 import os
 import sys
@@ -16,7 +15,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from core.configuration.kv_layout import LayerShape, bytes_per_block
+from core.configuration.kv_layout import CacheGroup, KVLayout, LayerShape
 
 MADV_POPULATE_WRITE = 23
 POPULATE_BYTES = 2 * 2**20
@@ -27,6 +26,16 @@ POPULATE_NICENESS = 19
 
 class KVCache:
     """Keys and values of each layer: [num_blocks, block_size, kv_heads, head_dim or value_dim].
+
+    Blocks are those that kernels know, see `CacheGroup.num_parts`. If there is one group, each of
+    these tensors has its own memory. If there are several, all are views of one memory, as a block
+    may hold the layers of any group:
+
+    ```
+    a block of   group 0   | keys of layer 0 | values of layer 0 | keys of layer 1 | ...
+                 group 1   | keys of layer 5, part 0, part 1 | values of layer 5, part 0, ...
+    ```
+
     On a GPU they are uninitialized. On a CPU they are zero, and a head's rows of one block are
     contiguous in memory. If V is a part of K, it has no elements of its own. dtype: the model's
     dtype, float8_e4m3fn, or uint8 that holds the bytes of fp8 e4m3. `host` holds swapped blocks of
@@ -37,28 +46,62 @@ class KVCache:
         self,
         shapes: Sequence[LayerShape],
         num_blocks: int,
-        block_size: int,
+        layout: KVLayout,
         dtype: torch.dtype,
         device: torch.device,
         num_host_blocks: int = 0,
     ) -> None:
-        def allocate(num_heads: int, dim: int) -> Tensor:
-            if device.type == "cpu" and dim > 0:
-                shape = num_blocks, num_heads, block_size, dim
-                memory = _zeros(math.prod(shape) * dtype.itemsize)
+        def allocate(numel: int) -> Tensor:
+            if device.type == "cpu":
+                memory = _zeros(num_blocks * numel * dtype.itemsize)
                 regions.append(memory)
-                return memory.view(dtype).view(shape).transpose(1, 2)
-            return torch.empty(num_blocks, block_size, num_heads, dim, dtype=dtype, device=device)
+                memory = memory.view(dtype).view(num_blocks, numel)
+            else:
+                memory = torch.empty(num_blocks, numel, dtype=dtype, device=device)
+            self.blocks.append(memory)
+            return memory
 
         regions: list[Tensor] = []
-        self.block_size = block_size
-        self.keys = [allocate(shape.num_kv_heads, shape.key_dim) for shape in shapes]
-        self.values = [allocate(shape.num_kv_heads, shape.value_dim) for shape in shapes]
+        self.block_size = layout.groups[0].part_size
+        self.groups = layout.groups
+        self.blocks: list[Tensor] = []
+        """All memory, as tensors [num_blocks, elements] for whoever moves whole blocks."""
+        is_shared = len(layout.groups) > 1
+        shared = allocate(layout.block_bytes // dtype.itemsize) if is_shared else None
+        found: dict[int, tuple[int, Tensor, Tensor]] = {}
+        for index, group in enumerate(layout.groups):
+            start = 0
+            for layer in group.layers or range(len(shapes)):
+                views: list[Tensor] = []
+                for dim in (shapes[layer].key_dim, shapes[layer].value_dim):
+                    numel = group.block_size * shapes[layer].num_kv_heads * dim
+                    if numel and shapes[layer].source is None:
+                        memory = allocate(numel) if shared is None else shared
+                        views.append(_view(memory, start, group, shapes[layer].num_kv_heads, dim))
+                        start += 0 if shared is None else numel
+                if views:  # without V, that is a part of K
+                    values = views[1] if len(views) > 1 else views[0][..., :0]
+                    found[layer] = index, views[0], values
+        sources = [index if s.source is None else s.source for index, s in enumerate(shapes)]
+        self.group_of = [found[source][0] for source in sources]
+        """The index of each layer's group."""
+        self.keys = [found[source][1] for source in sources]
+        self.values = [found[source][2] for source in sources]
         _populate_in_background(regions)
-        words = bytes_per_block(shapes, block_size, dtype.itemsize) // 8
+        words = sum(memory.shape[1] for memory in self.blocks) * dtype.itemsize // 8
         self.host = torch.empty(
             num_host_blocks, words, dtype=torch.int64, pin_memory=device.type == "cuda"
         )
+
+
+def _view(memory: Tensor, start: int, group: CacheGroup, num_heads: int, dim: int) -> Tensor:
+    """View the keys or values of a layer, which begin at element `start` of each block."""
+    size = group.part_size
+    stride = memory.shape[1] if group.num_parts == 1 else size * num_heads * dim
+    count = max(0, (len(memory) - 1) * group.part_stride + group.num_parts)
+    is_cpu = memory.device.type == "cpu"
+    inner = (dim, size * dim, 1) if is_cpu else (num_heads * dim, dim, 1)
+    return memory.as_strided((count, size, num_heads, dim), (stride, *inner), start)
 
 
 def _zeros(num_bytes: int) -> Tensor:

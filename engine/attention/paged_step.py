@@ -1,6 +1,8 @@
-"""The KV cache and the batch of one forward pass, as the layers use them."""
+"""The KV cache and the batches of one forward pass, as the layers use them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -14,8 +16,11 @@ from kernels.attention.sdpa import Scratch, attend_in_images
 class PagedStep:
     """The argument `paged` of every layer."""
 
-    def __init__(self, batch: PagedBatch, cache: KVCache, backend: AttentionBackend) -> None:
-        self.batch = batch
+    def __init__(
+        self, batches: Sequence[PagedBatch], cache: KVCache, backend: AttentionBackend
+    ) -> None:
+        """batches: one for each of the cache's groups."""
+        self.batches = batches
         self.cache = cache
         self.backend = backend
         self._scratch = Scratch()
@@ -23,17 +28,18 @@ class PagedStep:
     def attend(self, call: AttentionCall) -> Tensor:
         """Write the new K and V, then attend over each sequence's K and V so far."""
         keys, values = self.cache.keys[call.layer], self.cache.values[call.layer]
-        self.backend.write(call, keys, values, self.batch.slot_mapping)
+        batch = self.batches[self.cache.group_of[call.layer]]
+        self.backend.write(call, keys, values, batch.slot_mapping)
         if call.latent_dim is not None:
             values = keys[..., : call.latent_dim]
-        out = self.backend.attend(call, keys, values, self.batch)
-        if self.batch.images:
+        out = self.backend.attend(call, keys, values, batch)
+        if batch.images:
             attend_in_images(
                 out,
                 call.query,
                 keys,
                 values,
-                self.batch,
+                batch,
                 self._scratch,
                 scale=call.scale,
                 window=call.window,

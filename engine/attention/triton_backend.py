@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -37,7 +37,8 @@ class TritonBackend:
         self._prefill = paged_prefill.paged_prefill
         self._prefill_splits = paged_prefill.wanted_splits
         self._make_prefill_work = paged_prefill.prefill_work
-        self._newest: tuple[PagedBatch, _Parts] | None = None
+        self._newest: list[tuple[PagedBatch, _Parts]] = []
+        """The newest step's batches, one for each cache group."""
 
     def write(self, call: AttentionCall, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         key, value = aligned(call.key), aligned(call.value)
@@ -121,10 +122,22 @@ class TritonBackend:
         return parts.prefill_work[key]
 
     def _parts(self, batch: PagedBatch) -> _Parts:
-        """Split a batch's tensors, once for all layers of a step."""
-        if self._newest is None or self._newest[0] is not batch:
-            first = batch.num_decodes
-            tables, lens = batch.block_tables, batch.context_lens
+        """Split a batch's tensors, once for all layers of its cache group.
+
+        The work lists are the same in all groups of a step, which share the lengths.
+        """
+        if self._newest and self._newest[0][0].context_lens is not batch.context_lens:
+            self._newest = []
+        for known, parts in self._newest:
+            if known is batch:
+                return parts
+        first = batch.num_decodes
+        tables, lens = batch.block_tables, batch.context_lens
+        if self._newest:
+            parts = replace(
+                self._newest[0][1], decode_tables=tables[:first], prompt_tables=tables[first:]
+            )
+        else:
             lengths = None
             if batch.spans is not None:
                 lengths = [(end - start, context) for start, end, context in batch.spans[first:]]
@@ -132,8 +145,8 @@ class TritonBackend:
                 tables[:first], lens[:first], tables[first:], lens[first:], batch.query_starts,
                 lengths,
             )  # fmt: skip
-            self._newest = batch, parts
-        return self._newest[1]
+        self._newest.append((batch, parts))
+        return parts
 
 
 @dataclass(frozen=True, slots=True)

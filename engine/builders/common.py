@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Steps
+from itertools import count, islice
 from typing import Any
 
 from transformers import GenerationConfig
 
+from core.configuration.kv_layout import CacheGroup
 from core.errors import ConfigurationError, LongshoreError
 from core.foreign_code import contained, reason_of
 from core.part import Feature
@@ -30,20 +32,21 @@ BITS_OF_TRANSFORMERS = f"{BITS}: transformers' code computes this model"
 """Notes for CPUs on exceptions to the promise of docs/same-bits.md."""
 
 
-def prompt_step(block_size: int) -> StepPlan:
+def prompt_step(groups: Steps[CacheGroup]) -> StepPlan:
     """Return a step that computes a prompt of two tokens."""
-    return _step(0, 2, block_size, BlockMoves())
+    return _step(0, 2, groups, BlockMoves())
 
 
-def decode_step(block_size: int, moves: BlockMoves) -> StepPlan:
+def decode_step(groups: Steps[CacheGroup], moves: BlockMoves) -> StepPlan:
     """Return a step that moves blocks and computes the second of two tokens."""
-    return _step(1, 1, block_size, moves)
+    return _step(1, 1, groups, moves)
 
 
-def _step(start: int, length: int, block_size: int, moves: BlockMoves) -> StepPlan:
+def _step(start: int, length: int, groups: Steps[CacheGroup], moves: BlockMoves) -> StepPlan:
     params = SamplingParams(temperature=0.5, top_p=0.9, max_tokens=1, seed=0)
-    table = BlockTable(tuple(range(-(-2 // block_size))))
-    chunk = Chunk(Sequence(0, [0, 0], params), start, length, (table,), samples_token=True)
+    blocks = count()
+    tables = tuple(BlockTable(tuple(islice(blocks, group.blocks_for(2)))) for group in groups)
+    chunk = Chunk(Sequence(0, [0, 0], params), start, length, tables, samples_token=True)
     return StepPlan((chunk,), moves)
 
 

@@ -39,7 +39,7 @@ def build_library(resolved: Resolved, phases: Phases, notes: tuple[str, ...]) ->
     grammars = Grammars(source.model_dir, eos)
     stages = sampling_stages(grammars, with_prompt=not model.config.is_encoder_decoder)
     executor = LibraryExecutor(model, Sampler(Staging(model.model.device), stages))
-    check_steps(executor, [prompt_step(resolved.memory.block_size)])
+    check_steps(executor, [prompt_step(capacity.layout.groups)])
     phases.end("first steps")
     notes += source.notes + capacity.notes
     if source.device.type == "cpu":

@@ -77,7 +77,7 @@ def build_packed(
         _columns(model, parts.passes),
         None if lead is None else lead(parts),
     )
-    check_steps(executor, _first_steps(resolved.memory.block_size, parts.capacity))
+    check_steps(executor, _first_steps(parts.capacity))
     phases.end("first steps")
     return Engine(
         make_strategy(strategy_settings(resolved, parts.capacity)),
@@ -105,7 +105,9 @@ def build_parts(
         in_segments=resolved.source.is_pinned,
     )
     num_blocks, num_swap_blocks = capacity.num_blocks, capacity.num_swap_blocks
-    cache = KVCache(model.shapes, num_blocks, block_size, kv_dtype, model.device, num_swap_blocks)
+    cache = KVCache(
+        model.shapes, num_blocks, capacity.layout, kv_dtype, model.device, num_swap_blocks
+    )
     phases.end("K and V")
     graphs, graph_notes = capture_graphs(model, cache, backend, resolved, capacity, group)
     if graphs is not None:
@@ -180,11 +182,12 @@ def _start_features(
     return (adapters,), (note,)
 
 
-def _first_steps(block_size: int, capacity: Capacity) -> list[StepPlan]:
+def _first_steps(capacity: Capacity) -> list[StepPlan]:
     """Return a prompt, and a decode step with every kind of block move that may happen."""
     swaps = ((0, 0),) if capacity.num_swap_blocks else ()
     copies = ((0, 1),) if capacity.num_blocks > 1 else ()
-    return [prompt_step(block_size), decode_step(block_size, BlockMoves(swaps, swaps, copies))]
+    groups = capacity.layout.groups
+    return [prompt_step(groups), decode_step(groups, BlockMoves(swaps, swaps, copies))]
 
 
 def capture_graphs(

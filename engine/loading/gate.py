@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForPreTraining
 from transformers.utils import logging as transformers_logging
 
-from core.configuration.kv_layout import LayerShape
+from core.configuration.kv_layout import KVLayout, LayerShape
 from core.errors import ConfigurationError
 from core.foreign_code import contained
 from core.plan import BlockTable, Chunk, StepPlan
@@ -63,19 +63,20 @@ def paged_logits(
     backend: None for the backend that will serve. in_segments: as in `make_backend`.
     """
     num_blocks = -(-PROBE_LENGTH // PROBE_BLOCK_SIZE)
-    cache = KVCache(shapes, num_blocks, PROBE_BLOCK_SIZE, dtype, device)
+    layout = KVLayout.uniform(PROBE_BLOCK_SIZE)
+    cache = KVCache(shapes, num_blocks, layout, dtype, device)
     if backend is None:
         backend, _ = make_backend(
             device, shapes, PROBE_BLOCK_SIZE, PROBE_LENGTH, dtype, in_segments=in_segments
         )
     sequence = Sequence(0, probe_ids(vocab_size), SamplingParams())
     blocks = BlockTable(tuple(reversed(range(num_blocks))))
-    builder = InputBuilder(PROBE_BLOCK_SIZE, Staging(device))
+    builder = InputBuilder(layout.groups, Staging(device))
     logits: Tensor | None = None
     for start, length in PROBE_CHUNKS:
         is_last = start + length == PROBE_LENGTH
         inputs = builder.build(StepPlan((Chunk(sequence, start, length, (blocks,), is_last),)))
-        step = PagedStep(inputs.batch, cache, backend)
+        step = PagedStep(inputs.batches, cache, backend)
         logits = decoder(inputs.token_ids, inputs.positions, inputs.logit_rows, step)
     assert logits is not None
     return logits[0].float()

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from core.configuration.kv_layout import bytes_per_block
+from core.configuration.kv_layout import plan_layout
 from core.configuration.sizing import (
     StepLimits,
     blocks_for,
@@ -47,13 +47,24 @@ def measure(resolved: Resolved, model: PackedModel, group: Group) -> Capacity:
     """
     memory, limits = resolved.memory, resolved.limits
     step_tokens, step_notes = _with_room_for_input(model, limits)
-    blocks_of_longest = blocks_for(limits.max_model_len, memory.block_size)
+    itemsize = resolved.kv_dtype.itemsize
+    layout = plan_layout(
+        model.shapes,
+        memory.block_size,
+        itemsize,
+        limits.max_model_len,
+        step_tokens * (2 if resolved.overlaps else 1),
+    )
+    blocks_of_longest = layout.blocks_for(limits.max_model_len)
     usable = limits.max_sequences * blocks_of_longest
-    per_block = bytes_per_block(model.shapes, memory.block_size, resolved.kv_dtype.itemsize)
-    num_blocks, num_swap_blocks, reserved_bytes = memory.num_kv_blocks, 0, 0
-    if num_blocks is None:
+    per_block = layout.block_bytes
+    num_swap_blocks, reserved_bytes = 0, 0
+    if memory.num_kv_blocks is not None:
+        num_blocks = layout.num_blocks(model.shapes, memory.num_kv_blocks, itemsize)
+    else:
         if model.device.type == "cuda":
             reserved_bytes = _bytes_beside_blocks(resolved, model, step_tokens)
+            reserved_bytes += (len(layout.groups) - 1) * _table_bytes(resolved)
         budget = kv_budget(resolved, reserved_bytes)
         if model.device.type == "cpu" and memory.kv_cache_memory_bytes is None:
             budget = min(
@@ -62,8 +73,10 @@ def measure(resolved: Resolved, model: PackedModel, group: Group) -> Capacity:
         num_blocks = group.lowest(min(usable, budget // per_block))
     if resolved.may_swap:
         num_swap_blocks = group.lowest(min(usable, swap_budget(resolved) // per_block))
-    length, notes = fit_length(memory, limits.max_model_len, num_blocks * memory.block_size)
+    longest = layout.longest(num_blocks, limits.max_model_len)
+    length, notes = fit_length(memory, limits.max_model_len, longest)
     return Capacity(
+        layout=layout,
         max_model_len=length,
         max_step_tokens=step_tokens,
         num_blocks=num_blocks,
@@ -114,7 +127,14 @@ def _bytes_beside_blocks(resolved: Resolved, model: PackedModel, step_tokens: in
         resolved.graph_prompt_sizes,
     )
     num_bytes += input_attention_bytes(model, max_len, kv_dtype)
-    return num_bytes + table_bytes(limits.max_sequences, blocks_for(max_len, block_size))
+    return num_bytes + _table_bytes(resolved)
+
+
+def _table_bytes(resolved: Resolved) -> int:
+    """Return the bytes of the block tables of a cache group."""
+    limits = resolved.limits
+    max_blocks = blocks_for(limits.max_model_len, resolved.memory.block_size)
+    return table_bytes(limits.max_sequences, max_blocks)
 
 
 def input_attention_bytes(model: PackedModel, max_len: int, kv_dtype: torch.dtype) -> int:

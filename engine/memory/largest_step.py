@@ -48,7 +48,7 @@ def run_forward(
     empty = torch.empty(0, dtype=torch.int32, device=device)
     batch = PagedBatch(empty, empty, empty, tokens[2], spans=())
     columns = [column.of(Slot(tokens[0])) for column in model.columns]
-    inputs = StepInputs(tokens, rows, batch, columns=columns)
+    inputs = StepInputs(tokens, rows, (batch,), columns=columns)
     return model.forward(inputs, NoAttention(lambda call: scratch_bytes(call, num_sequences)))
 
 

@@ -38,7 +38,7 @@ class OneCall:
         """
         if not isinstance(paged, PagedStep) or not isinstance(paged.backend, CpuBackend):
             return None
-        if paged.batch.images or self.no_kernel is not None:
+        if paged.batches[0].images or self.no_kernel is not None:
             return None
         calls = self._calls
         if calls is None or calls.num_rows < len(hidden) or self._cache is not paged.cache:
@@ -47,13 +47,14 @@ class OneCall:
             except NoKernelError as error:
                 self.no_kernel = error
                 return None
-        return calls(hidden, angles.by_rope, paged.batch, rows)
+        return calls(hidden, angles.by_rope, paged.batches, rows)
 
     def _prepare(self, hidden: Tensor, cache: KVCache) -> StepCalls:
         """Prepare all layers for steps of up to the next power of two tokens."""
         self._calls = None  # frees its buffers
         num_rows = 1 << (len(hidden) - 1).bit_length()
-        calls = StepCalls(num_rows, hidden.shape[1], hidden.dtype, cache.keys, cache.values)
+        caches = cache.keys, cache.values, cache.group_of
+        calls = StepCalls(num_rows, hidden.shape[1], hidden.dtype, *caches)
         for layer in self._layers:
             layer.prepare(calls)
         self._calls, self._cache = calls, cache

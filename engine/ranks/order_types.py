@@ -74,6 +74,8 @@ class Forward(Order, frozen=True):
     """Run a forward pass on the inputs that rank 0 broadcasts next. The fields are their sizes."""
 
     num_tokens: int
+    num_groups: int
+    """Cache groups, each with slots and block tables."""
     num_rows: int
     """Tokens whose logits are needed."""
     num_sequences: int

@@ -15,7 +15,7 @@ from core.configuration.step_size import StepSize
 from engine.ranks.order_types import Forward
 from engine.staging import Slot, aligned
 from engine.step.column import PerTokenColumn
-from engine.step.step_inputs import StepInputs
+from engine.step.step_inputs import StepInputs, in_groups
 from kernels.attention.batch import PagedBatch
 
 
@@ -25,6 +25,7 @@ def forward_message(inputs: StepInputs, size: StepSize | None) -> Forward:
     num_sequences, num_blocks = batch.block_tables.shape
     return Forward(
         num_tokens=inputs.tokens.shape[1],
+        num_groups=len(inputs.batches),
         num_rows=len(inputs.logit_rows),
         num_sequences=num_sequences,
         num_blocks=num_blocks,
@@ -45,7 +46,7 @@ def pack(inputs: StepInputs, sizes: Forward) -> Tensor:
         inputs.logit_rows,
         batch.context_lens,
         batch.query_starts,
-        batch.block_tables,
+        *(batch.block_tables for batch in inputs.batches),
         *inputs.per_token.values(),
     ]
     for place, tensor in zip(_places(packed, sizes), tensors, strict=True):
@@ -64,11 +65,12 @@ def unpack(packed: Tensor, sizes: Forward, columns: Iterable[PerTokenColumn]) ->
 
     Rank 0 alone samples, and has the original inputs.
     """
-    tokens, rows, context_lens, query_starts, block_tables, *numbers = _places(packed, sizes)
+    tokens, rows, context_lens, query_starts, *others = _places(packed, sizes)
+    block_tables, numbers = others[: len(tokens) - 2], others[len(tokens) - 2 :]
     batch = PagedBatch(
         query_starts=query_starts,
         context_lens=context_lens,
-        block_tables=block_tables,
+        block_tables=block_tables[0],
         slot_mapping=tokens[2],
         spans=sizes.spans,
         num_decodes=sizes.num_decodes,
@@ -77,7 +79,8 @@ def unpack(packed: Tensor, sizes: Forward, columns: Iterable[PerTokenColumn]) ->
     used = [
         by_name[name].of(Slot(part)) for name, part in zip(sizes.per_token, numbers, strict=True)
     ]
-    return StepInputs(tokens, rows, batch, columns=used)
+    batches = in_groups(batch, tokens, block_tables)
+    return StepInputs(tokens, rows, batches, columns=used)
 
 
 _Layout = list[tuple[tuple[int, ...], torch.dtype]]
@@ -85,11 +88,11 @@ _Layout = list[tuple[tuple[int, ...], torch.dtype]]
 
 def _layout(sizes: Forward) -> _Layout:
     layout: _Layout = [
-        ((3, sizes.num_tokens), torch.int64),
+        ((2 + sizes.num_groups, sizes.num_tokens), torch.int64),
         ((sizes.num_rows,), torch.int64),
         ((sizes.num_sequences,), torch.int32),
         ((sizes.num_starts,), torch.int32),
-        ((sizes.num_sequences, sizes.num_blocks), torch.int32),
+        *[((sizes.num_sequences, sizes.num_blocks), torch.int32)] * sizes.num_groups,
     ]
     return layout + [((sizes.num_tokens,), torch.int64)] * len(sizes.per_token)
 

@@ -54,14 +54,13 @@ class BlockMover:
 
     def __init__(self, cache: KVCache, backend: AttentionBackend) -> None:
         """Raises ConfigurationError if blocks of this model and block size cannot be moved."""
-        parts = (*cache.keys, *cache.values)
         try:
-            self._table = cache_table([part for part in parts if part.shape[-1]])
+            self._table = cache_table(cache.blocks)
         except ValueError as error:
             raise ConfigurationError(
                 f"option.block_size={cache.block_size}: {error}; use 16"
             ) from error
-        device = cache.keys[0].device
+        device = cache.blocks[0].device
         self._kernels = backend.block_kernels
         self._host = cache.host
         self._staging = Staging(device)

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from core.configuration.kv_layout import CacheGroup
 from core.configuration.step_size import MAX_PROMPTS
-from core.plan import BlockTable, Chunk
+from core.plan import Chunk
 from engine.staging import Slot, Upload
-
-_NOTHING = (BlockTable(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class TableUpdate:
 
 
 class BlockTables:
-    """A row for each sequence of the last steps, in one int32 tensor.
+    """A row for each sequence of the last steps, in one int32 tensor: its table in a cache group.
 
     `_sent` holds the blocks that the device has in a sequence's row. It is compared with the blocks
     of every chunk, so it makes no difference why a table changed (preemption, swapping, copying on
@@ -43,19 +43,22 @@ class BlockTables:
     in between, the next step sends the whole row.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, index: int, group: CacheGroup, device: torch.device) -> None:
+        """index: that of the group."""
+        self._index = index
+        self._group = group
         self._table = torch.zeros(0, 0, dtype=torch.int32, device=device)
         self._rows: dict[int, int] = {}
         """Row by sequence id."""
         self._free_rows: list[int] = []
-        self._sent: dict[int, tuple[BlockTable, ...]] = {}
-        """Tables by sequence id."""
+        self._sent: dict[int, tuple[int, ...]] = {}
+        """Blocks by sequence id. Stale ones need not be sent, but they do no harm."""
 
     def put(self, chunks: Sequence[Chunk], upload: Upload) -> TableUpdate:
         """Add the entries that changed to the upload. Call `write` after its `send`."""
-        sent = self._sent
-        changed = [chunk for chunk in chunks if sent.get(chunk.sequence.id) is not chunk.tables]
-        longest = max((len(chunk.tables[0].blocks) for chunk in changed), default=0)
+        sent, index, num_parts = self._sent, self._index, self._group.num_parts
+        changed = [c for c in chunks if sent.get(c.sequence.id) is not c.tables[index].blocks]
+        longest = num_parts * max((len(c.tables[index].blocks) for c in changed), default=0)
         if len(chunks) > len(self._table) or longest > self._table.shape[1]:
             self._grow(len(chunks), longest)
             changed = chunks
@@ -64,11 +67,10 @@ class BlockTables:
         targets: list[int] = []
         entries: list[int] = []
         for chunk in changed:
-            [(old, _)] = sent.pop(chunk.sequence.id, _NOTHING)
-            [(new, _)] = chunk.tables
+            old, new = sent.pop(chunk.sequence.id, ()), chunk.tables[index].blocks
             start = len(old) if new[: len(old)] == old else 0
             first = self._rows[chunk.sequence.id] * self._table.shape[1]
-            targets += range(first + start, first + len(new))
+            targets += range(first + start * num_parts, first + len(new) * num_parts)
             entries += new[start:]
         if not targets:  # the same blocks as before, in a new tuple
             return TableUpdate(rows, changed, None, None)
@@ -76,7 +78,7 @@ class BlockTables:
             rows,
             changed,
             upload.put(np.array(targets, np.int64)),
-            upload.put(np.array(entries, np.int32)),
+            upload.put(self._parts_of(entries)),
         )
 
     def write(self, update: TableUpdate) -> None:
@@ -84,7 +86,15 @@ class BlockTables:
         if update.targets is not None and update.entries is not None:
             self._table.view(-1).index_copy_(0, update.targets.tensor, update.entries.tensor)
         for chunk in update.changed:
-            self._sent[chunk.sequence.id] = chunk.tables
+            self._sent[chunk.sequence.id] = chunk.tables[self._index].blocks
+
+    def _parts_of(self, blocks: Sequence[int]) -> NDArray[np.int32]:
+        """Return the blocks as kernels number them."""
+        numbers = np.array(blocks, np.int32)
+        if self._group.num_parts == 1:
+            return numbers
+        parts = np.arange(self._group.num_parts, dtype=np.int32)
+        return (numbers[:, None] * self._group.part_stride + parts).ravel()
 
     def read(self, rows: Tensor, width: int) -> Tensor:
         """Return the first entries of the rows [N], [N, width]."""

@@ -45,7 +45,7 @@ class PackedExecutor:
         self.model_time = passes.model_time
         self._runner = runner or passes
         self._columns = columns
-        self._inputs = InputBuilder(passes.cache.block_size, Staging(device))
+        self._inputs = InputBuilder(passes.cache.groups, Staging(device))
         self._sampler = sampler
         self._newest = torch.empty(0, dtype=torch.int64, device=device)
         """[S] int64: the tokens sampled by the previous step."""

@@ -79,6 +79,6 @@ class Passes:
         if size is not None:
             assert self.graphs is not None, "the size is that of a graph"
             return self.graphs.replay(inputs, size)
-        step = PagedStep(inputs.batch, self.cache, self.backend)
+        step = PagedStep(inputs.batches, self.cache, self.backend)
         with self._during_forward:
             return self.model.forward(inputs, step)

@@ -26,7 +26,7 @@ from engine.attention.paged_step import PagedStep
 from engine.staging import Slot
 from engine.step.column import Column, PerTokenColumn
 from engine.step.cuda_recorder import Work
-from engine.step.step_inputs import PADDING_SLOT, StepInputs
+from engine.step.step_inputs import PADDING_SLOT, StepInputs, in_groups
 from kernels.attention.batch import PagedBatch
 
 MAX_CAPTURE_SECONDS = 60.0
@@ -93,6 +93,7 @@ class StepGraphs:
             max(size.num_tokens for size in sizes),
             max(size.num_sequences for size in sizes),
             -(-max_model_len // cache.block_size),
+            len(cache.groups),
             model.vocab_size,
             model.columns,
             model.device,
@@ -154,7 +155,7 @@ class StepGraphs:
             # A new batch each time: backends keep what they compute for a batch, and the graph must
             # compute it again.
             inputs = self._buffers.inputs(size, variant)
-            step = PagedStep(inputs.batch, self._cache, self._backend)
+            step = PagedStep(inputs.batches, self._cache, self._backend)
             return logits.copy_(self._model.forward(inputs, step))
 
         return forward
@@ -174,17 +175,18 @@ class _Buffers:
         max_tokens: int,
         max_sequences: int,
         max_blocks: int,
+        num_groups: int,
         vocab_size: int,
         columns: Sequence[PerTokenColumn],
         device: torch.device,
     ) -> None:
         int32 = partial(torch.zeros, dtype=torch.int32, device=device)
         self.logits = torch.empty(max_sequences, vocab_size, dtype=torch.float32, device=device)
-        self._tokens = torch.zeros(3, max_tokens, dtype=torch.int64, device=device)
-        self._tokens[2] = PADDING_SLOT
+        self._tokens = torch.zeros(2 + num_groups, max_tokens, dtype=torch.int64, device=device)
+        self._tokens[2:] = PADDING_SLOT
         self._sampled_rows = torch.zeros(max_sequences, dtype=torch.int64, device=device)
         self._context_lens = int32(max_sequences)
-        self._tables = int32(max_sequences, max_blocks)
+        self._tables = int32(num_groups, max_sequences, max_blocks)
         self._query_starts = int32(max_sequences + 1)
         self._per_token = {
             column.name: torch.full((max_tokens,), column.padding, device=device)
@@ -194,10 +196,11 @@ class _Buffers:
     def inputs(self, size: StepSize, variant: Variant) -> StepInputs:
         """Return views of the buffers as the inputs of a step."""
         tokens = self._tokens[:, : size.num_tokens]
+        tables = [table[: size.num_sequences] for table in self._tables]
         batch = PagedBatch(
             query_starts=self._query_starts[: size.num_prompts + 1],
             context_lens=self._context_lens[: size.num_sequences],
-            block_tables=self._tables[: size.num_sequences],
+            block_tables=tables[0],
             slot_mapping=tokens[2],
             spans=None,
             num_decodes=size.num_decodes,
@@ -205,7 +208,9 @@ class _Buffers:
         columns = [
             column.of(Slot(self._per_token[column.name][: size.num_tokens])) for column in variant
         ]
-        return StepInputs(tokens, self._sampled_rows[: size.num_sequences], batch, columns=columns)
+        batches = in_groups(batch, tokens, tables)
+        rows = self._sampled_rows[: size.num_sequences]
+        return StepInputs(tokens, rows, batches, columns=columns)
 
     def fill(self, inputs: StepInputs) -> None:
         """Copy a step's padded inputs into the buffers.
@@ -217,7 +222,8 @@ class _Buffers:
         self._tokens[:, : inputs.tokens.shape[1]].copy_(inputs.tokens)
         self._sampled_rows[:num_sequences].copy_(inputs.sampled_rows)
         self._context_lens[:num_sequences].copy_(batch.context_lens)
-        self._tables[:num_sequences, :num_blocks].copy_(batch.block_tables)
+        for table, group in zip(self._tables, inputs.batches, strict=True):
+            table[:num_sequences, :num_blocks].copy_(group.block_tables)
         if len(batch.query_starts) > 1:
             self._query_starts[: len(batch.query_starts)].copy_(batch.query_starts)
         for name, numbers in inputs.per_token.items():

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from core.configuration.kv_layout import CacheGroup
 from core.configuration.step_size import StepSize
 from core.plan import Chunk, StepPlan
 from engine.staging import Slot, Staging, Upload
@@ -27,15 +28,21 @@ class StepInputs:
     """A step's T tokens: decodes first, then longer chunks. Only CUDA graphs need padding."""
 
     tokens: Tensor
-    """[3, T] int64: token ids, positions and the slot mapping."""
+    """[2 + G, T] int64: token ids, positions and the slot mapping of each cache group."""
     sampled_rows: Tensor
     """[S] int64: indices of the tokens whose logits are sampled from. A padded step has a row for
     each of its sequences; rows past `sampled_chunks` are 0."""
-    batch: PagedBatch
+    batches: tuple[PagedBatch, ...]
+    """One for each of the G cache groups."""
     sampled_chunks: tuple[Chunk, ...] = ()
     """The chunk of each sampled row that is not padding."""
     columns: Sequence[Applied] = ()
     """The columns that the step uses."""
+
+    @property
+    def batch(self) -> PagedBatch:
+        """The batch in the first group. Those in other groups only have other tables and slots."""
+        return self.batches[0]
 
     @property
     def logit_rows(self) -> Tensor:
@@ -68,10 +75,10 @@ class StepInputs:
 class InputBuilder:
     """Builds the inputs of each step. Keeps the sequences' block tables on the device."""
 
-    def __init__(self, block_size: int, staging: Staging) -> None:
-        self._block_size = block_size
+    def __init__(self, groups: Sequence[CacheGroup], staging: Staging) -> None:
+        self._groups = groups
         self._staging = staging
-        self._tables = BlockTables(staging.device)
+        self._tables = [BlockTables(g, group, staging.device) for g, group in enumerate(groups)]
 
     @torch.inference_mode()
     def build(
@@ -101,31 +108,36 @@ class InputBuilder:
         sampled_rows = upload.put(places.of_samples())
         context_lens = upload.put(places.context_lens())
         starts = upload.put(places.query_starts())
-        update = self._tables.put(places.chunks, upload)
-        table_rows = upload.put(places.by_sequence(update.rows))
+        updates = [tables.put(places.chunks, upload) for tables in self._tables]
+        table_rows = [upload.put(places.by_sequence(update.rows)) for update in updates]
         in_flight = _in_flight(places, newest_rows, upload)
         upload.send()
         if in_flight is not None:
             assert newest is not None
             targets, rows = (slot.tensor for slot in in_flight)
             tokens.tensor[0].index_copy_(0, targets, newest.index_select(0, rows))
-        self._tables.write(update)
+        width = places.num_blocks(self._groups[0].part_size)
+        block_tables: list[Tensor] = []
+        for tables, update, rows in zip(self._tables, updates, table_rows, strict=True):
+            tables.write(update)
+            block_tables.append(tables.read(rows.tensor, width))
         batch = PagedBatch(
             query_starts=starts.tensor,
             context_lens=context_lens.tensor,
-            block_tables=self._tables.read(table_rows.tensor, places.num_blocks(self._block_size)),
+            block_tables=block_tables[0],
             slot_mapping=tokens.tensor[2],
             spans=places.spans(),
             num_decodes=places.size.num_decodes,
         )
         for column in applied:
             batch = column.batched(batch)
-        return StepInputs(tokens.tensor, sampled_rows.tensor, batch, places.sampled, applied)
+        batches = in_groups(batch, tokens.tensor, block_tables)
+        return StepInputs(tokens.tensor, sampled_rows.tensor, batches, places.sampled, applied)
 
     def _tokens(self, places: Places) -> NDArray[np.int64]:
-        """Return [3, T]: ids, positions and slots. The id of a token in flight is 0."""
-        tokens = np.zeros((3, places.size.num_tokens), np.int64)
-        tokens[2] = PADDING_SLOT
+        """Return [2 + G, T]: ids, positions, slots. The id of a token in flight is 0."""
+        tokens = np.zeros((2 + len(self._groups), places.size.num_tokens), np.int64)
+        tokens[2:] = PADDING_SLOT
         num_decodes = places.step.num_decodes
         tokens[:, :num_decodes] = self._of_decodes(places.chunks[:num_decodes])
         for chunk, end in zip(places.chunks[num_decodes:], places.ends[num_decodes:], strict=True):
@@ -135,16 +147,36 @@ class InputBuilder:
     def _of_decodes(self, chunks: Sequence[Chunk]) -> NDArray[np.int64]:
         ids = [0 if c.ends_in_flight else c.sequence.token_ids[c.start] for c in chunks]
         positions = np.array([chunk.start for chunk in chunks], int)
-        blocks = np.array([c.tables[0].blocks[c.start // self._block_size] for c in chunks], int)
-        slots = blocks * self._block_size + positions % self._block_size
-        return np.stack([np.array(ids, int), positions, slots])
+        slots = [self._first_slots(chunks, positions, g) for g in range(len(self._groups))]
+        return np.stack([np.array(ids, int), positions, *slots])
+
+    def _first_slots(
+        self, chunks: Sequence[Chunk], positions: NDArray[np.int64], g: int
+    ) -> NDArray[np.int64]:
+        """Return the slot of each chunk's first position in group `g`."""
+        size = self._groups[g].block_size
+        blocks = [chunk.tables[g].blocks[chunk.start // size] for chunk in chunks]
+        return np.array(blocks, int) * self._groups[g].slot_stride + positions % size
 
     def _of_chunk(self, chunk: Chunk) -> NDArray[np.int64]:
         ids = chunk.sequence.token_ids[chunk.start : chunk.end]
         positions = np.arange(chunk.start, chunk.end)
-        block, offset = np.divmod(positions, self._block_size)
-        slots = np.array(chunk.tables[0].blocks, int)[block] * self._block_size + offset
-        return np.stack([np.array(ids + [0] * (chunk.length - len(ids))), positions, slots])
+        slots: list[NDArray[np.int64]] = []
+        for group, table in zip(self._groups, chunk.tables, strict=True):
+            block, offset = np.divmod(positions, group.block_size)
+            slots.append(np.array(table.blocks, int)[block] * group.slot_stride + offset)
+        return np.stack([np.array(ids + [0] * (chunk.length - len(ids))), positions, *slots])
+
+
+def in_groups(
+    first: PagedBatch, tokens: Tensor, block_tables: Sequence[Tensor]
+) -> tuple[PagedBatch, ...]:
+    """Return a batch for each cache group.
+
+    first: that of the first group. tokens: as in `StepInputs`. block_tables: those of each group.
+    """
+    others = zip(block_tables[1:], tokens[3:], strict=True)
+    return (first, *(first.with_tables(table, slots) for table, slots in others))
 
 
 def _in_flight(

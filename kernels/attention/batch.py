@@ -9,6 +9,9 @@ block_tables    [[3, 0], [1, 5], [2, 0] ...] [N, B], entries past a context's en
 slot_mapping    slot of each token's K and V [T], block * block_size + offset
 ```
 
+Where a model has several cache groups, a step has a batch for each. They differ in block_tables and
+slot_mapping.
+
 A captured CUDA graph runs a fixed number of tokens, so a smaller batch is padded in two places. A
 padding decode has a context of 0 and a slot of -1: nothing is read or written for it, and its
 attention output is zero. More padding tokens follow the last prompt. Their output is undefined.
@@ -16,7 +19,7 @@ attention output is zero. More padding tokens follow the last prompt. Their outp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -57,6 +60,10 @@ class PagedBatch:
     images: tuple[ImageSpan, ...] = ()
     """The tokens whose attention is not causal. Kernels treat all tokens as causal, and then
     `kernels.attention.sdpa.attend_in_images` computes these rows again."""
+
+    def with_tables(self, block_tables: Tensor, slot_mapping: Tensor) -> PagedBatch:
+        """Return the batch in another cache group."""
+        return replace(self, block_tables=block_tables, slot_mapping=slot_mapping)
 
     def host_spans(self) -> tuple[QuerySpan, ...]:
         """Return `spans`, read from the device if they are not on the host."""

@@ -62,6 +62,7 @@ struct Item {
     int64_t first_row, num_rows;
     int64_t first_key, last_key;
     int64_t partial;  // index in Partials of its first segment's first row; -1: it writes to `out`
+    int64_t seen;     // the first key that its first row sees: blocks before it may hold anything
 };
 
 // The sums of an item's rows over the keys of some segments.
@@ -173,11 +174,14 @@ void find(const Attention& a, const Item* item, int64_t first, const void* cache
     rows.num_rows = item ? std::clamp<int64_t>(item->last_key - first, 0, TILE) : 0;
     if (rows.num_rows == 0) return;
     const int32_t* table = a.block_tables + item->sequence * a.table_stride;
-    int64_t place = first / a.block_size, slot = first % a.block_size;
-    for (int64_t row = 0; row < rows.num_rows; row++, slot++) {
+    // Keys of the first tile that are out of the window are masked, but read: the first seen one stands for them.
+    const int64_t skipped = std::max<int64_t>(0, item->seen - first);
+    int64_t place = (first + skipped) / a.block_size, slot = (first + skipped) % a.block_size;
+    for (int64_t row = skipped; row < rows.num_rows; row++, slot++) {
         if (slot == a.block_size) place++, slot = 0;
         rows.rows[row] = (const T*)cache + table[place] * strides[0] + slot * strides[1] + item->kv_head * strides[2];
     }
+    std::fill_n(rows.rows, skipped, rows.rows[skipped]);
     std::fill_n(rows.rows + rows.num_rows, -rows.num_rows & (LANES - 1), rows.rows[rows.num_rows - 1]);
 }
 
@@ -333,7 +337,7 @@ void Plan::add(const Attention& a, int64_t sequence, int64_t target_splits) {
         const int64_t per_split = (num_segments + splits - 1) / splits;
         for (int64_t kv_head = 0; kv_head < a.num_kv_heads; kv_head++) {
             if (per_split == num_segments) {
-                items.push_back({sequence, kv_head, row, num_rows, start, end, -1});
+                items.push_back({sequence, kv_head, row, num_rows, start, end, -1, seen});
                 continue;
             }
             for (int64_t r = 0; r < num_rows; r++)
@@ -341,7 +345,7 @@ void Plan::add(const Attention& a, int64_t sequence, int64_t target_splits) {
             for (int64_t segment = 0; segment < num_segments; segment += per_split) {
                 const int64_t key = (first_segment + segment) * SEGMENT;
                 items.push_back({sequence, kv_head, row, num_rows, std::max(key, start),
-                                 std::min(key + per_split * SEGMENT, end), partials.count});
+                                 std::min(key + per_split * SEGMENT, end), partials.count, seen});
                 partials.count += std::min(per_split, num_segments - segment) * num_rows;
             }
         }

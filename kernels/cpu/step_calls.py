@@ -36,16 +36,18 @@ class StepCalls:
         dtype: torch.dtype,
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
+        groups: Sequence[int],
     ) -> None:
-        """num_rows: the most tokens of a step. width, dtype: those of hidden states."""
+        """num_rows: the most tokens of a step. width, dtype: those of hidden states. groups: the
+        index of each layer's cache group."""
         self.num_rows = num_rows
         self.hidden = torch.empty(num_rows, width, dtype=dtype)
         """The residual stream, which each layer reads and overwrites."""
-        self._keys, self._values = keys, values
+        self._keys, self._values, self._groups = keys, values, groups
         self._memory: dict[str, Tensor] = {}
         self._kernels: list[Kernel[Any]] = []
-        self._attentions: list[Attention] = []
-        self._writes: list[Write] = []
+        self._attentions: list[tuple[int, Attention, Write]] = []
+        """Those of each layer, with its cache group."""
         self._rotaries: list[tuple[str, Rotary]] = []
         self._num_first, self._attended = 0, self.hidden
         """Number of kernels up to the last layer's attention, and its output."""
@@ -99,8 +101,7 @@ class StepCalls:
         out = self.buffer("attended", heads * dim).unflatten(1, (heads, dim))
         attending = attention(query, keys, values, out, **options)  # checks the sizes for both
         writing = write(key, value, keys, values)
-        self._writes.append(writing.arguments)
-        self._attentions.append(attending.arguments)
+        self._attentions.append((self._groups[layer], attending.arguments, writing.arguments))
         self.add(writing)
         self.add(attending)
         self._num_first, self._attended = len(self._kernels), out.flatten(1)
@@ -110,23 +111,22 @@ class StepCalls:
         self,
         hidden: Tensor,
         angles: Mapping[str, tuple[Tensor, Tensor]],
-        batch: PagedBatch,
+        batches: Sequence[PagedBatch],
         rows: Tensor | None = None,
     ) -> Tensor:
         """Return the last layer's output [T, width], or [R, width] for only the tokens at `rows`.
         The next call overwrites it.
 
         hidden: [T, width], with T <= num_rows. angles: cos and sin, [T, half] or [T, rotary_dim],
-        dense, of each rope. rows: [R] int64, with R <= T. After its attention, the last layer
-        computes only these.
+        dense, of each rope. batches: one for each cache group. rows: [R] int64, with R <= T. After
+        its attention, the last layer computes only these.
         """
         num_tokens = len(hidden)
         self.hidden[:num_tokens] = hidden
-        for arguments in self._attentions:
-            arguments.set_batch(batch)
-        slots = batch.slot_mapping.data_ptr()
-        for arguments in self._writes:
-            arguments.slots = slots
+        slots = [batch.slot_mapping.data_ptr() for batch in batches]
+        for group, attending, writing in self._attentions:
+            attending.set_batch(batches[group])
+            writing.slots = slots[group]
         for rope, arguments in self._rotaries:
             arguments.set_angles(*angles[rope])
         self._first.set_num_tokens(num_tokens)

@@ -44,20 +44,22 @@ class Stops:
         for index, group in enumerate(self._groups):
             if group.window is None:
                 length = self._cache.longest(index, sequence, length)
-        if 0 < length <= limit - hit and self._part_at(sequence, length):
+        if length > 0 and self._part_at(sequence, length, limit):
             self._stops[sequence.id] = length
 
-    def _part_at(self, sequence: Sequence, length: int) -> bool:
-        """Whether an earlier sequence went on differently after `length`, and dropped its windows.
+    def _part_at(self, sequence: Sequence, length: int, limit: int) -> bool:
+        """Whether an earlier sequence dropped its windows before `length`, and went on differently.
 
         If the next block, or one of the window, was evicted instead, nothing new is known.
         """
         for index, group in enumerate(self._groups):
             end = length // group.block_size
-            blocks = range(group.first_block(length), end) if group.window else (end,)
+            blocks = range(end, min(end + 1, limit // group.block_size))
+            if group.window is not None:
+                blocks = range(group.first_block(length), end)
             keys = [self._cache.key(index, sequence, block) for block in blocks]
             fates = {self._fates.get(key) for key in keys if not self._cache.has(key)}
-            if False in fates or (group.window and True not in fates):
+            if False in fates or (group.window is not None and True not in fates):
                 return False
         return True
 

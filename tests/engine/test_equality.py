@@ -18,6 +18,13 @@ from kernels.cpu.shared_library import unavailable_reason
 from tests.engine.greedy_answers import NUM_NEW, STRATEGIES, generate, tokens
 from tests.engine.tiny_models import FOREIGN, LIBRARY, OWN
 
+SMALL_POOLS = {
+    "mistral": 8, "ministral": 8, "qwen2": 12, "gemma2": 11, "gemma3_text": 11, "olmo3": 10,
+    "exaone4": 10, "starcoder2": 8, "cohere2": 10, "qwen2_moe": 12, "mellum": 11, "gpt_oss": 11,
+    "phimoe": 8, "dots1": 12, "exaone_moe": 10, "afmoe": 8,
+}  # fmt: skip
+"""Blocks with which `paged` has to preempt, although it frees those that left a window."""
+
 
 def test_every_family_is_tested():
     assert OWN.keys() == FAMILIES.keys()
@@ -34,7 +41,7 @@ def test_packed_executor(tiny_model, expected, architecture, batching):
         executor="packed",
         dtype="fp32",
         block_size=4,
-        num_kv_blocks=14 if batching == "paged" else 40,
+        num_kv_blocks=SMALL_POOLS.get(architecture, 14) if batching == "paged" else 40,
         max_rolling_batch_prefill_tokens=10,
         **STRATEGIES[batching],
     )
@@ -43,6 +50,32 @@ def test_packed_executor(tiny_model, expected, architecture, batching):
     if batching == "paged":
         assert llm.llm_engine.strategy.num_preemptions > 0
     assert llm.llm_engine.strategy.memory.num_held_blocks == 0
+
+
+@pytest.mark.parametrize("batching", STRATEGIES)
+@pytest.mark.parametrize("architecture", ["gpt_oss", "gemma2", "gemma3_text", "olmo3", "ministral"])
+def test_nothing_reads_what_a_window_has_left(tiny_model, expected, architecture, batching):
+    """All blocks that are neither held nor cached are NaN before each step."""
+    llm = LLM(
+        tiny_model(architecture, is_wide=True), batching=batching, dtype="fp32", block_size=4,
+        num_kv_blocks=SMALL_POOLS[architecture] if batching == "paged" else 60,
+        max_rolling_batch_prefill_tokens=10, **STRATEGIES[batching],
+    )  # fmt: skip
+    engine = llm.llm_engine
+    memory, step, num_freed = engine.strategy.memory, engine.step, []
+
+    def poisoned_step(*arguments):
+        held = {b for group in engine.strategy.running for s in group.sequences
+                for b in memory.held(s.id)}  # fmt: skip
+        free = sorted(set(range(memory.num_blocks)) - held - set(memory.kept_blocks))
+        for tensor in engine.executor.passes.cache.blocks:
+            tensor[free] = float("nan")
+        num_freed.append(any(t.first for ts in memory._tables.values() for t in ts))
+        return step(*arguments)
+
+    engine.step = poisoned_step
+    assert tokens(llm) == generate(tiny_model(architecture, is_wide=True))
+    assert any(num_freed) == (batching == "paged")
 
 
 @pytest.mark.parametrize("architecture", [*OWN, *FOREIGN])

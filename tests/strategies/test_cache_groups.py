@@ -279,6 +279,12 @@ def test_the_third_request_with_a_system_prompt_finds_it():
     assert requests(memory, prompts) == [0, 0, 120, 120, 120]
 
 
+def test_the_third_request_with_the_same_prompt_finds_it():
+    memory = PagedMemory(300, layout_of_window(8))
+    prompt = random_tokens(random.Random(0), 90)
+    assert requests(memory, [prompt] * 4) == [0, 0, 88, 88]
+
+
 def test_the_next_turn_of_a_chat_finds_all_of_it():
     rng = random.Random(0)
     memory = PagedMemory(300, layout_of_window(8))

@@ -112,12 +112,13 @@ def test_layers_of_a_step_share_a_work_list_for_each_window(backend, made):
     works = []
     backend._decode = lambda *_, work, **__: works.append(work)
     query, key = torch.zeros(5, 4, 64), torch.zeros(5, 2, 64)
-    lens = torch.zeros(5)
     for _ in range(2):
+        lens = torch.zeros(5)
         batch = PagedBatch(torch.zeros(1), lens, lens, lens, None, num_decodes=5)
+        groups = batch, batch.with_tables(lens, lens)
         for window in (None, 9, None, 9):
             call = AttentionCall(0, query, key, key, 1.0, window, None, None)
-            backend.attend(call, *torch.zeros(2, 4, 16, 2, 64), batch)
+            backend.attend(call, *torch.zeros(2, 4, 16, 2, 64), groups[window is None])
     assert made == [(5, 6, None), (5, 6, 9)] * 2, "made again for a new batch"
     assert works == [made[0], made[1]] * 4
 
@@ -139,7 +140,8 @@ def test_prompts_are_split_by_their_lengths_or_by_limits(backend):
     lens, caches = torch.zeros(3), torch.zeros(2, 4, 16, 2, 64)
     spans = ((0, 1, 9), (1, 3, 40), (3, 6, 3))
     batch = PagedBatch(torch.zeros(3), lens, lens, lens, spans, num_decodes=1)
-    for step, lengths in ((batch, [(2, 40), (3, 3)]), (replace(batch, spans=None), None)):
+    captured = replace(batch, spans=None, context_lens=torch.zeros(3))
+    for step, lengths in ((batch, [(2, 40), (3, 3)]), (captured, None)):
         for window in (None, 9, None):
             call = AttentionCall(0, query, key, key, 1.0, window, None, None)
             backend.attend(call, *caches, step)

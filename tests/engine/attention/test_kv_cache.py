@@ -9,13 +9,21 @@ import time
 import pytest
 import torch
 
-from core.configuration.kv_layout import LayerShape
+from core.configuration.kv_layout import KVLayout, LayerShape
 from engine.attention.kv_cache import KVCache
+
+LAYOUT = KVLayout.uniform(16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
 def test_on_a_cpu_the_slots_of_one_head_in_a_block_are_contiguous_and_zero(dtype):
-    cache = KVCache([LayerShape(2, 8, 4), LayerShape(1, 16, 16)], 5, 4, dtype, torch.device("cpu"))
+    cache = KVCache(
+        [LayerShape(2, 8, 4), LayerShape(1, 16, 16)],
+        5,
+        KVLayout.uniform(4),
+        dtype,
+        torch.device("cpu"),
+    )
     shapes = [(5, 4, 2, 8), (5, 4, 1, 16), (5, 4, 2, 4), (5, 4, 1, 16)]
     for tensor, shape in zip(cache.keys + cache.values, shapes, strict=True):
         assert tensor.shape == shape
@@ -43,7 +51,7 @@ def nothing_in_the_background():
 
 def make_large():
     """Return a cache of 128 MiB."""
-    return KVCache([LayerShape(2, 64, 64)] * 2, 4096, 16, torch.float32, torch.device("cpu"))
+    return KVCache([LayerShape(2, 64, 64)] * 2, 4096, LAYOUT, torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.usefixtures("nothing_in_the_background")
@@ -74,7 +82,7 @@ def test_a_cache_may_be_dropped_while_it_is_populated():
 
 def test_huge_pages_are_optional(monkeypatch):
     def cache():
-        return KVCache([LayerShape(2, 64, 64)], 8, 16, torch.float32, torch.device("cpu"))
+        return KVCache([LayerShape(2, 64, 64)], 8, LAYOUT, torch.float32, torch.device("cpu"))
 
     monkeypatch.setattr("mmap.MADV_HUGEPAGE", 9999, raising=False)
     assert not cache().keys[0].any()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from core.configuration.kv_layout import KVLayout
 from engine.attention.backends import CpuBackend
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
@@ -137,8 +138,8 @@ def test_any_rows(tiny_model, load, steps, architecture, dtype):
     for wanted in ([], [4], [3, 0, 3], [4, 3, 2, 1, 0], [4]):
         results, caches = [], []
         for decoder.one_call in (None, one_call):
-            caches.append(KVCache(decoder.shapes, 2, 8, dtype, device))
-            step = PagedStep(batch, caches[-1], CpuBackend())
+            caches.append(KVCache(decoder.shapes, 2, KVLayout.uniform(8), dtype, device))
+            step = PagedStep((batch,), caches[-1], CpuBackend())
             steps.clear()
             rows = torch.tensor(wanted, dtype=torch.int64)
             with torch.inference_mode():

@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import torch
 
-from core.configuration.kv_layout import KVLayout
 from core.configuration.options import make_options
 from core.sampling import Finish
 from engine.build import build_rank_0
@@ -94,11 +93,11 @@ def ranked_engine(path, size, **options):
 
 def with_strategy(engine, batching, *, num_blocks, kv_reservation="max"):
     """Return an engine with the executor of `engine` and a strategy of its own."""
-    facts = engine.facts
+    facts, layout = engine.facts, engine.strategy.memory.layout
     settings = StrategySettings(
         batching=batching,
-        num_blocks=num_blocks,
-        layout=KVLayout.uniform(facts.block_size),
+        num_blocks=layout.blocks_for(num_blocks * facts.block_size),
+        layout=layout,
         max_model_len=facts.max_model_len,
         limits=engine.strategy.limits,
         max_delay_s=0.0,

@@ -132,8 +132,8 @@ def test_a_step_tells_the_other_ranks_sizes_only(tiny_model):
     "order",
     [
         Move(BlockMoves(((1, 2),), (), ((3, 4),))),
-        Forward(20, 5, 5, 4, 2, 4, (), StepSize(4, 1, 16), None),
-        Forward(3, 1, 1, 1, 2, 0, ("adapters",), None, ((0, 3, 3),)),
+        Forward(20, 2, 5, 5, 4, 2, 4, (), StepSize(4, 1, 16), None),
+        Forward(3, 1, 1, 1, 1, 2, 0, ("adapters",), None, ((0, 3, 3),)),
     ],
 )
 def test_orders_arrive_as_they_were_sent(order):

@@ -11,6 +11,7 @@ import random
 import pytest
 import torch
 
+from core.configuration.kv_layout import KVLayout
 from core.plan import BlockTable, Chunk, StepPlan
 from core.sampling import Sampled, SamplingParams
 from core.sequence import Sequence
@@ -19,6 +20,7 @@ from engine.step.step_inputs import InputBuilder
 from tests.strategies.fakes import Arrival, drive, fail, requests_of, strategy_of
 
 BLOCK_SIZE = 4
+GROUPS = KVLayout.uniform(BLOCK_SIZE).groups
 CPU = torch.device("cpu")
 
 
@@ -69,7 +71,7 @@ def arrivals(seed):
 def test_tables_of_every_step_are_the_plans(mode, overlaps, seed):
     """The steps have preemption, swapping, copy-on-write, cached prefixes, aborts and beams."""
     strategy = strategy_of("paged", num_blocks=14, preemption_mode=mode, num_swap_blocks=30)
-    builder, num_checked = InputBuilder(BLOCK_SIZE, Staging(CPU)), 0
+    builder, num_checked = InputBuilder(GROUPS, Staging(CPU)), 0
 
     def check(plan):
         nonlocal num_checked
@@ -90,7 +92,7 @@ def test_tables_of_every_step_are_the_plans(mode, overlaps, seed):
 def test_a_step_after_failed_ones_has_the_right_tables(seed):
     """A plan fails before or after its tables are sent; its sequences end, others go on."""
     rng = random.Random(seed)
-    builder = InputBuilder(BLOCK_SIZE, CountingStaging(lambda: rng.random() < 0.2))
+    builder = InputBuilder(GROUPS, CountingStaging(lambda: rng.random() < 0.2))
     strategy = strategy_of("paged", num_blocks=40, max_sequences=3, max_step_tokens=6)
     for request in requests_of([Arrival(0, rng.randint(1, 12), 12) for _ in range(60)]):
         strategy.add(request)
@@ -124,7 +126,7 @@ def decode(id, num_blocks, first_block=0):
 
 def test_an_unchanged_step_sends_no_tables_however_long_they_are():
     staging = CountingStaging()
-    builder = InputBuilder(BLOCK_SIZE, staging)
+    builder = InputBuilder(GROUPS, staging)
     short = [decode(id, 2) for id in range(15)]
     for _ in range(2):
         builder.build(StepPlan((*short, decode(15, 8192))))
@@ -136,7 +138,7 @@ def test_an_unchanged_step_sends_no_tables_however_long_they_are():
 
 def test_a_new_block_sends_one_entry_of_one_sequence():
     staging = CountingStaging()
-    builder = InputBuilder(BLOCK_SIZE, staging)
+    builder = InputBuilder(GROUPS, staging)
     others = [decode(id, 100) for id in range(1, 8)]
     plans = [StepPlan((decode(0, num_blocks), *others)) for num_blocks in (100, 100, 101)]
     for plan in plans:
@@ -149,7 +151,7 @@ def test_a_new_block_sends_one_entry_of_one_sequence():
 def test_sequences_that_take_turns_keep_their_rows():
     """Two groups of sequences run in turn, as sequences with a grammar do when steps overlap."""
     staging = CountingStaging()
-    builder = InputBuilder(BLOCK_SIZE, staging)
+    builder = InputBuilder(GROUPS, staging)
     plans = [
         StepPlan(tuple(decode(id, 50, first_block=id) for id in ids))
         for ids in (range(8), range(8, 16))
@@ -161,7 +163,7 @@ def test_sequences_that_take_turns_keep_their_rows():
 
 def test_a_sequence_that_lost_its_row_gets_its_whole_table_again():
     """More sequences take turns than there are rows. Their tables stay the same objects."""
-    builder = InputBuilder(BLOCK_SIZE, Staging(CPU))
+    builder = InputBuilder(GROUPS, Staging(CPU))
     plans = [
         StepPlan(tuple(decode(id, 5, first_block=id) for id in range(first, first + 4)))
         for first in range(0, 40, 4)
@@ -173,7 +175,7 @@ def test_a_sequence_that_lost_its_row_gets_its_whole_table_again():
 @pytest.mark.parametrize("num_before", [0, 1])
 def test_a_table_that_could_not_be_sent_is_sent_again(num_before):
     staging = CountingStaging(lambda: len(staging.num_bytes) == num_before + 1)
-    builder = InputBuilder(BLOCK_SIZE, staging)
+    builder = InputBuilder(GROUPS, staging)
     for _ in range(num_before):
         builder.build(StepPlan((decode(0, 5),)))
     plan = StepPlan((decode(0, 6), decode(1, 6, first_block=9)))
@@ -183,7 +185,7 @@ def test_a_table_that_could_not_be_sent_is_sent_again(num_before):
 
 
 def test_rows_are_reused_as_new_sequences_replace_old_ones():
-    builder = InputBuilder(BLOCK_SIZE, Staging(CPU))
+    builder = InputBuilder(GROUPS, Staging(CPU))
     for id in range(100):
         plan = StepPlan((decode(id, 1 + id % 7, id), decode(id + 1, 1 + (id + 1) % 7, id + 1)))
         check_tables(builder.build(plan).batch, plan)
@@ -193,7 +195,7 @@ def test_rows_are_reused_as_new_sequences_replace_old_ones():
 def test_any_change_of_a_table_reaches_the_device(new):
     """The new table has a replaced entry (copied on write), is shorter (recomputed) or longer."""
     builder, sequence = (
-        InputBuilder(BLOCK_SIZE, Staging(CPU)),
+        InputBuilder(GROUPS, Staging(CPU)),
         Sequence(0, [1] * 20, SamplingParams()),
     )
     for blocks in ((1, 2, 3, 4), new, (1, 2, 3, 4)):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from core.configuration.kv_layout import KVLayout
 from core.plan import BlockTable, Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
@@ -39,7 +40,7 @@ def test_tokens_equal_generate(tiny_model, expected, architecture, overlaps):
     llm, recorder = with_graphs(
         tiny_model(architecture),
         prompt_sizes=(4, 1024),
-        num_kv_blocks=14,
+        num_kv_blocks={"mistral": 8, "gpt_oss": 11}.get(architecture, 14),
         max_rolling_batch_prefill_tokens=10,
         async_scheduling=overlaps,
     )
@@ -49,20 +50,23 @@ def test_tokens_equal_generate(tiny_model, expected, architecture, overlaps):
     assert llm.llm_engine.strategy.num_preemptions > 0
 
 
-def random_plan(rng):
+def random_plan(rng, cache):
     """Return decodes, prompts and chunks of prompts in random order.
 
     Their blocks are scattered and have 4 tokens each. Some continue after a prefix, and some do not
     sample.
     """
-    blocks, lengths = rng.sample(range(60), 60), rng.choice([[1], [1, 1, 2, 5], [2, 3, 6]])
+    num_blocks = len(cache.blocks[0])
+    blocks = rng.sample(range(num_blocks), num_blocks)
+    lengths = rng.choice([[1], [1, 1, 2, 5], [2, 3, 6]])
     chunks = []
     for id in range(rng.randint(1, 7)):
         length, start = rng.choice(lengths), rng.randrange(12)
         token_ids = [rng.randrange(1, 60) for _ in range(start + length)]
         sequence = Sequence(id, token_ids, SamplingParams(temperature=0))
-        table = BlockTable(tuple(blocks.pop() for _ in range(-(-(start + length) // 4))))
-        chunks.append(Chunk(sequence, start, length, (table,), samples_token=rng.random() < 0.8))
+        counts = [group.blocks_for(start + length) for group in cache.groups]
+        tables = tuple(BlockTable(tuple(blocks.pop() for _ in range(count))) for count in counts)
+        chunks.append(Chunk(sequence, start, length, tables, samples_token=rng.random() < 0.8))
     return StepPlan(tuple(chunks))
 
 
@@ -81,28 +85,28 @@ def test_padded_steps_have_the_logits_of_unpadded_ones(tiny_model, architecture)
     passes, rng, used = llm.llm_engine.executor.passes, random.Random(1), set()
     generator = torch.Generator().manual_seed(1)
     cpu = Staging(torch.device("cpu"))
-    unpadded, padded = InputBuilder(4, cpu), InputBuilder(4, cpu)
+    unpadded, padded = (InputBuilder(passes.cache.groups, cpu) for _ in range(2))
     is_exact = architecture in ("llama", "gpt2", "mistral") and cpu_linear.is_faster()
     for _ in range(60):
-        plan = random_plan(rng)
+        plan = random_plan(rng, passes.cache)
         size = passes.graphs.size_for(plan.chunks)
         if size is None:
             continue
-        for cache in (*passes.cache.keys, *passes.cache.values):
-            cache.fill_(float("nan"))
-            for chunk in plan.chunks:
-                shape = len(chunk.tables[0].blocks), *cache.shape[1:]
-                cache[list(chunk.tables[0].blocks)] = torch.randn(shape, generator=generator)
+        used_blocks = [b for chunk in plan.chunks for table in chunk.tables for b in table.blocks]
+        for memory in passes.cache.blocks:
+            memory.fill_(float("nan"))
+            shape = len(used_blocks), memory.shape[1]
+            memory[used_blocks] = torch.randn(shape, generator=generator)
         with torch.inference_mode():
             inputs = unpadded.build(plan)
-            step = PagedStep(inputs.batch, passes.cache, passes.backend)
+            step = PagedStep(inputs.batches, passes.cache, passes.backend)
             expected = passes.model.forward(inputs, step).float()
             found = passes.graphs.replay(padded.build(plan, size=size), size)
         used.add(size)
         torch.testing.assert_close(found, expected, atol=0 if is_exact else 2e-5, rtol=0)
-        others = set(range(60)).difference(*(chunk.tables[0].blocks for chunk in plan.chunks))
-        for cache in (*passes.cache.keys, *passes.cache.values):
-            assert cache[list(others)].isnan().all(), "padding writes to no block"
+        for memory in passes.cache.blocks:
+            others = sorted(set(range(len(memory))) - set(used_blocks))
+            assert memory[others].isnan().all(), "padding writes to no block"
     assert used == set(passes.graphs.sizes)
 
 
@@ -123,7 +127,7 @@ class OperationCount(TorchDispatchMode):
 
 def test_a_replayed_step_launches_few_operations_whatever_its_size(default_graphs):
     """Before the replay, a step makes its inputs and copies them into the graph's buffers."""
-    builder = InputBuilder(16, Staging(torch.device("cpu")))
+    builder = InputBuilder(KVLayout.uniform(16).groups, Staging(torch.device("cpu")))
 
     def operations(plan):
         size = default_graphs.size_for(plan.chunks)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from core.configuration.kv_layout import LayerShape
+from core.configuration.kv_layout import KVLayout, LayerShape
 from core.plan import BlockMoves
 from engine import LLM, SamplingParams
 from engine.attention.backends import TorchBackend
@@ -21,7 +21,7 @@ SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 1
 @pytest.mark.matrix
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("mode", ["swap", "auto"])
-@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
 def test_tokens_equal_those_of_generate(tiny_model, expected, architecture, mode, overlaps):
     llm = LLM(
         tiny_model(architecture),
@@ -66,7 +66,9 @@ def test_moves_run_in_order_and_in_batches():
 
     Forty blocks were swapped out before.
     """
-    cache = KVCache([LayerShape(1, 8, 4)] * 2, 50, 4, torch.float32, torch.device("cpu"), 60)
+    cache = KVCache(
+        [LayerShape(1, 8, 4)] * 2, 50, KVLayout.uniform(4), torch.float32, torch.device("cpu"), 60
+    )
     for number, tensor in enumerate((*cache.keys, *cache.values)):
         tensor.copy_(torch.arange(50)[:, None, None, None] + 100 * number)
     mover = BlockMover(cache, TorchBackend())
@@ -112,7 +114,9 @@ def test_copies_to_the_host_run_beside_kernels_and_nothing_overtakes_them(monkey
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[-1])
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
     copy = torch.Tensor.copy_
-    cache = KVCache([LayerShape(1, 8, 4)], 50, 4, torch.float32, torch.device("cpu"), 60)
+    cache = KVCache(
+        [LayerShape(1, 8, 4)], 50, KVLayout.uniform(4), torch.float32, torch.device("cpu"), 60
+    )
     mover = BlockMover(cache, TorchBackend())
     mover._to_host = CopyStream(torch.device("cuda"))
 

@@ -155,7 +155,7 @@ def test_attention(make, dtype, extras):
     options = {"scale": 0.2, **{k: v for k, v in extras.items() if k in ("window", "softcap")}}
     options["sinks"] = torch.randn(num_heads) if "sinks" in extras else None
     caches = [torch.zeros(2, 4, 8, num_kv_heads, dim, dtype=dtype) for _ in range(2)]
-    calls = StepCalls(11, HIDDEN, dtype, *caches[0][:, None])
+    calls = StepCalls(11, HIDDEN, dtype, *caches[0][:, None], [0])
     prepare_attention(
         calls, 0, qkv, out, (num_heads, num_kv_heads, dim), rotary_dim, norms, **options
     )
@@ -171,7 +171,7 @@ def test_attention(make, dtype, extras):
         )
         x = rows(num_tokens, HIDDEN, dtype)
         cos, sin = (part.contiguous() for part in rows(2 * num_tokens, 32, dtype).chunk(2))
-        got = calls(x, {"": (cos, sin)}, batch)
+        got = calls(x, {"": (cos, sin)}, [batch])
         sizes = [num_heads * dim, num_kv_heads * dim, num_kv_heads * dim]
         query, key, value = own_qkv(x).split(sizes, -1)
         if norms is not None:
@@ -208,7 +208,7 @@ def test_unsupported_sizes(make, dtype):
         with pytest.raises(NoKernelError, match=f"rotates {rotary_dim} dims"):
             rotation(empty(3, 2, 64), empty(3, 1, 64), rotary_dim)
     keys = empty(4, 8, 2, 64)
-    calls = StepCalls(3, HIDDEN, dtype, [keys], [keys])
+    calls = StepCalls(3, HIDDEN, dtype, [keys], [keys], [0])
     for num_heads, num_kv_heads, dim in ((3, 2, 64), (4, 2, 32)):
         heads = empty(3, num_kv_heads, dim)
         with pytest.raises(NoKernelError, match="shapes do not match"):
@@ -237,7 +237,7 @@ def test_threads_that_come_late(make, dtype):
     x, cosines = rows(num_tokens, HIDDEN, dtype), rows(num_tokens, 32, dtype)
     angles = {"": (cosines, cosines)}
     caches = torch.randn(2, 4, 3 * num_blocks, block_size, 2, 32).to(dtype)
-    calls = StepCalls(num_tokens, HIDDEN, dtype, *caches)
+    calls = StepCalls(num_tokens, HIDDEN, dtype, *caches, [0] * 4)
     weight = torch.ones(HIDDEN, dtype=dtype)
     for layer in range(4):
         qkv, out = make(HIDDEN, 256)[0], make(128, HIDDEN)[0]
@@ -251,8 +251,8 @@ def test_threads_that_come_late(make, dtype):
     num_threads = torch.get_num_threads()
     torch.set_num_threads(8)
     try:
-        expected = calls(x, angles, batch).clone()
-        assert all(torch.equal(calls(x, angles, batch), expected) for _ in range(20))
+        expected = calls(x, angles, [batch]).clone()
+        assert all(torch.equal(calls(x, angles, [batch]), expected) for _ in range(20))
     finally:
         torch.set_num_threads(num_threads)
-    torch.testing.assert_close(calls(x, angles, batch), expected)
+    torch.testing.assert_close(calls(x, angles, [batch]), expected)

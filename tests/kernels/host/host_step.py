@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from core import sampling
+from core.configuration.kv_layout import KVLayout
 from core.plan import BlockTable, Chunk, StepPlan
 from core.sequence import Sequence as TokenSequence
 from engine.attention.kv_cache import KVCache
@@ -37,10 +38,12 @@ from engine.model.spec import DecoderSpec, read_spec
 from engine.staging import Staging
 from engine.step.step_inputs import InputBuilder, StepInputs
 from kernels import dry_run
+from kernels.attention.batch import PagedBatch
 
 ARCH = 90
 CPU, CUDA, DTYPE = torch.device("cpu"), torch.device("cuda"), torch.bfloat16
 BLOCK_SIZE, MAX_MODEL_LEN = 16, 4096
+LAYOUT = KVLayout.uniform(BLOCK_SIZE)
 DECODE_CONTEXT = 60
 """Context length of each decoding sequence."""
 WARM_UP = 3
@@ -111,10 +114,14 @@ class _Model:
         self._decoder = Decoder(_Loader(spec, state, self._spent), spec, num_layers)
         self._inputs = _inputs(num_decodes, num_prompt_tokens)
         num_blocks = 1 + int(self._inputs.batch.block_tables.max())
-        cache = KVCache(spec.shapes, num_blocks, BLOCK_SIZE, DTYPE, CPU)
+        cache = KVCache(spec.shapes, num_blocks, LAYOUT, DTYPE, CPU)
         backend = TritonBackend(dry_run.NUM_PROCESSORS[ARCH], MAX_MODEL_LEN)
         # A new batch each step, so that the time includes work whose result the backend caches.
-        self._paged = lambda: PagedStep(replace(self._inputs.batch), cache, backend)
+        self._paged = lambda: PagedStep((self._new_batch(),), cache, backend)
+
+    def _new_batch(self) -> PagedBatch:
+        batch = self._inputs.batch
+        return replace(batch, context_lens=batch.context_lens.view(-1))
 
     def step(self) -> Times:
         self._spent.clear()
@@ -161,7 +168,7 @@ def _inputs(num_decodes: int, num_prompt_tokens: int) -> StepInputs:
         table = BlockTable(tuple(range(num_blocks, end_block)))
         chunks.append(Chunk(sequence, start, length - start, (table,), samples_token=True))
         num_blocks = end_block
-    return InputBuilder(BLOCK_SIZE, Staging(CPU)).build(StepPlan(tuple(chunks)))
+    return InputBuilder(LAYOUT.groups, Staging(CPU)).build(StepPlan(tuple(chunks)))
 
 
 def report(result: HostStep) -> str:

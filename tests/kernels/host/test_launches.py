@@ -67,7 +67,7 @@ def launches(num_layers, num_prompt_tokens, is_captured):
     model = host_step._Model(num_layers, 8, num_prompt_tokens)
     if is_captured:
         batch = replace(model._inputs.batch, spans=None)
-        model._inputs = replace(model._inputs, batch=batch)
+        model._inputs = replace(model._inputs, batches=(batch,))
     model.step()
     with dry_run.target(host_step.ARCH) as recorded, Operations() as operations:
         model.step()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from triton import knobs
 
-from core.configuration.kv_layout import LayerShape
+from core.configuration.kv_layout import KVLayout, LayerShape
 from core.plan import BlockMoves, BlockTable, Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
@@ -40,10 +40,11 @@ def engine_launches(context_len, max_model_len):
     heads = (SHAPE.num_heads, SHAPE.num_kv_heads, SHAPE.num_kv_heads)
     layers = [LayerShape(SHAPE.num_kv_heads, SHAPE.head_dim, SHAPE.head_dim)]
     cpu = torch.device("cpu")
-    cache = KVCache(layers, 8, precompile.BLOCK_SIZE, BF16, cpu)
+    layout = KVLayout.uniform(precompile.BLOCK_SIZE)
+    cache = KVCache(layers, 8, layout, BF16, cpu)
     backend = TritonBackend(num_processors=4, max_model_len=max_model_len)
     elementwise = make_elementwise(torch.device("cuda"))
-    builder = InputBuilder(precompile.BLOCK_SIZE, Staging(cpu))
+    builder = InputBuilder(layout.groups, Staging(cpu))
     sequences = [Sequence(id, [1] * context_len, SamplingParams()) for id in range(2)]
     decode = Chunk(sequences[0], 19, 1, (BlockTable((0, 1)),), samples_token=True)
     blocks = tuple(range(-(-context_len // precompile.BLOCK_SIZE)))
@@ -63,7 +64,7 @@ def engine_launches(context_len, max_model_len):
             cos, sin = torch.empty(2, num_tokens, SHAPE.head_dim // 2, dtype=BF16)
             rotation = Rotation(cos, sin, SHAPE.head_dim)
             call = AttentionCall(0, normed[0], normed[1], value, 0.125, None, None, None, rotation)
-            PagedStep(inputs.batch, cache, backend).attend(call)
+            PagedStep(inputs.batches, cache, backend).attend(call)
             elementwise.gated_activation(torch.empty(num_tokens, 4096, dtype=BF16), "silu")
     return launches
 
@@ -82,7 +83,9 @@ def test_all_kernels_of_the_engine_are_precompiled():
 
 
 def test_all_block_moves_of_the_engine_are_precompiled():
-    cache = KVCache([LayerShape(2, 64, 64)] * 2, 8, 16, BF16, torch.device("cpu"), 4)
+    cache = KVCache(
+        [LayerShape(2, 64, 64)] * 2, 8, KVLayout.uniform(16), BF16, torch.device("cpu"), 4
+    )
     moves = BlockMoves(swap_outs=((1, 0), (2, 1)), swap_ins=((2, 3),), copies=((4, 5),))
     with dry_run.target(ARCH) as launched:
         BlockMover(cache, TritonBackend(4, 64)).launch(moves)
