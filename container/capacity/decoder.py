@@ -49,9 +49,14 @@ class Decoder:
     """True if weights_bytes follows from the weights' headers. Otherwise it was computed from the
     config, assuming Llama's architecture."""
 
+    windows: tuple[int | None, ...] = ()
+    """The window of each layer, if config.json lists the layers' types; () if no layer has one."""
+
     @property
     def shapes(self) -> list[LayerShape]:
-        return [LayerShape(self.num_kv_heads, self.head_dim, self.head_dim)] * self.num_layers
+        heads, dim = self.num_kv_heads, self.head_dim
+        windows = self.windows or (None,) * self.num_layers
+        return [LayerShape(heads, dim, dim, window) for window in windows]
 
     @property
     def linear_width(self) -> int:
@@ -187,6 +192,10 @@ def _decoder(
         weights_bytes=weights_bytes,
         weights_format=weights_format,
         is_counted=counted is not None,
+        windows=tuple(
+            text.get("sliding_window") if kind == "sliding_attention" else None
+            for kind in text.get("layer_types") or ()
+        ),
     )
 
 

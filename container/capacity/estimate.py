@@ -7,16 +7,15 @@ at start-up.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from container.capacity.decoder import DTYPE_BYTES, Decoder
 from container.capacity.instances import Instance
 from container.capacity.placement import place
-from core.configuration.kv_layout import bytes_per_block
+from core.configuration.kv_layout import LENGTHS, bytes_per_block, plan_layout
 from core.configuration.options import Options
 from core.configuration.record import Reserved
 from core.configuration.sizing import (
-    blocks_for,
     fit_length,
     gpu_kv_budget,
     packed_limits,
@@ -77,26 +76,33 @@ def make_estimate(
             -1
         ]
         activations += _graph_bytes(decoder, largest)
-    block_bytes = bytes_per_block(
-        decoder.shapes, options.memory.block_size, kv_itemsize(decoder, options)
+    itemsize = kv_itemsize(decoder, options)
+    layout = plan_layout(
+        decoder.shapes,
+        options.memory.block_size,
+        itemsize,
+        limits.max_model_len,
+        2 * budget_tokens,
     )
+    block_bytes = layout.block_bytes
     used = loaded_bytes(decoder, options) + CONTEXT_BYTES
     budget = gpu_kv_budget(options.memory, instance.gpu_mib * 2**20, used, activations)
-    usable = max_sequences * blocks_for(limits.max_model_len, options.memory.block_size)
-    num_blocks = options.memory.num_kv_blocks or min(usable, budget // block_bytes)
+    usable = max_sequences * layout.blocks_for(limits.max_model_len)
+    num_blocks = min(usable, budget // block_bytes)
+    if options.memory.num_kv_blocks is not None:
+        num_blocks = layout.num_blocks(decoder.shapes, options.memory.num_kv_blocks, itemsize)
     if num_blocks == 0:
         raise ConfigurationError(
             f"{decoder.name} does not fit: the weights ({_size(decoder.weights_bytes)}), steps "
             f"and CUDA use up {options.memory.gpu_memory_utilization:.0%} of the {instance.gpu}'s "
             f"{_size(instance.gpu_mib * 2**20)}{placement.advice()}"
         )
-    max_len, notes = fit_length(
-        options.memory, limits.max_model_len, num_blocks * options.memory.block_size
-    )
+    longest = layout.longest(num_blocks, limits.max_model_len)
+    max_len, notes = fit_length(options.memory, limits.max_model_len, longest)
     reserved = _tokens_reserved(options, batching, request, max_len)
-    max_concurrent = min(
-        max_sequences, num_blocks // blocks_for(reserved, options.memory.block_size)
-    )
+    # A request that decodes under `paged` holds no more than its windows.
+    running = replace(layout, step_tokens=1) if STRATEGIES[batching].is_paged else layout
+    max_concurrent = min(max_sequences, num_blocks // running.blocks_for(reserved))
     return Estimate(batching, activations, num_blocks, block_bytes, max_len, max_concurrent, notes)
 
 
@@ -137,11 +143,25 @@ def plan_lines(
         f"  KV: blocks of {options.memory.block_size} tokens, {_size(paged.block_bytes)} each; "
         f"at most {paged.max_model_len} tokens per sequence"
     )
+    yield from _window_lines(decoder, options)
     yield f"  concurrent requests{placement.of_each} of {request.prompt} + {request.answer} tokens:"
     for plan in plans:
         memory = f"{plan.num_blocks} blocks, {_size(plan.num_blocks * plan.block_bytes)}"
         yield f"    {plan.batching:<10}  {plan.max_concurrent:>4}  ({memory})"
     yield from (f"  note: {note}" for note in paged.notes)
+
+
+def _window_lines(decoder: Decoder, options: Options) -> Iterator[str]:
+    """Yield what long sequences hold, if some layers have a window."""
+    longest, itemsize = decoder.max_length or 0, kv_itemsize(decoder, options)
+    for length in (length for length in LENGTHS if any(decoder.windows) and length <= longest):
+        layout = plan_layout(decoder.shapes, options.memory.block_size, itemsize, longest, 1)
+        held = layout.blocks_for(length) * layout.block_bytes
+        whole = bytes_per_block(decoder.shapes, length, itemsize)
+        yield (
+            f"  a sequence of {length} tokens holds {_size(held)} of KV; {_size(whole)} if blocks "
+            "out of a window were kept"
+        )
 
 
 def loaded_bytes(decoder: Decoder, options: Options) -> int:
