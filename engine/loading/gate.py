@@ -27,6 +27,7 @@ from engine.attention.call import PagedAttention, UnsupportedModelError
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
 from engine.loading.model_source import ModelSource
+from engine.model.families import FAMILIES
 from engine.staging import Staging
 from engine.step.step_inputs import InputBuilder
 
@@ -114,8 +115,11 @@ def load_reference(
     try:
         with contained, quietly():
             kind = AutoModelForCausalLM
-            if type(source.config) not in kind._model_mapping:  # Mistral 4
-                kind = AutoModelForPreTraining
+            if (
+                type(source.config) not in kind._model_mapping
+                and source.config.model_type in FAMILIES
+            ):
+                kind = AutoModelForPreTraining  # Mistral 4's
             model, missing = source.load_with_missing(kind, attention, state)
     except KeyError as error:  # the model's own table of attention classes lacks `attention`
         raise UnsupportedModelError("it has custom attention classes") from error
