@@ -10,6 +10,7 @@ from typing import Any
 ROWS = {
     "88 M Llama, fp32, AVX-512": ("2026-11-22-883d3c8-cpu-amd-epyc-avx512bf16-llama-88m-fp32.json"),
     "88 M Llama, bf16, AVX-512": "2026-11-22-883d3c8-cpu-amd-epyc-avx512bf16-llama-88m-bf16.json",
+    "88 M Llama, bf16, AMX": "2026-11-26-a3da536a-cpu-intel-xeon-amx-llama-88m-bf16-preloaded.json",
     "Qwen 2.5 0.5B shape, bf16, AVX-512": (
         "2026-11-22-883d3c8-cpu-amd-epyc-avx512bf16-qwen-0.5b-bf16.json"
     ),
