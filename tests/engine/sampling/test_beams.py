@@ -83,7 +83,7 @@ def test_beams_in_all_strategies(tiny_model, expected, batching, search, overlap
 @pytest.mark.matrix
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2", "gemma2"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
 def test_beams_under_constant_preemption(tiny_model, expected, architecture, mode, overlaps):
     llm = LLM(
         tiny_model(architecture),
@@ -97,6 +97,12 @@ def test_beams_under_constant_preemption(tiny_model, expected, architecture, mod
     assert answers(llm, "long", times=3) == expected(architecture, "long") * 3
     assert llm.llm_engine.strategy.num_preemptions > 0
     assert (llm.llm_engine.strategy.num_swaps > 0) == (mode == "swap")
+
+
+@pytest.mark.parametrize("architecture", ["mistral", "gemma2"])
+def test_beams_of_layers_with_windows(tiny_model, expected, architecture):
+    llm = LLM(tiny_model(architecture), num_kv_blocks=20, **SMALL)
+    assert answers(llm, "long", times=3) == expected(architecture, "long") * 3
 
 
 def admit_what_fits_now(strategy):
