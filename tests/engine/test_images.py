@@ -188,10 +188,15 @@ def test_prefixes_are_shared_only_between_equal_images(vision_model, model_type)
     [first] = answers(llm, [one])
     strategy = llm.llm_engine.strategy
     [second] = answers(llm, [other])
-    assert strategy.num_prefix_hits == one.images[0].start // 4 * 4 > 0, "text before the image"
-    assert answers(llm, [one, other]) == [first, second]
+    # Where windows are freed, only a prompt's third request finds what the second one parted from.
+    has_windows = model_type == "gemma3"
+    before_image = one.images[0].start // 4 * 4
+    assert strategy.num_prefix_hits == (0 if has_windows else before_image)
+    for _ in range(2):
+        assert answers(llm, [one, other]) == [first, second]
     assert first != second
-    assert strategy.num_prefix_hits >= 2 * (len(one.token_ids) - 4)
+    block = 8 if has_windows else 4
+    assert strategy.num_prefix_hits >= (2 if has_windows else 4) * (len(one.token_ids) - block)
 
 
 def test_samples_of_a_prompt_share_its_images(vision_model, expected):
