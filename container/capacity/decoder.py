@@ -11,6 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from container.capacity.architecture import (
+    LATENT_TYPES,
+    layer_shapes,
+    num_layer_parameters,
+    text_settings,
+    unfreed_shapes,
+)
 from core.configuration.hub import require_network
 from core.configuration.kv_layout import LayerShape
 from core.configuration.options import Options
@@ -49,14 +56,10 @@ class Decoder:
     """True if weights_bytes follows from the weights' headers. Otherwise it was computed from the
     config, assuming Llama's architecture."""
 
-    windows: tuple[int | None, ...] = ()
-    """The window of each layer, if config.json lists the layers' types; () if no layer has one."""
-
-    @property
-    def shapes(self) -> list[LayerShape]:
-        heads, dim = self.num_kv_heads, self.head_dim
-        windows = self.windows or (None,) * self.num_layers
-        return [LayerShape(heads, dim, dim, window) for window in windows]
+    shapes: tuple[LayerShape, ...]
+    """What each layer keeps of a token."""
+    unfreed_shapes: tuple[LayerShape, ...]
+    """The same, if each layer kept K and V of all heads and of all tokens."""
 
     @property
     def linear_width(self) -> int:
@@ -140,12 +143,8 @@ def _count(tensors: Iterable[tuple[Sequence[int], Sequence[int]]]) -> _Headers:
 def _decoder(
     name: str, config: Mapping[str, Any], counted: _Headers | None, options: Options
 ) -> Decoder:
-    text = config.get("text_config") or config
-    other_layers = set(text.get("layer_types") or ()) - _KNOWN_LAYERS
-    if text.get("kv_lora_rank") or config.get("is_encoder_decoder") or other_layers:
-        raise ConfigurationError(
-            f"{name}: plan supports only decoders that cache K and V of all KV heads in every layer"
-        )
+    text = text_settings(config)
+    _check_supported(name, text)
 
     def size(key: str, *others: str) -> int:
         for name_in_config in (key, *others):
@@ -164,11 +163,12 @@ def _decoder(
         "vocab_size": size("vocab_size"),
     }
     dtype = _dtype(text, options)
-    num_parameters = _llama_parameters(sizes, config)
+    num_parameters = _embedding_parameters(sizes, text) + sizes["hidden_size"]
+    num_parameters += num_layer_parameters(text, sizes)
     quantization = config.get("quantization_config") or text.get("quantization_config")
     if quantization is not None:
         weights_format = str(quantization.get("quant_method", "quantized"))
-        weights_bytes = _quantized_bytes(num_parameters, sizes, config, dtype, _bits(quantization))
+        weights_bytes = _quantized_bytes(num_parameters, sizes, text, dtype, _bits(quantization))
         if counted is not None:
             weights_bytes = counted.num_bytes
     else:
@@ -177,12 +177,14 @@ def _decoder(
             options.execution.quantize if options.execution.quantize in BYTES_PER_WEIGHT else None
         )
         weights_format = precision or dtype
-        weights_bytes = _quantized_bytes(num_parameters, sizes, config, dtype, precision)
+        weights_bytes = _quantized_bytes(num_parameters, sizes, text, dtype, precision)
         if precision in INT8_HEADS:
             head = sizes["vocab_size"] * sizes["hidden_size"]
             # A tied head is a copy in int8, beside the embedding in the model's dtype.
-            is_tied = config.get("tie_word_embeddings")
+            is_tied = text.get("tie_word_embeddings")
             weights_bytes += head if is_tied else head - head * DTYPE_BYTES[dtype]
+    text["num_hidden_layers"] = sizes["num_layers"]
+    shapes = layer_shapes(text, sizes["num_kv_heads"], sizes["head_dim"])
     return Decoder(
         name=name,
         **sizes,
@@ -192,11 +194,19 @@ def _decoder(
         weights_bytes=weights_bytes,
         weights_format=weights_format,
         is_counted=counted is not None,
-        windows=tuple(
-            text.get("sliding_window") if kind == "sliding_attention" else None
-            for kind in text.get("layer_types") or ()
-        ),
+        shapes=shapes,
+        unfreed_shapes=unfreed_shapes(text, shapes),
     )
+
+
+def _check_supported(name: str, text: Mapping[str, Any]) -> None:
+    other_layers = set(text.get("layer_types") or ()) - _KNOWN_LAYERS
+    has_other_latents = text.get("kv_lora_rank") and text.get("model_type") not in LATENT_TYPES
+    if other_layers or has_other_latents or text.get("is_encoder_decoder"):
+        raise ConfigurationError(
+            f"{name}: plan supports only decoders that cache K and V, or the latents of "
+            f"{', '.join(sorted(LATENT_TYPES))}, in every layer"
+        )
 
 
 def _dtype(config: Mapping[str, Any], options: Options) -> str:
@@ -205,13 +215,6 @@ def _dtype(config: Mapping[str, Any], options: Options) -> str:
         return options.execution.dtype
     dtype = config.get("dtype") or config.get("torch_dtype")
     return "fp16" if dtype == "float16" else "bf16"
-
-
-def _llama_parameters(sizes: Mapping[str, int], config: Mapping[str, Any]) -> int:
-    """Compute the number of parameters: embeddings, attention without biases, gated MLPs, norms."""
-    hidden, rows = sizes["hidden_size"], 2 * (sizes["num_heads"] + sizes["num_kv_heads"])
-    layer = rows * sizes["head_dim"] * hidden + 3 * hidden * sizes["intermediate_size"] + 2 * hidden
-    return _embedding_parameters(sizes, config) + sizes["num_layers"] * layer + hidden
 
 
 def _embedding_parameters(sizes: Mapping[str, int], config: Mapping[str, Any]) -> int:

@@ -18,6 +18,7 @@ from core.configuration.record import Reserved
 from core.configuration.sizing import (
     fit_length,
     gpu_kv_budget,
+    length_limit,
     packed_limits,
     reserved_tokens,
 )
@@ -143,7 +144,7 @@ def plan_lines(
         f"  KV: blocks of {options.memory.block_size} tokens, {_size(paged.block_bytes)} each; "
         f"at most {paged.max_model_len} tokens per sequence"
     )
-    yield from _window_lines(decoder, options)
+    yield from length_lines(decoder, options, paged.num_blocks * paged.block_bytes)
     yield f"  concurrent requests{placement.of_each} of {request.prompt} + {request.answer} tokens:"
     for plan in plans:
         memory = f"{plan.num_blocks} blocks, {_size(plan.num_blocks * plan.block_bytes)}"
@@ -151,17 +152,27 @@ def plan_lines(
     yield from (f"  note: {note}" for note in paged.notes)
 
 
-def _window_lines(decoder: Decoder, options: Options) -> Iterator[str]:
-    """Yield what long sequences hold, if some layers have a window."""
-    longest, itemsize = decoder.max_length or 0, kv_itemsize(decoder, options)
-    for length in (length for length in LENGTHS if any(decoder.windows) and length <= longest):
+def length_lines(decoder: Decoder, options: Options, kv_bytes: int) -> Iterator[str]:
+    """Yield what sequences hold of the KV memory, by length, and how many of their tokens fit."""
+    longest, itemsize = (
+        length_limit(options.memory, decoder.max_length),
+        kv_itemsize(decoder, options),
+    )
+    yield f"  sequences that fit into {_size(kv_bytes)} of KV, if they decode and share no prefix:"
+    for length in (length for length in LENGTHS if length <= longest):
         layout = plan_layout(decoder.shapes, options.memory.block_size, itemsize, longest, 1)
         held = layout.blocks_for(length) * layout.block_bytes
-        whole = bytes_per_block(decoder.shapes, length, itemsize)
-        yield (
-            f"  a sequence of {length} tokens holds {_size(held)} of KV; {_size(whole)} if blocks "
-            "out of a window were kept"
-        )
+        whole = bytes_per_block(decoder.unfreed_shapes, length, itemsize)
+        line = f"    {length:>6} tokens  {_fitting(length, held, kv_bytes)}"
+        if whole > held:
+            line += f"; if all K and V were kept, {_fitting(length, whole, kv_bytes)}"
+        yield line
+
+
+def _fitting(length: int, held: int, kv_bytes: int) -> str:
+    """Say how many sequences fit that have `length` tokens and hold `held` bytes each."""
+    count = kv_bytes // held
+    return f"{_size(held)} each, {count:,} of them, {count * length:,} tokens"
 
 
 def loaded_bytes(decoder: Decoder, options: Options) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from container.capacity.decoder import Decoder
 from container.capacity.instances import Instance
+from core.configuration.kv_layout import LayerShape
 from core.configuration.layout import Layout, lay_out
 from core.configuration.options import Options
 from core.errors import ConfigurationError
@@ -70,8 +71,17 @@ def place(decoder: Decoder, instance: Instance, options: Options) -> Placement:
         decoder,
         num_heads=-(-decoder.num_heads // ranks),
         num_kv_heads=-(-decoder.num_kv_heads // ranks),
+        shapes=_divided(decoder.shapes, ranks),
+        unfreed_shapes=_divided(decoder.unfreed_shapes, ranks),
         intermediate_size=-(-decoder.intermediate_size // ranks),
         num_parameters=-(-decoder.num_parameters // ranks),
         weights_bytes=-(-decoder.weights_bytes // ranks),
     )
     return Placement(layout, part)
+
+
+def _divided(shapes: tuple[LayerShape, ...], num_ranks: int) -> tuple[LayerShape, ...]:
+    """Return what a rank keeps. Each has all of a latent, or a whole KV head at least."""
+    return tuple(
+        replace(shape, num_kv_heads=-(-shape.num_kv_heads // num_ranks)) for shape in shapes
+    )

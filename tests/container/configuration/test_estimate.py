@@ -226,7 +226,7 @@ def test_models_that_do_not_fit(model: Path) -> None:
     ("change", "reason"),
     [
         ({"num_hidden_layers": None}, "has no num_hidden_layers"),
-        ({"kv_lora_rank": 512}, "cache K and V of all KV heads"),
+        ({"kv_lora_rank": 512}, "cache K and V, or the latents of deepseek_v2, "),
         ({"layer_types": ["full_attention", "linear_attention"]}, "cache K and V"),
     ],
 )

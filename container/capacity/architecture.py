@@ -1,0 +1,167 @@
+"""Reads from config.json what the layers of a decoder keep of a token, and its parameters.
+
+Only JSON is read, without transformers. So a table here has the settings that config.json may lack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from core.configuration.kv_layout import LayerShape
+
+Config = Mapping[str, Any]
+"""The settings of a language model, completed by `text_settings`."""
+
+_GEMMA = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+          "max_position_embeddings": 131072, "tie_word_embeddings": True}  # fmt: skip
+_QWEN = {"use_sliding_window": False, "max_window_layers": 28}
+_DEFAULTS: Mapping[str, Config] = {
+    "cohere": {"tie_word_embeddings": True},
+    "cohere2": {"tie_word_embeddings": True, "sliding_window_pattern": 4},
+    "dots1": {"max_window_layers": 62},
+    "ernie4_5_moe": {"moe_layer_start_index": 1},
+    "exaone4": {"sliding_window_pattern": 4},
+    "exaone_moe": {"sliding_window_pattern": 4},
+    "gemma": {"tie_word_embeddings": True},
+    "gemma2": {"tie_word_embeddings": True, "sliding_window_pattern": 2},
+    "gemma3_text": {**_GEMMA, "vocab_size": 262208, "sliding_window_pattern": 6},
+    "gemma4_text": {**_GEMMA, "vocab_size": 262144, "sliding_window_pattern": 6,
+                    "global_head_dim": 512},
+    "gpt_oss": {"sliding_window_pattern": 2},
+    "hy_v3": {"first_k_dense_replace": 1},
+    "olmo3": {"sliding_window_pattern": 4},
+    "qwen2": _QWEN,
+    "qwen2_moe": _QWEN,
+    "qwen3": _QWEN,
+    "qwen3_moe": _QWEN,
+    "smollm3": {"tie_word_embeddings": True, "use_sliding_window": False},
+}  # fmt: skip
+"""By model type, what transformers' config classes add to a config.json that lacks it."""
+LATENT_TYPES = {
+    "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "mistral4", "youtu",
+}  # fmt: skip
+"""Model types whose layers keep a latent, which all heads share, instead of K and V."""
+_LATENT_DIMS = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim")
+_COUNT_NAMES = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_SHARED_NAMES = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+
+
+def text_settings(config: Config) -> dict[str, Any]:
+    """Return the settings of a config.json's language model, with the defaults of its type.
+
+    Whether embeddings are tied may stand beside the language model's settings.
+    """
+    given = config.get("text_config") or config
+    defaults = _DEFAULTS.get(given.get("model_type", ""), {})
+    tied = config.get("tie_word_embeddings")
+    return {**defaults, **({} if tied is None else {"tie_word_embeddings": tied}), **given}
+
+
+def layer_shapes(config: Config, num_kv_heads: int, head_dim: int) -> tuple[LayerShape, ...]:
+    """Return what each layer keeps of a token, as the engine's `DecoderSpec.shapes`."""
+    if config.get("model_type") in LATENT_TYPES:
+        latent = LayerShape(1, config["kv_lora_rank"] + config["qk_rope_head_dim"], 0)
+        return (latent,) * config["num_hidden_layers"]
+    windows = _windows(config)
+    plain = LayerShape(num_kv_heads, head_dim, head_dim)
+    shapes = [replace(plain, window=window) for window in windows]
+    if "global_head_dim" not in config:
+        return tuple(shapes)
+    num_heads = config.get("attention_k_eq_v") and config.get("num_global_key_value_heads")
+    dim = config["global_head_dim"]
+    full = LayerShape(num_heads or num_kv_heads, dim, dim)
+    first_shared = len(shapes) - config.get("num_kv_shared_layers", 0)
+    return tuple(
+        replace(shape if shape.window else full, source=_source(windows, index, first_shared))
+        for index, shape in enumerate(shapes)
+    )
+
+
+def unfreed_shapes(config: Config, shapes: tuple[LayerShape, ...]) -> tuple[LayerShape, ...]:
+    """Return the shapes if each layer kept K and V of all heads and of all tokens."""
+    if config.get("model_type") in LATENT_TYPES:
+        key_dim = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+        whole = LayerShape(config["num_attention_heads"], key_dim, config["v_head_dim"])
+        return (whole,) * len(shapes)
+    return tuple(replace(shape, window=None, source=None) for shape in shapes)
+
+
+def num_layer_parameters(config: Config, sizes: Mapping[str, int]) -> int:
+    """Return the parameters of all layers: attention without biases, gated MLPs, experts, norms.
+
+    sizes: `num_layers`, `hidden_size`, `intermediate_size`, `num_heads`, `num_kv_heads` and
+    `head_dim`. Layers of other widths than the first (Gemma 4's) count as the first.
+    """
+    hidden, num_layers = sizes["hidden_size"], sizes["num_layers"]
+    shared = _attention_parameters(config, sizes) + 2 * hidden
+    mlp, experts = 3 * hidden * sizes["intermediate_size"], _expert_parameters(config, sizes)
+    num_sparse = sum(has_experts(config, index) for index in range(num_layers))
+    num_dense = num_layers if config.get("enable_moe_block") else num_layers - num_sparse
+    return num_layers * shared + num_dense * mlp + num_sparse * experts
+
+
+def has_experts(config: Config, index: int) -> bool:
+    """Whether layer `index` is a mixture of experts, as the engine's `LayerSpec.has_experts`."""
+    if _first(config, _COUNT_NAMES, 0) <= 1:
+        return False
+    kinds = config.get("mlp_layer_types")
+    if kinds:
+        return kinds[index] == "sparse"
+    first = _first(config, ("first_k_dense_replace", "moe_layer_start_index"), 0)
+    last = config.get("moe_layer_end_index", index)
+    step = _first(config, ("decoder_sparse_step", "moe_layer_interval"), 1)
+    is_dense = index in (config.get("mlp_only_layers") or ())
+    return first <= index <= last and (index + 1) % step == 0 and not is_dense
+
+
+def _windows(config: Config) -> list[int | None]:
+    """Return the window of each layer; None for a layer that reads all tokens."""
+    layers = range(config["num_hidden_layers"])
+    window: int | None = config.get("sliding_window")
+    kinds = config.get("layer_types")
+    if not window or config.get("use_sliding_window") is False:
+        return [None for _ in layers]
+    if kinds:
+        return [window if kind == "sliding_attention" else None for kind in kinds]
+    pattern, first = config.get("sliding_window_pattern"), config.get("max_window_layers", 0)
+    if pattern:
+        return [window if (index + 1) % pattern else None for index in layers]
+    return [window if index >= first else None for index in layers]
+
+
+def _source(windows: list[int | None], index: int, first_shared: int) -> int | None:
+    """Return the layer whose K and V a shared layer reads: the last of its kind that has some."""
+    if index < first_shared:
+        return None
+    return max(i for i in range(first_shared) if windows[i] == windows[index])
+
+
+def _attention_parameters(config: Config, sizes: Mapping[str, int]) -> int:
+    hidden, heads = sizes["hidden_size"], sizes["num_heads"]
+    if config.get("model_type") not in LATENT_TYPES:
+        return 2 * (heads + sizes["num_kv_heads"]) * sizes["head_dim"] * hidden
+    rank, rope, nope = (config[key] for key in _LATENT_DIMS)
+    value, query_rank = config["v_head_dim"], config.get("q_lora_rank")
+    queries = heads * (nope + rope)
+    query = query_rank * (hidden + 1 + queries) if query_rank else hidden * queries
+    keys = hidden * (rank + rope) + rank + rank * heads * (nope + value)
+    return query + keys + heads * value * hidden
+
+
+def _expert_parameters(config: Config, sizes: Mapping[str, int]) -> int:
+    """Return the parameters of a layer's experts, its shared experts and its router."""
+    hidden, count = sizes["hidden_size"], _first(config, _COUNT_NAMES, 0)
+    widths: int | list[int] | None = config.get("moe_intermediate_size")
+    width = (widths[0] if isinstance(widths, list) else widths) or sizes["intermediate_size"]
+    shared: int | None = config.get("shared_expert_intermediate_size")
+    if shared is None:
+        is_hunyuan = config.get("model_type") == "hunyuan_v1_moe"
+        shared = (1 if is_hunyuan else _first(config, _SHARED_NAMES, 0)) * width
+    return hidden * (count + 3 * (count * width + shared))
+
+
+def _first(config: Config, names: tuple[str, ...], default: int) -> int:
+    """Return the first of these settings that is not None, or the default."""
+    return next((config[name] for name in names if config.get(name) is not None), default)

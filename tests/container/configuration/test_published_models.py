@@ -1,0 +1,73 @@
+"""`longshore plan` from config.json alone: parameters and KV memory of published models."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from container.capacity.decoder import decoder_from_directory
+from container.capacity.estimate import length_lines
+from core.configuration.options import Options
+from tests.container.configuration.published_models import PUBLISHED
+from tests.container.processes import ROOT
+
+MILLIONS = {"gpt-oss-20b": 20_913, "Gemma 3 27B": 27_009, "Ministral 8B": 8_020,
+            "DeepSeek V3": 671_026, "Kimi K2": 1_026_408}  # fmt: skip
+"""Parameters that the model cards say, or that their weight files hold, without images."""
+BUDGET = 40 * 2**30
+
+
+def planned(directory: Path, config: dict[str, Any]) -> Any:
+    (directory / "config.json").write_text(json.dumps(config))
+    return decoder_from_directory(directory, Options())
+
+
+@pytest.mark.parametrize("name", MILLIONS)
+def test_parameters_are_computed_with_all_experts(name: str, tmp_path: Path) -> None:
+    decoder = planned(tmp_path, PUBLISHED[name])
+    assert decoder.num_parameters == pytest.approx(MILLIONS[name] * 10**6, rel=0.002)
+
+
+def test_experts_and_latents_make_the_memory_of_deepseek_v3(tmp_path: Path) -> None:
+    decoder = planned(tmp_path, PUBLISHED["DeepSeek V3"])
+    assert decoder.weights_bytes == pytest.approx(671_026e6, rel=0.005), "one byte a weight"
+    assert {shape.numel for shape in decoder.shapes} == {512 + 64}
+    assert {shape.numel for shape in decoder.unfreed_shapes} == {128 * (192 + 128)}
+
+
+def test_windows_need_no_layer_types(tmp_path: Path) -> None:
+    def windows(model_type: str, **settings: Any) -> list[int | None]:
+        config = {"model_type": model_type, "sliding_window": 512, **settings}
+        sizes = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 9}
+        decoder = planned(tmp_path, {**sizes, "num_hidden_layers": 6, **config})
+        return [shape.window for shape in decoder.shapes]
+
+    full = None
+    assert windows("gemma2") == [512, full] * 3
+    assert windows("gemma3_text") == [512] * 5 + [full]
+    assert windows("gemma3_text", sliding_window_pattern=3) == [512, 512, full] * 2
+    assert windows("mistral") == [512] * 6
+    assert windows("qwen2") == [full] * 6, "use_sliding_window is false unless it is set"
+    assert windows("qwen2", use_sliding_window=True, max_window_layers=4) == [full] * 4 + [512] * 2
+
+
+def test_the_documented_table_is_the_plans(tmp_path: Path) -> None:
+    """docs/models.md has a row for each model. Left of each arrow is what was kept before."""
+    page = (ROOT / "docs" / "models.md").read_text()
+    rows = dict(re.findall(r"^\| ([^|]+) \| (.*) \|$", page, re.MULTILINE))
+    for name, config in PUBLISHED.items():
+        _, _, *lines = length_lines(planned(tmp_path, config), Options(), BUDGET)
+        assert rows[name] == " | ".join(map(cell, lines))
+
+
+def cell(line: str) -> str:
+    """Return `GiB of a sequence; tokens that fit`, each after its value if all were kept."""
+    values = re.findall(r"([\d,.]+) MiB each, [\d,]+ of them, ([\d,]+) tokens", line)
+    (held, fit), (before, fit_before) = values[0], values[-1]
+    sizes = "→".join(f"{float(size.replace(',', '')) / 1024:.2f}" for size in (before, held))
+    counts = "→".join(f"{int(n.replace(',', '')) / 1000:,.0f}k" for n in (fit_before, fit))
+    return f"{sizes}; {counts}"
