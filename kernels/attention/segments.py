@@ -13,10 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import stride
 from kernels.attention.prefill_work import PrefillWork
-from kernels.attention.split_results import MAX_PROGRAMS, SplitResults
-from kernels.launch_plan import LaunchPlan, planned
+from kernels.attention.split_results import SplitResults, combining_plan
 
 SEGMENT_KEYS = 1024
 """Keys in a segment; a multiple of the keys in any tile. With shorter segments, shorter contexts
@@ -135,19 +133,9 @@ def combine_segments(
     results: SplitResults, rows: Tensor, slot_stride: int, sinks: Tensor | None, out: Tensor
 ) -> None:
     """Do what `kernels.attention.split_results.combine_splits` does, one result after another."""
-    plan = _plan(out, len(rows))
+    plan = combining_plan(out, len(rows), 8)
     combine_segments_kernel[plan.grid](
         out, *results, rows, sinks, len(rows), slot_stride, *plan.scalars, **plan.options
-    )
-
-
-@planned
-def _plan(out: Tensor, num_rows: int) -> LaunchPlan:
-    _, num_heads, head_dim = out.shape
-    return LaunchPlan(
-        (num_heads, min(num_rows, max(1, MAX_PROGRAMS // num_heads))),
-        (stride(out, 0), stride(out, 1)),
-        {"HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "CHUNK": 8},
     )
 
 

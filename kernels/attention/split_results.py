@@ -71,19 +71,20 @@ def combine_splits(
     The results are `slot_stride` slots apart. A row with one result is skipped, because it is final
     in `out`. The list ends at the first entry without results.
     """
-    plan = _plan(out, len(rows))
+    plan = combining_plan(out, len(rows), 32)
     combine_splits_kernel[plan.grid](
         out, *results, rows, sinks, len(rows), slot_stride, *plan.scalars, **plan.options
     )
 
 
 @planned
-def _plan(out: Tensor, num_rows: int) -> LaunchPlan:
+def combining_plan(out: Tensor, num_rows: int, chunk: int) -> LaunchPlan:
+    """Return the launch of a kernel that combines the results of rows, `chunk` at a time."""
     _, num_heads, head_dim = out.shape
     return LaunchPlan(
         (num_heads, min(num_rows, max(1, MAX_PROGRAMS // num_heads))),
         (stride(out, 0), stride(out, 1)),
-        {"HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "CHUNK": 32},
+        {"HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "CHUNK": chunk},
     )
 
 

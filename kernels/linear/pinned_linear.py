@@ -15,6 +15,24 @@ from kernels.launch_plan import LaunchPlan, planned
 from kernels.linear.grouped_linear import DTYPES, pinned_options, product_tile
 
 
+@triton.jit
+def tile_place(
+    num_rows, num_outputs, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Return the rows [BLOCK_M] of this program's tile and which of them exist, then its outputs
+    [BLOCK_N] and which of them exist. Grid: (row tiles * output tiles,)."""
+    num_output_tiles = tl.cdiv(num_outputs, BLOCK_N)
+    row_tile, output_tile = tl.swizzle2d(
+        tl.program_id(0) // num_output_tiles, tl.program_id(0) % num_output_tiles,
+        tl.cdiv(num_rows, BLOCK_M), num_output_tiles, GROUP,
+    )
+    row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_row = row < num_rows
+    output = output_tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_output = output < num_outputs
+    return row, is_row, output, is_output
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def pinned_linear_kernel(
     out_ptr, rows_ptr, weight_ptr, bias_ptr, num_rows, num_outputs, num_inputs,
@@ -26,15 +44,7 @@ def pinned_linear_kernel(
 
     IS_EVEN: BLOCK_K divides the number of inputs.
     """
-    num_output_tiles = tl.cdiv(num_outputs, BLOCK_N)
-    row_tile, output_tile = tl.swizzle2d(
-        tl.program_id(0) // num_output_tiles, tl.program_id(0) % num_output_tiles,
-        tl.cdiv(num_rows, BLOCK_M), num_output_tiles, GROUP,
-    )
-    row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    is_row = row < num_rows
-    output = output_tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_output = output < num_outputs
+    row, is_row, output, is_output = tile_place(num_rows, num_outputs, GROUP, BLOCK_M, BLOCK_N)
     sums = product_tile(
         rows_ptr, weight_ptr, row, is_row, output, is_output, num_inputs, row_stride, output_stride,
         IS_EVEN, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,

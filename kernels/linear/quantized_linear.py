@@ -19,13 +19,12 @@ from kernels.arguments import stride
 from kernels.fp8 import e4m3_decode
 from kernels.launch_plan import LaunchPlan, planned
 from kernels.linear.fp4 import e2m1_decode, e8m0_decode
+from kernels.linear.grouped_linear import GROUP
+from kernels.linear.pinned_linear import tile_place
 
 DTYPES = (torch.bfloat16, torch.float16)
 PER_BYTE: Mapping[str, int] = {"int4": 2, "int8": 1, "fp8": 1, "fp4": 2}
 """Codes in a byte, by kind of weight. fp8 is e4m3; fp4 is MXFP4."""
-GROUP = 8
-"""Row tiles that use the same tile of weights in turn, so that rows and weights stay in L2."""
-
 TILES: Mapping[tuple[int, int], tuple[int, int, int]] = {
     (16, 32): (32, 2, 4),
     (16, 64): (32, 4, 4),
@@ -106,15 +105,7 @@ def quantized_linear_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):
     """Compute one output tile; grid (row tiles * output tiles,)."""
-    num_output_tiles = tl.cdiv(num_outputs, BLOCK_N)
-    row_tile, output_tile = tl.swizzle2d(
-        tl.program_id(0) // num_output_tiles, tl.program_id(0) % num_output_tiles,
-        tl.cdiv(num_rows, BLOCK_M), num_output_tiles, GROUP,
-    )
-    row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    is_row = row < num_rows
-    output = output_tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_output = output < num_outputs
+    row, is_row, output, is_output = tile_place(num_rows, num_outputs, GROUP, BLOCK_M, BLOCK_N)
     sums = quantized_tile(
         rows_ptr, codes_ptr, scale_ptr, zero_ptr, row, is_row, output, is_output,
         num_outputs, num_inputs, group_size, row_stride, code_stride,
