@@ -7,7 +7,7 @@ decided by `engine.memory.capacity.measure`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from transformers import PreTrainedConfig
@@ -41,6 +41,15 @@ from strategies.base import Limits
 from strategies.factory import StrategySettings
 
 
+class MachineShare(NamedTuple):
+    """Who else has memory of this machine."""
+
+    num_copies: int
+    """Engines on it."""
+    num_ranks: int
+    """Ranks of an engine on it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
     """What the options mean for one model on one device."""
@@ -59,11 +68,8 @@ class Resolved:
     kv_dtype: torch.dtype
     memory: MemoryOptions
     may_swap: bool
-    num_copies: int
-    """Engines that share this machine's memory."""
+    share: MachineShare
     num_ranks: int = 1
-    num_local_ranks: int = 1
-    """Ranks on this machine."""
     overlaps: bool = False
     """Whether a step is scheduled before the one in flight is done."""
     graph_prompt_sizes: tuple[int, ...] | None = None
@@ -72,11 +78,6 @@ class Resolved:
     """Leave out graphs that would not make their steps faster."""
     lora: LoraOptions | None = None
     """None where `option.enable_lora` is false."""
-
-    @property
-    def kv_dtype_name(self) -> str:
-        """The KV cache's type for users. A GPU without fp8 stores its values as uint8."""
-        return "fp8 e4m3" if self.kv_dtype.itemsize == 1 else dtype_name(self.kv_dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +134,7 @@ def _for_packed(options: Options, source: ModelSource, num_ranks: int) -> Resolv
         _resolved(options, source, choice.reason, batching, limits),
         kv_dtype=choose_kv_dtype(options.memory, source.dtype, source.device),
         num_ranks=num_ranks,
-        num_local_ranks=num_ranks // options.layout.nodes,
+        share=MachineShare(options.layout.copies, num_ranks // options.layout.nodes),
         overlaps=overlaps,
         graph_prompt_sizes=execution.graph_prompt_sizes if has_graphs else None,
         measures_graphs=execution.cuda_graph_sizes is None,
@@ -175,7 +176,7 @@ def _resolved(
         kv_dtype=source.dtype,
         memory=options.memory,
         may_swap=STRATEGIES[batching].is_paged and options.memory.preemption_mode != "recompute",
-        num_copies=options.layout.copies,
+        share=MachineShare(options.layout.copies, 1),
     )
 
 
@@ -240,6 +241,11 @@ def strategy_settings(resolved: Resolved, capacity: Capacity) -> StrategySetting
     )
 
 
+def kv_dtype_name(kv_dtype: torch.dtype) -> str:
+    """Return a KV cache's type for users. A GPU without fp8 stores its values as uint8."""
+    return "fp8 e4m3" if kv_dtype.itemsize == 1 else dtype_name(kv_dtype)
+
+
 class DescribedModel(Protocol):
     """A model that can say what it is; `core.protocol.facts.Facts` documents the fields."""
 
@@ -277,7 +283,7 @@ def facts_of(
         device=str(source.device),
         num_ranks=resolved.num_ranks,
         dtype=dtype_name(model.dtype),
-        kv_dtype=resolved.kv_dtype_name,
+        kv_dtype=kv_dtype_name(resolved.kv_dtype),
         max_model_len=capacity.max_model_len,
         max_sequences=resolved.limits.max_sequences,
         max_step_tokens=capacity.max_step_tokens,

@@ -51,11 +51,6 @@ def sequence_limit(strategy: BatchingOptions, batching: Batching) -> int:
             return strategy.max_rolling_batch_size
 
 
-def step_token_budget(strategy: BatchingOptions, device: str) -> int:
-    """Return the maximum tokens in one step of the packed executor. device: cuda or cpu."""
-    return strategy.max_rolling_batch_prefill_tokens or DEFAULT_STEP_TOKENS[device]
-
-
 @dataclass(frozen=True, slots=True)
 class StepLimits:
     """The limits that follow from the options and the model's config, before memory is known."""
@@ -72,7 +67,8 @@ def packed_limits(
 
     Raises ConfigurationError as `length_limit` does.
     """
-    step_tokens = step_token_budget(options.strategy, device)
+    budget = options.strategy.max_rolling_batch_prefill_tokens
+    step_tokens = budget or DEFAULT_STEP_TOKENS[device]
     # With fewer tokens per step than sequences, the newest sequences would never be scheduled.
     max_sequences = min(sequence_limit(options.strategy, batching), step_tokens)
     return StepLimits(length_limit(options.memory, trained_len), max_sequences, step_tokens)

@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from core.configuration.step_size import graph_sizes
 from core.errors import ConfigurationError, InsufficientMemoryError
-from engine.attention.backends import AttentionBackend
+from engine.attention.backends import AttentionBackend, TorchBackend
 from engine.attention.kv_cache import KVCache
 from engine.device import is_out_of_memory
 from engine.group import Group
@@ -35,6 +35,8 @@ def capture(
     """
     prompt_sizes = resolved.graph_prompt_sizes
     assert prompt_sizes is not None, "the options do not leave out graphs"
+    if isinstance(backend, TorchBackend):
+        return None, ()
     shows_progress = sys.stderr.isatty() and group.rank == 0
     sizes = graph_sizes(resolved.limits.max_sequences, capacity.max_step_tokens, prompt_sizes)
     try:

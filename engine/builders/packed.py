@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from core.configuration.options import LoraOptions
 from core.errors import ConfigurationError
 from core.plan import BlockMoves, StepPlan
-from engine.attention.backends import AttentionBackend, CpuBackend, TorchBackend, make_backend
+from engine.attention.backends import AttentionBackend, CpuBackend, make_backend
 from engine.attention.kv_cache import KVCache
 from engine.builders.common import (
     BITS,
@@ -22,6 +22,7 @@ from engine.builders.common import (
 )
 from engine.engine import Engine
 from engine.group import Group, SharedFeature
+from engine.loading.model_source import ModelSource
 from engine.loading.packed_model import PackedModel
 from engine.memory.capacity import measure
 from engine.model.linear import uses_panels
@@ -36,9 +37,6 @@ from engine.step.column import Column
 from engine.step.packed_executor import PackedExecutor
 from engine.step.passes import Passes, Runner
 from strategies.factory import make_strategy
-
-if TYPE_CHECKING:
-    from engine.step.step_graphs import StepGraphs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +92,7 @@ def build_parts(
 ) -> PackedParts:
     """Build what every process of the group has. The limits are the same in all of them."""
     block_size, kv_dtype = resolved.memory.block_size, resolved.kv_dtype
-    features, feature_notes = _start_features(resolved, model)
+    features, feature_notes = _start_features(resolved.lora, resolved.source, model)
     capacity = measure(resolved, model, group)
     backend, backend_notes = make_backend(
         model.device,
@@ -109,7 +107,11 @@ def build_parts(
         model.shapes, num_blocks, capacity.layout, kv_dtype, model.device, num_swap_blocks
     )
     phases.end("K and V")
-    graphs, graph_notes = capture_graphs(model, cache, backend, resolved, capacity, group)
+    graphs, graph_notes = None, ()
+    if resolved.graph_prompt_sizes is not None:
+        from engine.builders.graphs import capture
+
+        graphs, graph_notes = capture(model, cache, backend, resolved, capacity, group)
     if graphs is not None:
         phases.end(f"{len(graphs)} CUDA graphs")
     notes = feature_notes + resolved.source.notes + capacity.notes + backend_notes + graph_notes
@@ -165,20 +167,17 @@ def _exceptions_on_cpus(
 
 
 def _start_features(
-    resolved: Resolved, model: PackedModel
+    lora: LoraOptions | None, source: ModelSource, model: PackedModel
 ) -> tuple[tuple[SharedFeature, ...], tuple[str, ...]]:
     """Reserve memory for features that are on, and load what they have on disk. Return notes, too.
 
     Sequences that use them get a column of the model.
     """
-    if resolved.lora is None:
+    if lora is None:
         return (), ()
     from engine.lora.start import start_adapters
 
-    source = resolved.source
-    adapters, note = start_adapters(
-        model, source.model_dir, resolved.lora, is_pinned=source.is_pinned
-    )
+    adapters, note = start_adapters(model, source.model_dir, lora, is_pinned=source.is_pinned)
     return (adapters,), (note,)
 
 
@@ -188,22 +187,3 @@ def _first_steps(capacity: Capacity) -> list[StepPlan]:
     copies = ((0, 1),) if capacity.num_blocks > 1 else ()
     groups = capacity.layout.groups
     return [prompt_step(groups), decode_step(groups, BlockMoves(swaps, swaps, copies))]
-
-
-def capture_graphs(
-    model: PackedModel,
-    cache: KVCache,
-    backend: AttentionBackend,
-    resolved: Resolved,
-    capacity: Capacity,
-    group: Group,
-) -> tuple[StepGraphs | None, tuple[str, ...]]:
-    """Capture CUDA graphs. Return them, or None if steps run without graphs, and notes.
-
-    Raises as `engine.builders.graphs.capture` does.
-    """
-    if resolved.graph_prompt_sizes is None or isinstance(backend, TorchBackend):
-        return None, ()
-    from engine.builders.graphs import capture
-
-    return capture(model, cache, backend, resolved, capacity, group)

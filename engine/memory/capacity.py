@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from core.configuration.kv_layout import plan_layout
+from core.configuration.options import MemoryOptions
 from core.configuration.sizing import (
     StepLimits,
     blocks_for,
@@ -22,7 +23,7 @@ from engine.attention.backends import make_backend
 from engine.group import Group
 from engine.loading.packed_model import PackedModel
 from engine.memory.largest_step import ScratchBytes, peak_bytes, run_forward, run_step
-from engine.resolve import Capacity, Resolved
+from engine.resolve import Capacity, MachineShare, Resolved
 from engine.step.block_tables import table_bytes
 
 GIB = 2**30
@@ -65,14 +66,16 @@ def measure(resolved: Resolved, model: PackedModel, group: Group) -> Capacity:
         if model.device.type == "cuda":
             reserved_bytes = _bytes_beside_blocks(resolved, model, step_tokens)
             reserved_bytes += (len(layout.groups) - 1) * _table_bytes(resolved)
-        budget = kv_budget(resolved, reserved_bytes)
+        budget = kv_budget(memory, resolved.share, model.device, reserved_bytes)
         if model.device.type == "cpu" and memory.kv_cache_memory_bytes is None:
             budget = min(
                 budget, useful_kv_bytes(model.weights_bytes, blocks_of_longest * per_block)
             )
         num_blocks = group.lowest(min(usable, budget // per_block))
     if resolved.may_swap:
-        num_swap_blocks = group.lowest(min(usable, swap_budget(resolved) // per_block))
+        num_swap_blocks = group.lowest(
+            min(usable, swap_budget(memory, resolved.share) // per_block)
+        )
     longest = layout.longest(num_blocks, limits.max_model_len)
     length, notes = fit_length(memory, limits.max_model_len, longest)
     return Capacity(
@@ -193,19 +196,20 @@ def activation_bytes(
         ) from error
 
 
-def kv_budget(resolved: Resolved, activation_bytes: int = 0) -> int:
+def kv_budget(
+    memory: MemoryOptions, share: MachineShare, device: torch.device, activation_bytes: int = 0
+) -> int:
     """Return the bytes for a rank's KV blocks. Call it once the weights are loaded.
 
     activation_bytes: bytes to leave free for steps on a GPU.
     """
-    memory, device = resolved.memory, resolved.source.device
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return gpu_kv_budget(memory, total, total - free, activation_bytes)
     if memory.kv_cache_memory_bytes is not None:
-        return memory.kv_cache_memory_bytes // resolved.num_local_ranks
-    available = available_host_memory() // resolved.num_copies
-    return min(MAX_DEFAULT_ON_CPU, available // 4) // resolved.num_local_ranks
+        return memory.kv_cache_memory_bytes // share.num_ranks
+    available = available_host_memory() // share.num_copies
+    return min(MAX_DEFAULT_ON_CPU, available // 4) // share.num_ranks
 
 
 def useful_kv_bytes(weights_bytes: int, sequence_bytes: int) -> int:
@@ -216,9 +220,9 @@ def useful_kv_bytes(weights_bytes: int, sequence_bytes: int) -> int:
     return max(MIN_DEFAULT_ON_CPU, KV_PER_WEIGHT * weights_bytes, sequence_bytes)
 
 
-def swap_budget(resolved: Resolved) -> int:
+def swap_budget(memory: MemoryOptions, share: MachineShare) -> int:
     """Return the bytes of host memory for a rank's swapped-out blocks."""
-    swap_bytes = min(MAX_DEFAULT_SWAP, available_host_memory() // resolved.num_copies // 4)
-    if resolved.memory.swap_space_gib is not None:
-        swap_bytes = int(resolved.memory.swap_space_gib * GIB)
-    return swap_bytes // resolved.num_local_ranks
+    swap_bytes = min(MAX_DEFAULT_SWAP, available_host_memory() // share.num_copies // 4)
+    if memory.swap_space_gib is not None:
+        swap_bytes = int(memory.swap_space_gib * GIB)
+    return swap_bytes // share.num_ranks

@@ -8,7 +8,7 @@ from transformers import T5Config
 
 from core.configuration.sizing import StepLimits
 from core.errors import ConfigurationError
-from engine.resolve import assume
+from engine.resolve import assume, kv_dtype_name
 from tests.engine.resolved import resolved
 
 
@@ -48,7 +48,7 @@ def test_on_cuda_steps_overlap_and_use_graphs_by_default():
 )
 def test_other_models_are_resolved_for_the_library(found, reason):
     assert (found().executor, found().executor_reason) == ("library", reason)
-    assert found().kv_dtype_name == "float32"
+    assert kv_dtype_name(found().kv_dtype) == "float32"
 
 
 def test_generate_computes_whole_prompts_in_one_step():

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 from transformers import AutoModel
 
 from core.configuration.options import Options
-from core.configuration.sizing import step_token_budget
+from core.configuration.sizing import DEFAULT_STEP_TOKENS
 from core.configuration.task import EMBEDDING
 from core.errors import ConfigurationError, RequestError
 from core.foreign_code import contained
@@ -45,7 +45,8 @@ class Embedder:
         self.model = _load(source)
         limit = longest_text(self._tokenizer, self.model)
         self._max_tokens = _max_tokens(options, min(limit, self._settings.max_tokens or limit))
-        self._batch_tokens = step_token_budget(options.strategy, source.device.type)
+        budget = options.strategy.max_rolling_batch_prefill_tokens
+        self._batch_tokens = budget or DEFAULT_STEP_TOKENS[source.device.type]
         self._matryoshka = _matryoshka_sizes(source.config)
         self._decode = msgspec.msgpack.Decoder(EmbeddingBody).decode
 

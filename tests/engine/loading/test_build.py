@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -19,14 +20,15 @@ from core.errors import (
 )
 from engine import LLM, SamplingParams
 from engine.attention.backends import TorchBackend
+from engine.builders.graphs import capture
 from engine.builders.load import load
-from engine.builders.packed import capture_graphs
 from engine.device import (
     cpu_has_bf16,
 )
 from engine.group import Group
 from engine.loading.gate import MAX_RELATIVE_ERROR
 from engine.phases import Phases
+from engine.resolve import resolve
 from engine.step.block_mover import BlockMover
 from engine.step.step_graphs import StepGraphs
 from tests.engine.resolved import resolved
@@ -208,7 +210,7 @@ def test_on_cuda_steps_use_graphs_by_default(monkeypatch):
     def graphs(max_sequences=8, backend=None, **options):
         found = resolved("cuda", max_rolling_batch_size=max_sequences, **options)
         capacity = SimpleNamespace(max_model_len=64, max_step_tokens=512)
-        return capture_graphs(None, None, backend, found, capacity, Group("cpu"))
+        return capture(None, None, backend, found, capacity, Group("cpu"))
 
     found, notes = graphs()
     assert (found.max_model_len, found.skips_device_bound, notes) == (64, True, ())
@@ -217,7 +219,7 @@ def test_on_cuda_steps_use_graphs_by_default(monkeypatch):
     assert (found.sizes, found.skips_device_bound) == (graph_sizes(8, 512, (16, 32)), False)
     found, _ = graphs(cuda_graph_sizes="0")
     assert not any(size.num_prompts for size in found.sizes)
-    assert graphs(enforce_eager=True) == (None, ())
+    assert resolved("cuda", enforce_eager=True).graph_prompt_sizes is None
     assert graphs(backend=TorchBackend()) == (None, ())
     failed = "steps run without CUDA graphs: not permitted when stream is capturing"
     assert graphs(max_sequences=9) == (None, (failed,))
@@ -250,11 +252,15 @@ def test_on_cuda_the_allocator_and_the_kernel_cache_are_set_up_first(llama, monk
 
 
 def test_the_start_says_how_many_graphs_it_captured_and_how_long_that_took(llama, monkeypatch):
-    def capture(model, cache, backend, resolved, capacity, group):
+    def imitate(model, cache, backend, resolved, capacity, group):
         parts, graphs = (model, cache, backend, Imitation()), graph_sizes(2, 16, (4, 8))
         return StepGraphs(*parts, graphs, max_model_len=capacity.max_model_len), ("a note",)
 
-    monkeypatch.setattr("engine.builders.packed.capture_graphs", capture)
+    def resolve_with_graphs(options, source, num_ranks):
+        return replace(resolve(options, source, num_ranks), graph_prompt_sizes=(4, 8))
+
+    monkeypatch.setattr("engine.builders.load.resolve", resolve_with_graphs)
+    monkeypatch.setattr("engine.builders.graphs.capture", imitate)
     facts = LLM(llama, dtype="fp32").facts
     assert list(facts.phases)[-3:] == ["K and V", "6 CUDA graphs", "first steps"]
     assert "a note" in facts.notes

@@ -51,10 +51,10 @@ def test_no_more_blocks_than_requests_can_use(llama):
 
 def test_the_default_budget_is_a_quarter_of_what_is_available(monkeypatch):
     monkeypatch.setattr("engine.memory.capacity.available_host_memory", lambda: 4000)
-    assert kv_budget(resolved()) == 1000
-    assert kv_budget(resolved(copies=4)) == 250
-    assert swap_budget(resolved()) == 1000
-    assert swap_budget(resolved(copies=4)) == 250
+    for copies, share in ((1, 1000), (4, 250)):
+        found = resolved(copies=copies)
+        assert kv_budget(found.memory, found.share, torch.device("cpu")) == share
+        assert swap_budget(found.memory, found.share) == share
 
 
 def test_ranks_share_the_memory_of_their_own_machine_only(llama, monkeypatch):
@@ -78,8 +78,12 @@ def test_ranks_share_the_memory_of_their_own_machine_only(llama, monkeypatch):
 def test_on_cuda_the_budget_subtracts_used_memory_and_activations(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (700, 1000))
     found = resolved("cuda", gpu_memory_utilization=0.8)
-    assert kv_budget(found, activation_bytes=150) == 800 - 300 - 150
-    assert kv_budget(found, activation_bytes=600) == 0
+
+    def budget(activation_bytes):
+        return kv_budget(found.memory, found.share, found.source.device, activation_bytes)
+
+    assert budget(150) == 800 - 300 - 150
+    assert budget(600) == 0
 
 
 def test_the_largest_step_samples_a_token_per_sequence(llama):
