@@ -144,7 +144,8 @@ def random_options(rng: random.Random) -> dict[str, Any]:
         options |= {"enable_prefix_caching": rng.random() < 0.6, "swap_space_gib": 0.1,
                     "preemption_mode": rng.choice(("recompute", "swap"))}  # fmt: skip
         if rng.random() < 0.6:
-            options |= {"block_size": 4, "num_kv_blocks": rng.choice((29, 45))}
+            options |= {"block_size": 4, "num_kv_blocks": rng.choice((29, 45)),
+                        "max_rolling_batch_size": 12}  # fmt: skip
     return options
 
 
@@ -169,7 +170,7 @@ def run(
     for _ in range(rng.choice((0, 1, 3, 7, 15, 30))):
         length = min(rng.choice((1, 3, 9, 30, 70, 150)), longest, max(subject.lengths))
         prompts.append([rng.randrange(3, VOCABULARY) for _ in range(length)])
-        params.append(SamplingParams(max_tokens=rng.randint(1, 2 * NUM_NEW), ignore_eos=True,
+        params.append(SamplingParams(max_tokens=rng.randint(1, 4 * NUM_NEW), ignore_eos=True,
                                      temperature=rng.choice((0, 1.0)),
                                      logprobs=rng.choice((None, 0, 5, 20))))  # fmt: skip
         adapted.append(rng.random() < 0.3)
