@@ -11,7 +11,8 @@ from core.errors import RequestError
 from core.part import Part
 
 NO_IMAGES = (
-    "this model takes no images here; Gemma 3, Idefics3, SmolVLM and Qwen2.5-VL do (docs/models.md)"
+    "this model takes no images here; Gemma 3, Mistral 3, Qwen3-VL, Idefics3, SmolVLM and "
+    "Qwen2.5-VL do, unless the start says that images are refused (docs/models.md)"
 )
 
 
@@ -33,6 +34,7 @@ class PromptImage(msgspec.Struct, frozen=True, array_like=True):
     start: int
     """Position of its first token in the prompt."""
     num_tokens: int
+    """Without the tokens of text that end its rows."""
     digest: bytes
     """Hash of `inputs`: images with equal digests have equal embeddings."""
     inputs: dict[str, Array]
@@ -42,10 +44,14 @@ class PromptImage(msgspec.Struct, frozen=True, array_like=True):
     is_bidirectional: bool = False
     """Whether the image's tokens also attend to later tokens of the same image. If they do, a step
     must not end inside the image."""
+    row_length: int | None = None
+    """Image tokens in a row, if a token of text ends each row (Pixtral); None: the run is whole."""
 
     @property
     def end(self) -> int:
-        return self.start + self.num_tokens
+        """Position after its last image token."""
+        row_ends = 0 if self.row_length is None else (self.num_tokens - 1) // self.row_length
+        return self.start + self.num_tokens + row_ends
 
     @property
     def num_bytes(self) -> int:

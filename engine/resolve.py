@@ -261,6 +261,8 @@ class DescribedModel(Protocol):
     def quantization(self) -> str: ...
     @property
     def unavailable(self) -> dict[str, str]: ...
+    @property
+    def encoder(self) -> object: ...
 
 
 def facts_of(
@@ -299,7 +301,7 @@ def facts_of(
         eos_token_ids=eos,
         load_seconds=sum(phases.seconds.values()),
         phases=phases.seconds,
-        takes_images=resolved.executor == "packed" and config.model_type in VISION_FAMILIES,
+        takes_images=model.encoder is not None,
         unavailable=model.unavailable,
         notes=notes,
     )

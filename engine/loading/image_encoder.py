@@ -17,7 +17,7 @@ from engine.loading.model_source import ModelSource
 from engine.loading.own_decoder import load_own_decoder
 from engine.model.decoder import Decoder
 from engine.phases import Phases
-from engine.vision.encoder import BLANK_PIXELS, ImageEncoder
+from engine.vision.encoder import ImageEncoder
 from engine.vision.families import VISION_FAMILIES, VisionFamily
 from engine.vision.reader import ImageReader
 
@@ -31,19 +31,19 @@ def load_vision_model(
 ) -> tuple[Decoder, str, ImageEncoder]:
     """Load a model that takes images: its decoder, a description of it, and its encoder.
 
-    Raises as `load_packed_model` does.
+    Raises as `load_packed_model` does, and UnsupportedModelError if it cannot take images here.
     """
     model_type = source.config.model_type
     if choice == "transformers":
-        raise UnsupportedModelError(
-            "it takes images, which option.decoder=transformers cannot embed"
-        )
+        raise UnsupportedModelError("option.decoder=transformers cannot embed them")
     if source.quantization is not None:
-        raise UnsupportedModelError("it takes images, but its checkpoint is quantized")
+        raise UnsupportedModelError("the checkpoint is quantized")
     if group is not None:
-        group.require_one("it takes images, so it")
+        group.require_one("the image encoder")
     family = VISION_FAMILIES[model_type]
     language_model = source.of_language_model()
+    config: Any = language_model.config
+    config.rope_parameters = {**family.rope, **config.rope_parameters}
     decoder = load_own_decoder(language_model, max_length, phases, group)
     encoder = load_image_encoder(source, family)
     phases.end("image encoder")
@@ -71,7 +71,6 @@ def load_image_encoder(source: ModelSource, family: VisionFamily) -> ImageEncode
                 )
             setattr(model.model, family.module, None)  # drop what is left of the language model
             encoder = ImageEncoder(model.model.to(source.device).eval(), reader.blank)
-            encoder.run_blank(BLANK_PIXELS)
     except Exception as error:  # transformers' code and the weight files may raise anything
         raise ConfigurationError(
             f"transformers cannot run the image encoder of {source.model_dir}: {error}"

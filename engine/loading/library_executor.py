@@ -39,6 +39,7 @@ class LibraryModel:
 
     description, quantization = "", ""
     num_weights = 0
+    encoder = None
 
     def __init__(self, model: Any) -> None:
         self.model = model

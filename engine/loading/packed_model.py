@@ -139,16 +139,22 @@ def load_packed_model(
     decoder cannot run the model.
     """
     model_type = source.config.model_type
-    if model_type in VISION_FAMILIES:
-        # Imported only here, so that other models need no processors and no Pillow.
-        from engine.loading.image_encoder import load_vision_model
-
-        decoder, description, encoder = load_vision_model(source, max_length, choice, phases, group)
-        return _packed(decoder, source, description, encoder)
     addition = ""
     if has_language_model(source.config):
-        source = source.of_language_model()
         addition = f", the language model of {model_type}; images are refused"
+        if model_type in VISION_FAMILIES:
+            # Imported only here, so that other models need no processors and no Pillow.
+            from engine.loading.image_encoder import load_vision_model
+
+            try:
+                decoder, description, encoder = load_vision_model(
+                    source, max_length, choice, phases, group
+                )
+            except UnsupportedModelError as error:
+                addition += f" ({error})"
+            else:
+                return _packed(decoder, source, description, encoder)
+        source = source.of_language_model()
         model_type = source.config.model_type
     reason = "option.decoder=transformers"
     if choice != "transformers":

@@ -80,7 +80,8 @@ class Decoder:
             positions = column.embed(hidden, positions)
         angles = self.rotary(positions)
         # After its attention, the last layer drops the rows that need no logits.
-        needs_all_rows = any(column.adds_to_linears for column in columns)
+        between = [column for column in columns if column.adds_to_layers]
+        needs_all_rows = bool(between) or any(column.adds_to_linears for column in columns)
         last_rows = None if needs_all_rows or len(rows) >= len(hidden) else rows
         output: Tensor | None = None
         computed: Tensor | None = None
@@ -89,9 +90,12 @@ class Decoder:
         if computed is not None:
             hidden = computed
         else:
-            for layer in self.layers[:-1]:
-                hidden, output = layer(hidden, output, angles, paged)
-            hidden, output = self.layers[-1](hidden, output, angles, paged, last_rows)
+            for index, layer in enumerate(self.layers):
+                is_last = index == len(self.layers) - 1
+                kept = last_rows if is_last else None
+                hidden, output = layer(hidden, output, angles, paged, kept)
+                for column in between:
+                    column.after_layer(index, hidden)
         _, normed = add_and_norm(hidden, output, self.norm, self.spec.residual_scale)
         return self.logits(normed.index_select(0, rows) if last_rows is None else normed)
 

@@ -93,8 +93,13 @@ def _axes(parameters: Mapping[str, Any], device: torch.device) -> Tensor | None:
     sections = parameters.get("mrope_section")
     if sections is None:
         return None
-    axes = torch.arange(len(sections)) % 3
-    return axes.repeat_interleave(torch.tensor(sections)).to(device)
+    if not parameters.get("mrope_interleaved"):
+        axes = torch.arange(len(sections)) % 3
+        return axes.repeat_interleave(torch.tensor(sections)).to(device)
+    axes = torch.zeros(sum(sections), dtype=torch.int64)
+    for axis in (1, 2):
+        axes[axis : 3 * sections[axis] : 3] = axis
+    return axes.to(device)
 
 
 def _frequencies(spec: DecoderSpec, name: str) -> tuple[Tensor, float]:

@@ -29,6 +29,8 @@ class Applied:
     adds_to_linears: bool = False
     """Whether the column adds to the outputs of linear layers, which then get the rows of all
     tokens."""
+    adds_to_layers: bool = False
+    """Whether `after_layer` is called. Known once `embed` has returned."""
 
     @property
     def extra_rows(self) -> Tensor | None:
@@ -48,6 +50,9 @@ class Applied:
         Return the positions for rotary embedding: [T] int64, or [3, T] as `Rotary` takes them.
         """
         return positions
+
+    def after_layer(self, index: int, hidden: Tensor) -> None:
+        """Add to the residual stream after layer `index`, [T, hidden], in place."""
 
     def end(self) -> None:
         """Clean up after the forward pass, even one that has failed."""

@@ -28,8 +28,9 @@ class ImageColumn(Column):
     def __init__(
         self, encoder: Callable[[PromptImage, str], Tensor], model_time: Stopwatch
     ) -> None:
-        """encoder: returns an image's embeddings, [image.num_tokens, hidden]; it takes the image
-        and a salt. model_time: runs while images are encoded."""
+        """encoder: takes an image and a salt, and returns what it makes of the image's tokens,
+        [image.num_tokens, levels * hidden], as `ImageEncoder` does. model_time: runs while images
+        are encoded."""
         self._encoder = encoder
         self._model_time = model_time
 
@@ -44,7 +45,7 @@ class ImageColumn(Column):
 
         A sequence whose image fails still takes part in the step, and ends after it.
         """
-        rows: list[int] = []
+        rows: list[NDArray[np.int64]] = []
         parts: list[Tensor] = []
         failures: dict[int, SequenceFailure] = {}
         with self._model_time:
@@ -58,24 +59,23 @@ class ImageColumn(Column):
                     failures[chunk.sequence.id] = SequenceFailure(reason)
                     continue
                 parts += embeddings
-                for image in _images_in(chunk):
-                    rows += [start + row for row in _rows_within(image, chunk)]
+                rows += [start + _within(image, chunk)[1] for image in _images_in(chunk)]
         axes = _axes(places, tokens[1])
         if axes is not None:
             tokens[1] = axes[0]
+        num_rows = sum(map(len, rows))
         return _Images(
-            upload.put(np.array(rows, np.int64)) if parts else None,
+            upload.put(np.concatenate(rows)) if num_rows else None,
             parts,
-            upload.put(axes) if axes is not None and parts else None,
+            upload.put(axes) if axes is not None and num_rows else None,
             _image_spans(places),
             failures,
         )
 
     def _encode(self, image: PromptImage, chunk: Chunk) -> Tensor:
-        """Return the embeddings of the image's tokens in the chunk."""
+        """Return the rows of the image's tokens in the chunk."""
         whole = self._encoder(image, chunk.sequence.prefix_salt)
-        first = max(image.start, chunk.start) - image.start
-        return whole[first : first + len(_rows_within(image, chunk))]
+        return whole[_within(image, chunk)[0]]
 
 
 class _Images(Applied):
@@ -88,11 +88,13 @@ class _Images(Applied):
         failures: dict[int, SequenceFailure],
     ) -> None:
         """rows: [K] int64, the image tokens' indices among the step's T tokens; None if there are
-        none. embeddings: [K, hidden] in all. axes: [3, T] int64, the time, row and column of each
-        token, for models whose rotary embedding uses them.
+        none. embeddings: [K, levels * hidden] in all. axes: [3, T] int64, the time, row and column
+        of each token, for models whose rotary embedding uses them.
         """
         self._rows = rows
         self._embeddings = embeddings
+        self._deeper: Sequence[Tensor] = ()
+        """Those of the levels after the first, [K, hidden] each."""
         self._axes = axes
         self._spans = spans
         self._failures = failures
@@ -102,8 +104,15 @@ class _Images(Applied):
 
     def embed(self, hidden: Tensor, positions: Tensor) -> Tensor:
         if self._rows is not None:
-            hidden.index_copy_(0, self._rows.tensor, torch.cat([*self._embeddings]))
+            levels = torch.cat([*self._embeddings]).split(hidden.shape[1], dim=1)
+            hidden.index_copy_(0, self._rows.tensor, levels[0])
+            self._deeper = levels[1:]
+            self.adds_to_layers = bool(self._deeper)
         return positions if self._axes is None else self._axes.tensor
+
+    def after_layer(self, index: int, hidden: Tensor) -> None:
+        if self._rows is not None and index < len(self._deeper):
+            hidden.index_add_(0, self._rows.tensor, self._deeper[index])
 
     def add_to(self, results: dict[int, ChunkResult]) -> None:
         results.update(self._failures)
@@ -113,10 +122,13 @@ def _images_in(chunk: Chunk) -> tuple[PromptImage, ...]:
     return images_in(chunk.sequence.parts, chunk.start, chunk.end)
 
 
-def _rows_within(image: PromptImage, chunk: Chunk) -> range:
-    """Return the indices of an image's tokens among those of a chunk."""
-    first, last = max(image.start, chunk.start), min(image.end, chunk.end)
-    return range(first - chunk.start, last - chunk.start)
+def _within(image: PromptImage, chunk: Chunk) -> tuple[slice, NDArray[np.int64]]:
+    """Return which of an image's tokens are in a chunk, and their indices among the chunk's."""
+    tokens = np.arange(image.num_tokens)
+    row_ends = 0 if image.row_length is None else tokens // image.row_length
+    positions = image.start + tokens + row_ends
+    first, last = np.searchsorted(positions, (chunk.start, chunk.end))
+    return slice(first, last), positions[first:last] - chunk.start
 
 
 def _image_spans(places: Places) -> tuple[ImageSpan, ...]:
@@ -124,7 +136,7 @@ def _image_spans(places: Places) -> tuple[ImageSpan, ...]:
     return tuple(
         ImageSpan(
             index,
-            start + _rows_within(image, chunk).start,
+            start - chunk.start + max(image.start, chunk.start),
             start - chunk.start + image.end,
             image.end,
         )

@@ -19,11 +19,15 @@ MAX_KEPT_TOKENS = 2**14
 """Tokens whose embeddings are kept for later chunks and requests. With a hidden size of 2,048 in
 bf16, these embeddings take 64 MiB."""
 BLANK_PIXELS = 2**10
-"""Size of a sample image. Its prompt shows whether image tokens attend both ways."""
+"""Size of a sample image. It shows the width of the outputs, and whether image tokens attend both
+ways."""
 
 
 class ImageEncoder:
     """Turns images into the embeddings of their tokens.
+
+    Some encoders have several levels of outputs (DeepStack, arXiv:2406.04334). The first one is the
+    embeddings. Level i is added to the residual stream after layer i - 1.
 
     The newest embeddings are kept on the device, up to MAX_KEPT_TOKENS: a prompt in chunks needs
     them in several steps, and the next turn of a conversation needs them again. Dropped embeddings
@@ -36,21 +40,21 @@ class ImageEncoder:
     def __init__(self, model: Any, blank: Callable[[int], PromptImage]) -> None:
         """model: a transformers model with `get_image_features`, on its device.
 
-        blank: takes a number of pixels, and returns a blank image of that size.
+        blank: takes a number of pixels, and returns a blank image of that size, or of the model's
+        maximum if that is less. Raises what transformers raises.
         """
         self._model = model
         self._blank = blank
         self.num_bytes: int = model.get_memory_footprint()
-        hidden_size = model.config.get_text_config().hidden_size
-        self.max_kept_bytes: int = MAX_KEPT_TOKENS * hidden_size * model.dtype.itemsize
         sample = blank(BLANK_PIXELS)
+        width = self._encode(sample).shape[1]
+        self.max_kept_bytes: int = MAX_KEPT_TOKENS * width * model.dtype.itemsize
         self.undivided_tokens: int = sample.num_tokens if sample.is_bidirectional else 0
         """Tokens of an image that one step must compute whole; 0: steps may end inside an image."""
         self._kept: OrderedDict[tuple[str, bytes], Tensor] = OrderedDict()
 
-    @torch.inference_mode()
     def __call__(self, image: PromptImage, salt: str = "") -> Tensor:
-        """Return the embeddings, [image.num_tokens, hidden].
+        """Return the levels of outputs side by side, [image.num_tokens, levels * hidden].
 
         salt: only calls with the same salt share embeddings, so that response times do not tell a
         client which images others have sent.
@@ -72,23 +76,20 @@ class ImageEncoder:
 
     def run_largest(self) -> Tensor:
         """Encode the largest image that a request may have."""
-        return self.run_blank(IMAGE_PIXELS.maximum)
+        return self._encode(self._blank(IMAGE_PIXELS.maximum))
 
     @torch.inference_mode()
-    def run_blank(self, num_pixels: int) -> Tensor:
-        """Encode a blank image of this many pixels, or of the model's maximum if that is less."""
-        return self._encode(self._blank(num_pixels))
-
     def _encode(self, image: PromptImage) -> Tensor:
         device = self._model.device
         inputs = {name: _tensor(array).to(device) for name, array in image.inputs.items()}
-        outputs = self._model.get_image_features(**inputs, return_dict=True).pooler_output
-        embeddings = torch.cat(tuple(outputs)).to(self._model.dtype)
+        outputs = self._model.get_image_features(**inputs, return_dict=True)
+        levels = (outputs.pooler_output, *(getattr(outputs, "deepstack_features", None) or ()))
+        embeddings = torch.cat([torch.cat(tuple(level)) for level in levels], dim=1)
         if len(embeddings) != image.num_tokens:
             raise ValueError(
                 f"the encoder returns {len(embeddings)} embeddings for {image.num_tokens} tokens"
             )
-        return embeddings
+        return embeddings.to(self._model.dtype)
 
 
 def _tensor(array: Array) -> Tensor:

@@ -6,19 +6,24 @@ embeddings of the image tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
 class VisionFamily:
     """One row of the table."""
 
-    processor: Literal["tiles", "grid", "runs"]
+    processor: Literal["tiles", "grid", "runs", "rows"]
     """See `engine.vision.processors`, which is imported only for models that take images."""
     module: str = "language_model"
     """The language model's name in transformers' model."""
+    rope: Mapping[str, Any] = field(default_factory=dict)
+    """Rotary parameters of the language model that its config may leave out."""
 
+
+QWEN3 = VisionFamily("grid", rope={"mrope_interleaved": True, "mrope_section": [24, 20, 20]})
 
 VISION_FAMILIES: dict[str, VisionFamily] = {
     "gemma3": VisionFamily("runs"),
@@ -26,5 +31,8 @@ VISION_FAMILIES: dict[str, VisionFamily] = {
     "smolvlm": VisionFamily("tiles", module="text_model"),
     "qwen2_vl": VisionFamily("grid"),
     "qwen2_5_vl": VisionFamily("grid"),
+    "qwen3_vl": QWEN3,
+    "qwen3_vl_moe": QWEN3,
+    "mistral3": VisionFamily("rows"),
 }
 """Keyed by `model_type` in config.json."""

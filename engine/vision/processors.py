@@ -14,7 +14,13 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor
-from transformers import AutoImageProcessor, AutoTokenizer, Gemma3Processor, Idefics3Processor
+from transformers import (
+    AutoImageProcessor,
+    AutoTokenizer,
+    Gemma3Processor,
+    Idefics3Processor,
+    ProcessorMixin,
+)
 
 from core.images import Array, PromptImage
 from core.protocol.messages import EncodedPrompt
@@ -62,9 +68,9 @@ class TileProcessor:
 
 
 class GridProcessor:
-    """Qwen2-VL and Qwen2.5-VL: an image is a grid of patches, and each square of them is a token.
+    """Qwen2-VL to Qwen3-VL: an image is a grid of patches, and each square of them is a token.
 
-    Treats images as Qwen2_5_VLProcessor does.
+    Treats images as Qwen2_5_VLProcessor and Qwen3VLProcessor do.
     """
 
     def __init__(self, model_dir: Path, config: Any) -> None:
@@ -79,14 +85,11 @@ class GridProcessor:
         self, text: str, images: Sequence[Any], *, add_special_tokens: bool
     ) -> EncodedPrompt:
         """Return the prompt, with a `PromptImage` for each image; see `TileProcessor`."""
-        first, *others = text.split(self.image_token)
-        if len(others) != len(images):
-            raise ValueError(f"{len(others)} image tokens for {len(images)} images")
         inputs = [dict(self._images(images=[image], return_tensors="pt")) for image in images]
         grids = [(tensors["image_grid_thw"][0, 1:] // self._merge).tolist() for tensors in inputs]
         lengths = [height * width for height, width in grids]
         runs = [self.image_token * length for length in lengths]
-        expanded = first + "".join(run + other for run, other in zip(runs, others, strict=True))
+        expanded = _expanded(text, self.image_token, runs)
         ids = self._tokenizer(expanded, add_special_tokens=add_special_tokens)["input_ids"]
         starts = _starts(ids, self._image_token_id, lengths)
         columns = zip(starts, lengths, inputs, grids, strict=True)
@@ -120,8 +123,67 @@ class RunProcessor:
         return EncodedPrompt(ids, tuple(runs))
 
 
-PROCESSORS = {"tiles": TileProcessor, "grid": GridProcessor, "runs": RunProcessor}
+class RowProcessor:
+    """Mistral 3 (Pixtral): a grid as in `GridProcessor`, but a token of text ends each row.
+
+    Treats images as PixtralProcessor does.
+    """
+
+    def __init__(self, model_dir: Path, config: Any) -> None:
+        """config: the model's configuration. Raises what transformers raises."""
+        self._images: Any = AutoImageProcessor.from_pretrained(model_dir)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
+        self._image_token_id: int = config.image_token_id
+        self._side: int = config.vision_config.patch_size * config.spatial_merge_size
+        self.image_token: str = self._tokenizer.convert_ids_to_tokens(config.image_token_id)
+        names, _ = ProcessorMixin.get_processor_dict(model_dir)
+        self._row_end: str = names.get("image_break_token", "[IMG_BREAK]")
+        self._last_end: str = names.get("image_end_token", "[IMG_END]")
+
+    def __call__(
+        self, text: str, images: Sequence[Any], *, add_special_tokens: bool
+    ) -> EncodedPrompt:
+        """Return the prompt, with a `PromptImage` for each image; see `TileProcessor`."""
+        inputs = [
+            dict(self._images(images=[image], patch_size=self._side, return_tensors="pt"))
+            for image in images
+        ]
+        grids = [(tensors["image_sizes"][0] // self._side).tolist() for tensors in inputs]
+        expanded = _expanded(text, self.image_token, [self._run(*grid) for grid in grids])
+        ids = self._tokenizer(expanded, add_special_tokens=add_special_tokens)["input_ids"]
+        lengths = [height * width for height, width in grids]
+        starts = _starts(ids, self._image_token_id, lengths, [height - 1 for height, _ in grids])
+        images = [
+            _image(start, length, tensors, row_length=width)
+            for start, length, tensors, (_, width) in zip(
+                starts, lengths, inputs, grids, strict=True
+            )
+        ]
+        return EncodedPrompt(ids, tuple(images))
+
+    def _run(self, height: int, width: int) -> str:
+        row = self.image_token * width
+        return self._row_end.join([row] * height) + self._last_end
+
+
+PROCESSORS = {
+    "tiles": TileProcessor,
+    "grid": GridProcessor,
+    "runs": RunProcessor,
+    "rows": RowProcessor,
+}
 """The classes by the names that `engine.vision.families` uses."""
+
+
+def _expanded(text: str, image_token: str, runs: Sequence[str]) -> str:
+    """Return the text with run i in place of image token i.
+
+    Raises ValueError if there are more or fewer image tokens than runs.
+    """
+    first, *others = text.split(image_token)
+    if len(others) != len(runs):
+        raise ValueError(f"{len(others)} image tokens for {len(runs)} images")
+    return first + "".join(run + other for run, other in zip(runs, others, strict=True))
 
 
 def _processed(
@@ -137,18 +199,22 @@ def _processed(
     return inputs["input_ids"][0].tolist(), inputs
 
 
-def _starts(ids: Sequence[int], token_id: int, lengths: Sequence[int]) -> list[int]:
+def _starts(
+    ids: Sequence[int], token_id: int, lengths: Sequence[int], gaps: Sequence[int] | None = None
+) -> list[int]:
     """Return the position of each image's first token. Image i has lengths[i] consecutive tokens.
 
-    Raises ValueError if the ids do not fit that.
+    gaps: how many tokens of text are between those of an image; None: none. Raises ValueError if
+    the ids do not fit that.
     """
     places = [at for at, other in enumerate(ids) if other == token_id]
     if len(places) != sum(lengths):
         raise ValueError(f"{len(places)} image tokens instead of {sum(lengths)}")
     ends = zip(accumulate(lengths), lengths, strict=True)
     runs = [places[end - length : end] for end, length in ends]
-    if any(run[-1] - run[0] != len(run) - 1 for run in runs):
-        raise ValueError("there is text between the tokens of an image")
+    for run, gap in zip(runs, gaps or [0] * len(runs), strict=True):
+        if run[-1] - run[0] != len(run) - 1 + gap:
+            raise ValueError("there is other text between the tokens of an image")
     return [run[0] for run in runs]
 
 
@@ -159,10 +225,11 @@ def _image(
     grid: tuple[int, int] | None = None,
     *,
     is_bidirectional: bool = False,
+    row_length: int | None = None,
 ) -> PromptImage:
     arrays = {name: _array(tensor) for name, tensor in inputs.items()}
     digest = blake2b(msgspec.msgpack.encode(arrays), digest_size=DIGEST_BYTES).digest()
-    return PromptImage(start, num_tokens, digest, arrays, grid, is_bidirectional)
+    return PromptImage(start, num_tokens, digest, arrays, grid, is_bidirectional, row_length)
 
 
 def _array(tensor: Tensor) -> Array:

@@ -86,10 +86,13 @@ def generate(path, text, seeds):
     """Return the tokens of transformers' `generate`, with the inputs of its own processors."""
     model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32).eval()
     images = [read_image(shot(seed), "", 10**6) for seed in seeds]
-    if model.config.model_type.startswith("qwen"):
+    if VISION_FAMILIES[model.config.model_type].processor in ("grid", "rows"):
         inputs = {"input_ids": torch.tensor([read(path, text, seeds).token_ids])}
+        sizes = {"patch_size": 8} if model.config.model_type == "mistral3" else {}
         if images:
-            inputs |= AutoImageProcessor.from_pretrained(path)(images, return_tensors="pt")
+            processor = AutoImageProcessor.from_pretrained(path)
+            inputs |= processor(images, return_tensors="pt", **sizes)
+        if images and not sizes:
             inputs["mm_token_type_ids"] = (inputs["input_ids"] == model.config.image_token_id).int()
     else:
         kind = Gemma3Processor if model.config.model_type == "gemma3" else Idefics3Processor
@@ -162,6 +165,19 @@ def test_tokens_equal_transformers(vision_model, expected, model_type, batching)
     assert llm.llm_engine.strategy.memory.num_held_blocks == 0
 
 
+@pytest.mark.matrix(cases=2)
+@pytest.mark.parametrize("model_type", ["mistral3", "qwen3_vl"])
+@pytest.mark.parametrize(("mode", "step"), [("swap", 7), ("recompute", 9)])
+def test_preempted_images_in_odd_chunks(vision_model, expected, model_type, mode, step):
+    path = vision_model(model_type)
+    options = SMALL | {"max_rolling_batch_prefill_tokens": step, "preemption_mode": mode}
+    llm = LLM(path, batching="paged", num_kv_blocks=30, **options)
+    assert answers(llm, prompts(path)) == expected(model_type)
+    strategy = llm.llm_engine.strategy
+    assert strategy.num_preemptions > 0
+    assert (strategy.num_swaps > 0) is (mode == "swap")
+
+
 @pytest.mark.parametrize("model_type", VISION_FAMILIES)
 def test_the_images_matter(expected, model_type):
     given = expected(model_type)
@@ -169,7 +185,7 @@ def test_the_images_matter(expected, model_type):
     assert len({tuple(answer) for answer in given}) == len(CONVERSATIONS)
 
 
-@pytest.mark.parametrize("model_type", ["gemma3", "idefics3", "qwen2_5_vl"])
+@pytest.mark.parametrize("model_type", ["gemma3", "idefics3", "qwen3_vl"])
 def test_the_cpu_kernels_and_overlapping_steps(vision_model, expected, model_type):
     path = vision_model(model_type, is_wide=True)
     llm = LLM(path, num_kv_blocks=44, async_scheduling=True, **SMALL)
@@ -177,7 +193,7 @@ def test_the_cpu_kernels_and_overlapping_steps(vision_model, expected, model_typ
     assert isinstance(llm.llm_engine.executor.passes.backend, CpuBackend) or unavailable_reason()
 
 
-@pytest.mark.parametrize("model_type", ["gemma3", "idefics3"])
+@pytest.mark.parametrize("model_type", ["gemma3", "idefics3", "mistral3", "qwen3_vl"])
 def test_prefixes_are_shared_only_between_equal_images(vision_model, model_type):
     """A block of the prefix cache ends after three of the four tokens of Gemma 3's image."""
     path = vision_model(model_type)
@@ -346,19 +362,40 @@ def test_requests_that_the_engine_refuses(vision_model, tiny_model, monkeypatch)
         answers(llm, [prompt])
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"executor": "library"}, "takes images and only runs packed"),
-        (
-            {"decoder": "transformers"},
-            "it takes images, which option.decoder=transformers cannot embed",
-        ),
-    ],
-)
-def test_options_that_images_exclude(vision_model, options, why):
-    with pytest.raises(ConfigurationError, match=why):
-        LLM(vision_model(), dtype="fp32", **options)
+def test_images_exclude_the_library(vision_model):
+    with pytest.raises(ConfigurationError, match="takes images and only runs packed"):
+        LLM(vision_model(), dtype="fp32", executor="library")
+
+
+def test_without_images_the_language_model_is_served(vision_model, expected):
+    path = vision_model("qwen3_vl")
+    llm = LLM(path, decoder="transformers", num_kv_blocks=400, **SMALL)
+    why = "images are refused (option.decoder=transformers cannot embed them)"
+    assert f"the language model of qwen3_vl; {why}" in llm.facts.decoder
+    given, answered = prompts(path), expected("qwen3_vl")
+    assert answers(llm, [given[1], given[3]]) == [answered[1], answered[3]]
+    with pytest.raises(RequestError, match="unless the start says that images are refused"):
+        answers(llm, given[:1])
+
+
+def test_a_token_of_text_ends_each_row_of_mistrals_images(vision_model):
+    path = vision_model("mistral3")
+    prompt = read(path, "u:<image>,<image>", (1, 2))
+    rows = "<image><image><image><image>"
+    wide = f"{rows}<break>{rows}<end>"
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    text = f"u:{rows}<break>{rows}<break>{wide},{wide}"
+    assert prompt.token_ids == tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert [(image.start, image.num_tokens, image.end) for image in prompt.images] == [
+        (2, 16, 21),
+        (23, 8, 32),
+    ]
+
+
+def test_an_image_of_the_wrong_shape_is_refused(vision_model):
+    files = (ImageFile("messages", picture(1, 1, 300)),)
+    with pytest.raises(RequestError, match="refuses the images: absolute aspect ratio"):
+        ImageReader(vision_model("qwen3_vl")).read(ReadImages("<image>", files, False))
 
 
 def test_the_error_for_another_image_model_names_those_that_work(tmp_path):

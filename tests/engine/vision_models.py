@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import numpy as np
 import tokenizers
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import (
     CONFIG_MAPPING,
@@ -17,6 +19,7 @@ from transformers import (
     Gemma3Processor,
     Idefics3ImageProcessorPil,
     Idefics3Processor,
+    PixtralImageProcessorPil,
     PreTrainedTokenizerFast,
     Qwen2VLImageProcessorPil,
     SmolVLMImageProcessorPil,
@@ -33,7 +36,11 @@ SPECIAL = (
     "<end_of_utterance>",
     *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
 )
-GEMMA_TOKENS = {"image_token": "<image>", "boi_token": "<begin>", "eoi_token": "<end>"}
+TOKENS = {
+    "gemma3": {"image_token": "<image>", "boi_token": "<begin>", "eoi_token": "<end>"},
+    "mistral3": {"image_break_token": "<break>", "image_end_token": "<end>"},
+}
+"""Names of further tokens by model type."""
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}:"
     "{% for part in message.content %}"
@@ -50,13 +57,13 @@ def save_vision_model(folder: Path, model_type: str, *, is_wide: bool = False) -
     path = folder / (f"{model_type}-wide" if is_wide else model_type)
     if path.exists():
         return path
-    tokenizer = _tokenizer(GEMMA_TOKENS if model_type == "gemma3" else {})
+    tokenizer = _tokenizer(TOKENS.get(model_type, {}))
     head_dim = 32 if is_wide else 8
     settings = {"vocab_size": len(tokenizer), "hidden_size": 4 * head_dim, "intermediate_size": 48,
                 "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
                 "max_position_embeddings": 1024, "head_dim": head_dim, "eos_token_id": EOS,
                 "bos_token_id": None, "pad_token_id": 0}  # fmt: skip
-    make = {"gemma3": _gemma, "qwen2_vl": _qwen, "qwen2_5_vl": _qwen}.get(model_type, _idefics)
+    make = MAKERS.get(model_type, _idefics)
     changes, processor = make(model_type, settings, tokenizer)
     config = CONFIG_MAPPING[model_type](
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
@@ -75,6 +82,15 @@ def save_vision_model(folder: Path, model_type: str, *, is_wide: bool = False) -
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     processor.save_pretrained(path)
+    if model_type == "mistral3":
+        (path / "processor_config.json").write_text(json.dumps(TOKENS[model_type]))
+    if model_type == "qwen3_vl_moe":  # as published, which transformers reads but does not write
+        file = path / "model.safetensors"
+        tensors = load_file(file)
+        for name in tensors:
+            if ".experts." in name:
+                tensors[name] = tensors[name].transpose(1, 2).contiguous()
+        save_file(tensors, file, {"format": "pt"})
     (path / "chat_template.jinja").write_text(in_text(model_type, TEMPLATE))
     return path
 
@@ -131,6 +147,40 @@ def _qwen(model_type: str, settings: dict[str, object], tokenizer: PreTrainedTok
     )
     text = {**settings, "rope_parameters": rope}
     return {"text_config": text, "vision_config": vision}, images
+
+
+def _qwen3(model_type: str, settings: dict[str, object], tokenizer: PreTrainedTokenizerFast):
+    """The encoder's first and last layers are added after the language model's first two."""
+    third = settings["head_dim"] // 2 // 3
+    sections = [settings["head_dim"] // 2 - 2 * third, third, third]
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections}
+    vision = {"depth": 3, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2,
+              "patch_size": 4, "out_hidden_size": settings["hidden_size"],
+              "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 2]}  # fmt: skip
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    text = {**settings, "rope_parameters": rope} | (experts if model_type.endswith("moe") else {})
+    images = Qwen2VLImageProcessorPil(
+        size={"shortest_edge": 64, "longest_edge": 32 * 32}, patch_size=4
+    )
+    return {"text_config": text, "vision_config": vision}, images
+
+
+def _mistral(model_type: str, settings: dict[str, object], tokenizer: PreTrainedTokenizerFast):
+    vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+              "num_attention_heads": 2, "patch_size": 4, "image_size": 32}  # fmt: skip
+    text = {"model_type": "mistral", **settings, "sliding_window": None}
+    images = PixtralImageProcessorPil(size={"longest_edge": 2 * TILE})
+    return {"text_config": text, "vision_config": vision}, images
+
+
+MAKERS = {
+    "gemma3": _gemma,
+    "mistral3": _mistral,
+    "qwen2_vl": _qwen,
+    "qwen2_5_vl": _qwen,
+    "qwen3_vl": _qwen3,
+    "qwen3_vl_moe": _qwen3,
+}
 
 
 def _tokenizer(names: dict[str, str]) -> PreTrainedTokenizerFast:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConfig
 
 from tests.engine.tiny_models import GROUPS, LATENTS, VOCABULARY
@@ -20,8 +19,7 @@ TEXT: dict[str, object] = {
 } | GROUPS  # fmt: skip
 VISION: dict[str, object] = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "depth": 1, "num_heads": 2, "out_hidden_size": 32, "head_dim": 8,
-    "num_position_embeddings": 16, "deepstack_visual_indexes": [0], "pos_emb_height": 4,
+    "depth": 1, "num_heads": 2, "out_hidden_size": 32, "head_dim": 8, "pos_emb_height": 4,
     "pos_emb_width": 4, "num_key_value_heads": 2,
 }  # fmt: skip
 SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
@@ -29,16 +27,6 @@ HALF = SECTIONS | {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
 TIED = {"tie_word_embeddings": True}
 
 WRAPPED: dict[str, tuple[str, dict[str, Any]]] = {
-    "mistral3": ("mistral", {}),
-    "qwen3_vl": ("qwen3", {"rope_parameters": SECTIONS | {"mrope_interleaved": True}}),
-    "qwen3_vl_moe": (
-        "qwen3_moe",
-        {
-            "rope_parameters": SECTIONS | {"mrope_interleaved": True},
-            "moe_intermediate_size": 24,
-            "sliding_window": None,
-        },
-    ),
     "glm4v": ("glm4", {"rope_parameters": SECTIONS}),
     "glm4v_moe": ("glm4_moe", {"rope_parameters": HALF}),
     "kimi_k25": ("deepseek_v3", LATENTS),
@@ -72,26 +60,12 @@ def save_wrapped_model(model_type: str, folder: Path) -> Path:
                 tensor.add_(torch.randn_like(tensor), alpha=0.3 if "bias" in name else 0.2)
     model.generation_config.eos_token_id = 0
     model.save_pretrained(path)
-    if model_type in PUBLISHED:
+    if model_type == "kimi_k25":  # names as published, which transformers reads but does not write
         file = path / "model.safetensors"
-        save_file(PUBLISHED[model_type](load_file(file)), file, {"format": "pt"})
+        tensors = load_file(file).items()
+        published = {name.replace(".model.blocks.", ".model.layers."): t for name, t in tensors}
+        save_file(published, file, {"format": "pt"})
     return path
-
-
-def _kimi(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    names = ((name, name.replace(".model.blocks.", ".model.layers.")) for name in tensors)
-    return {published: tensors[name] for name, published in names}
-
-
-def _qwen(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
-        for name, tensor in tensors.items()
-    }
-
-
-PUBLISHED = {"kimi_k25": _kimi, "qwen3_vl_moe": _qwen}
-"""What changes saved tensors to how they are published, which transformers reads but not writes."""
 
 
 def _small(config: PreTrainedConfig, sizes: dict[str, object]) -> dict[str, Any]:
