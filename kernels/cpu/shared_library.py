@@ -28,6 +28,7 @@ SOURCES = (
     "linear.cpp",
     "logits.cpp",
     "rounded.cpp",
+    "state.cpp",
 )
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fopenmp", "-fPIC")
 COMPILE_SECONDS = 120

@@ -1,4 +1,4 @@
-"""Times linear layers and attention of the C++ library, beside those of another checkout.
+"""Times linear layers, attention and states of the C++ library, beside those of another checkout.
 
     python tests/kernels/cpu/times.py --base ../before --repeats 9
 
@@ -10,6 +10,7 @@ in ms; both checkouts run in turns, and the minimum of all runs counts.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -75,6 +76,50 @@ def attention_cases() -> Iterator[tuple[str, Callable[[], object]]]:
                 )
 
 
+def state_cases() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield steps of one layer of Qwen3.5-0.8B, beside a copy of the states that decodes update.
+
+    Each call takes other slots than the one before, so that states come from memory.
+    """
+    import torch
+
+    from kernels.cpu.state import conv_rows, state_step
+    from kernels.state.batch import StateBatch
+
+    heads, dim, taps = 16, 128, 4
+    pool = torch.zeros(256, heads, dim, dim)
+    tails = torch.zeros(256, taps - 1, 3 * heads * dim)
+    weight = torch.randn(taps, tails.shape[2])
+    for num_sequences, length in ((1, 1), (32, 1), (1, 512)):
+        size = num_sequences * length
+        rows = torch.randn(size, tails.shape[2])
+        query, key, value = (part.unflatten(1, (-1, dim)) for part in rows.chunk(3, 1))
+        gates = -torch.rand(size, heads), torch.rand(size, heads)
+        starts = torch.arange(0, size + 1, length, dtype=torch.int32)
+        batches = []
+        for slots in torch.arange(256).split(num_sequences):
+            writes = torch.full((size,), -1).index_copy(0, starts[1:].long() - 1, slots)
+            batches.append(StateBatch(starts, slots, writes, None))
+        turns, kind = itertools.cycle(batches), f"{num_sequences} x {length} tokens"
+        for is_delta, name in ((True, "delta rule"), (False, "Mamba-2")):
+            yield (
+                f"{name}, {kind}",
+                lambda rows=(query, key, value, *gates), turns=turns, d=is_delta: state_step(
+                    *rows, pool, next(turns), is_delta=d
+                ),
+            )
+        yield (
+            f"convolution, {kind}",
+            lambda rows=rows, turns=turns: conv_rows(
+                rows, weight, None, tails, next(turns), silu=True
+            ),
+        )
+        if length == 1:
+            parts = [half.split(num_sequences) for half in pool.chunk(2)]
+            pairs = itertools.cycle(zip(*parts, strict=True))
+            yield f"copy of {num_sequences} states", lambda p=pairs: torch.Tensor.copy_(*next(p))
+
+
 def measure(seconds: float) -> dict[str, float]:
     """Return the minimum of each case. seconds: the time spent on a case."""
     import torch
@@ -82,7 +127,7 @@ def measure(seconds: float) -> dict[str, float]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     best = {}
-    for name, case in (*linear_cases(), *attention_cases()):
+    for name, case in (*linear_cases(), *attention_cases(), *state_cases()):
         case()
         end, times = time.monotonic() + seconds, []
         while time.monotonic() < end or len(times) < 3:
