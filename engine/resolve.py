@@ -14,7 +14,13 @@ from transformers import PreTrainedConfig
 
 from core.configuration.batching import choose_batching
 from core.configuration.kv_layout import KVLayout
-from core.configuration.options import DecoderChoice, LoraOptions, MemoryOptions, Options
+from core.configuration.options import (
+    DecoderChoice,
+    LoraOptions,
+    MemoryOptions,
+    Options,
+    SpeculationOptions,
+)
 from core.configuration.sizing import (
     LENGTH_NAMES,
     StepLimits,
@@ -78,6 +84,8 @@ class Resolved:
     """Leave out graphs that would not make their steps faster."""
     lora: LoraOptions | None = None
     """None where `option.enable_lora` is false."""
+    speculation: SpeculationOptions | None = None
+    """None without `option.speculative_method`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +147,7 @@ def _for_packed(options: Options, source: ModelSource, num_ranks: int) -> Resolv
         graph_prompt_sizes=execution.graph_prompt_sizes if has_graphs else None,
         measures_graphs=execution.cuda_graph_sizes is None,
         lora=options.lora if options.lora.enable_lora else None,
+        speculation=options.speculation if options.speculation.chosen[0] else None,
     )
 
 
@@ -198,6 +207,10 @@ def _require_nothing_packed(
     if model_type in VISION_FAMILIES:
         raise ConfigurationError(f"{reason}; {model_type} takes images and only runs packed")
     source.reject_own_options(reason)
+    if options.speculation.chosen[0]:
+        raise ConfigurationError(
+            f"option.speculative_method needs the packed executor, but {reason}; leave it out"
+        )
     if options.lora.enable_lora:
         raise ConfigurationError(
             f"option.enable_lora needs the packed executor, but {reason}; merge the adapter into "

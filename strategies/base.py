@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import insort
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Sequence as Chunks
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import ClassVar, Protocol
 
 from core.output import Output
 from core.plan import Chunk, StepPlan, StepResult
@@ -59,6 +61,23 @@ class StepBudget:
         self.num_left -= num_tokens
 
 
+class Extension(Protocol):
+    """Changes the chunks of a step, whatever strategy has planned it."""
+
+    def extended(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Return the chunks to compute in their place, with their blocks reserved."""
+        ...
+
+    def commit(
+        self,
+        chunks: Iterable[Chunk],
+        result: StepResult,
+        commit: Callable[[Chunks[Chunk], StepResult], list[Output]],
+    ) -> list[Output]:
+        """Commit a group's chunks by calling `commit` for chunks that a strategy may plan."""
+        ...
+
+
 class Strategy(ABC):
     """Decides what runs next. Not thread-safe: one loop owns it.
 
@@ -82,6 +101,7 @@ class Strategy(ABC):
         """Maps a sequence id to its group."""
         self.current: SequenceGroup | None = None
         """The group that `schedule` is working on. An exception belongs to its request."""
+        self.extension: Extension | None = None
         self._swapped_out: list[Sequence] = []
         """Sequences swapped out since the last plan."""
         self.num_preemptions = 0
@@ -157,6 +177,8 @@ class Strategy(ABC):
         """
         chunks = self._next_chunks(now)
         self.current = None
+        if self.extension is not None:
+            chunks = self.extension.extended(chunks)
         for chunk in chunks:
             chunk.sequence.num_computed_tokens = chunk.end
             chunk.sequence.num_in_flight += chunk.samples_token
@@ -204,6 +226,13 @@ class Strategy(ABC):
         self, group: SequenceGroup, chunks: Iterable[Chunk], result: StepResult
     ) -> list[Output]:
         """Commit a group's chunks, except those of sequences that ended while the step ran."""
+        if self.extension is not None:
+            return self.extension.commit(chunks, result, partial(self._commit_chunks, group))
+        return self._commit_chunks(group, chunks, result)
+
+    def _commit_chunks(
+        self, group: SequenceGroup, chunks: Iterable[Chunk], result: StepResult
+    ) -> list[Output]:
         has_result = False
         for chunk in chunks:
             if chunk.sequence.finish is None:

@@ -46,7 +46,7 @@ PARTS = {
         ("step",),
         ("ranks",),
         ("model",),
-        ("lora", "scores", "vision"),
+        ("lora", "scores", "speculation", "vision"),
         ("loading",),
         ("resolve", "failures"),
         ("memory",),

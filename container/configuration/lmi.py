@@ -14,9 +14,11 @@ ALIASES: Mapping[str, str] = {
     "maxWorkers": "option.copies",
     "option.s3url": "option.model_id",
     "option.number_of_partitions": "option.tensor_parallel_degree",
+    "option.speculative_length": "option.num_speculative_tokens",
+    "option.spec_length": "option.num_speculative_tokens",
     "option.prediction_timeout": "option.predict_timeout",
 }
-"""Maps other names of options to the names here. The last three are names of older containers
+"""Maps other names of options to the names here. The last ones are names of older containers
 and of the SageMaker SDK's `DJLModel`."""
 
 _FIXED_COPIES = (
@@ -29,7 +31,7 @@ _FORMAT = (
 )
 _HANDLERS = "set option.entryPoint to your handler's file"
 _RANKS = "use option.tensor_parallel_degree to split the model over GPUs"
-_SPECULATIVE = "speculative decoding is not supported; leave it out"
+_SPECULATIVE = "draft models are not supported; use option.speculative_method=ngram or suffix"
 _FIXED_CODES = (
     "status codes cannot be changed, except that option.overload_status sets the status of a "
     "busy server"
@@ -93,9 +95,7 @@ ADVICE: Mapping[str, str] = {
     "option.lora_dtype": "adapters use the model's dtype; leave it out",
     "option.lora_extra_vocab_size": "adapters cannot add tokens; leave it out",
     "option.draft_model_id": _SPECULATIVE,
-    "option.spec_length": _SPECULATIVE,
     "option.speculative_draft_model": _SPECULATIVE,
-    "option.speculative_config": _SPECULATIVE,
     "option.chat_template_content_format": "the chat template shows the format; leave it out",
     "option.enable_auto_tool_choice": "use option.tool_call_parser, which is enough",
 }

@@ -12,7 +12,9 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from core.configuration.record import Option, Record, Reserved, Value, option, rows_of
 from core.configuration.step_size import DEFAULT_PROMPT_SIZES
@@ -42,6 +44,9 @@ ReasoningParserName = Literal[
     "qwen3", "deepseek_r1", "deepseek_v3", "glm45", "minimax_m2", "olmo3", "seed_oss", "mistral",
     "openai_gptoss",
 ]  # fmt: skip
+SpeculativeMethod = Literal["ngram", "suffix"]
+MOST_DRAFTS = 16
+"""The highest `num_speculative_tokens`."""
 ReasoningParserChoice = Literal["auto", "none", ReasoningParserName]
 _PAGED = ", ".join(PAGED_NAMES)
 
@@ -243,6 +248,66 @@ class LoraOptions(Record):
     def reserved(self, linear_width: int) -> Reserved | None:
         num_elements = self.max_loras * self.max_lora_rank * linear_width
         return Reserved("adapters", "option.max_loras", num_elements) if self.enable_lora else None
+
+
+class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """vLLM's `speculative_config`, as far as it is supported."""
+
+    method: SpeculativeMethod = "ngram"
+    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFTS)] = 5
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+    suffix_decoding_max_tree_depth: int | None = None
+    suffix_decoding_max_cached_requests: int | None = None
+    suffix_decoding_max_spec_factor: float | None = None
+    suffix_decoding_min_token_prob: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationOptions(Record):
+    """Several tokens of a sequence in one step (docs/speculation.md)."""
+
+    speculative_method: SpeculativeMethod | None = option(
+        None,
+        "packed: where to look for the tokens that may come next, so that one step can verify "
+        "several of them. The answers stay the same. ngram: where the newest tokens occur in the "
+        "prompt and the answer before. suffix: also in recent answers to others with the same "
+        "adapter and cache_salt. Default: nowhere.",
+    )
+    num_speculative_tokens: int = option(
+        5,
+        "speculative_method: the most tokens to verify of a sequence in one step.",
+        minimum=1,
+        maximum=MOST_DRAFTS,
+    )
+    speculative_config: str | None = option(
+        None,
+        'vLLM\'s form of the two options above: a JSON object such as {"method": "ngram", '
+        '"num_speculative_tokens": 4}. Further settings of a method, such as prompt_lookup_max, '
+        "are accepted, but the lengths of matches are chosen here.",
+    )
+
+    def __post_init__(self) -> None:
+        Record.__post_init__(self)
+        _ = self.chosen  # raises if it is no such object
+
+    @property
+    def chosen(self) -> tuple[SpeculativeMethod | None, int]:
+        """The method and the most tokens, in whichever form they are set."""
+        if self.speculative_config is None:
+            return self.speculative_method, self.num_speculative_tokens
+        try:
+            config = msgspec.json.decode(self.speculative_config, type=SpeculativeConfig)
+        except msgspec.DecodeError as error:
+            raise ConfigurationError(
+                f"option.speculative_config: {error}; expected a JSON object with a method, ngram "
+                "or suffix"
+            ) from None
+        return config.method, config.num_speculative_tokens
+
+    @property
+    def only_for_text(self) -> str:
+        return "option.speculative_method" if self.chosen[0] else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -591,6 +656,7 @@ class Options:
     user_code: UserCodeOptions = field(default_factory=UserCodeOptions)
     strategy: BatchingOptions = field(default_factory=BatchingOptions)
     lora: LoraOptions = field(default_factory=LoraOptions)
+    speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     execution: ExecutionOptions = field(default_factory=ExecutionOptions)
     layout: LayoutOptions = field(default_factory=LayoutOptions)

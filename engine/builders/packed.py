@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from core.configuration.options import LoraOptions
 from core.errors import ConfigurationError
+from core.part import Feature
 from core.plan import BlockMoves, StepPlan
 from engine.attention.backends import AttentionBackend, CpuBackend, make_backend
 from engine.attention.kv_cache import KVCache
@@ -69,20 +70,33 @@ def build_packed(
     parts = build_parts(resolved, model, phases, group)
     eos = eos_token_ids(resolved.source)
     grammars = Grammars(resolved.source.model_dir, eos)
+    strategy = make_strategy(strategy_settings(resolved, parts.capacity))
+    features: list[Feature] = [*text_features(grammars), *parts.features]
+    columns = _columns(model, parts.passes)
+    if resolved.speculation is not None:
+        from engine.speculation.start import start_speculation
+
+        feature, column = start_speculation(
+            strategy,
+            resolved.speculation,
+            Sampler(Staging(model.device), sampling_stages(grammars)),
+        )
+        features.append(feature)
+        columns.append(column)
     executor = PackedExecutor(
         parts.passes,
         Sampler(Staging(model.device), sampling_stages(grammars)),
-        _columns(model, parts.passes),
+        columns,
         None if lead is None else lead(parts),
     )
     check_steps(executor, _first_steps(parts.capacity))
     phases.end("first steps")
     return Engine(
-        make_strategy(strategy_settings(resolved, parts.capacity)),
+        strategy,
         executor,
         facts_of(resolved, parts.capacity, model, eos, phases, notes + parts.notes),
         overlaps=resolved.overlaps,
-        features=(*text_features(grammars), *parts.features),
+        features=tuple(features),
         model_time=executor.model_time,
     )
 

@@ -184,8 +184,8 @@ def _in_flight(
 ) -> tuple[Slot, Slot] | None:
     """Add the indices of the tokens in flight, and their rows in `newest`; None without any."""
     in_flight = [
-        (end - 1, newest_rows[chunk.sequence.id])
-        for chunk, end in zip(places.chunks, places.ends, strict=True)
+        (start + len(chunk.sequence.token_ids) - chunk.start, newest_rows[chunk.sequence.id])
+        for chunk, start in places
         if chunk.ends_in_flight
     ]
     if not in_flight:

@@ -519,9 +519,11 @@ class Run:
         self.counts["runs"] += 1
 
 
-def fuzz(seed: int, counts: Counter[str], groups: Groups = ONE_GROUP) -> None:
+def fuzz(
+    seed: int, counts: Counter[str], groups: Groups = ONE_GROUP, kind: type[Run] = Run
+) -> None:
     """Run one seed, and count what happened. An error names the seed."""
-    run = Run(seed, counts, groups)
+    run = kind(seed, counts, groups)
     logging.disable()  # the engine logs each injected fault
     try:
         run.run()

@@ -80,6 +80,20 @@ def test_sources_and_lines(load: Load) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "chosen"),
+    [
+        ("option.speculative_method=suffix", ("suffix", 5)),
+        ("option.speculative_method=ngram\noption.speculative_length=3", ("ngram", 3)),
+        ('option.speculative_config={"method": "ngram"}', ("ngram", 5)),
+    ],
+)
+def test_other_names_of_options_of_speculation(
+    load: Load, line: str, chosen: tuple[str, int]
+) -> None:
+    assert load(line + "\n").options.speculation.chosen == chosen
+
+
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         ("option.roling_batch=auto", "unknown key 'option.roling_batch'; did you mean "
@@ -95,6 +109,7 @@ def test_sources_and_lines(load: Load) -> None:
         ("option.load_format=safetensors", "use option.load_format=auto"),
         ("engine=DeepSpeed", "use engine=Python"),
         ("option.dtype=\\u12", "\\u12"),
+        ("option.speculative_config={", "option.speculative_config: Input data was truncated"),
     ],
 )  # fmt: skip
 def test_invalid_configurations(load: Load, line: str, message: str) -> None:

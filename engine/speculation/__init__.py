@@ -1,0 +1,1 @@
+"""The engine's side of speculation: verifies drafts in a step, and measures what that costs."""

@@ -1,0 +1,55 @@
+"""Chunks with drafts: proposed tokens, which a step computes and verifies at once.
+
+A token is sampled after the newest token and after each draft, each with the number of its own
+position (`engine.sampling.draw`). So as long as a draft equals the token sampled before it, the
+next sampled token is the one that a step without drafts would have sampled, whatever proposed it.
+"""
+
+from __future__ import annotations
+
+from core.part import Part
+from core.plan import Chunk
+from core.sampling import SamplingParams
+from core.sequence import Sequence
+from strategies.group import Grouping
+
+
+class DraftedChunk(Chunk, frozen=True):
+    """The newest token of a sequence, and drafts of the tokens after it."""
+
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def ends_in_flight(self) -> bool:
+        """Whether the newest token, before the drafts, is still being sampled."""
+        return self.start >= len(self.sequence.token_ids)
+
+
+def drafted(
+    chunk: Chunk, drafts: tuple[int, ...], sequence: Sequence | None = None
+) -> DraftedChunk:
+    """Return a decode's chunk with drafts, whose slots must be reserved by then."""
+    return DraftedChunk(
+        sequence=sequence or chunk.sequence,
+        start=chunk.start,
+        length=chunk.length + len(drafts),
+        tables=chunk.tables,
+        samples_token=True,
+        drafts=drafts,
+    )
+
+
+def is_verifiable(params: SamplingParams, parts: tuple[Part, ...]) -> bool:
+    """Whether a token can be sampled before the tokens in front of it are known for certain.
+
+    Penalties, banned words and n-grams look at all of these tokens. `min_tokens` only counts them.
+    Sequences that advance together, as one group, cannot have different numbers of tokens.
+    """
+    return not (
+        params.no_repeat_ngram_size
+        or params.bad_words
+        or params.repetition_penalty != 1
+        or params.presence_penalty
+        or params.frequency_penalty
+        or any(part.needs_newest or isinstance(part, Grouping) for part in parts)
+    )

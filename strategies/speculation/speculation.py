@@ -1,0 +1,218 @@
+"""The extension of a strategy that adds drafts to its decodes, and commits those accepted.
+
+```
+plan      | t |              the strategy's chunk: the newest token
+extended  | t | d d d d |    with drafts, in slots behind it
+sampled     s   s s s s      after t and after each draft
+kept        s = d d ≠ ✗      up to the first that differs from its draft
+```
+
+Drafts take only what a strategy's plan leaves: tokens of the step's budget, and free blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Chunks
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from core.configuration.options import MOST_DRAFTS
+from core.output import Output, joined
+from core.plan import Chunk, StepResult
+from core.sampling import Sampled
+from core.sequence import Sequence
+from strategies.base import Limits
+from strategies.memory.base import KVMemory, Span
+from strategies.speculation.drafts import DraftedChunk, drafted, is_verifiable
+from strategies.speculation.proposer import NO_PROPOSAL, Lookup, Proposal, Proposer
+
+logger = logging.getLogger(__name__)
+
+MOST_ROWS = 256
+"""The most drafts in a step: each has logits of its own. A large batch samples from as many."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Totals since the start."""
+
+    num_drafts: int = 0
+    """Chunks with drafts."""
+    num_draft_tokens: int = 0
+    accepted: list[int] = field(default_factory=lambda: [0] * MOST_DRAFTS)
+    """By position: drafts there that were accepted."""
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(self.accepted)
+
+
+class Speculation:
+    """See `strategies.base.Extension`."""
+
+    def __init__(
+        self, memory: KVMemory, limits: Limits, proposer: Proposer, num_draft_tokens: int
+    ) -> None:
+        """num_draft_tokens: the most drafts of a sequence in a step, up to MOST_DRAFTS."""
+        self._memory = memory
+        self._limits = limits
+        self._proposer = proposer
+        self._num_draft_tokens = num_draft_tokens
+        self._lookups: WeakKeyDictionary[Sequence, Lookup | None] = WeakKeyDictionary()
+        """None for a sequence whose tokens cannot be verified."""
+        self._is_on = True
+        self.counts = Counts()
+
+    def extended(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Return a step's chunks, some of them with drafts.
+
+        A proposer that fails ends no request: from then on, nothing is drafted.
+        """
+        if not self._is_on:
+            return chunks
+        try:
+            proposals = self._proposals(chunks)
+        except Exception:
+            logger.exception("speculation failed, and is off from now on")
+            self._is_on = False
+            return chunks
+        return [
+            self._with_drafts(chunk, proposals[index].tokens) if index in proposals else chunk
+            for index, chunk in enumerate(chunks)
+        ]
+
+    def commit(
+        self,
+        chunks: Iterable[Chunk],
+        result: StepResult,
+        commit: Callable[[Chunks[Chunk], StepResult], list[Output]],
+    ) -> list[Output]:
+        """Commit accepted drafts one by one, as the steps without drafts that they replace.
+
+        commit: commits the chunks of such a step.
+        """
+        chunks = list(chunks)
+        runs = [chunk for chunk in chunks if isinstance(chunk, DraftedChunk)]
+        if not runs:
+            outputs = commit(chunks, result)
+            self._end(chunks)
+            return outputs
+        for chunk in runs:
+            self._settle(chunk, result)
+        first = [_kept(chunk, 0) if isinstance(chunk, DraftedChunk) else chunk for chunk in chunks]
+        ids = [chunk.sequence.id for chunk in chunks]
+        plain = {id: result[id] for id in ids if id in result}
+        places = {chunk.sequence.id: chunk.sequence.num_computed_tokens for chunk in runs}
+        outputs: list[Output] = []
+        for number in range(1 + max(len(chunk.drafts) for chunk in runs)):
+            now = [chunk for chunk in runs if _has_token(chunk, result, number)]
+            if number and not now:
+                break
+            for chunk in now:
+                # 0 if the sequence was preempted while the step ran
+                place = min(places[chunk.sequence.id], chunk.start + 1 + number)
+                chunk.sequence.num_computed_tokens = place
+            kept = [_kept(chunk, number) for chunk in now]
+            tokens = {chunk.sequence.id: _token(chunk, result, number) for chunk in now}
+            outputs += commit(kept, tokens) if number else commit(first, plain | tokens)
+        self._end(chunks)
+        return _joined(outputs)
+
+    def _proposals(self, chunks: list[Chunk]) -> dict[int, Proposal]:
+        """Return what to verify, by the chunk's index, within the budget of the step."""
+        budget = self._limits.max_step_tokens - sum(chunk.length for chunk in chunks)
+        budget = min(budget, MOST_ROWS)
+        proposals: dict[int, Proposal] = {}
+        for index, chunk in enumerate(chunks):
+            proposal = self._propose(chunk, min(budget, self._num_draft_tokens))
+            if proposal.tokens:
+                proposals[index] = proposal
+                budget -= len(proposal.tokens)
+        return proposals
+
+    def _propose(self, chunk: Chunk, limit: int) -> Proposal:
+        sequence = chunk.sequence
+        limit = min(limit, sequence.max_length - chunk.end - 1)
+        if chunk.length != 1 or not chunk.samples_token or limit <= 0:
+            return NO_PROPOSAL
+        lookup = self._lookup(sequence)
+        if lookup is None:
+            return NO_PROPOSAL
+        # The first proposed token stands for one in flight. If it is another, the drafts are wrong.
+        num_in_flight = chunk.end - len(sequence.token_ids)
+        tokens, match = lookup.propose(num_in_flight + limit)
+        return Proposal(tokens[num_in_flight:], match)
+
+    def _lookup(self, sequence: Sequence) -> Lookup | None:
+        try:
+            return self._lookups[sequence]
+        except KeyError:
+            can_verify = is_verifiable(sequence.params, sequence.parts)
+            lookup = self._proposer.begin(sequence) if can_verify else None
+            self._lookups[sequence] = lookup
+            return lookup
+
+    def _with_drafts(self, chunk: Chunk, drafts: tuple[int, ...]) -> Chunk:
+        """Return the chunk with drafts, or as it is if they find no free blocks."""
+        id, end = chunk.sequence.id, chunk.end + len(drafts)
+        groups = self._memory.layout.groups
+        has_slots = all(
+            group.blocks_for(end) <= len(table.blocks)
+            for group, table in zip(groups, chunk.tables, strict=True)
+        )
+        if not has_slots:
+            if not self._memory.reserve([Span(id, chunk.start, end)]):
+                return chunk
+            chunk = msgspec.structs.replace(chunk, tables=self._memory.tables(id))
+        # How many tokens it has is known only when the step is done.
+        chunk.sequence.needs_newest_token = True
+        return drafted(chunk, drafts)
+
+    def _settle(self, chunk: DraftedChunk, result: StepResult) -> None:
+        """Count the accepted drafts of a step that is done."""
+        sequence = chunk.sequence
+        sequence.needs_newest_token = False  # or it would not be verifiable
+        sampled = result.get(sequence.id)
+        if isinstance(sampled, Sampled):
+            self.counts.num_drafts += 1
+            self.counts.num_draft_tokens += len(chunk.drafts)
+            for position in range(len(sampled.token_ids) - 1):
+                self.counts.accepted[position] += 1
+
+    def _end(self, chunks: Iterable[Chunk]) -> None:
+        for chunk in chunks:
+            if chunk.sequence.finish is not None:
+                lookup = self._lookups.pop(chunk.sequence, None)
+                if lookup is not None:
+                    lookup.end()
+
+
+def _has_token(chunk: DraftedChunk, result: StepResult, number: int) -> bool:
+    """Whether a sequence that has not ended got a token of this number in the step."""
+    sampled = result.get(chunk.sequence.id)
+    has_ended = chunk.sequence.finish is not None
+    return not has_ended and isinstance(sampled, Sampled) and number < len(sampled.token_ids)
+
+
+def _kept(chunk: DraftedChunk, number: int) -> Chunk:
+    """Return the chunk that would have computed the newest token, or an accepted draft after it."""
+    return Chunk(chunk.sequence, chunk.start + number, 1, chunk.tables, samples_token=True)
+
+
+def _token(chunk: DraftedChunk, result: StepResult, number: int) -> Sampled:
+    sampled = result[chunk.sequence.id]
+    assert isinstance(sampled, Sampled), "see `_has_token`"
+    one = slice(number, number + 1)
+    return Sampled(sampled.token_ids[one], sampled.logprobs[one], sampled.top_logprobs[one])
+
+
+def _joined(outputs: list[Output]) -> list[Output]:
+    """Return one output for each answer."""
+    by_answer: dict[tuple[int, int], list[Output]] = {}
+    for output in outputs:
+        by_answer.setdefault((output.request_id, output.index), []).append(output)
+    return [joined(parts) if len(parts) > 1 else parts[0] for parts in by_answer.values()]

@@ -1,0 +1,142 @@
+"""Answers with drafts have the same tokens, and the same bits, as without."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from core.errors import ConfigurationError
+from engine import LLM, LoRARequest, SamplingParams
+from engine.speculation.column import DraftColumn
+from engine.step.packed_executor import PackedExecutor
+from kernels.cpu.shared_library import unavailable_reason
+from strategies.speculation.speculation import Counts, Speculation
+from tests.engine.greedy_answers import STRATEGIES
+from tests.engine.lora.adapter_files import write_adapter
+from tests.engine.same_bits import values
+from tests.engine.tiny_models import VOCABULARY
+
+if unavailable_reason() is not None:
+    pytest.skip("torch's products depend on the batch", allow_module_level=True)
+
+SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 24}
+KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 0, "min_tokens": 9, "stop_token_ids": (3, 5, 8, 13, 21, 34, 55, 89)},
+    {"temperature": 0, "presence_penalty": 0.5},
+    {"temperature": 0, "bad_words": ((5,), (6, 7))},
+    {"temperature": 0, "no_repeat_ngram_size": 3},
+    {"temperature": 0, "prompt_logprobs": 1},
+    {"temperature": 0.3, "seed": 4, "n": 3},
+    {"temperature": 0.7, "top_p": 0.9, "seed": 7, "logit_bias": {9: 2.0}},
+    {"temperature": 0, "allowed_token_ids": (4, 6)},
+    {"temperature": 0, "ignore_eos": True, "stop_token_ids": ()},
+)
+
+
+def prompts() -> list[list[int]]:
+    """Return prompts of few tokens that repeat, one for each kind of request."""
+    rng = random.Random(2)
+    runs = [[rng.randrange(3, VOCABULARY) for _ in range(rng.randint(2, 6))] for _ in KINDS]
+    return [run * rng.randint(2, 5) for run in runs]
+
+
+def requests(**common: Any) -> list[SamplingParams]:
+    return [SamplingParams(**{"max_tokens": 24, "logprobs": 2, **kind, **common}) for kind in KINDS]
+
+
+def answers(llm: LLM, **changes: Any) -> list[Any]:
+    """Return the tokens and exact log-probabilities of all answers."""
+    found = llm.generate(prompts(), requests(), use_tqdm=False, **changes)
+    assert llm.llm_engine.strategy.memory.num_held_blocks == 0
+    return [
+        (values(output), [(o.index, o.token_ids, o.finish_reason) for o in output.outputs])
+        for output in found
+    ]
+
+
+def counts(llm: LLM) -> Counts:
+    speculation = llm.llm_engine.strategy.extension
+    assert isinstance(speculation, Speculation)
+    return speculation.counts
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model):
+    """Return a function (architecture) → the answers one by one, without drafts."""
+    known: dict[str, Any] = {}
+
+    def of(architecture: str) -> Any:
+        if architecture not in known:
+            path = tiny_model(architecture, is_wide=True)
+            known[architecture] = answers(LLM(path, batching="none", num_kv_blocks=60, **SMALL))
+        return known[architecture]
+
+    return of
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("batching", STRATEGIES)
+def test_all_strategies_answer_the_same(tiny_model, expected, batching, overlaps, method):
+    llm = LLM(
+        tiny_model("llama", is_wide=True),
+        batching=batching,
+        async_scheduling=overlaps,
+        speculative_method=method,
+        num_speculative_tokens=4,
+        num_kv_blocks=40 if batching == "paged" else 120,
+        **SMALL,
+        **STRATEGIES[batching],
+    )
+    assert answers(llm) == expected("llama")
+    assert answers(llm) == expected("llama"), "with cached prefixes, and answers to look at"
+    assert counts(llm).num_accepted > 20
+    assert counts(llm).num_accepted < counts(llm).num_draft_tokens
+    if batching == "paged":
+        assert llm.llm_engine.strategy.num_preemptions > 0
+
+
+@pytest.mark.matrix(cases=2)
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+@pytest.mark.parametrize(
+    "architecture", ["gemma2", "gpt_oss", "qwen3_moe", "gemma3_text", "deepseek_v3", "mistral"]
+)
+def test_families_with_windows_latents_and_experts(tiny_model, expected, architecture, mode):
+    llm = LLM(
+        tiny_model(architecture, is_wide=True),
+        batching="paged",
+        preemption_mode=mode,
+        speculative_method="ngram",
+        num_speculative_tokens=8,
+        num_kv_blocks=60,
+        **SMALL,
+    )
+    assert answers(llm) == expected(architecture)
+    assert counts(llm).num_accepted > 0
+
+
+def test_adapters_answer_the_same(tiny_model, tmp_path):
+    path = tiny_model("llama", is_wide=True)
+    adapter = LoRARequest("a", 1, str(write_adapter(path, tmp_path / "adapter")))
+    used = [adapter if index % 2 else None for index in range(len(KINDS))]
+    plain, drafting = (
+        answers(LLM(path, enable_lora=True, speculative_method=method, **SMALL), lora_request=used)
+        for method in (None, "suffix")
+    )
+    assert drafting == plain
+
+
+def test_without_the_option_nothing_is_there(tiny_model):
+    llm = LLM(tiny_model("llama"), **SMALL)
+    assert llm.llm_engine.strategy.extension is None
+    executor = llm.llm_engine.executor
+    assert isinstance(executor, PackedExecutor)
+    assert not [column for column in executor._columns if isinstance(column, DraftColumn)]
+
+
+def test_only_the_packed_executor_takes_the_option(tiny_model):
+    with pytest.raises(ConfigurationError, match="speculative_method needs the packed executor"):
+        LLM(tiny_model("llama"), executor="library", speculative_method="ngram")

@@ -1,0 +1,136 @@
+"""Drafts change no answer, lose no block and delay nobody (tests/strategies/fuzz.py)."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from core.request import Request
+from core.sampling import SamplingParams
+from strategies.speculation.drafts import DraftedChunk
+from tests.strategies.fakes import EOS, strategy_of
+from tests.strategies.fuzz import ONE_GROUP, SEVERAL_GROUPS, Executor, Run, fuzz
+from tests.strategies.speculation.drafting import Certain, Drafting, Oracle, speculate
+
+NUM_SEEDS = 120
+
+
+class DraftingExecutor(Drafting, Executor):
+    pass
+
+
+class DraftRun(Run):
+    def __init__(self, seed: int, counts: Counter[str], groups: Any) -> None:
+        super().__init__(seed, counts, groups)
+        self.executor.__class__ = DraftingExecutor
+        rng = random.Random(seed)
+        oracle = Oracle(rng, rng.choice((0.3, 0.8, 1.0)))
+        self.speculation = speculate(self.strategy, oracle)
+
+    def _check_end(self) -> None:
+        super()._check_end()
+        self.counts["draft tokens"] += self.speculation.counts.num_draft_tokens
+        self.counts["accepted"] += self.speculation.counts.num_accepted
+
+
+def test_random_workloads_with_drafts():
+    counts: Counter[str] = Counter()
+    kinds = [ONE_GROUP, ONE_GROUP, *SEVERAL_GROUPS.values()]
+    for seed in range(NUM_SEEDS):
+        fuzz(seed, counts, kinds[seed % len(kinds)], DraftRun)
+    assert counts["answers"] > 0
+    assert counts["preemptions"] > 0
+    assert 0.3 < counts["accepted"] / counts["draft tokens"] < 0.9
+
+
+def request(id: int, max_tokens: int = 20, **params: Any) -> Request:
+    return Request(id, [1, 2, 3], SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params),
+                   eos_token_ids=[EOS])  # fmt: skip
+
+
+def drafts(strategy, executor, num_steps=3):
+    """Run some steps, and return the drafts of each."""
+    found = []
+    for now in range(num_steps):
+        plan = strategy.schedule(now)
+        found += [[len(c.drafts) for c in plan.chunks if isinstance(c, DraftedChunk)]]
+        strategy.commit(plan, executor.run(plan))
+    return found
+
+
+def certain(batching="paged", num_draft_tokens=4, **settings):
+    """Return a strategy whose drafts are right, and as many as may be."""
+    strategy = strategy_of(batching, **settings)
+    speculation = speculate(strategy, Certain(), num_draft_tokens)
+    return strategy, speculation, Drafting(strategy.memory.layout)
+
+
+def test_a_prompt_has_no_drafts_and_every_decode_has():
+    strategy, speculation, executor = certain()
+    strategy.add(request(0))
+    assert drafts(strategy, executor) == [[], [4], [4]]
+    [group] = strategy.running
+    assert group.sequences[0].num_generated_tokens == 1 + 5 + 5
+    counts = speculation.counts
+    assert (counts.num_drafts, counts.num_draft_tokens) == (2, 8)
+    assert counts.accepted[:5] == [2, 2, 2, 2, 0]
+
+
+def test_drafts_end_before_the_answer_does():
+    strategy, _, executor = certain()
+    strategy.add(request(0, max_tokens=9))
+    assert drafts(strategy, executor, 3) == [[], [4], [2]]
+    assert not strategy.has_work()
+
+
+def test_drafts_take_what_prompts_leave_of_the_budget():
+    strategy, _, executor = certain(max_step_tokens=5)
+    strategy.add(request(0))
+    drafts(strategy, executor, 1)
+    strategy.add(request(1))
+    assert drafts(strategy, executor, 2) == [[1], [3]]
+
+
+def test_drafts_preempt_nobody():
+    strategy, _, executor = certain(num_blocks=3, max_model_len=12)
+    strategy.add(request(0, max_tokens=9))
+    strategy.add(request(1, max_tokens=9))
+    assert drafts(strategy, executor, 2) == [[], [4]], "one block is free, for one of two"
+    assert len(strategy.running) == 2
+    assert strategy.num_preemptions == 0
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": 0.1},
+        {"no_repeat_ngram_size": 2},
+        {"bad_words": ((5,),)},
+    ],
+    ids=str,
+)
+def test_parameters_that_look_at_earlier_tokens_have_no_drafts(params):
+    strategy, _, executor = certain()
+    strategy.add(request(0, **params))
+    strategy.add(request(10))
+    assert drafts(strategy, executor) == [[], [4], [4]]
+
+
+class Failing(Certain):
+    def begin(self, sequence):
+        raise ZeroDivisionError
+
+
+def test_a_proposer_that_fails_turns_drafts_off_and_ends_nothing(caplog):
+    strategy, _, executor = certain()
+    strategy.add(request(0))
+    speculate(strategy, Failing())
+    assert drafts(strategy, executor) == [[], [], []]
+    [group] = strategy.running
+    assert group.sequences[0].num_generated_tokens == 3
+    assert "speculation failed" in caplog.text
