@@ -38,7 +38,8 @@ Pooling = Literal["cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", 
 OverloadStatus = Literal["503", "429"]
 ToolCallParser = Literal[
     "hermes", "llama3_json", "mistral", "qwen3_coder", "pythonic", "llama4_pythonic",
-    "deepseek_v3", "deepseek_v31", "openai", "granite", "phi4_mini_json",
+    "deepseek_v3", "deepseek_v31", "openai", "granite", "phi4_mini_json", "glm45", "minimax_m2",
+    "kimi_k2", "ernie45", "hunyuan_a13b",
 ]  # fmt: skip
 ReasoningParserName = Literal[
     "qwen3", "deepseek_r1", "deepseek_v3", "glm45", "minimax_m2", "olmo3", "seed_oss", "mistral",
@@ -490,14 +491,15 @@ class ServerOptions(Record):
         None,
         "Format of the model's tool calls. The values are the names of vLLM's parsers. hermes: "
         "Hermes and Qwen. llama3_json: Llama 3. pythonic: Llama 3.2 and 4. openai: gpt-oss. If "
-        "this option is not set, a request with tools is rejected, unless its tool_choice is none "
-        "or forces a call.",
+        "this option is not set, the response_template of tokenizer_config.json decides. Without "
+        "one, a request with tools is rejected, unless its tool_choice is none or forces a call.",
     )
     reasoning_parser: ReasoningParserChoice = option(
         "auto",
-        "Format of the model's reasoning, which chats return apart from the content. auto: detect "
-        "the format from the chat template. none: leave the reasoning in the content. The other "
-        "values are the names of vLLM's parsers.",
+        "Format of the model's reasoning, which chats return apart from the content. auto: as the "
+        "response_template of tokenizer_config.json says if option.tool_call_parser is not set, "
+        "else detect the format from the chat template. none: leave the reasoning in the content. "
+        "The other values are the names of vLLM's parsers.",
     )
     job_queue_size: int = option(
         1000,

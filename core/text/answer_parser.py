@@ -8,6 +8,7 @@ from itertools import groupby
 from core.text.answer import TokenText
 from core.text.reasoning.base import Reasoning, ReasoningParser
 from core.text.tools.base import ToolCall, ToolParser
+from core.text.tools.response_template.parser import ResponseParser
 
 AnswerPiece = Reasoning | str | ToolCall
 """A str is content."""
@@ -16,7 +17,10 @@ AnswerPiece = Reasoning | str | ToolCall
 class AnswerParser:
     """Parses one answer. Reasoning and tool calls for which there is no parser count as content."""
 
-    def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser | None) -> None:
+    def __init__(
+        self, reasoning: ReasoningParser | ResponseParser | None, tools: ToolParser | None
+    ) -> None:
+        """A ResponseParser finds the calls too, and needs no ToolParser."""
         self._reasoning = reasoning
         self._tools = tools
         self.num_reasoning_tokens = 0
@@ -31,28 +35,33 @@ class AnswerParser:
         """Add tokens and return the pieces that are certain by now; if `is_last`, all pieces."""
         pieces: list[AnswerPiece] = []
         for part in self._separated(tokens, is_last=is_last):
-            if isinstance(part, Reasoning) or self._tools is None:
-                pieces.append(part)
-            else:
+            if isinstance(part, str) and self._tools is not None:
                 pieces += self._tools.push(part)
+            else:
+                pieces.append(part)
         return [*pieces, *self._tools.flush()] if is_last and self._tools else pieces
 
-    def _separated(self, tokens: Sequence[TokenText], *, is_last: bool) -> list[Reasoning | str]:
+    def _separated(self, tokens: Sequence[TokenText], *, is_last: bool) -> list[AnswerPiece]:
         """Separate the reasoning from the rest. Adjacent parts of one kind are joined."""
         parser = self._reasoning
         if parser is None:
             text = "".join(token.text for token in tokens)
             return [text] if text else []
-        parts: list[Reasoning | str] = []
+        parts: list[AnswerPiece] = []
         for token in tokens:
             parts += parser.push(token.text)
             self.num_reasoning_tokens += parser.is_inside
         return _joined([*parts, *parser.flush()] if is_last else parts)
 
 
-def _joined(parts: Sequence[Reasoning | str]) -> list[Reasoning | str]:
-    joined: list[Reasoning | str] = []
-    for is_content, run in groupby(parts, key=lambda part: isinstance(part, str)):
-        text = "".join(part if isinstance(part, str) else part.text for part in run)
-        joined.append(text if is_content else Reasoning(text))
+def _joined(parts: Sequence[AnswerPiece]) -> list[AnswerPiece]:
+    joined: list[AnswerPiece] = []
+    for kind, run in groupby(parts, key=type):
+        if kind is str:
+            joined.append("".join(part for part in run if isinstance(part, str)))
+        elif kind is Reasoning:
+            texts = (part.text for part in run if isinstance(part, Reasoning))
+            joined.append(Reasoning("".join(texts)))
+        else:
+            joined += run
     return joined

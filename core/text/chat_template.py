@@ -21,6 +21,7 @@ import msgspec
 
 from core.errors import ConfigurationError, RequestError
 from core.foreign_code import contained
+from core.text.tools.response_template.template import ResponseTemplate
 
 ChatMessage = Mapping[str, object]
 
@@ -39,14 +40,22 @@ class ChatTemplate:
     """Renders conversations. Safe to share between threads."""
 
     def __init__(
-        self, source: str, *, with_tools: str = "", special_tokens: Mapping[str, str] | None = None
+        self,
+        source: str,
+        *,
+        with_tools: str = "",
+        special_tokens: Mapping[str, str] | None = None,
+        response: ResponseTemplate | None = None,
     ) -> None:
         """with_tools: the template for requests with tools, if the model has a separate one.
+
+        response: how the model writes its answers, if its tokenizer says so.
 
         Raises ConfigurationError if a template is not valid jinja2.
         """
         environment = _environment()
         self._special_tokens = dict(special_tokens or {})
+        self.response = response
         self.source = ChatTemplateSource(source, with_tools, self._special_tokens)
         try:
             self._plain = environment.from_string(source)

@@ -8,6 +8,7 @@ import msgspec
 
 from core.errors import ConfigurationError
 from core.text.chat_template import ChatTemplate
+from core.text.tools.response_template.template import ResponseTemplate, read_template
 
 
 class _NamedTemplate(msgspec.Struct):
@@ -30,6 +31,7 @@ class _TokenizerConfig(msgspec.Struct):
     pad_token: str | _SpecialToken | None = None
     cls_token: str | _SpecialToken | None = None
     mask_token: str | _SpecialToken | None = None
+    response_template: object = None
 
     def special_tokens(self) -> dict[str, str]:
         given = {name: getattr(self, name) for name in self.__struct_fields__ if "_token" in name}
@@ -56,14 +58,25 @@ def load_chat_template(model_dir: Path, override: str | None) -> ChatTemplate | 
         named = {"default": _read_text(model_dir / override)}
     if "default" not in named:
         return None
+    response = _response_template(model_dir, config)
     try:
         return ChatTemplate(
             named["default"],
             with_tools=named.get("tool_use", ""),
             special_tokens={**tokens, **config.special_tokens()},
+            response=response,
         )
     except ConfigurationError as error:
         raise ConfigurationError(f"{origin}: {error}") from None
+
+
+def _response_template(model_dir: Path, config: _TokenizerConfig) -> ResponseTemplate | None:
+    if config.response_template is None:
+        return None
+    try:
+        return read_template(config.response_template)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{model_dir / 'tokenizer_config.json'}: {error}") from None
 
 
 def _own_templates(model_dir: Path, config: _TokenizerConfig) -> dict[str, str]:

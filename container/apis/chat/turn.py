@@ -24,12 +24,16 @@ from core.text.reasoning.factory import find_reasoning_parser, make_reasoning_pa
 from core.text.tokenizer import Tokenizer
 from core.text.tools.base import ToolParser
 from core.text.tools.factory import make_tool_parser
+from core.text.tools.response_template.parser import ResponseParser
+from core.text.tools.response_template.template import ResponseTemplate
 
 DEFAULT_TOOL_PARSER: ToolCallParser = "llama3_json"
 """The parser of forced calls if option.tool_call_parser is not set, or if it names a format that
 does not write arguments as JSON. The model must then write the calls as plain JSON."""
 _END_TOKENS = 16
 """The reasoning parser gets this many tokens from the end of the prompt, where its tags may be."""
+_MESSAGE_TOKENS = 512
+"""A response template's parser gets this many, as they may have the beginning of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,9 @@ def start_turn(service: GenerationService, context: RequestContext, turn: Turn) 
     prompt = service.conversations.encode(turn.conversation, size=len(context.body))
     marks = tokenizer.ids_of(tools[0].special_tokens) if tools[0] else {}
     decoding = service.generations.prepare(_decoding(tokenizer, turn, tools[0], marks))
-    reasoning = _reasoning_parsers(service, turn, decoding, prompt.token_ids)
+    reasoning = _response_parsers(service, turn, decoding, prompt.token_ids)
+    if reasoning is None:
+        reasoning = _reasoning_parsers(service, turn, decoding, prompt.token_ids)
     tags = tokenizer.ids_of(reasoning[0].special_tokens) if reasoning[0] else {}
     generation = service.generations.start(
         context,
@@ -86,6 +92,29 @@ def start_turn(service: GenerationService, context: RequestContext, turn: Turn) 
     )
     parsers = [AnswerParser(*pair) for pair in zip(reasoning, tools, strict=True)]
     return StartedTurn(generation, parsers, variant or service.model_name)
+
+
+def _response_template(service: GenerationService, turn: Turn) -> ResponseTemplate | None:
+    """Return the tokenizer's template; None if options name formats, or if calls are forced."""
+    server = service.options.server
+    if server.tool_call_parser is not None or server.reasoning_parser != "auto":
+        return None
+    return None if turn.forced_calls is not None else service.conversations.response_template
+
+
+def _response_parsers(
+    service: GenerationService, turn: Turn, decoding: Decoding, prompt: Sequence[int]
+) -> Sequence[ResponseParser] | None:
+    """Return a parser for each answer; None if no template applies.
+
+    That is also so if structured outputs fix the format from the first token on.
+    """
+    template = _response_template(service, turn)
+    if template is None or decoding.has_form:
+        return None
+    end = service.prompting.decode(prompt[-_MESSAGE_TOKENS:])
+    tools = turn.conversation.tools or None
+    return [ResponseParser(template, end, tools) for _ in range(decoding.params.n)]
 
 
 def _reasoning_parsers(
@@ -113,9 +142,12 @@ def _reasoning_parser(service: GenerationService) -> ReasoningParserName | None:
 
 
 def _tool_parsers(service: GenerationService, turn: Turn) -> Sequence[ToolParser | None]:
-    """Return a parser for each answer; None for each if the request has no tools."""
+    """Return a parser for each answer; None for each if the request has no tools.
+
+    That is also so if the tokenizer's response template finds the calls.
+    """
     num_answers = turn.decoding.params.n
-    if not turn.conversation.tools:
+    if not turn.conversation.tools or _response_template(service, turn) is not None:
         return [None] * num_answers
     name = service.options.server.tool_call_parser
     if name is None and turn.forced_calls is None:

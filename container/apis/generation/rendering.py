@@ -13,6 +13,7 @@ from core.errors import RequestError
 from core.protocol.facts import Facts
 from core.protocol.messages import EncodedPrompt
 from core.text.chat_template import ChatTemplate
+from core.text.tools.response_template.template import ResponseTemplate
 
 ISOLATED_BYTES = 2**18
 """Longer conversations are rendered in the helper process. Shorter ones take some 20 ms at most,
@@ -41,6 +42,11 @@ class Conversations:
     def template_text(self) -> str:
         """The source of the chat template; '' if the model has none."""
         return self._template.source.source if self._template else ""
+
+    @property
+    def response_template(self) -> ResponseTemplate | None:
+        """How the model writes its answers; None if its tokenizer does not say so."""
+        return self._template.response if self._template else None
 
     def encode(self, conversation: Conversation, *, size: int) -> EncodedPrompt:
         """Return a conversation's tokens and media. `size` is the approximate length of its JSON.

@@ -15,6 +15,7 @@ from core.text.tools.mistral import MistralParser
 from core.text.tools.openai import OpenAIParser
 from core.text.tools.pythonic import PythonicParser
 from core.text.tools.qwen3_coder import Qwen3CoderParser
+from core.text.tools.response_template.formats import FORMATS, FormatParser
 
 _PARSERS: Mapping[ToolCallParser, Callable[[], ToolParser]] = {
     "hermes": HermesParser,
@@ -32,4 +33,6 @@ _PARSERS: Mapping[ToolCallParser, Callable[[], ToolParser]] = {
 
 def make_tool_parser(name: ToolCallParser, tools: Sequence[Mapping[str, Any]] = ()) -> ToolParser:
     """Return a new parser, which parses one answer to a request with these tools."""
+    if name in FORMATS:
+        return FormatParser(name, tools)
     return Qwen3CoderParser(tools) if name == "qwen3_coder" else _PARSERS[name]()

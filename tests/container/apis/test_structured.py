@@ -248,6 +248,9 @@ WRITTEN = {
     "phi4_mini_json": 'functools[{"name": "f", "arguments": {"a": 1}}]',
     "qwen3_coder": '{"name": "f", "parameters": {"a": 1}}',
     "pythonic": '{"name": "f", "parameters": {"a": 1}}',
+    "ernie45": '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n',
+    "hunyuan_a13b": '<tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>',
+    "glm45": '{"name": "f", "parameters": {"a": 1}}',
 }
 
 

@@ -169,6 +169,7 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
         return template.render(TALK, tools=tools)  # pyright: ignore[reportArgumentType]
 
     assert load_chat_template(tmp_path, None) is None
+
     write(tmp_path, {"eos_token": {"content": "</s>"}, "chat_template": "in config{{ eos_token }}"})
     assert prompt() == "in config</s>"
     named = [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}]
@@ -200,3 +201,15 @@ def test_unusable_template_files(tmp_path: Path, name: str, text: str | None, me
         load_chat_template(tmp_path, None)
     with pytest.raises(ConfigurationError, match=r"nowhere\.jinja|" + message):
         load_chat_template(tmp_path, "nowhere.jinja")
+
+
+def test_the_tokenizers_response_template(tmp_path: Path) -> None:
+    config = {"chat_template": "x", "response_template": {"fields": {"content": {}}}}
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(config))
+    template = load_chat_template(tmp_path, None)
+    assert template is not None
+    assert template.response is not None
+    path.write_text(json.dumps(config | {"response_template": {"fields": {}}}))
+    with pytest.raises(ConfigurationError, match=r"tokenizer_config\.json: response_template: "):
+        load_chat_template(tmp_path, None)

@@ -29,6 +29,16 @@ CALLS = "<\uff5ctool\u2581calls\u2581begin\uff5c>" + BEGIN
 CALLS_END, SEP = "<\uff5ctool\u2581calls\u2581end\uff5c>", "<\uff5ctool\u2581sep\uff5c>"
 CHANNEL = "<|channel|>commentary to=functions."
 ARGUMENTS = '{"x": "\u00e9</b>"}'
+KIMI = "<|tool_call_argument_begin|>"
+GLM = (
+    "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>1\n2</arg_value>\n<arg_key>n</arg_key>\n"
+    "<arg_value>3</arg_value>\n</tool_call>"
+)
+MINIMAX = (
+    '<invoke name="f">\n<parameter name="s">1\n2</parameter>\n<parameter name="n">3</parameter>\n'
+    "</invoke>"
+)
+FULL = ToolCall("f", '{"s":"1\\n2","n":3}')
 CASES: list[tuple[ToolCallParser, str, list[Piece]]] = [
     ("hermes", "just <tool text", ["just <tool text"]),
     ("hermes", HERMES, [F]),
@@ -77,6 +87,22 @@ CASES: list[tuple[ToolCallParser, str, list[Piece]]] = [
      [F, G, "!"]),
     ("deepseek_v31", f"{CALLS}g{SEP}{{}}", [G]),
     ("deepseek_v31", f"{CALLS}g{SEP}[]{END}{CALLS_END}", [f"{CALLS}g{SEP}[]{END}{CALLS_END}"]),
+    ("glm45", f"So.\n{GLM}\n{GLM}\n", ["So.", FULL, FULL]),
+    ("glm45", "<tool_call>g\n</tool_call>", [G]),
+    ("glm45", "<tool_call>", ["<tool_call>"]),
+    ("minimax_m2", f"So.\n<minimax:tool_call>\n{MINIMAX}\n{MINIMAX}\n</minimax:tool_call>",
+     ["So.", FULL, FULL]),
+    ("minimax_m2", '<invoke name="g">\n</invoke>', [G]),
+    ("kimi_k2", f"So. <|tool_calls_section_begin|><|tool_call_begin|>functions.f:0{KIMI}{ARGUMENTS}"
+     f"<|tool_call_end|><|tool_call_begin|>g{KIMI}{{}}<|tool_call_end|><|tool_calls_section_end|>",
+     ["So.", F, G]),
+    ("kimi_k2", f"<|tool_call_begin|>functions.g:1{KIMI}{{}}", [G]),
+    ("kimi_k2", f"<|tool_call_begin|>g{KIMI}[]<|tool_call_end|>",
+     [f"<|tool_call_begin|>g{KIMI}[]<|tool_call_end|>"]),
+    ("ernie45", f"So.\n\n{HERMES}\n\n{HERMES}\n", ["So.", F, F]),
+    ("hunyuan_a13b", f'So.<tool_calls>[{{"name": "f", "arguments": {ARGUMENTS}}}, '
+     '{"name": "g", "arguments": {}}]</tool_calls>', ["So.", F, G]),
+    ("hunyuan_a13b", "<tool_calls>[{}]</tool_calls>", ["<tool_calls>[{}]</tool_calls>"]),
     ("openai", f"So.{CHANNEL}f <|constrain|>json<|message|>{ARGUMENTS}<|call|>", ["So.", F]),
     ("openai", f"{CHANNEL}g<|message|>{{}}", [G]),
     ("openai", f"{CHANNEL}g json<|message|>{{}} <|call|>{CHANNEL}g<|message|>{{}}", [G, G]),
@@ -167,6 +193,15 @@ def test_a_long_call_is_parsed_once(
     assert num_parsed == 1
     assert isinstance(call, ToolCall)
     assert json.loads(call.arguments)["x"][-1] == 0
+
+
+@pytest.mark.parametrize("name", typing.get_args(ToolCallParser))
+def test_forced_calls_are_written_as_they_are_parsed(name: ToolCallParser) -> None:
+    notation = make_tool_parser(name).notation(())
+    if notation is not None:
+        calls = [f"{notation.head(name)}{{}}{notation.tail}" for name in "fg"]
+        text = notation.opening + notation.separator.join(calls) + notation.closing
+        assert taken_apart(name, [text]) == [ToolCall("f", "{}"), G]
 
 
 def test_a_header_that_goes_on_and_on_is_text() -> None:

@@ -1,0 +1,1 @@
+"""Response templates: parsers of answers as data, from a checkpoint or from `formats.py`."""
