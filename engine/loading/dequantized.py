@@ -46,11 +46,11 @@ def _load_dequantized(source: ModelSource, spec: DecoderSpec) -> Any:
         return is_in_model and not name.endswith(scheme.unused_suffixes)
 
     checkpoint.keep(is_needed)
-    state = _dequantized(checkpoint, scheme, getattr(config, "num_local_experts", 1))
+    state = dequantized(checkpoint, scheme, getattr(config, "num_local_experts", 1))
     return load_reference(source.without_quantization(), state=state)
 
 
-def _dequantized(checkpoint: Checkpoint, scheme: Scheme, num_experts: int) -> dict[str, Tensor]:
+def dequantized(checkpoint: Checkpoint, scheme: Scheme, num_experts: int) -> dict[str, Tensor]:
     """Take all tensors by their published names, with quantized weights dequantized."""
     state: dict[str, Tensor] = {}
     for name in checkpoint.names():

@@ -32,6 +32,7 @@ from engine.vision.parts import image_parts
 from engine.vision.reader import ImageReader
 from kernels.cpu.shared_library import unavailable_reason
 from tests.engine.greedy_answers import STRATEGIES
+from tests.engine.quantized_checkpoints import FORMATS, write_quantized
 from tests.engine.vision_models import in_text, picture, save_vision_model
 from tests.escaping import ESCAPING
 
@@ -176,6 +177,19 @@ def test_preempted_images_in_odd_chunks(vision_model, expected, model_type, mode
     strategy = llm.llm_engine.strategy
     assert strategy.num_preemptions > 0
     assert (strategy.num_swaps > 0) is (mode == "swap")
+
+
+@pytest.mark.usefixtures("exact_rows")
+@pytest.mark.parametrize(
+    ("model_type", "name"), [("mistral3", "fp8 whole, static"), ("qwen3_vl", "awq")]
+)
+def test_quantized_checkpoints(vision_model, tmp_path, model_type, name):
+    """Of Mistral 3's, the image encoder is quantized as well."""
+    quantized, plain = write_quantized(vision_model(model_type), tmp_path, FORMATS[name])
+    llm = LLM(quantized, num_kv_blocks=400, **SMALL)
+    assert llm.facts.quantization == FORMATS[name].config["quant_method"]
+    expected = [generate(plain, text, seeds) for text, seeds in CONVERSATIONS.items()]
+    assert answers(llm, prompts(quantized)) == expected
 
 
 @pytest.mark.parametrize("model_type", VISION_FAMILIES)
