@@ -82,7 +82,7 @@ def _serve(parent: int, launch_path: Path, copy: int) -> int:
     with Connection(launch.endpoints[copy], may_sleep=may_sleep) as connection:
         try:
             with contained:
-                service = _build(launch, phases, connection)
+                service = _build(launch, phases, connection, copy)
             gc.collect()
             gc.freeze()  # the model stays: keep the collector from scanning it between steps
             options = launch.options
@@ -133,10 +133,12 @@ def _on_lost(connection: Connection, error: LongshoreError) -> None:
     timer.start()
 
 
-def _build(launch: Launch, phases: Phases, connection: Connection) -> Service:
+def _build(launch: Launch, phases: Phases, connection: Connection, copy: int) -> Service:
     from engine.device import explaining_out_of_memory
 
     model_dir, options = Path(launch.model_dir), launch.options
+    if options.observers.record is not None and options.layout.copies > 1:
+        options = options.changed(record=f"{options.observers.record}/copy-{copy}")
     if launch.library_dir:
         sys.path.insert(0, launch.library_dir)
     with explaining_out_of_memory():

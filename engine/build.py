@@ -41,10 +41,16 @@ def build_engine(
     device = choose_device(options.execution)
     build = partial(build_rank_0, model_dir, options, device, phases)
     if options.execution.tensor_parallel_degree is None and options.layout.nodes == 1:
-        return build(Group(device), None)
-    from engine.builders.lead import build_on_ranks
+        engine = build(Group(device), None)
+    else:
+        from engine.builders.lead import build_on_ranks
 
-    return build_on_ranks(build, model_dir, options, device, phases, on_lost, rank_address)
+        engine = build_on_ranks(build, model_dir, options, device, phases, on_lost, rank_address)
+    if options.observers.record is not None:
+        from engine.builders.record import record
+
+        record(engine, options)
+    return engine
 
 
 def build_rank_0(

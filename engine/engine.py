@@ -29,7 +29,7 @@ from core.request import Request
 from core.request_check import checked
 from core.sampling import MAX_SEED, SamplingParams
 from engine.device import is_out_of_memory
-from engine.executor import Executor, SubmittedStep
+from engine.executor import Executor, Observer, SubmittedStep
 from engine.failures import Guard
 from engine.stopwatch import Stopwatch
 from strategies.base import Strategy
@@ -70,11 +70,14 @@ class Engine:
         self.overlaps = overlaps
         self.model_time = model_time or Stopwatch()
         """Runs while the model computes on the CPU, or the engine waits for another device."""
+        self.observer = Observer()
+        """Sees all requests and steps."""
         self.close: Callable[[], None] = lambda: None
         """Ends the processes that share the model; may be called again."""
         self._in_flight: tuple[StepPlan, SubmittedStep] | None = None
         """The step that was submitted but not yet committed; always None without `overlaps`."""
-        self._next_id = 0
+        self.next_id = 0
+        """The id of the next request."""
         self.num_steps = 0
         """Steps scheduled since the start. The next two fields are totals over these steps."""
         self.num_step_sequences = 0
@@ -103,7 +106,7 @@ class Engine:
             params = msgspec.structs.replace(params, seed=secrets.randbelow(MAX_SEED))
         made = [feature.part(params, len(prompt_token_ids)) for feature in self.features]
         request = Request(
-            self._next_id,
+            self.next_id,
             prompt_token_ids,
             params,
             arrival=now,
@@ -116,15 +119,17 @@ class Engine:
                 f"{params.beam_width} beams of {request.sequences[0].max_length} tokens do not "
                 "fit into the KV cache or the token budget of a step",
             )
-        self._next_id += len(request.sequence_ids)
+        self.next_id += len(request.sequence_ids)
+        self.observer.added(request)
         return request.id
 
-    def abort(self, request_id: int, index: int | None = None) -> None:
+    def abort(self, request_id: int, index: int | None = None, reason: str = "") -> None:
         """End a request, or only its answer `index`. It gets no further output.
 
-        Unknown ids are ignored.
+        Unknown ids are ignored. reason: for the observer.
         """
         self._guard.abort(request_id, index)
+        self.observer.aborted(request_id, index, reason)
 
     def parts_in_use(self) -> list[Part]:
         """Return the parts of running and waiting requests."""
@@ -155,7 +160,9 @@ class Engine:
         requests that it belongs to (engine/failures.py).
         """
         submitted = None
+        self.observer.begins(now)
         plan = self._guard.schedule(now)
+        self.observer.scheduled(plan)
         if plan is not None:
             self.num_steps += 1
             self.num_step_sequences += len(plan.chunks)
@@ -168,16 +175,20 @@ class Engine:
         if self.overlaps:
             submitted, self._in_flight = self._in_flight, submitted
         outputs = [] if submitted is None else self._commit(*submitted)
-        return outputs + self._guard.take_outputs()
+        outputs += self._guard.take_outputs()
+        self.observer.ends(outputs)
+        return outputs
 
     def _commit(self, plan: StepPlan, step: SubmittedStep) -> list[Output]:
         try:
             with contained:
                 result = step.wait()
         except Exception as error:
+            self.observer.failed(plan, "wait")
             self._fail(plan, error)
             return []
         self._num_failed_steps = 0
+        self.observer.computed(plan, result)
         return self._guard.commit(plan, result)
 
     def _fail_submit(self, plan: StepPlan, error: Exception) -> None:
@@ -186,8 +197,10 @@ class Engine:
             raise error
         num_sequences = len(plan.chunks)
         if num_sequences < 2 or not is_out_of_memory(error):
+            self.observer.failed(plan, "submit")
             self._fail(plan, error)
             return
+        self.observer.failed(plan, "memory")
         logger.exception("step out of memory num_sequences=%d, the largest one ends", num_sequences)
         reason = f"out of memory in a step of {num_sequences} sequences; this one was the largest"
         self._guard.fail_largest(plan, reason)

@@ -1,12 +1,16 @@
-"""The interface of an executor, which computes steps for the engine."""
+"""The interfaces of an executor, which computes steps for the engine, and of an observer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from core.plan import StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from core.output import Output
+    from core.request import Request
 
 
 class SubmittedStep(Protocol):
@@ -41,3 +45,41 @@ class FinishedStep:
 
     def wait(self) -> StepResult:
         return self.result
+
+
+FailedAt = Literal["submit", "memory", "wait"]
+"""Where a step failed. memory: while it was submitted, so only its largest request ends."""
+
+
+class Observer:
+    """Sees everything, changes nothing and raises nothing. This class: does not even look.
+
+    ```
+    begins ▶ scheduled ▶ (failed) ▶ computed or failed ▶ ends
+                         this step  the oldest step: this one or, with overlap, the one before
+    ```
+
+    `added` and `aborted` may come between any two others. A step that ends the engine does not
+    come to `ends`.
+    """
+
+    def added(self, request: Request) -> None:
+        """See a request that was just queued."""
+
+    def aborted(self, request_id: int, index: int | None, reason: str) -> None:
+        """See the end of a request, or of its answer `index`. The id may be unknown."""
+
+    def begins(self, now: float) -> None:
+        """See that a step begins."""
+
+    def scheduled(self, plan: StepPlan | None) -> None:
+        """See the plan that the strategy has made."""
+
+    def computed(self, plan: StepPlan, result: StepResult) -> None:
+        """See the result of a step before the strategy commits it."""
+
+    def failed(self, plan: StepPlan, where: FailedAt) -> None:
+        """See a step that failed, before its requests end."""
+
+    def ends(self, outputs: Sequence[Output]) -> None:
+        """See what the step returns, once everything is committed."""

@@ -43,11 +43,15 @@ class BeamGroup(SequenceGroup):
     def __init__(self, request: Request) -> None:
         super().__init__(request, request.sequences)
         self.sequence_ids = request.sequence_ids
-        self._search = BeamSearch(request.params, self.sequences[0].stop_token_ids)
+        self.search = BeamSearch(request.params, self.sequences[0].stop_token_ids)
 
     @property
     def num_sequences(self) -> int:
         return len(self.sequence_ids)
+
+    @property
+    def parents(self) -> list[int]:
+        return [beam.parent for beam in self.search.beams]
 
     def turns(self, budget: int) -> list[Turn]:
         if any(sequence.num_in_flight for sequence in self.sequences):
@@ -69,19 +73,19 @@ class BeamGroup(SequenceGroup):
         sampled = [result[sequence.id] for sequence in self.sequences]
         if isinstance(sampled[0], Hypotheses):
             return self._end_all(sampled[0].best, memory)
-        self._search.advance([beam for beam in sampled if isinstance(beam, Candidates)])
-        if self._search.is_done:
-            return self._end_all(self._search.hypotheses, memory)
+        self.search.advance([beam for beam in sampled if isinstance(beam, Candidates)])
+        if self.search.is_done:
+            return self._end_all(self.search.hypotheses, memory)
         self.sequences = self._children(memory)
         return []
 
     def _children(self, memory: KVMemory) -> list[Sequence]:
         """Give each beam a slot: the first child of a beam its slot, the others free ones."""
-        parents = [self.sequences[beam.parent] for beam in self._search.beams]
+        parents = [self.sequences[beam.parent] for beam in self.search.beams]
         kept = {parent.id for parent in parents}
         free = [id for id in self.sequence_ids if id not in kept]
         children: list[Sequence] = []
-        for parent, beam in zip(parents, self._search.beams, strict=True):
+        for parent, beam in zip(parents, self.search.beams, strict=True):
             id = parent.id
             if id in kept:
                 kept.remove(id)

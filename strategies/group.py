@@ -50,6 +50,11 @@ class SequenceGroup:
         return len(self.sequences)
 
     @property
+    def parents(self) -> list[int]:
+        """For each sequence, the index that the one it continues had before the last commit."""
+        return list(range(len(self.sequences)))
+
+    @property
     def num_decoding(self) -> int:
         """The number of sequences with exactly one pending token."""
         return [sequence.num_pending_tokens for sequence in self.sequences].count(1)

@@ -446,6 +446,29 @@ class ExecutionOptions(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ObserverOptions(Record):
+    """What watches the engine's steps."""
+
+    record: str | None = option(
+        None,
+        "Folder for a recording of what the scheduler sees and does, without any text, which "
+        "longshore replay reads. Each copy has a folder in it. Default: no recording.",
+    )
+    record_max_mib: int = option(
+        1024,
+        "record: MiB of all recordings in the folder. The oldest files are deleted.",
+        minimum=16,
+    )
+    record_max_hours: int = option(
+        168, "record: hours after which a file of a recording is deleted.", minimum=1
+    )
+
+    @property
+    def only_for_text(self) -> str:
+        return "option.record" if self.record is not None else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutOptions(Record):
     """Machines and copies. A server or a fleet places them."""
 
@@ -661,6 +684,7 @@ class Options:
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     execution: ExecutionOptions = field(default_factory=ExecutionOptions)
+    observers: ObserverOptions = field(default_factory=ObserverOptions)
     layout: LayoutOptions = field(default_factory=LayoutOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
 

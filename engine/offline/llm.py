@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from engine.offline.tasks import EmbeddingRequestOutput
     from engine.tasks.engine import TaskEngine
 
-RECORDS = {"model", "strategy", "lora", "speculation", "memory", "execution"}
+RECORDS = {"model", "strategy", "lora", "speculation", "memory", "execution", "observers"}
 """The records of `Options` that an engine needs. The others concern the server's other processes,
 which `LLM` does not start."""
 

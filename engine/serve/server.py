@@ -244,7 +244,7 @@ class Server:
         timings = self._meter.record_abort(request.progress, ended, reason, now)
         for answer, timing in timings.items():
             self._watchers.note_end(request_id + answer, timing)
-        self._engine.abort(request_id, index if request.open_answers else None)
+        self._engine.abort(request_id, index if request.open_answers else None, reason)
 
     def _messages_of(self, outputs: Sequence[Output | Result]) -> list[tuple[bytes, FromEngine]]:
         """Count a step's outputs, and return the messages to the clients.

@@ -80,10 +80,10 @@ class TaskEngine:
         self._next_id += 1
         return request.id
 
-    def abort(self, request_id: int, index: int | None = None) -> None:
+    def abort(self, request_id: int, index: int | None = None, reason: str = "") -> None:
         """Drop a job: its outcome is never returned. A job that already runs is not interrupted.
 
-        Unknown ids are ignored, and so is `index`: a job has only one answer.
+        Unknown ids are ignored, and so are `index`, as a job has only one answer, and `reason`.
         """
         self._guard.abort(request_id)
         self._jobs.pop(request_id, None)

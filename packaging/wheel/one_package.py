@@ -41,13 +41,14 @@ PACKAGES = frozenset(
     ("benchmarks", "container", "core", "deploy", "engine", "kernels", "loadtest", "strategies")
 )
 """The packages that move. Imports of all other modules stay as they are."""
+PARTS_OF_BENCHMARKS = ("__init__.py", "load", "memory", "replay", "simulate")
+"""Those that `longshore replay` and `longshore simulate` need."""
 MOVED = (
     *sorted(PACKAGES - {"benchmarks"}),
-    *(f"benchmarks/{name}" for name in ("__init__.py", "load", "memory", "simulate")),
+    *(f"benchmarks/{name}" for name in PARTS_OF_BENCHMARKS),
     "models/demo",
 )  # fmt: skip
-"""What moves below `longshore`. Of the benchmarks, only those parts move that `longshore simulate`
-needs."""
+"""What moves below `longshore`."""
 KEPT = ("LICENSE", "README.md", "pyproject.toml", PARENT)
 
 

@@ -39,7 +39,7 @@ import strategies
 from core.adapter import Adapted, Adapter
 from core.beams import BeamSearch
 from core.configuration.kv_layout import CacheGroup, KVLayout
-from core.configuration.strategy_table import BATCHING_NAMES
+from core.configuration.strategy_table import BATCHING_NAMES, Batching
 from core.errors import GenerationError, RequestError
 from core.images import Images, PromptImage
 from core.part import Feature, Part
@@ -300,6 +300,7 @@ class Run:
         self.focus = rng.choice(("mixed", "mixed", "duplicates", "faults", "exceptions"))
         is_duplicates = self.focus == "duplicates"
         batching = "paged" if is_duplicates or rng.random() < 0.4 else rng.choice(BATCHING_NAMES)
+        self.batching: Batching = batching
         self.max_model_len = rng.choice((24, 36, 48))
         self.settings: dict[str, Any] = {
             "num_blocks": self.max_model_len // BLOCK_SIZE + rng.choice((0, 1, 3, 8, 20)),

@@ -1,0 +1,1 @@
+"""Runs the traffic of a recording through the strategies again; see __main__."""

@@ -1,0 +1,218 @@
+"""Replay a recording of `longshore serve --record DIR`, with the strategies that serve.
+
+Without options, the schedule is computed again from the recorded requests, and compared step for
+step; if it differs, the first difference is printed and the exit code is 1. With options, computes
+what would have happened with them: the same requests at the same times, and a cost model of a step
+that is fitted to the recording.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.replay.cost import FittedCost, fitted
+from benchmarks.replay.figures import Figures, Tally, table
+from benchmarks.replay.forecast import forecast
+from benchmarks.replay.reproduce import reproduce
+from benchmarks.replay.script import Script, script_of
+from core.configuration.options import BatchingOptions, make_options, option_table
+from core.configuration.record import Value
+from core.configuration.sizing import sequence_limit
+from core.errors import ConfigurationError
+from engine.observers.frames import AnyFrame, Arrived, Scheduled
+from engine.observers.store import Recording, read_recording
+from strategies.factory import StrategySettings
+
+OPTIONS = (
+    "batching", "batch_size", "max_batch_delay", "max_rolling_batch_size",
+    "max_rolling_batch_prefill_tokens", "kv_reservation", "max_model_len", "num_kv_blocks",
+    "enable_prefix_caching", "preemption_mode",
+)  # fmt: skip
+"""Options of `serve` that a replay may change."""
+EXAMPLES = """examples:
+  %(prog)s DIR                                    # is the schedule reproduced?
+  %(prog)s DIR --batching continuous              # another strategy
+  %(prog)s DIR --max-rolling-batch-size 64 --load 1.5   # other limits, half as many requests more
+"""
+
+
+def main(arguments: list[str] | None = None, prog: str = "python -m benchmarks.replay") -> int:
+    """Return the exit code: 1 if the schedule is not reproduced."""
+    parser = make_parser(prog)
+    given = parser.parse_args(arguments)
+    try:
+        recording = read_recording(given.recording, given.run)
+        changes = {name: value for name in OPTIONS if (value := getattr(given, name)) is not None}
+        if changes or given.load != 1.0:
+            return _forecast(recording, changes, given.load)
+        return _reproduce(recording)
+    except (ValueError, ConfigurationError) as error:
+        parser.error(str(error))
+
+
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recording", type=Path, metavar="DIR", help="the folder of option.record")
+    parser.add_argument(
+        "--run", type=int, metavar="N", help="the engine's start to replay, from 1 (default: last)"
+    )
+    parser.add_argument(
+        "--load", type=_positive, default=1.0, metavar="X",
+        help="let requests arrive X times as fast (default: 1)",
+    )  # fmt: skip
+    group = parser.add_argument_group("options of `longshore serve` to change")
+    for name in OPTIONS:
+        row = option_table()[name]
+        group.add_argument(
+            f"--{name.replace('_', '-')}", type=row.parse, metavar=row.kind_text.upper(),
+            help=row.doc.replace("%", "%%"),
+        )  # fmt: skip
+    return parser
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError("must be greater than 0")
+    return value
+
+
+def _reproduce(recording: Recording) -> int:
+    print(_title(recording), "", *table({"recorded": _recorded(recording)}), "", sep="\n")
+    if not recording.is_whole and recording.header.settings.enable_prefix_caching:
+        print("The beginning was deleted, so what was cached then is unknown: nothing is compared.")
+        return 0
+    found = reproduce(recording)
+    if found.difference is None:
+        print(f"The replay of {found.num_steps} steps is the same, step for step.")
+        return 0
+    print(f"The replay is not the same: {found.difference}")
+    return 1
+
+
+def _forecast(recording: Recording, changes: Mapping[str, Value], load: float) -> int:
+    header = recording.header
+    if header.executor == "library":
+        raise ValueError(
+            "a step of the library executor computes whole answers, so the time of another "
+            "schedule cannot be computed; leave the options out to reproduce the recorded one"
+        )
+    if header.drafts:
+        raise ValueError(
+            "which drafts of option.speculative_method another schedule would verify is unknown; "
+            "leave the options out to reproduce the recorded one"
+        )
+    cost = fitted(recording.frames)
+    settings = changed(header.settings, changes)
+    print(_title(recording), _quality(cost), "", sep="\n")
+    rows: dict[str, Figures | None] = {"recorded": _recorded(recording)}
+    script = script_of(recording.frames, header.link_tokens)
+    rows["recorded options, computed"], _ = forecast(header, header.settings, script, cost)
+    faster = _at_load(script_of(recording.frames, header.link_tokens), load)
+    name = " ".join(f"{name}={value}" for name, value in changes.items())
+    name += f" load={load:g}" if load != 1.0 else ""
+    rows[f"**{name.strip()}**"], num_refused = forecast(header, settings, faster, cost)
+    print(*table(rows), "", sep="\n")
+    if num_refused:
+        print(f"{num_refused} requests do not fit with these options, and were refused.")
+    return 0
+
+
+def changed(settings: StrategySettings, changes: Mapping[str, Value]) -> StrategySettings:
+    """Return the settings of a strategy with other options of `serve`.
+
+    Raises ConfigurationError for a value that is out of range.
+    """
+    options = make_options(dict(changes))
+    strategy, memory = options.strategy, options.memory
+    batching = strategy.batching or settings.batching
+    limits = settings.limits
+    if changes.keys() & {"batching", "batch_size", "max_rolling_batch_size"}:
+        limits = dataclasses.replace(limits, max_sequences=_max_sequences(strategy, settings))
+    if strategy.max_rolling_batch_prefill_tokens is not None:
+        limits = dataclasses.replace(
+            limits, max_step_tokens=strategy.max_rolling_batch_prefill_tokens
+        )
+    values = {
+        "max_delay_s": strategy.max_batch_delay / 1000 if "max_batch_delay" in changes else None,
+        "kv_reservation": changes.get("kv_reservation"),
+        "max_model_len": memory.max_model_len,
+        "num_blocks": memory.num_kv_blocks,
+        "enable_prefix_caching": changes.get("enable_prefix_caching"),
+        "preemption_mode": changes.get("preemption_mode"),
+    }
+    given = {name: value for name, value in values.items() if value is not None}
+    return dataclasses.replace(
+        settings,
+        batching=batching,
+        limits=limits,
+        **given,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def _max_sequences(strategy: BatchingOptions, settings: StrategySettings) -> int:
+    return sequence_limit(strategy, strategy.batching or settings.batching)
+
+
+def _recorded(recording: Recording) -> Figures | None:
+    tally = Tally(frame for frame in recording.frames if isinstance(frame, Arrived))
+    script_of(recording.frames, recording.header.link_tokens, tally.add)
+    steps = [frame for frame in recording.frames if isinstance(frame, Scheduled)]
+    tally.num_steps = len(steps)
+    tally.num_step_sequences = _num_rows(steps)
+    if steps:
+        tally.num_preemptions = steps[-1].num_preemptions - steps[0].num_preemptions
+    return tally.figures()
+
+
+def _num_rows(steps: Sequence[Scheduled]) -> int:
+    total = num_rows = 0
+    for step in steps:
+        num_rows = num_rows if step.ids is None else len(step.ids)
+        total += num_rows
+    return total
+
+
+def _at_load(script: Script, load: float) -> Script:
+    """Let everything of a script happen `load` times as fast."""
+    script.arrivals = [msgspec.structs.replace(each, at=each.at / load) for each in script.arrivals]
+    script.aborts = [
+        msgspec.structs.replace(each, at_ns=round(each.at_ns / load)) for each in script.aborts
+    ]
+    return script
+
+
+def _title(recording: Recording) -> str:
+    settings, frames = recording.header.settings, recording.frames
+    return (
+        f"{_count(frames, Arrived)} requests in {_count(frames, Scheduled)} steps of "
+        f"{settings.batching}, with up to {settings.limits.max_sequences} sequences and "
+        f"{settings.limits.max_step_tokens} tokens a step, {settings.num_blocks} blocks of "
+        f"{settings.layout.block_size} tokens"
+    )
+
+
+def _count(frames: Sequence[AnyFrame], kind: type[AnyFrame]) -> int:
+    return sum(isinstance(frame, kind) for frame in frames)
+
+
+def _quality(cost: FittedCost) -> str:
+    return (
+        f"cost model: on {cost.num_tested} steps that it was not fitted to, the median error is "
+        f"{cost.median_error:.1%}, and that of the sum {cost.total_error:+.1%}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""`longshore replay`: the same schedule, or what another strategy would have done."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from benchmarks.replay.__main__ import main
+from benchmarks.replay.cost import Work, fitted
+from core.sampling import SamplingParams
+from engine.engine import Engine
+from engine.observers.recorder import Recorder
+from engine.observers.store import RecordingWriter, read_recording
+from tests.engine.observers.test_store import HEADER
+from tests.engine.serve.serving import FACTS
+from tests.strategies.fakes import FakeExecutor, strategy_of
+
+OVERHEAD_S, TOKEN_S = 0.02, 0.003
+
+
+class Clock:
+    """Steps take the time that the test's own cost model says."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def ns(self) -> int:
+        return round(self.now * 1e9)
+
+
+class TimedExecutor(FakeExecutor):
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(4)
+        self._clock = clock
+
+    def run(self, plan):
+        self._clock.now += OVERHEAD_S + TOKEN_S * plan.num_tokens
+        return super().run(plan)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recording of a paged engine whose steps take a known time."""
+    folder = tmp_path_factory.mktemp("recording")
+    clock, rng = Clock(), random.Random(0)
+    strategy = strategy_of(
+        "paged", num_blocks=8, max_model_len=16, max_step_tokens=8, max_sequences=2
+    )
+    engine = Engine(strategy, TimedExecutor(clock), FACTS)
+    writer = RecordingWriter(folder, HEADER, 2**20, 3600)
+    engine.observer = Recorder(
+        strategy,
+        lambda frames: writer.write(frames, is_idle=not engine.has_work()),
+        clock_ns=clock.ns,
+    )
+    arrivals = sorted(rng.uniform(0, 8) for _ in range(60))
+    while arrivals or engine.has_work():
+        if not engine.has_work():
+            clock.now = max(clock.now, arrivals[0])
+        while arrivals and arrivals[0] <= clock.now:
+            prompt = [rng.randrange(1, 20) for _ in range(rng.randint(1, 9))]
+            params = SamplingParams(max_tokens=rng.randint(1, 6), ignore_eos=True)
+            engine.add(prompt, params, arrivals.pop(0))
+        engine.step(clock.now)
+    writer.close()
+    return folder
+
+
+def rows(output: str) -> dict[str, list[float]]:
+    """Return the columns of each schedule: requests/s, tokens/s, medians of TTFT, ITL, latency."""
+    found = {}
+    for line in output.splitlines():
+        cells = [cell.strip(" *") for cell in line.strip("|").split("|")]
+        if len(cells) == 9 and cells[1].isdigit():
+            found[cells[0]] = [float(cell.split(",")[0]) for cell in cells[2:7]]
+    return found
+
+
+def test_without_options_it_reproduces(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(folder)]) == 0
+    output = capsys.readouterr().out
+    assert "is the same, step for step" in output
+    assert "60 requests" in output
+
+
+def test_a_difference_is_an_exit_code(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as a strategy that was changed since the recording."""
+    frames = read_recording(folder).frames
+    changed = dataclasses.replace(HEADER.settings, batching="none")
+    header = msgspec.structs.replace(HEADER, settings=changed)
+    writer = RecordingWriter(tmp_path, header, 2**20, 3600)
+    writer.write(frames, is_idle=True)
+    writer.close()
+    assert main([str(tmp_path)]) == 1
+    assert "is not the same: step " in capsys.readouterr().out
+
+
+def test_the_cost_model_finds_the_known_times(folder: Path) -> None:
+    cost = fitted(read_recording(folder).frames)
+    assert cost.median_error < 0.01
+    assert abs(cost.total_error) < 0.01
+    assert cost.seconds(Work(5, 40, 40, 2)) == pytest.approx(OVERHEAD_S + 5 * TOKEN_S, rel=0.02)
+
+
+def test_the_recorded_options_are_computed_as_they_were(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And another strategy, or limit, is not: one at a time, requests wait longer."""
+    assert main([str(folder), "--batching", "none"]) == 0
+    found = rows(capsys.readouterr().out)
+    assert found["recorded options, computed"] == pytest.approx(found["recorded"], rel=0.03)
+    assert found["batching=none"][2] > 2 * found["recorded"][2]
+
+
+def test_more_load_waits_longer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(folder), "--load", "3"]) == 0
+    found = rows(capsys.readouterr().out)
+    assert found["load=3"][0] > found["recorded"][0]
+    assert found["load=3"][2] > found["recorded"][2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batching", "page"], "paged"),
+        (["--num-kv-blocks", "2"], "option.max_model_len"),
+        (["--run", "7"], "no recording"),
+        (["--load", "0"], "greater than 0"),
+    ],
+)
+def test_wrong_arguments(
+    folder: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([str(folder), *arguments])
+    assert message in capsys.readouterr().err
