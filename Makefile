@@ -11,12 +11,13 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constraint 
 GPU_PYTHON ?= $(BIN)/python
 TRITON_FLOOR := 3.6.0
 PIP_AUDIT := 2.10.1
-COMPARE := OMP_NUM_THREADS=1 $(BIN)/python -m loadtest compare --properties examples/compare/cpu.properties --seconds 2 --requests 2000
+COMPARED ?= examples/compare/cpu.properties
+COMPARE := OMP_NUM_THREADS=1 $(BIN)/python -m loadtest compare --properties $(COMPARED) --seconds 2 --requests 2000
 # One process more than cores: tests with a server wait for it half of the time.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $$(($$(nproc) + 1)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 EVERY_VARIANT := LONGSHORE_ALL_VARIANTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --matrix
 
-.PHONY: help setup serve compare harm soak test matrix conformance page-test pictures fleet-test check audit audit-versions asan image-check variants kernels \
+.PHONY: help setup serve compare compare-windows harm soak test matrix conformance page-test pictures fleet-test check audit audit-versions asan image-check variants kernels \
         gpu format docs clean
 
 help:  ## Show these targets (ALL=1: all targets)
@@ -44,6 +45,10 @@ compare: setup  ## Load-test every strategy with the demo model on this machine;
 	$(COMPARE) --workload chat --length-scale 0.12 --time-scale 16 --out $(OUT)/chat
 	$(COMPARE) --workload shared-prefix --users 24 --length-scale 0.4 --out $(OUT)/shared-prefix
 	$(BIN)/python -m loadtest report $(OUT)/aws $(OUT)/chat $(OUT)/shared-prefix --pictures --out $(OUT)
+
+compare-windows: setup  #: The same with the demo model made to read 64 tokens in three of its four layers
+	$(BIN)/python -m models.windows build/windows
+	$(MAKE) compare COMPARED=examples/compare/windows.properties OUT=$(OUT)-windows
 
 harm: setup  #: Send hostile requests to the demo model and measure what they cost others (ARGS='--rows grammar')
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.harm harm --json build/harm.json $(ARGS)

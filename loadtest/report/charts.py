@@ -153,7 +153,7 @@ def timelines(runs: Sequence[Run]) -> Spec:
     """Return charts over time, a column per run: batch size, and KV cache allocated and filled."""
     runs = [run for run in runs if any(sample.metrics for sample in run.samples)]
     labels = [run.label for run in runs]
-    highest = max((max(_batches(run), default=0.0) for run in runs), default=1.0)
+    highest = max((max(run.batches, default=0.0) for run in runs), default=1.0)
     width = (WIDTH - 60 - 24 * len(runs)) / max(2, len(runs))
     rows = (
         [_batch(run, width, highest, labels, has_axis=run is runs[0]) for run in runs],
@@ -164,10 +164,6 @@ def timelines(runs: Sequence[Run]) -> Spec:
         "spacing": 8,
         "resolve": {"scale": {"color": "independent"}},
     }
-
-
-def _batches(run: Run) -> list[float]:
-    return [sample.metrics["running"] for sample in run.samples if "running" in sample.metrics]
 
 
 def _batch(

@@ -103,8 +103,7 @@ def _arrived(record: Record) -> float:
 
 def _facts(run: Run) -> list[str]:
     """Return the subtitle's lines: the largest batch, then how full memory and batch slots were."""
-    batches = [sample.metrics["running"] for sample in run.samples if "running" in sample.metrics]
-    if not batches:
+    if not run.batches:
         return []
     setting = f"{describe(run.settings)}; " if run.strategy == "dynamic" else ""
     shares = [
@@ -112,7 +111,10 @@ def _facts(run: Run) -> list[str]:
         (padding_share(run), "of slot time is padding"),
     ]
     known = [f"{percent(share)} {what}" for share, what in shares if share is not None]
-    return [f"{setting}at most {number(max(batches))} at once", *filter(None, ["; ".join(known)])]
+    return [
+        f"{setting}at most {number(max(run.batches))} at once",
+        *filter(None, ["; ".join(known)]),
+    ]
 
 
 def _end_s(bars: Sequence[Bar]) -> float:

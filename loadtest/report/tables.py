@@ -148,6 +148,7 @@ _LATENCY_COLUMNS: Sequence[Column] = (
 _ERRORS: Column = ("errors", lambda run: number(run.measures.num_errors))
 _SERVER_COLUMNS: Sequence[Column] = (
     ("sequences/step", lambda run: number(run.measures.inside.batch)),
+    ("most at once", lambda run: number(max(run.batches, default=None))),
     ("time/step", lambda run: duration(run.measures.inside.step_s)),
     ("host time/step", lambda run: duration(run.measures.inside.host_s)),
     ("queue p50", lambda run: _spread(run, "queue", "p50")),

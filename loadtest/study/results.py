@@ -53,6 +53,12 @@ class Run(msgspec.Struct, kw_only=True):
         return self.settings.get("option.batching", "")
 
     @property
+    def batches(self) -> list[float]:
+        """How many sequences ran at once, by sample."""
+        found = [sample.metrics.get("running") for sample in self.samples]
+        return [count for count in found if count is not None]
+
+    @property
     def label(self) -> str:
         return f"{self.name}, {self.variant}" if self.variant else self.name
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.study.results import Results, Run, read_results
+from models.windows import write
 from tests.e2e.serving import DEMO, IMAGE, ROOT, serve
 
 CREDENTIALS = {
@@ -110,6 +111,26 @@ def test_load_test_starts_a_container(tmp_path: Path) -> None:
     log = (tmp_path / "out" / "logs" / "01-continuous.log").read_text()
     assert "continuous" in log
     assert _processes_with(str(tmp_path)) == [], "all processes of the container have ended"
+
+
+@pytest.mark.matrix(cases=0)
+def test_the_report_shows_that_freed_windows_let_more_run_at_once(tmp_path: Path) -> None:
+    """Both models have the same memory, 30 blocks, and most of their answers have 150 tokens."""
+    most: dict[str, float] = {}
+    for name, model in {"demo": DEMO, "windows": write(tmp_path / "model", window=16)}.items():
+        properties = tmp_path / f"{name}.properties"
+        properties.write_text(
+            f"option.model_id={model}\noption.max_model_len=256\noption.num_kv_blocks=30\n"
+        )
+        (run,) = loadtest(
+            tmp_path / name, "--strategies", "paged", "--properties", str(properties),
+            "--users", "12", "--requests", "36", "--length-scale", "0.5",
+        ).runs  # fmt: skip
+        errors = [record.error for record in run.records if record.error]
+        assert (run.measures.num_good, errors) == (36, [])
+        most[name] = max(run.batches)
+        assert "most at once" in (tmp_path / name / "report.html").read_text()
+    assert most["windows"] > most["demo"]
 
 
 def _processes_with(text: str) -> list[int]:

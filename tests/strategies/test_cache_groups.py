@@ -20,7 +20,7 @@ from strategies.memory.blocks import PagedMemory
 from strategies.memory.prefix import PrefixCache
 from strategies.memory.slots import SlotMemory
 from strategies.memory.stops import Stops
-from tests.strategies.fakes import FakeExecutor
+from tests.strategies.fakes import Arrival, FakeExecutor, drive, strategy_of
 from tests.strategies.fuzz import SEVERAL_GROUPS
 
 STEP_TOKENS, NUM_HOST_BLOCKS, MAX_SEQUENCES, MAX_LENGTH = 13, 40, 9, 70
@@ -316,3 +316,22 @@ def test_evicted_blocks_teach_no_stop():
     requests(memory, [system + random_tokens(rng, 9), *others, system + random_tokens(rng, 9)])
     assert isinstance(memory._stops, Stops)
     assert not memory._stops._wanted
+
+
+@pytest.mark.parametrize("batching", ["dynamic", "continuous", "paged"])
+def test_freed_windows_let_more_sequences_run_at_once(batching):
+    """In the same memory: a block of one group is half a block of both."""
+
+    arrival = Arrival(0, 8, 52, params={"ignore_eos": True})
+
+    def mean_at_once(layout, num_blocks):
+        limits = {"max_sequences": 8, "max_step_tokens": 8}
+        settings = {"layout": layout, "kv_reservation": "oracle", "max_model_len": 60}
+        strategy = strategy_of(batching, num_blocks=num_blocks, **limits, **settings)
+        counts: list[int] = []
+        drive(strategy, [arrival] * 10, lambda plan: counts.append(len(plan.chunks)))
+        return sum(counts) / len(counts)
+
+    groups = (CacheGroup(4, layers=(0,)), CacheGroup(4, 4, layers=(1,)))
+    kept = mean_at_once(KVLayout.uniform(4), 60)
+    assert mean_at_once(KVLayout(groups, step_tokens=16), 120) > 1.05 * kept
