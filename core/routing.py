@@ -1,7 +1,7 @@
 """Chooses which of several servers gets a request.
 
-The servers may be copies of an engine behind one front end, containers on several machines, or
-simulated machines: a router knows only their names and how many requests each has not finished.
+The servers may be copies of an engine behind one front end, or containers on several machines: a
+router knows only their names and how many requests each has not finished.
 """
 
 from __future__ import annotations

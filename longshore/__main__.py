@@ -104,12 +104,6 @@ def _replay(arguments: list[str]) -> int:
     return run(arguments[1:], f"{NAME} replay")
 
 
-def _simulate(arguments: list[str]) -> None:
-    from benchmarks.simulate.__main__ import main as run
-
-    run(arguments[1:], f"{NAME} simulate")
-
-
 def _deploy(arguments: list[str]) -> int:
     from deploy.__main__ import main as run
 
@@ -132,8 +126,7 @@ COMMANDS = {
     "plan": Command("estimate how many requests fit into an instance's GPU memory", _container),
     "compare": Command("load-test all strategies, and write a report", _compare, "loadtest"),
     "load": Command("load-test any server, or draw the report again", _load, "loadtest"),
-    "replay": Command("run a recording again: the same schedule, or another strategy", _replay),
-    "simulate": Command("simulate the strategies on GPUs that you do not have", _simulate),
+    "replay": Command("run a recording again, or with another strategy", _replay),
     "fleet": Command("serve a model on many machines, with Ray", _fleet, "ray"),
     "deploy": Command("deploy to SageMaker, and remove everything again", _deploy, "aws"),
 }

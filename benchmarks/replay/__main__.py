@@ -3,7 +3,10 @@
 Without options, the schedule is computed again from the recorded requests, and compared step for
 step; if it differs, the first difference is printed and the exit code is 1. With options, computes
 what would have happened with them: the same requests at the same times, and a cost model of a step
-that is fitted to the recording.
+that is fitted to the recording. --trace and --rate replace the requests.
+
+Without DIR, computes what a GPU that you do not have would do, from its data sheet: no model runs,
+and no speed is measured.
 """
 
 from __future__ import annotations
@@ -16,16 +19,26 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.load.lengths import ALPACA, SHAREGPT, read_timed_trace
 from benchmarks.replay.cost import FittedCost, fitted
 from benchmarks.replay.figures import Figures, Tally, table
 from benchmarks.replay.forecast import forecast
 from benchmarks.replay.reproduce import reproduce
+from benchmarks.replay.roofline import GPUS, MODELS, Hardware
 from benchmarks.replay.script import Script, script_of
+from benchmarks.replay.synthetic import (
+    BLOCK_SIZE,
+    RooflineCost,
+    header_of,
+    poisson,
+    script_of_lengths,
+)
 from core.configuration.options import BatchingOptions, make_options, option_table
 from core.configuration.record import Value
 from core.configuration.sizing import sequence_limit
+from core.configuration.strategy_table import BATCHING_NAMES
 from core.errors import ConfigurationError
-from engine.observers.frames import AnyFrame, Arrived, Scheduled
+from engine.observers.frames import AnyFrame, Arrived, Header, Scheduled
 from engine.observers.store import Recording, read_recording
 from strategies.factory import StrategySettings
 
@@ -35,10 +48,14 @@ OPTIONS = (
     "enable_prefix_caching", "preemption_mode",
 )  # fmt: skip
 """Options of `serve` that a replay may change."""
+DEFAULT_LENGTH = 4096
+MEANS = {"sharegpt": SHAREGPT, "alpaca": ALPACA}
 EXAMPLES = """examples:
   %(prog)s DIR                                    # is the schedule reproduced?
   %(prog)s DIR --batching continuous              # another strategy
   %(prog)s DIR --max-rolling-batch-size 64 --load 1.5   # other limits, half as many requests more
+  %(prog)s DIR --trace azure_llm_2023_conv.csv    # other requests
+  %(prog)s --model llama-3.1-8b --gpu h100 --rate 8     # all strategies on a GPU
 """
 
 
@@ -47,12 +64,14 @@ def main(arguments: list[str] | None = None, prog: str = "python -m benchmarks.r
     parser = make_parser(prog)
     given = parser.parse_args(arguments)
     try:
-        recording = read_recording(given.recording, given.run)
         changes = {name: value for name in OPTIONS if (value := getattr(given, name)) is not None}
-        if changes or given.load != 1.0:
-            return _forecast(recording, changes, given.load)
+        if given.recording is None:
+            return _assume(given, changes)
+        recording = read_recording(given.recording, given.run)
+        if changes or given.load != 1.0 or _has_requests(given):
+            return _forecast(recording, changes, given)
         return _reproduce(recording)
-    except (ValueError, ConfigurationError) as error:
+    except (OSError, ValueError, ConfigurationError) as error:
         parser.error(str(error))
 
 
@@ -63,7 +82,9 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("recording", type=Path, metavar="DIR", help="the folder of option.record")
+    parser.add_argument(
+        "recording", type=Path, nargs="?", metavar="DIR", help="the folder of option.record"
+    )
     parser.add_argument(
         "--run", type=int, metavar="N", help="the engine's start to replay, from 1 (default: last)"
     )
@@ -71,6 +92,11 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         "--load", type=_positive, default=1.0, metavar="X",
         help="let requests arrive X times as fast (default: 1)",
     )  # fmt: skip
+    _add_requests(parser.add_argument_group("other requests"))
+    machine = parser.add_argument_group("without DIR: the machine")
+    machine.add_argument("--model", choices=MODELS, default="llama-3.1-8b")
+    machine.add_argument("--gpu", choices=GPUS, default="h100")
+    machine.add_argument("--gpus", type=int, default=1, metavar="N", help="that share the model")
     group = parser.add_argument_group("options of `longshore serve` to change")
     for name in OPTIONS:
         row = option_table()[name]
@@ -79,6 +105,25 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
             help=row.doc.replace("%", "%%"),
         )  # fmt: skip
     return parser
+
+
+def _add_requests(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--trace", type=Path, metavar="CSV",
+        help="take them from a file with the columns TIMESTAMP, ContextTokens, GeneratedTokens",
+    )  # fmt: skip
+    group.add_argument(
+        "--rate", type=_positive, metavar="R", help="let R a second arrive at random"
+    )
+    group.add_argument(
+        "--duration", type=_positive, default=600.0, metavar="S",
+        help="--rate: for so many seconds (default: 600)",
+    )  # fmt: skip
+    group.add_argument(
+        "--lengths", choices=MEANS, default="sharegpt",
+        help="--rate: log-normal lengths with the means of this data set (default: sharegpt)",
+    )  # fmt: skip
+    group.add_argument("--seed", type=int, default=0, help="--rate: random seed (default: 0)")
 
 
 def _positive(text: str) -> float:
@@ -101,7 +146,7 @@ def _reproduce(recording: Recording) -> int:
     return 1
 
 
-def _forecast(recording: Recording, changes: Mapping[str, Value], load: float) -> int:
+def _forecast(recording: Recording, changes: Mapping[str, Value], given: argparse.Namespace) -> int:
     header = recording.header
     if header.executor == "library":
         raise ValueError(
@@ -119,14 +164,68 @@ def _forecast(recording: Recording, changes: Mapping[str, Value], load: float) -
     rows: dict[str, Figures | None] = {"recorded": _recorded(recording)}
     script = script_of(recording.frames, header.link_tokens)
     rows["recorded options, computed"], _ = forecast(header, header.settings, script, cost)
-    faster = _at_load(script_of(recording.frames, header.link_tokens), load)
-    name = " ".join(f"{name}={value}" for name, value in changes.items())
-    name += f" load={load:g}" if load != 1.0 else ""
-    rows[f"**{name.strip()}**"], num_refused = forecast(header, settings, faster, cost)
+    if _has_requests(given):
+        script = _other_requests(given, header)
+    _set_load(script, given.load)
+    found, num_refused = forecast(header, settings, script, cost)
+    rows[_name(changes, given)] = found
     print(*table(rows), "", sep="\n")
+    _print_refused(num_refused)
+    return 0
+
+
+def _assume(given: argparse.Namespace, changes: Mapping[str, Value]) -> int:
+    """Compute the strategies on a machine from its data sheet."""
+    if not _has_requests(given):
+        raise ValueError("without DIR, name the requests: --trace CSV or --rate R")
+    hardware = Hardware(MODELS[given.model], GPUS[given.gpu], given.gpus)
+    header = header_of(hardware, given.max_model_len or DEFAULT_LENGTH)
+    names = [changes["batching"]] if "batching" in changes else BATCHING_NAMES
+    rows: dict[str, Figures | None] = {}
+    num_refused = 0
+    for name in names:
+        script = _other_requests(given, header)
+        _set_load(script, given.load)
+        settings = changed(header.settings, {**changes, "batching": name})
+        rows[str(name)], num_refused = forecast(header, settings, script, RooflineCost(hardware))
+    efficiency = hardware.efficiency
+    print(
+        f"COMPUTED, not measured: {hardware.name}, {header.settings.num_blocks} blocks of "
+        f"{BLOCK_SIZE} tokens; {efficiency.bandwidth:.0%} of the data sheet's bandwidth, "
+        f"{efficiency.flops:.0%} of its FLOP/s, {efficiency.overhead_s * 1e3:g} ms overhead a step",
+        "",
+        *table(rows),
+        "",
+        sep="\n",
+    )
+    _print_refused(num_refused)
+    return 0
+
+
+def _has_requests(given: argparse.Namespace) -> bool:
+    return given.trace is not None or given.rate is not None
+
+
+def _other_requests(given: argparse.Namespace, header: Header) -> Script:
+    if given.trace is not None:
+        timed = read_timed_trace(given.trace)
+    else:
+        longest = header.settings.max_model_len
+        timed = poisson(given.rate, given.duration, MEANS[given.lengths], longest, given.seed)
+    return script_of_lengths(timed, header.link_tokens)
+
+
+def _name(changes: Mapping[str, Value], given: argparse.Namespace) -> str:
+    names = [f"{name}={value}" for name, value in changes.items()]
+    names += [f"load={given.load:g}"] if given.load != 1.0 else []
+    names += [f"trace={given.trace.name}"] if given.trace is not None else []
+    names += [f"rate={given.rate:g}"] if given.rate is not None else []
+    return f"**{' '.join(names)}**"
+
+
+def _print_refused(num_refused: int) -> None:
     if num_refused:
         print(f"{num_refused} requests do not fit with these options, and were refused.")
-    return 0
 
 
 def changed(settings: StrategySettings, changes: Mapping[str, Value]) -> StrategySettings:
@@ -184,13 +283,12 @@ def _num_rows(steps: Sequence[Scheduled]) -> int:
     return total
 
 
-def _at_load(script: Script, load: float) -> Script:
+def _set_load(script: Script, load: float) -> None:
     """Let everything of a script happen `load` times as fast."""
     script.arrivals = [msgspec.structs.replace(each, at=each.at / load) for each in script.arrivals]
     script.aborts = [
         msgspec.structs.replace(each, at_ns=round(each.at_ns / load)) for each in script.aborts
     ]
-    return script
 
 
 def _title(recording: Recording) -> str:

@@ -32,11 +32,10 @@ class ReplayExecutor:
         self._whole_answers = whole_answers
         self._repeats = repeats
         self.num_steps = 0
-        self.plan: StepPlan | None = None
-        """The last plan."""
+        self._plan: StepPlan | None = None
 
     def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> ReplayStep:
-        number, self.plan = self.num_steps, plan
+        number, self._plan = self.num_steps, plan
         self.num_steps += 1
         between_tokens()
         failed = self._script.failures.get(number) if self._repeats else None
@@ -50,6 +49,11 @@ class ReplayExecutor:
             if chunk.samples_token or chunk.extra_rows
         }
         return ReplayStep(result, is_lost=failed == "wait")
+
+    def take_plan(self) -> StepPlan | None:
+        """Return the plan that was submitted since the last call."""
+        plan, self._plan = self._plan, None
+        return plan
 
     def _answer(self, number: int, chunk: Chunk) -> ChunkResult:
         sequence, script = chunk.sequence, self._script

@@ -65,9 +65,8 @@ class _Forecast:
 
     def _step(self, now: float) -> float:
         """Run a step and return when it ends."""
-        self._executor.plan = None
         outputs = self._engine.step(now)
-        plan = self._executor.plan
+        plan = self._executor.take_plan()
         if plan is not None:
             rows = ((chunk.sequence.id, chunk.start, chunk.length) for chunk in plan.chunks)
             now += self._cost.seconds(work_of(rows))

@@ -41,14 +41,13 @@ PACKAGES = frozenset(
     ("benchmarks", "container", "core", "deploy", "engine", "kernels", "loadtest", "strategies")
 )
 """The packages that move. Imports of all other modules stay as they are."""
-PARTS_OF_BENCHMARKS = ("__init__.py", "load", "memory", "replay", "simulate")
-"""Those that `longshore replay` and `longshore simulate` need."""
 MOVED = (
     *sorted(PACKAGES - {"benchmarks"}),
-    *(f"benchmarks/{name}" for name in PARTS_OF_BENCHMARKS),
+    *(f"benchmarks/{name}" for name in ("__init__.py", "load", "replay")),
     "models/demo",
 )  # fmt: skip
-"""What moves below `longshore`."""
+"""What moves below `longshore`. Of the benchmarks, only those parts move that `longshore replay`
+needs."""
 KEPT = ("LICENSE", "README.md", "pyproject.toml", PARENT)
 
 

@@ -1,10 +1,9 @@
-"""The strategy table is complete; load test, deployment and simulator know every name."""
+"""The strategy table is complete; load test and deployment know every name."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.simulate.system import SYSTEMS
 from core.configuration.options import Options, make_options
 from core.configuration.sizing import sequence_limit
 from core.configuration.strategy_table import BATCHING_NAMES, LIBRARY_NAMES, STRATEGIES
@@ -33,8 +32,6 @@ def test_rows_limit_concurrent_sequences(name, default, limited):
     assert sequence_limit(options.strategy, name) == limited
 
 
-def test_load_test_deployment_and_simulator_list_every_strategy():
+def test_load_test_and_deployment_list_every_strategy():
     assert COLOURED == BATCHING_NAMES, "add a colour to loadtest/report/style.py"
     assert DEPLOYED == BATCHING_NAMES, "add the name to deploy/sagemaker/command_line.py"
-    simulated = {system.batching for system in SYSTEMS.values()}
-    assert simulated == set(BATCHING_NAMES), "add a row to benchmarks/simulate/system.py"

@@ -140,3 +140,32 @@ def test_wrong_arguments(
     with pytest.raises(SystemExit):
         main([str(folder), *arguments])
     assert message in capsys.readouterr().err
+
+
+def test_other_requests_replace_the_recorded(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.csv"
+    lines = [f"2023-11-16 18:15:{second:02}.0000000,5,3" for second in range(0, 60, 10)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]))
+    assert main([str(folder), "--trace", str(trace)]) == 0
+    found = rows(capsys.readouterr().out)
+    first, later = OVERHEAD_S + 5 * TOKEN_S, OVERHEAD_S + TOKEN_S
+    assert found["trace=trace.csv"][2:4] == pytest.approx([first * 1e3, later * 1e3], rel=0.05)
+
+
+def test_without_a_recording_all_strategies_are_computed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--rate", "2", "--duration", "20"]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("COMPUTED, not measured: llama-3.1-8b on h100")
+    found = rows(output)
+    assert list(found) == ["none", "dynamic", "continuous", "paged"]
+    assert found["none"][2] > found["paged"][2]
+
+
+def test_without_a_recording_requests_are_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([])
+    assert "--rate" in capsys.readouterr().err

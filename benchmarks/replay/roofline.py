@@ -1,4 +1,4 @@
-"""Cost model of a step: a roofline of one machine plus a fixed overhead.
+"""The cost of a step on a machine from its data sheet: a roofline, plus a fixed overhead.
 
 ```
 seconds = max(bytes / bandwidth, FLOPs / (FLOP/s)) + sums + overhead
@@ -59,7 +59,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """Achieved share of the data sheet figures. Defaults are assumptions; see calibration.py."""
+    """Achieved share of the data sheet figures. The defaults are assumptions."""
 
     bandwidth: float = 0.8
     flops: float = 0.6
@@ -115,15 +115,6 @@ class Hardware:
     def sums_s(self, num_tokens: float) -> float:
         """Return the seconds in which the GPUs sum the hidden states of `num_tokens` tokens."""
         return self._num_sums * (self.efficiency.sum_s + self._sum_token_s * num_tokens)
-
-    def decode_s(self, num_sequences: int, num_kv_tokens: int) -> float:
-        """Return the seconds of a step that decodes one token of each sequence."""
-        return self.step_s(num_sequences, num_kv_tokens, num_kv_tokens)
-
-
-def num_pairs(start: int, length: int) -> int:
-    """Return the number of causal query-key pairs of the positions `start : start + length`."""
-    return length * start + length * (length + 1) // 2
 
 
 def _opt(name: str, num_layers: int, width: int) -> ModelShape:
