@@ -23,6 +23,7 @@ class VisionFamily:
     """Rotary parameters of the language model that its config may leave out."""
 
 
+GLM = VisionFamily("grid", rope={"mrope_section": [8, 12, 12]})
 QWEN3 = VisionFamily("grid", rope={"mrope_interleaved": True, "mrope_section": [24, 20, 20]})
 
 VISION_FAMILIES: dict[str, VisionFamily] = {
@@ -33,6 +34,8 @@ VISION_FAMILIES: dict[str, VisionFamily] = {
     "qwen2_5_vl": VisionFamily("grid"),
     "qwen3_vl": QWEN3,
     "qwen3_vl_moe": QWEN3,
+    "glm4v": GLM,
+    "glm4v_moe": GLM,
     "mistral3": VisionFamily("rows"),
 }
 """Keyed by `model_type` in config.json."""

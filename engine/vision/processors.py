@@ -68,9 +68,9 @@ class TileProcessor:
 
 
 class GridProcessor:
-    """Qwen2-VL to Qwen3-VL: an image is a grid of patches, and each square of them is a token.
+    """Qwen2-VL to Qwen3-VL, GLM-V: an image is a grid of patches; each square of them is a token.
 
-    Treats images as Qwen2_5_VLProcessor and Qwen3VLProcessor do.
+    Treats images as Qwen2_5_VLProcessor, Qwen3VLProcessor and Glm4vProcessor do.
     """
 
     def __init__(self, model_dir: Path, config: Any) -> None:

@@ -17,6 +17,7 @@ from transformers import (
     AutoModelForImageTextToText,
     Gemma3ImageProcessorPil,
     Gemma3Processor,
+    Glm4vImageProcessorPil,
     Idefics3ImageProcessorPil,
     Idefics3Processor,
     PixtralImageProcessorPil,
@@ -165,6 +166,22 @@ def _qwen3(model_type: str, settings: dict[str, object], tokenizer: PreTrainedTo
     return {"text_config": text, "vision_config": vision}, images
 
 
+def _glm(model_type: str, settings: dict[str, object], tokenizer: PreTrainedTokenizerFast):
+    """Half of each head rotates: by row and column."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+            "mrope_section": [0, 1, 1]}  # fmt: skip
+    vision = {"depth": 2, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2,
+              "image_size": 32, "patch_size": 4,
+              "out_hidden_size": settings["hidden_size"]}  # fmt: skip
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+               "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}  # fmt: skip
+    text = {**settings, "rope_parameters": rope} | (experts if model_type.endswith("moe") else {})
+    images = Glm4vImageProcessorPil(
+        size={"shortest_edge": 64, "longest_edge": 2 * 32 * 32}, patch_size=4
+    )
+    return {"text_config": text, "vision_config": vision}, images
+
+
 def _mistral(model_type: str, settings: dict[str, object], tokenizer: PreTrainedTokenizerFast):
     vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
               "num_attention_heads": 2, "patch_size": 4, "image_size": 32}  # fmt: skip
@@ -175,6 +192,8 @@ def _mistral(model_type: str, settings: dict[str, object], tokenizer: PreTrained
 
 MAKERS = {
     "gemma3": _gemma,
+    "glm4v": _glm,
+    "glm4v_moe": _glm,
     "mistral3": _mistral,
     "qwen2_vl": _qwen,
     "qwen2_5_vl": _qwen,

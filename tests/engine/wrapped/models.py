@@ -22,13 +22,9 @@ VISION: dict[str, object] = {
     "depth": 1, "num_heads": 2, "out_hidden_size": 32, "head_dim": 8, "pos_emb_height": 4,
     "pos_emb_width": 4, "num_key_value_heads": 2,
 }  # fmt: skip
-SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
-HALF = SECTIONS | {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
 TIED = {"tie_word_embeddings": True}
 
 WRAPPED: dict[str, tuple[str, dict[str, Any]]] = {
-    "glm4v": ("glm4", {"rope_parameters": SECTIONS}),
-    "glm4v_moe": ("glm4_moe", {"rope_parameters": HALF}),
     "kimi_k25": ("deepseek_v3", LATENTS),
     "internvl": ("qwen2", {}),
     "llava": ("llama", {}),
