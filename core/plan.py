@@ -29,6 +29,21 @@ class BlockTable(NamedTuple):
         return self.blocks[self.first :]
 
 
+class StateSlots(NamedTuple):
+    """Where the layers with a state find a sequence's states, and where they leave them.
+
+    They may differ, so that sequences share a state and no step needs a copy of one. -1: nowhere.
+    """
+
+    reads: int = -1
+    """The slot with the state before the chunk; not read at position 0, where the state is 0."""
+    writes: int = -1
+    """The slot that gets the state after the chunk."""
+
+
+NO_STATE = StateSlots()
+
+
 class Chunk(msgspec.Struct, frozen=True):
     """Tokens `start : start + length` of a sequence, to be computed in this step.
 
@@ -47,6 +62,7 @@ class Chunk(msgspec.Struct, frozen=True):
     """Whether the chunk ends at the newest token, so that the next one is sampled."""
     extra_rows: range = NO_ROWS
     """Further positions whose logits a part of the sequence wants."""
+    state: StateSlots = NO_STATE
 
     @property
     def end(self) -> int:
@@ -78,9 +94,13 @@ class BlockMoves:
     swap_outs: BlockPairs = ()
     swap_ins: BlockPairs = ()
     copies: BlockPairs = ()
+    state_swap_outs: BlockPairs = ()
+    """Slots of states and their places in host memory; moved like blocks."""
+    state_swap_ins: BlockPairs = ()
 
     def __bool__(self) -> bool:
-        return bool(self.swap_outs or self.swap_ins or self.copies)
+        moves_state = self.state_swap_outs or self.state_swap_ins
+        return bool(self.swap_outs or self.swap_ins or self.copies or moves_state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from core.errors import RequestError
 from core.protocol.facts import Facts
 from core.sampling import NO_LIMIT, SamplingParams
 
+DEFAULTS = SamplingParams()
+
 
 def checked(
     prompt_token_ids: Sequence[int],
@@ -36,7 +38,7 @@ def checked(
         )
     _check_token_ids(params, facts.vocab_size)
     for field, reason in facts.unavailable.items():
-        if getattr(params, field) is not None:
+        if getattr(params, field) != getattr(DEFAULTS, field):
             raise RequestError(field, reason)
     return params
 

@@ -108,8 +108,7 @@ class Guard:
             self.fail(plan, reason)
             return
         with self._guarded("rewind", self._everyone):
-            for chunk in alive:
-                self._strategy.rewind(chunk)
+            self._strategy.rewind(plan)
             largest = max(alive, key=lambda chunk: (chunk.length, chunk.end))
             requests = self._strategy.requests_of([largest.sequence])
             self._end(dict.fromkeys(requests, SequenceFailure(reason)))

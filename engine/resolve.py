@@ -97,10 +97,19 @@ class Capacity:
     max_step_tokens: int
     num_blocks: int
     num_swap_blocks: int = 0
+    num_states: int = 0
+    """Sequences that may run at once, as each keeps a state; 0 if the model keeps none."""
+    num_swap_states: int = 0
+    state_bytes: int = 0
+    """Bytes of a sequence's state."""
     kv_bytes: int = 0
     activation_bytes: int = 0
     notes: tuple[str, ...] = ()
     """About limits that were changed to fit one another."""
+
+    def max_sequences(self, limit: int) -> int:
+        """Return how many sequences may run at once. limit: that of the options."""
+        return min(limit, self.num_states or limit)
 
 
 def resolve(
@@ -238,7 +247,8 @@ def assume(resolved: Resolved) -> Capacity:
 def strategy_settings(resolved: Resolved, capacity: Capacity) -> StrategySettings:
     memory = resolved.memory
     limits = Limits(
-        max_sequences=resolved.limits.max_sequences, max_step_tokens=capacity.max_step_tokens
+        max_sequences=capacity.max_sequences(resolved.limits.max_sequences),
+        max_step_tokens=capacity.max_step_tokens,
     )
     return StrategySettings(
         batching=resolved.batching,
@@ -251,6 +261,8 @@ def strategy_settings(resolved: Resolved, capacity: Capacity) -> StrategySetting
         enable_prefix_caching=memory.enable_prefix_caching,
         preemption_mode=memory.preemption_mode,
         num_swap_blocks=capacity.num_swap_blocks,
+        num_states=capacity.num_states,
+        num_swap_states=capacity.num_swap_states,
     )
 
 
@@ -300,7 +312,7 @@ def facts_of(
         dtype=dtype_name(model.dtype),
         kv_dtype=kv_dtype_name(resolved.kv_dtype),
         max_model_len=capacity.max_model_len,
-        max_sequences=resolved.limits.max_sequences,
+        max_sequences=capacity.max_sequences(resolved.limits.max_sequences),
         max_step_tokens=capacity.max_step_tokens,
         block_size=resolved.memory.block_size,
         num_kv_blocks=capacity.num_blocks,

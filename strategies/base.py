@@ -244,16 +244,18 @@ class Strategy(ABC):
         self._drop_if_ended(group)
         return outputs
 
-    def rewind(self, chunk: Chunk) -> None:
-        """Make the tokens of a chunk that was not computed pending again.
+    def rewind(self, plan: StepPlan) -> None:
+        """Make the tokens of a plan pending again, which was not computed, or only in part.
 
         Call it before the next `schedule`.
         """
-        sequence = chunk.sequence
-        sequence.num_computed_tokens = chunk.start
-        sequence.num_in_flight -= chunk.samples_token
-        if chunk.extra_rows:
-            sequence.seek(chunk.extra_rows.start)
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            can_resume = self.memory.states.can_compute_twice
+            sequence.num_computed_tokens = chunk.start if can_resume else 0
+            sequence.num_in_flight -= chunk.samples_token
+            if chunk.extra_rows:
+                sequence.seek(chunk.extra_rows.start)
 
     @property
     def request_ids(self) -> set[int]:
@@ -299,7 +301,7 @@ class Strategy(ABC):
         fits = self._max_blocks(whole) <= self.memory.num_blocks
         if whole.is_indivisible:
             return [whole] if fits and whole.num_sequences <= self.limits.max_step_tokens else []
-        if self.shares_prompts and fits:
+        if self.shares_prompts and fits and self.memory.states.can_hold(whole.num_sequences):
             return [whole]
         return [SequenceGroup(request, [sequence]) for sequence in request.sequences]
 
@@ -323,7 +325,8 @@ class Strategy(ABC):
         start = sequence.num_computed_tokens
         samples = start + length == sequence.num_tokens
         extra_rows = sequence.extra_rows(start, start + length)
-        return Chunk(sequence, start, length, self.memory.tables(sequence.id), samples, extra_rows)
+        tables, state = self.memory.tables(sequence.id), self.memory.states.of(sequence.id)
+        return Chunk(sequence, start, length, tables, samples, extra_rows, state)
 
 
 class ReservingStrategy(Strategy):

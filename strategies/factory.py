@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from core.configuration.kv_layout import KVLayout
 from core.configuration.strategy_table import Batching, KVReservation, PreemptionMode
 from strategies.base import Limits, Strategy
+
+if TYPE_CHECKING:
+    from strategies.memory.blocks import PagedMemory
+    from strategies.memory.slots import SlotMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,25 +28,19 @@ class StrategySettings:
     enable_prefix_caching: bool
     preemption_mode: PreemptionMode
     num_swap_blocks: int
+    num_states: int = 0
+    """How many sequences' states there is room for; 0 if the model keeps none."""
+    num_swap_states: int = 0
 
 
 def make_strategy(settings: StrategySettings) -> Strategy:
     """Make the strategy that the settings name, with its memory. No other one is imported."""
-    limits, num_blocks, layout = settings.limits, settings.num_blocks, settings.layout
+    limits = settings.limits
     if settings.batching == "paged":
-        from strategies.memory.blocks import PagedMemory
         from strategies.paged import PagedStrategy
 
-        blocks = PagedMemory(
-            num_blocks,
-            layout,
-            num_host_blocks=settings.num_swap_blocks,
-            caches_prefixes=settings.enable_prefix_caching,
-        )
-        return PagedStrategy(blocks, limits, settings.preemption_mode)
-    from strategies.memory.slots import SlotMemory
-
-    slots = SlotMemory(num_blocks, layout)
+        return PagedStrategy(_blocks(settings), limits, settings.preemption_mode)
+    slots = _slots(settings)
     match settings.batching:
         case "none":
             from strategies.none import NoneStrategy
@@ -56,3 +55,34 @@ def make_strategy(settings: StrategySettings) -> Strategy:
 
             reservation, longest = settings.kv_reservation, settings.max_model_len
             return ContinuousStrategy(slots, limits, reservation, longest)
+
+
+def _blocks(settings: StrategySettings) -> PagedMemory:
+    if settings.num_states:
+        from strategies.memory.states import StatePagedMemory
+
+        return StatePagedMemory(
+            settings.num_blocks,
+            settings.layout,
+            num_states=settings.num_states,
+            num_host_blocks=settings.num_swap_blocks,
+            num_host_states=settings.num_swap_states,
+        )
+    from strategies.memory.blocks import PagedMemory
+
+    return PagedMemory(
+        settings.num_blocks,
+        settings.layout,
+        num_host_blocks=settings.num_swap_blocks,
+        caches_prefixes=settings.enable_prefix_caching,
+    )
+
+
+def _slots(settings: StrategySettings) -> SlotMemory:
+    if settings.num_states:
+        from strategies.memory.states import StateSlotMemory
+
+        return StateSlotMemory(settings.num_blocks, settings.layout, num_states=settings.num_states)
+    from strategies.memory.slots import SlotMemory
+
+    return SlotMemory(settings.num_blocks, settings.layout)

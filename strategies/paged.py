@@ -17,7 +17,7 @@ auto        swap a group that would take more than one step to recompute, or tha
 from __future__ import annotations
 
 from core.configuration.strategy_table import PreemptionMode
-from core.plan import Chunk
+from core.plan import Chunk, StepPlan
 from strategies.base import Limits, StepBudget, Strategy
 from strategies.group import SequenceGroup, Turn
 from strategies.memory.base import Span
@@ -93,9 +93,19 @@ class PagedStrategy(Strategy):
             self.num_swaps += 1
         else:
             self._release(group)
+        self._wait(group)
+        self.num_preemptions += 1
+
+    def rewind(self, plan: StepPlan) -> None:
+        super().rewind(plan)
+        if not self.memory.states.can_compute_twice:
+            for group in self.by_group(plan):
+                self._release(group)
+                self._wait(group)
+
+    def _wait(self, group: SequenceGroup) -> None:
         self.running.remove(group)
         self._enqueue(group)
-        self.num_preemptions += 1
 
     def _should_swap(self, group: SequenceGroup) -> bool:
         if self.preemption_mode != "auto":
@@ -152,8 +162,9 @@ class PagedStrategy(Strategy):
         return turns
 
     def _has_slots_for(self, group: SequenceGroup) -> bool:
-        num_sequences = self.num_running + group.num_sequences
-        return not self.running or num_sequences <= self.limits.max_sequences
+        groups = (*self.running, group)
+        num_places = sum(self.memory.states.num_places(one.num_sequences) for one in groups)
+        return not self.running or num_places <= self.limits.max_sequences
 
     def _has_room_for(self, group: SequenceGroup) -> bool:
         """Whether all tokens of the group fit, plus the next token of each running sequence.

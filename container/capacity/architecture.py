@@ -10,6 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from core.configuration.kv_layout import LayerShape
+from core.states.layout import (
+    KINDS,
+    WITH_ATTENTION,
+    LayerState,
+    layer_states,
+    layer_types,
+)
 
 Config = Mapping[str, Any]
 """The settings of a language model, completed by `text_settings`."""
@@ -31,6 +38,7 @@ _DEFAULTS: Mapping[str, Config] = {
                     "global_head_dim": 512},
     "gpt_oss": {"sliding_window_pattern": 2},
     "hy_v3": {"first_k_dense_replace": 1},
+    "lfm2": {"conv_L_cache": 3, "tie_word_embeddings": True},
     "olmo3": {"sliding_window_pattern": 4},
     "qwen2": _QWEN,
     "qwen2_moe": _QWEN,
@@ -66,6 +74,8 @@ def layer_shapes(config: Config, num_kv_heads: int, head_dim: int) -> tuple[Laye
         return (latent,) * config["num_hidden_layers"]
     windows = _windows(config)
     plain = LayerShape(num_kv_heads, head_dim, head_dim)
+    if config.get("model_type") in KINDS:
+        return tuple(plain for kind in layer_types(config) if kind in WITH_ATTENTION)
     shapes = [replace(plain, window=window) for window in windows]
     if "global_head_dim" not in config:
         return tuple(shapes)
@@ -77,6 +87,13 @@ def layer_shapes(config: Config, num_kv_heads: int, head_dim: int) -> tuple[Laye
         replace(shape if shape.window else full, source=_source(windows, index, first_shared))
         for index, shape in enumerate(shapes)
     )
+
+
+def states(config: Config) -> tuple[LayerState, ...]:
+    """Return the states of the layers that keep one, as the engine's `DecoderSpec.states`."""
+    if config.get("model_type") not in KINDS:
+        return ()
+    return tuple(state for state in layer_states(config) if state)
 
 
 def unfreed_shapes(config: Config, shapes: tuple[LayerShape, ...]) -> tuple[LayerShape, ...]:

@@ -15,6 +15,7 @@ from container.capacity.architecture import (
     LATENT_TYPES,
     layer_shapes,
     num_layer_parameters,
+    states,
     text_settings,
     unfreed_shapes,
 )
@@ -23,6 +24,7 @@ from core.configuration.kv_layout import LayerShape
 from core.configuration.options import Options
 from core.configuration.sizing import LENGTH_NAMES
 from core.errors import ConfigurationError
+from core.states.layout import KINDS, LayerState, slot_bytes
 
 DTYPE_BYTES = {"fp32": 4, "float32": 4, "fp16": 2, "float16": 2, "bf16": 2, "bfloat16": 2}
 BYTES_PER_WEIGHT = {"fp8": 1.0, "int8": 1.0, "int4": 0.5 + 5 / 128}
@@ -60,6 +62,13 @@ class Decoder:
     """What each layer keeps of a token."""
     unfreed_shapes: tuple[LayerShape, ...]
     """The same, if each layer kept K and V of all heads and of all tokens."""
+    states: tuple[LayerState, ...] = ()
+    """Of the layers that keep a state."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that a sequence keeps beside its K and V."""
+        return slot_bytes(self.states, DTYPE_BYTES[self.dtype])
 
     @property
     def linear_width(self) -> int:
@@ -196,11 +205,13 @@ def _decoder(
         is_counted=counted is not None,
         shapes=shapes,
         unfreed_shapes=unfreed_shapes(text, shapes),
+        states=states(text),
     )
 
 
 def _check_supported(name: str, text: Mapping[str, Any]) -> None:
-    other_layers = set(text.get("layer_types") or ()) - _KNOWN_LAYERS
+    keeps_states = text.get("model_type") in KINDS
+    other_layers = not keeps_states and set(text.get("layer_types") or ()) - _KNOWN_LAYERS
     has_other_latents = text.get("kv_lora_rank") and text.get("model_type") not in LATENT_TYPES
     if other_layers or has_other_latents or text.get("is_encoder_decoder"):
         raise ConfigurationError(

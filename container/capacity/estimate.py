@@ -88,6 +88,9 @@ def make_estimate(
     block_bytes = layout.block_bytes
     used = loaded_bytes(decoder, options) + CONTEXT_BYTES
     budget = gpu_kv_budget(options.memory, instance.gpu_mib * 2**20, used, activations)
+    if decoder.states:
+        max_sequences = max(1, min(max_sequences, budget // 2 // decoder.state_bytes))
+        budget -= max_sequences * decoder.state_bytes
     usable = max_sequences * layout.blocks_for(limits.max_model_len)
     num_blocks = min(usable, budget // block_bytes)
     if options.memory.num_kv_blocks is not None:
@@ -144,6 +147,8 @@ def plan_lines(
         f"  KV: blocks of {options.memory.block_size} tokens, {_size(paged.block_bytes)} each; "
         f"at most {paged.max_model_len} tokens per sequence"
     )
+    if decoder.states:
+        yield f"  state: {_size(decoder.state_bytes)} of each running request, beside its KV"
     yield from length_lines(decoder, options, paged.num_blocks * paged.block_bytes)
     yield f"  concurrent requests{placement.of_each} of {request.prompt} + {request.answer} tokens:"
     for plan in plans:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch import Tensor
 
 from core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from engine.attention.states import States
 
 
 class UnsupportedModelError(ConfigurationError):
@@ -58,4 +61,9 @@ class PagedAttention(Protocol):
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Return the attention output, [T, heads, value_dim]."""
+        ...
+
+    @property
+    def states(self) -> States:
+        """What layers with a state compute with. Only for a model that has some."""
         ...

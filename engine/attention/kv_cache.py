@@ -11,11 +11,15 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from core.configuration.kv_layout import CacheGroup, KVLayout, LayerShape
+
+if TYPE_CHECKING:
+    from engine.attention.states import StatePool
 
 MADV_POPULATE_WRITE = 23
 POPULATE_BYTES = 2 * 2**20
@@ -50,7 +54,10 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         num_host_blocks: int = 0,
+        states: StatePool | None = None,
     ) -> None:
+        """states: the slots of layers that keep a state, which lie beside the blocks."""
+
         def allocate(numel: int) -> Tensor:
             if device.type == "cpu":
                 memory = _zeros(num_blocks * numel * dtype.itemsize)
@@ -62,6 +69,7 @@ class KVCache:
             return memory
 
         regions: list[Tensor] = []
+        self.states = states
         self.block_size = layout.groups[0].part_size
         self.groups = layout.groups
         self.blocks: list[Tensor] = []

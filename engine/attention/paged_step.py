@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -11,6 +12,9 @@ from engine.attention.call import AttentionCall
 from engine.attention.kv_cache import KVCache
 from kernels.attention.batch import PagedBatch
 from kernels.attention.sdpa import Scratch, attend_in_images
+
+if TYPE_CHECKING:
+    from engine.attention.states import StateStep
 
 
 class PagedStep:
@@ -24,6 +28,16 @@ class PagedStep:
         self.cache = cache
         self.backend = backend
         self._scratch = Scratch()
+
+    @property
+    def states(self) -> StateStep:
+        from engine.attention.states import StateStep
+
+        batch, pool = self.batches[0], self.cache.states
+        assert pool is not None, "the model keeps no state"
+        assert batch.states is not None
+        assert batch.in_prompt is not None
+        return StateStep(pool, batch.states, batch.in_prompt)
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Write the new K and V, then attend over each sequence's K and V so far."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from core.configuration.options import LoraOptions
 from core.errors import ConfigurationError
@@ -33,11 +34,14 @@ from engine.sampling.grammars import Grammars
 from engine.sampling.sampler import Sampler
 from engine.scores.column import ScoreColumn
 from engine.staging import Staging
-from engine.step.beam_candidates import BeamColumn
+from engine.step.beam_candidates import NOT_WITH_STATES, BeamColumn
 from engine.step.column import Column
 from engine.step.packed_executor import PackedExecutor
 from engine.step.passes import Passes, Runner
 from strategies.factory import make_strategy
+
+if TYPE_CHECKING:
+    from engine.attention.states import StatePool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,11 @@ def build_packed(
     features: list[Feature] = [*text_features(grammars), *parts.features]
     columns = _columns(model, parts.passes)
     if resolved.speculation is not None:
+        if model.states:
+            raise ConfigurationError(
+                "option.speculative_method: the model keeps a state of each sequence, from which "
+                "rejected tokens cannot be taken back; leave the option out"
+            )
         from engine.speculation.start import start_speculation
 
         feature, column = start_speculation(
@@ -117,8 +126,15 @@ def build_parts(
         in_segments=resolved.source.is_pinned,
     )
     num_blocks, num_swap_blocks = capacity.num_blocks, capacity.num_swap_blocks
+    states = _make_states(model, capacity)
     cache = KVCache(
-        model.shapes, num_blocks, capacity.layout, kv_dtype, model.device, num_swap_blocks
+        model.shapes,
+        num_blocks,
+        capacity.layout,
+        kv_dtype,
+        model.device,
+        num_swap_blocks,
+        states,
     )
     phases.end("K and V")
     graphs, graph_notes = None, ()
@@ -138,9 +154,23 @@ def build_parts(
     )
 
 
+def _make_states(model: PackedModel, capacity: Capacity) -> StatePool | None:
+    if not model.states:
+        return None
+    from engine.attention.states import StatePool
+
+    slots = capacity.num_states, model.dtype, model.device, capacity.num_swap_states
+    return StatePool(model.states, *slots)
+
+
 def _columns(model: PackedModel, passes: Passes) -> list[Column]:
     """Return the features that sequences of this engine may use in a step."""
     columns: list[Column] = [ScoreColumn(model.device), BeamColumn(), *model.columns]
+    if model.states:
+        from engine.step.state_column import StateColumn
+
+        columns.append(StateColumn())
+        model.unavailable.update(NOT_WITH_STATES)
     if model.encoder is not None:
         columns.append(model.encoder.column(passes.model_time))
     return columns
@@ -156,6 +186,8 @@ def _notes_on_bits(
     """
     is_cpu = model.device.type == "cpu"
     notes = _exceptions_on_cpus(model, backend, group) if is_cpu else ()
+    if model.states and is_promised and not is_cpu:
+        notes = (f"{BITS}: states are computed in tiles, which begin where a chunk does",)
     if not is_promised:
         return notes
     if notes:

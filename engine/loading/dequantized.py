@@ -86,7 +86,8 @@ def round_weights(model: Any, names: ExpertNames | None, precision: str) -> None
         rounded = _rounded(head.weight, HEAD_PRECISIONS[precision]).to(head.weight.dtype)
         # A new parameter, because a tied head shares its parameter with the embedding.
         head.weight = nn.Parameter(rounded, requires_grad=False)
-    for parameter in model.parameters():
+    modules = (module for module in model.modules() if not isinstance(module, nn.Conv1d))
+    for parameter in (p for module in modules for p in module.parameters(recurse=False)):
         if parameter.dim() == 3:
             is_transposed = names is not None and names.is_interleaved
             weight = parameter.transpose(1, 2) if is_transposed else parameter

@@ -8,8 +8,9 @@ transformers' layers and eager attention.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Layers
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 from core.configuration.kv_layout import KVLayout, LayerShape
 from core.errors import ConfigurationError
 from core.foreign_code import contained
-from core.plan import BlockTable, Chunk, StepPlan
+from core.plan import NO_STATE, BlockTable, Chunk, StateSlots, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine.attention.backends import AttentionBackend, make_backend
@@ -29,7 +30,11 @@ from engine.attention.paged_step import PagedStep
 from engine.loading.model_source import ModelSource
 from engine.model.families import FAMILIES
 from engine.staging import Staging
+from engine.step.column import Column
 from engine.step.step_inputs import InputBuilder
+
+if TYPE_CHECKING:
+    from core.states.layout import LayerState
 
 PROBE_LENGTH = 40
 PROBE_BLOCK_SIZE = 16
@@ -57,15 +62,24 @@ def paged_logits(
     backend: AttentionBackend | None = None,
     *,
     in_segments: bool = False,
+    states: Layers[LayerState] = (),
 ) -> Tensor:
     """Return the decoder's logits [vocab_size] in fp32 after the probe's last token.
 
     The probe's KV blocks are in reverse order, so that a wrong block table changes the logits.
-    backend: None for the backend that will serve. in_segments: as in `make_backend`.
+    backend: None for the backend that will serve. in_segments: as in `make_backend`. states: those
+    of the layers that keep one.
     """
     num_blocks = -(-PROBE_LENGTH // PROBE_BLOCK_SIZE)
     layout = KVLayout.uniform(PROBE_BLOCK_SIZE)
-    cache = KVCache(shapes, num_blocks, layout, dtype, device)
+    pool, columns, slots = None, list[Column](), NO_STATE
+    if states:
+        from engine.attention.states import StatePool
+        from engine.step.state_column import StateColumn
+
+        pool, slots = StatePool(states, 1, dtype, device), StateSlots(0, 0)
+        columns.append(StateColumn())
+    cache = KVCache(shapes, num_blocks, layout, dtype, device, states=pool)
     if backend is None:
         backend, _ = make_backend(
             device, shapes, PROBE_BLOCK_SIZE, PROBE_LENGTH, dtype, in_segments=in_segments
@@ -76,7 +90,8 @@ def paged_logits(
     logits: Tensor | None = None
     for start, length in PROBE_CHUNKS:
         is_last = start + length == PROBE_LENGTH
-        inputs = builder.build(StepPlan((Chunk(sequence, start, length, (blocks,), is_last),)))
+        chunk = Chunk(sequence, start, length, (blocks,), is_last, state=slots)
+        inputs = builder.build(StepPlan((chunk,)), columns=columns)
         step = PagedStep(inputs.batches, cache, backend)
         logits = decoder(inputs.token_ids, inputs.positions, inputs.logit_rows, step)
     assert logits is not None

@@ -49,6 +49,8 @@ def load_own_decoder(
             "config.json without quantization_config, and set option.quantize"
         )
     group = group or Group(source.device)
+    if spec.states:
+        group.require_one(f"a model whose layers keep a state ({spec.model_type})")
     try:
         _check(source, spec, group)
     finally:
@@ -116,7 +118,7 @@ def _logits(
 ) -> Tensor:
     num_layers = spec.num_trial_layers
     decoder = _decoder(checkpoint, source, spec, num_layers, group)
-    shapes = decoder.shapes[:num_layers]
+    shapes = decoder.shapes[: spec.cache_index(num_layers)]
     return paged_logits(
         decoder,
         spec.vocab_size,
@@ -125,6 +127,7 @@ def _logits(
         source.dtype,
         backend,
         in_segments=source.is_pinned,
+        states=spec.states[: spec.state_index(num_layers)],
     )
 
 

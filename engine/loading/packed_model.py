@@ -27,6 +27,7 @@ from engine.stopwatch import Stopwatch
 from engine.vision.families import VISION_FAMILIES
 
 if TYPE_CHECKING:
+    from core.states.layout import LayerState
     from engine.loading.transformers_decoder import HookedLinear, TransformersDecoder
 
 
@@ -80,10 +81,13 @@ class PackedModel:
         self.config: PreTrainedConfig = source.config
         self.device, self.dtype = source.device, source.dtype
         self.shapes = decoder.shapes
+        self.states: Sequence[LayerState] = ()
+        """What each layer with a state keeps of a sequence."""
         self.quantization = ""
         """How the weights are quantized: option.quantize, or the checkpoint's quant_method."""
         if isinstance(decoder, Decoder):
             self.quantization = source.precision or source.quantization or ""
+            self.states = decoder.states
         self.unavailable: dict[str, str] = {}
         self.columns: list[PerTokenColumn] = []
         """The columns that the layers take part in."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -26,6 +27,7 @@ from engine.memory.largest_step import ScratchBytes, peak_bytes, run_forward, ru
 from engine.resolve import Capacity, MachineShare, Resolved
 from engine.step.block_tables import table_bytes
 
+MIB = 2**20
 GIB = 2**30
 MAX_DEFAULT_ON_CPU = 4 * GIB
 MAX_DEFAULT_SWAP = 4 * GIB
@@ -60,6 +62,7 @@ def measure(resolved: Resolved, model: PackedModel, group: Group) -> Capacity:
     usable = limits.max_sequences * blocks_of_longest
     per_block = layout.block_bytes
     num_swap_blocks, reserved_bytes = 0, 0
+    states = _room_for_states(model, limits.max_sequences)
     if memory.num_kv_blocks is not None:
         num_blocks = layout.num_blocks(model.shapes, memory.num_kv_blocks, itemsize)
     else:
@@ -67,15 +70,19 @@ def measure(resolved: Resolved, model: PackedModel, group: Group) -> Capacity:
             reserved_bytes = _bytes_beside_blocks(resolved, model, step_tokens)
             reserved_bytes += (len(layout.groups) - 1) * _table_bytes(resolved)
         budget = kv_budget(memory, resolved.share, model.device, reserved_bytes)
+        states = states.within(budget // 2)
+        budget -= states.num_bytes
         if model.device.type == "cpu" and memory.kv_cache_memory_bytes is None:
             budget = min(
                 budget, useful_kv_bytes(model.weights_bytes, blocks_of_longest * per_block)
             )
         num_blocks = group.lowest(min(usable, budget // per_block))
+    num_swap_states = 0
     if resolved.may_swap:
-        num_swap_blocks = group.lowest(
-            min(usable, swap_budget(memory, resolved.share) // per_block)
-        )
+        swap_bytes = swap_budget(memory, resolved.share)
+        num_swap_states = states.within(swap_bytes // 2, least=0).count
+        swap_bytes -= num_swap_states * states.bytes_each
+        num_swap_blocks = group.lowest(min(usable, swap_bytes // per_block))
     longest = layout.longest(num_blocks, limits.max_model_len)
     length, notes = fit_length(memory, limits.max_model_len, longest)
     return Capacity(
@@ -84,10 +91,59 @@ def measure(resolved: Resolved, model: PackedModel, group: Group) -> Capacity:
         max_step_tokens=step_tokens,
         num_blocks=num_blocks,
         num_swap_blocks=num_swap_blocks,
+        num_states=states.count,
+        num_swap_states=num_swap_states,
+        state_bytes=states.bytes_each,
         kv_bytes=num_blocks * per_block,
         activation_bytes=reserved_bytes,
-        notes=notes + step_notes,
+        notes=notes + step_notes + states.notes(limits.max_sequences),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class StateRoom:
+    """Slots for the states of sequences, one for each sequence that runs."""
+
+    bytes_each: int
+    count: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.bytes_each * self.count
+
+    def within(self, num_bytes: int, least: int = 1) -> StateRoom:
+        """Return as many slots as these bytes hold, but not fewer than `least`."""
+        if self.num_bytes <= num_bytes:
+            return self
+        return StateRoom(self.bytes_each, max(least, num_bytes // self.bytes_each))
+
+    def notes(self, max_sequences: int) -> tuple[str, ...]:
+        if not self.count:
+            return ()
+        note = (
+            f"each sequence keeps a state of {size_text(self.bytes_each)} beside its K and V: "
+            f"{size_text(self.num_bytes)} for {self.count}; prefixes are not cached"
+        )
+        if self.count == max_sequences:
+            return (note,)
+        return (
+            note,
+            f"batches lowered from {max_sequences} to {self.count}: their states would take more "
+            "than half of the memory for K and V; raise option.kv_cache_memory_bytes or "
+            "option.gpu_memory_utilization",
+        )
+
+
+def size_text(num_bytes: int) -> str:
+    return f"{num_bytes / MIB:,.1f} MiB" if num_bytes >= MIB else f"{num_bytes / 1024:,.1f} KiB"
+
+
+def _room_for_states(model: PackedModel, max_sequences: int) -> StateRoom:
+    if not model.states:
+        return StateRoom(0, 0)
+    from core.states.layout import slot_bytes
+
+    return StateRoom(slot_bytes(model.states, model.dtype.itemsize), max_sequences)
 
 
 def _with_room_for_input(model: PackedModel, limits: StepLimits) -> tuple[int, tuple[str, ...]]:

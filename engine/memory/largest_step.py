@@ -49,7 +49,8 @@ def run_forward(
     batch = PagedBatch(empty, empty, empty, tokens[2], spans=())
     columns = [column.of(Slot(tokens[0])) for column in model.columns]
     inputs = StepInputs(tokens, rows, (batch,), columns=columns)
-    return model.forward(inputs, NoAttention(lambda call: scratch_bytes(call, num_sequences)))
+    attention = NoAttention(lambda call: scratch_bytes(call, num_sequences), NoStates(tokens[0]))
+    return model.forward(inputs, attention)
 
 
 @torch.inference_mode()
@@ -67,11 +68,36 @@ def run_step(
 class NoAttention:
     """Stands in for the paged attention of a step: returns zeros."""
 
-    def __init__(self, scratch_bytes: Callable[[AttentionCall], int]) -> None:
+    def __init__(
+        self, scratch_bytes: Callable[[AttentionCall], int], states: NoStates | None = None
+    ) -> None:
         self._scratch_bytes = scratch_bytes
+        self.states = states or NoStates(torch.empty(0))
 
     def attend(self, call: AttentionCall) -> Tensor:
         output = call.query.new_zeros(*call.query.shape[:2], call.value_dim)
         # Freed at once, as the scratch of real kernels is after their launch.
         output.new_empty(self._scratch_bytes(call), dtype=torch.uint8)
         return output
+
+
+class NoStates:
+    """Stands in for the states of a step: each operation returns zeros."""
+
+    def __init__(self, token_ids: Tensor) -> None:
+        """token_ids: [T]."""
+        self.in_prompt = torch.ones_like(token_ids, dtype=torch.bool)
+
+    def convolve(self, layer: int, rows: Tensor, *arguments: object, **options: object) -> Tensor:
+        return rows.new_zeros(rows.shape)
+
+    def advance(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *others: object,
+        **options: object,
+    ) -> Tensor:
+        return value.new_zeros(value.shape)

@@ -41,7 +41,9 @@ class Decoder:
         self.spec = spec
         num_kv_heads = len(loader.shard.heads(spec.num_heads, spec.num_kv_heads).keys)
         self.shapes = [replace(shape, num_kv_heads=num_kv_heads) for shape in spec.shapes]
-        """This process's part of the KV cache, for each layer of the model."""
+        """This process's part of the KV cache, for each layer of the model with attention."""
+        self.states = spec.states
+        """What each layer with a state keeps of a sequence."""
         embedding = f"{prefix}{family.embedding}.weight"
         if spec.is_tied and embedding not in loader.checkpoint:
             embedding = f"{family.head}.weight"  # some checkpoints store only the head

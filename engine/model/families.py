@@ -109,6 +109,9 @@ class Family:
     """In a parallel layer, the MLP shares attention's norm (StableLM)."""
     has_latents: bool = False
     """Whether attention is `engine.model.latent_attention`, whose tensors have fixed names."""
+    state: str = ""
+    """Name of the part that takes attention's place in layers that keep a state; see
+    `engine.model.mixers`."""
     experts: ExpertNames | None = None
     scales_embedding: bool = False
     """Multiply embeddings by the square root of the hidden size (Gemma)."""
@@ -129,6 +132,11 @@ SANDWICH = ("input_layernorm", "post_attention_layernorm",
 POST = ("", "post_attention_layernorm", "", "post_feedforward_layernorm")
 GEMMA = replace(LLAMA, norm=GEMMA_RMS, scales_embedding=True)
 OLMO2 = replace(LLAMA, norm=RMS_ROUNDED_LAST, norms=POST, qk_norm="row")
+LFM2 = replace(
+    LLAMA, state="conv", norms=("operator_norm", "", "ffn_norm", ""), final_norm="embedding_norm",
+    mlp="feed_forward", gate_up=("w1", "w3"), down="w2", out="out_proj",
+    qk_norm="head", qk_norm_names=("q_layernorm", "k_layernorm"),
+)  # fmt: skip
 GLM = replace(LLAMA, rotary="pairs", gate_up=("gate_up_proj",))
 HUNYUAN = replace(LLAMA, qk_norm="after rotary", qk_norm_names=("query_layernorm", "key_layernorm"))
 QWEN_EXPERTS = ExpertNames()
@@ -203,6 +211,8 @@ FAMILIES: dict[str, Family] = {
         norm=LAYER, rotary="none", is_gated=False,
         position_embedding="embed_positions", position_offset=2,
     ),
+    # Layers with a state
+    "lfm2": LFM2,
     # Mixtures of experts
     "mixtral": replace(
         LLAMA,

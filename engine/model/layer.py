@@ -25,6 +25,7 @@ from kernels.cpu.step_calls import StepCalls
 
 if TYPE_CHECKING:
     from engine.model.latent_attention import LatentAttention
+    from engine.model.mixers.mixer import Mixer
     from engine.model.mixtures.experts import Experts
 
 
@@ -45,8 +46,7 @@ class Layer:
             else None
             for norm in spec.norms
         ]
-        attention = f"{name}.{family.attention}"
-        self.attention = make_attention(loader, spec, index, attention, rotary)
+        self.attention = _make_attention(loader, spec, index, name, rotary)
         self.mlp = _load_mlp(loader, spec, index, name)
         self.is_parallel = spec.is_parallel
         self.residual_scale = spec.residual_scale
@@ -92,7 +92,7 @@ class Layer:
 def _prepare_part(
     calls: StepCalls,
     before: Norm | None,
-    part: Attention | LatentAttention | MLP,
+    part: Attention | LatentAttention | Mixer | MLP,
     after: Norm | None,
 ) -> None:
     """Have `calls` compute `hidden += after(part(before(hidden)))`."""
@@ -113,7 +113,7 @@ class Attention:
         self, loader: Loader, spec: DecoderSpec, index: int, name: str, rotary: Rotary
     ) -> None:
         family, dim = spec.family, spec.head_dim
-        self.spec, self.index, self.layer = spec, index, spec.layers[index]
+        self.spec, self.index, self.layer = spec, spec.cache_index(index), spec.layers[index]
         rope = self.layer.rope
         self.rotary_dim = 0 if rope is None else rotary.width(rope)
         order = None
@@ -279,10 +279,18 @@ class MLP:
         self.down.prepare(calls, gates, out, residual)
 
 
-def make_attention(
-    loader: Loader, spec: DecoderSpec, index: int, name: str, rotary: Rotary
-) -> Attention | LatentAttention:
-    """Load the attention of layer `index`, whose name in the checkpoint is `name`."""
+def _make_attention(
+    loader: Loader, spec: DecoderSpec, index: int, layer: str, rotary: Rotary
+) -> Attention | LatentAttention | Mixer:
+    """Load the attention of layer `index`, or what takes its place.
+
+    layer: the layer's name in the checkpoint.
+    """
+    if spec.layers[index].state:
+        from engine.model.mixers.choose import make_mixer
+
+        return make_mixer(loader, spec, index, f"{layer}.{spec.family.state}")
+    name = f"{layer}.{spec.family.attention}"
     if spec.latent is None:
         return Attention(loader, spec, index, name, rotary)
     from engine.model.latent_attention import LatentAttention

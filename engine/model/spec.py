@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformers import PreTrainedConfig
 
@@ -14,12 +14,17 @@ from core.configuration.kv_layout import LayerShape
 from engine.attention.call import UnsupportedModelError
 from engine.model.families import FAMILIES, Family
 
+if TYPE_CHECKING:
+    from core.states.layout import LayerState
+
 EPS_NAMES = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")
 ACTIVATION_NAMES = ("hidden_activation", "hidden_act", "activation_function")
 MLP_WIDTH_NAMES = ("intermediate_size", "ffn_dim", "n_inner")
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
 """Config fields that are lists with one entry per layer."""
 TORCH_LAYER_NORM_EPS = 1e-5
+DEFAULT_ACTIVATION = "silu"
+"""Of models whose config.json names none (LFM2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,9 @@ class LayerSpec:
     rope: str | None
     """Key of the layer's rotary parameters in `DecoderSpec.ropes`; None: no rotary embedding."""
     has_experts: bool
+    state: LayerState = ()
+    """The state that it keeps; () without one."""
+    has_attention: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +112,28 @@ class DecoderSpec:
 
     @property
     def shapes(self) -> list[LayerShape]:
+        """What the layers with attention keep of a token."""
         heads, key_dim, value_dim = self.num_kv_heads, self.head_dim, self.head_dim
         if self.latent is not None:
             key_dim, value_dim = self.latent.rank + self.latent.rope, 0
-        return [LayerShape(heads, key_dim, value_dim, layer.window) for layer in self.layers]
+        return [
+            LayerShape(heads, key_dim, value_dim, layer.window)
+            for layer in self.layers
+            if layer.has_attention
+        ]
+
+    @property
+    def states(self) -> list[LayerState]:
+        """The states of the layers that keep one."""
+        return [layer.state for layer in self.layers if layer.state]
+
+    def cache_index(self, index: int) -> int:
+        """Return the number of layer `index` among those with attention, as `shapes` counts."""
+        return sum(layer.has_attention for layer in self.layers[:index])
+
+    def state_index(self, index: int) -> int:
+        """Return the number of layer `index` among those with a state, as `states` counts."""
+        return sum(bool(layer.state) for layer in self.layers[:index])
 
     @property
     def num_trial_layers(self) -> int:
@@ -173,9 +199,9 @@ def read_spec(config: PreTrainedConfig, max_length: int) -> DecoderSpec:
         latent=latent,
         rotates_pairs=family.rotary == "pairs" and getattr(given, "rope_interleave", True),
         norm_eps=_first(given, EPS_NAMES) or TORCH_LAYER_NORM_EPS,
-        activation=_first(given, ACTIVATION_NAMES),
-        mlp_width=_first(given, MLP_WIDTH_NAMES) or 4 * given.hidden_size,
-        layers=tuple(_layer(given, family, head_dim, i) for i in range(given.num_hidden_layers)),
+        activation=_first(given, ACTIVATION_NAMES) or DEFAULT_ACTIVATION,
+        mlp_width=_mlp_width(given),
+        layers=_layers(given, family, head_dim),
         ropes={} if family.rotary == "none" else _ropes(given),
         query_scaling=_query_scaling(given, max_length) if family.scales_queries else None,
         softcap=getattr(given, "attn_logit_softcapping", None),
@@ -228,6 +254,19 @@ def _check_supported(config: Any) -> None:
             raise UnsupportedModelError(reason)
 
 
+def _layers(config: Any, family: Family, head_dim: int) -> tuple[LayerSpec, ...]:
+    layers = tuple(_layer(config, family, head_dim, i) for i in range(config.num_hidden_layers))
+    if not family.state:
+        return layers
+    from core.states.layout import WITH_ATTENTION, layer_states
+
+    states = layer_states(config.to_dict())
+    return tuple(
+        replace(layer, state=state, has_attention=kind in WITH_ATTENTION)
+        for layer, state, kind in zip(layers, states, config.layer_types, strict=True)
+    )
+
+
 def _layer(config: Any, family: Family, head_dim: int, index: int) -> LayerSpec:
     window = getattr(config, "sliding_window", None) or None
     is_full = family.windows == "by layer" and config.layer_types[index] != "sliding_attention"
@@ -237,6 +276,16 @@ def _layer(config: Any, family: Family, head_dim: int, index: int) -> LayerSpec:
         rope=_rope(config, family, index),
         has_experts=family.experts is not None and _has_experts(config, index),
     )
+
+
+def _mlp_width(config: Any) -> int:
+    width = _first(config, MLP_WIDTH_NAMES) or 4 * config.hidden_size
+    if not getattr(config, "block_auto_adjust_ff_dim", False):
+        return width
+    # LFM2: of a gated MLP that has as many weights as an MLP of this width without a gate
+    factor, multiple = config.block_ffn_dim_multiplier, config.block_multiple_of
+    width = int(2 * width / 3)
+    return width if factor is None else -(-int(factor * width) // multiple) * multiple
 
 
 def _latent(config: Any) -> LatentSizes:

@@ -126,6 +126,7 @@ def _until(chunk: Chunk, position: int) -> Chunk:
 
 def _from(chunk: Chunk, position: int) -> Chunk:
     scored = range(position, chunk.extra_rows.stop)
+    state = chunk.state._replace(reads=chunk.state.writes)  # that the part before has left
     return msgspec.structs.replace(
-        chunk, start=position, length=chunk.end - position, extra_rows=scored
+        chunk, start=position, length=chunk.end - position, extra_rows=scored, state=state
     )

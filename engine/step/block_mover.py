@@ -63,6 +63,7 @@ class BlockMover:
         device = cache.blocks[0].device
         self._kernels = backend.block_kernels
         self._host = cache.host
+        self._states = cache.states
         self._staging = Staging(device)
         self._to_host = CopyStream(device)
         num_rows = min(MAX_SWAP_ROWS, len(cache.host))
@@ -82,6 +83,8 @@ class BlockMover:
         self._swap_in([host for host, _ in moves.swap_ins], targets)
         if len(copies):
             self._kernels.copy(self._table, copies)
+        if self._states is not None:
+            self._states.swap(moves.state_swap_outs, moves.state_swap_ins)
 
     def _swap_out(self, blocks: Tensor, host_blocks: list[int]) -> None:
         for start in range(0, len(host_blocks), MAX_SWAP_ROWS):

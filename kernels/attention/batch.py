@@ -20,9 +20,12 @@ attention output is zero. More padding tokens follow the last prompt. Their outp
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from kernels.state.batch import StateBatch
 
 
 class ImageSpan(NamedTuple):
@@ -60,6 +63,10 @@ class PagedBatch:
     images: tuple[ImageSpan, ...] = ()
     """The tokens whose attention is not causal. Kernels treat all tokens as causal, and then
     `kernels.attention.sdpa.attend_in_images` computes these rows again."""
+    states: StateBatch | None = None
+    """The same tokens, for layers with a state; None if the model has none."""
+    in_prompt: Tensor | None = None
+    """[T] bool: whether a token belongs to its sequence's prompt. Only where there are states."""
 
     def with_tables(self, block_tables: Tensor, slot_mapping: Tensor) -> PagedBatch:
         """Return the batch in another cache group."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Container, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from core.plan import BlockMoves, BlockTable, Chunk
+from core.plan import NO_STATE, BlockMoves, BlockTable, Chunk, StateSlots
 
 if TYPE_CHECKING:
     from core.configuration.kv_layout import CacheGroup, KVLayout
@@ -18,6 +18,26 @@ class Span(NamedTuple):
     sequence_id: int
     start: int
     end: int
+
+
+class States:
+    """The states that sequences keep beside K and V: none, unless the model has some."""
+
+    can_compute_twice: ClassVar[bool] = True
+    """Whether tokens may be computed again after a step that failed on the way. A state would count
+    twice those that it has passed."""
+
+    def of(self, sequence_id: int) -> StateSlots:
+        """Return the slots of the sequence's state in the step that is being planned."""
+        return NO_STATE
+
+    def num_places(self, num_sequences: int) -> int:
+        """Return how many places in the batch a group of so many sequences takes."""
+        return num_sequences
+
+    def can_hold(self, num_sequences: int) -> bool:
+        """Whether there is room for a group of so many sequences."""
+        return True
 
 
 class KVMemory(ABC):
@@ -33,6 +53,7 @@ class KVMemory(ABC):
         self.block_size = layout.block_size
         self._tables: dict[int, tuple[BlockTable, ...]] = {}
         self._no_tables = (BlockTable(),) * len(layout.groups)
+        self.states = States()
         self._copies: list[tuple[int, int]] = []
 
     @property

@@ -80,6 +80,14 @@ OWN: dict[str, dict[str, object]] = {
     "gpt2": GPT2,
     "gpt_neox": ONE_KIND_OF_HEAD | {"rotary_pct": 0.5},
     "opt": ONE_KIND_OF_HEAD | {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "lfm2": SMALL
+    | {
+        "layer_types": ["conv", "full_attention", "conv"],
+        "block_auto_adjust_ff_dim": True,
+        "block_multiple_of": 8,
+        "block_ffn_dim_multiplier": 1.2,
+        "conv_bias": True,
+    },
     "mixtral": SMALL | LOCAL_EXPERTS,
     "qwen2_moe": SMALL
     | WINDOW

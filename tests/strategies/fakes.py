@@ -52,6 +52,9 @@ class FakeExecutor:
         self._size = max(group.block_size for group in self.layout.groups)
         self.slots: dict[tuple[int, int], Slot] = {}
         self.host: dict[int, list[Slot | None]] = {}
+        self.states: dict[int, int] = {}
+        """By slot: what `digest` returns for the tokens that the state has passed."""
+        self.host_states: dict[int, int] = {}
         self.num_steps = 0
         self._newest: dict[int, int] = {}
         """Tokens sampled by the last step, by sequence id; the strategy may not know them yet."""
@@ -60,6 +63,7 @@ class FakeExecutor:
         self.num_steps += 1
         self._move(plan.moves)
         result: dict[int, Sampled | Candidates] = {}
+        new_states: dict[int, int] = {}
         for chunk in plan.chunks:
             sequence = chunk.sequence
             assert chunk.length > 0
@@ -74,8 +78,10 @@ class FakeExecutor:
                         index, sequence, prefix[: position + 1]
                     )
                 self._read(index, table, chunk, prefix)
+            self._advance(chunk, prefix, new_states)
             if chunk.samples_token or chunk.extra_rows:
                 result[sequence.id] = self.sample(chunk, prefix)
+        self.states |= new_states
         self._newest = {
             id: sampled.token_ids[0] for id, sampled in result.items() if sampled.token_ids
         }
@@ -97,6 +103,20 @@ class FakeExecutor:
         )
         return Sampled(token_ids, (-0.5,) * len(token_ids), prompt_logprobs=scores)
 
+    def _advance(self, chunk: Chunk, prefix: Sequence[int], new_states: dict[int, int]) -> None:
+        """Advance the state of a chunk's sequence, if there are states.
+
+        All chunks of a step run at the same time: none may write what another one reads.
+        """
+        reads, writes = chunk.state
+        if writes < 0:
+            return
+        if chunk.start:
+            expected = self.digest(chunk.sequence, prefix[: chunk.start])
+            assert self.states[reads] == expected, "the state of another prefix"
+        assert writes not in new_states, "two chunks write one state"
+        new_states[writes] = self.digest(chunk.sequence, prefix)
+
     def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> FakeStep:
         return FakeStep(self.run(plan))
 
@@ -107,6 +127,10 @@ class FakeExecutor:
         assert not {s for s, _ in moves.copies} & {t for _, t in moves.copies}, (
             "a copy's source is overwritten"
         )
+        for source, target in moves.state_swap_outs:
+            self.host_states[target] = self.states[source]
+        for source, target in moves.state_swap_ins:
+            self.states[target] = self.host_states[source]
         for source, target in moves.swap_outs:
             self.host[target] = self._block(source)
         for source, target in moves.swap_ins:
@@ -300,6 +324,10 @@ def check_plan(strategy: Strategy, plan: StepPlan) -> None:
             for position in range(chunk.start, chunk.end):
                 block = table.blocks[position // group.block_size]
                 assert read[block] is chunk, "a written block is in another sequence's table"
+            others = {other.state.reads for other in plan.chunks if other is not chunk}
+            assert chunk.state.writes not in others - {-1}, (
+                "a written state is read by another chunk"
+            )
 
 
 def _abort(

@@ -31,7 +31,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -53,6 +53,7 @@ from engine.scores.part import PromptScores
 from strategies.base import Strategy
 from strategies.beam_group import BeamSearches
 from strategies.memory.blocks import PagedMemory
+from strategies.memory.states import StateMemory
 from tests.engine.serve.serving import FACTS
 from tests.strategies.fakes import (
     EOS,
@@ -155,6 +156,8 @@ class Executor(FakeExecutor):
         self._counts["chunks"] += len(plan.chunks)
         for kind, error in (("no memory", MemoryError), ("lost submits", Injected)):
             if self._strikes(kind):
+                # Some layers have run already.
+                self.states |= dict.fromkeys((chunk.state.writes for chunk in plan.chunks), 0)
                 raise error("injected")
         result = dict(self.run(plan))
         for id in result:
@@ -294,6 +297,8 @@ def beams(request: Request) -> list[tuple[list[int], Finish]]:
 class Run:
     """One seed."""
 
+    has_states: ClassVar[bool] = False
+
     def __init__(self, seed: int, counts: Counter[str], groups: Groups = ONE_GROUP) -> None:
         self.rng = rng = random.Random(seed)
         self.counts = counts
@@ -330,6 +335,9 @@ class Run:
             self.focus, 0.0
         )
         rates = dict.fromkeys(kinds, rate)
+        if self.has_states:
+            self.settings["num_states"] = self.settings["max_sequences"]
+            self.settings["num_swap_states"] = rng.choice((0, 2, 40))
         self.saboteur = Saboteur(rng) if self.focus == "exceptions" else None
         self.strategy = strategy_of(batching, **self.settings)
         self.executor = Executor(layout, rng, rates, counts)
@@ -372,6 +380,8 @@ class Run:
             {"structured_outputs": StructuredOutputsParams(regex="a" * rng.randint(1, 9))},
             {"stop_token_ids": (rng.randrange(VOCABULARY),)},
         ]  # fmt: skip
+        if self.has_states:
+            kinds = [kind for kind in kinds if "num_beams" not in kind]
         fields = rng.choice(kinds[1:4] if self.focus == "duplicates" else kinds)
         fields = fields | {
             "ignore_eos": rng.random() < 0.6,
@@ -502,6 +512,8 @@ class Run:
         assert strategy.memory.num_held_blocks == 0, "a block is lost"
         if isinstance(strategy.memory, PagedMemory):
             assert not strategy.memory._swapped, "host blocks of requests that have ended"
+        if isinstance(strategy.memory, StateMemory):
+            assert not strategy.memory.states.slots.held, "slots of requests that have ended"
         for client in self.clients.values():
             assert not client.open, "an answer did not end"
             expected = client.expected()
@@ -518,6 +530,12 @@ class Run:
         self.counts["swaps"] += strategy.num_swaps
         self.counts["answers"] += sum(len(client.finish) for client in self.clients.values())
         self.counts["runs"] += 1
+
+
+class RunWithStates(Run):
+    """A model whose layers keep a state."""
+
+    has_states = True
 
 
 def fuzz(
@@ -545,7 +563,8 @@ def main() -> None:
     for seed in itertools.count(parsed.seed * 1_000_000):
         if time.monotonic() >= deadline:
             break
-        fuzz(seed, counts, [ONE_GROUP, *SEVERAL_GROUPS.values()][seed % 5])
+        groups = [ONE_GROUP, *SEVERAL_GROUPS.values()][seed % 5]
+        fuzz(seed, counts, groups, RunWithStates if seed % 3 == 0 else Run)
     print(*(f"{kind} {count:,}" for kind, count in counts.items()), sep=", ")
 
 

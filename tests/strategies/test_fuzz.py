@@ -8,7 +8,13 @@ import pytest
 
 from core.plan import BlockTable
 from strategies.memory.blocks import PagedMemory
-from tests.strategies.fuzz import SEEDS_OF_DUPLICATES, SEVERAL_GROUPS, fuzz
+from tests.strategies.fuzz import (
+    ONE_GROUP,
+    SEEDS_OF_DUPLICATES,
+    SEVERAL_GROUPS,
+    RunWithStates,
+    fuzz,
+)
 
 NUM_SEEDS = 1500
 NUM_PARTS = 10
@@ -32,6 +38,15 @@ def test_random_workloads_with_several_cache_groups(groups):
     counts: Counter[str] = Counter()
     for seed in range(200):
         fuzz(seed, counts, SEVERAL_GROUPS[groups])
+    assert {kind for kind, count in counts.items() if count > 0} >= KINDS
+
+
+def test_random_workloads_with_states():
+    """Each chunk's state is checked; a step that fails leaves states half done."""
+    counts: Counter[str] = Counter()
+    for seed in range(150):
+        groups = ONE_GROUP if seed % 2 else SEVERAL_GROUPS["full, window 5"]
+        fuzz(seed, counts, groups, RunWithStates)
     assert {kind for kind, count in counts.items() if count > 0} >= KINDS
 
 

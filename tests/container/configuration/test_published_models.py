@@ -55,6 +55,14 @@ def test_windows_need_no_layer_types(tmp_path: Path) -> None:
     assert windows("qwen2", use_sliding_window=True, max_window_layers=4) == [full] * 4 + [512] * 2
 
 
+def test_states_are_counted_beside_the_layers_with_attention(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8}
+    layers = {"num_hidden_layers": 16, "full_attn_idxs": [2, 5, 8, 10, 12, 14]}
+    decoder = planned(tmp_path, {"model_type": "lfm2", "vocab_size": 65536, **sizes, **layers})
+    assert len(decoder.shapes) == 6
+    assert decoder.state_bytes == 10 * 2 * 2048 * 2, "two inputs of each channel in bf16"
+
+
 def test_the_documented_table_is_the_plans(tmp_path: Path) -> None:
     """docs/models.md has a row for each model. Left of each arrow is what was kept before."""
     page = (ROOT / "docs" / "models.md").read_text()

@@ -28,6 +28,7 @@ def test_the_plan_counts_what_layers_keep(tmp_path, is_saved):
         planned = decoder_from_directory(tmp_path, Options())
         spec = read_spec(config, max_length=128)
         assert list(planned.shapes) == spec.shapes, architecture
+        assert list(planned.states) == spec.states, architecture
         text = text_settings(written)
         experts = [has_experts(text, index) for index in range(len(spec.layers))]
         assert experts == [layer.has_experts for layer in spec.layers], architecture

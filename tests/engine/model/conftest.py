@@ -50,7 +50,8 @@ def copied(tiny_model, tmp_path):
 def logits(decoder, dtype=torch.float32):
     """Return the logits after the last token of the gate's probe."""
     spec = decoder.spec
-    return paged_logits(decoder, spec.vocab_size, decoder.shapes, torch.device("cpu"), dtype)
+    device, states = torch.device("cpu"), decoder.states
+    return paged_logits(decoder, spec.vocab_size, decoder.shapes, device, dtype, states=states)
 
 
 def expected_logits(folder):

@@ -1,0 +1,1 @@
+"""What the layers of some models keep of a sequence, in place of K and V of every token."""

@@ -1,0 +1,85 @@
+"""The states that some layers keep of a sequence, in place of K and V of every token.
+
+A state has one size, however long its sequence is. A sequence's states in all layers lie in one row
+of bytes, its slot, so that whoever moves a sequence moves one row. It needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+ALIGNMENT = 64
+"""Each tensor begins at a multiple of so many bytes."""
+WITH_STATE = {"conv", "linear_attention", "hybrid"}
+"""Values of `layer_types` of layers that keep a state."""
+WITH_ATTENTION = {"full_attention", "hybrid"}
+"""Of layers that keep K and V, in models where others keep a state."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """One tensor of a layer's state."""
+
+    dims: tuple[int, ...]
+    is_fp32: bool
+    """In fp32, whatever the dtype of the computation: sums over all tokens so far. If not, it
+    holds inputs of the layer, in their own dtype."""
+
+    def num_bytes(self, itemsize: int) -> int:
+        """itemsize: bytes of an element of the computation's dtype."""
+        return prod(self.dims) * (4 if self.is_fp32 else itemsize)
+
+
+LayerState = tuple[StateShape, ...]
+"""The tensors of one layer's state; () if it keeps none."""
+
+
+def offsets(layers: Iterable[LayerState], itemsize: int) -> Iterator[int]:
+    """Yield the byte of the slot at which each tensor begins, and at the end the slot's size."""
+    position = 0
+    for shape in (shape for layer in layers for shape in layer):
+        yield position
+        position += -(-shape.num_bytes(itemsize) // ALIGNMENT) * ALIGNMENT
+    yield position
+
+
+def slot_bytes(layers: Sequence[LayerState], itemsize: int) -> int:
+    """Return the bytes of a sequence's states."""
+    *_, size = offsets(layers, itemsize)
+    return size
+
+
+def layer_states(config: Mapping[str, Any]) -> list[LayerState]:
+    """Return each layer's state, () for layers without one.
+
+    config: of a model type in KINDS, with every setting that transformers' class has.
+    """
+    state = KINDS[config["model_type"]](config)
+    return [state if kind in WITH_STATE else () for kind in layer_types(config)]
+
+
+def layer_types(config: Mapping[str, Any]) -> list[str]:
+    """Return transformers' type of each layer, which many published files give in other words."""
+    if config.get("layer_types"):
+        return list(config["layer_types"])
+    with_attention = config["full_attn_idxs"]  # LFM2
+    count = config["num_hidden_layers"]
+    return ["full_attention" if index in with_attention else "conv" for index in range(count)]
+
+
+def _short_convolution(config: Mapping[str, Any]) -> LayerState:
+    return (_tail(config["conv_L_cache"], config["hidden_size"]),)
+
+
+def _tail(num_taps: int, num_channels: int) -> StateShape:
+    """Return the newest inputs of a causal convolution, all but the one that comes next."""
+    return StateShape((num_taps - 1, num_channels), is_fp32=False)
+
+
+KINDS: Mapping[str, Callable[[Mapping[str, Any]], LayerState]] = {
+    "lfm2": _short_convolution,
+}
+"""The state of a layer, by model type."""

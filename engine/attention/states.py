@@ -1,0 +1,162 @@
+"""The slots of states on the device, and the operations of the layers that keep them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from core.plan import BlockPairs
+from core.states.layout import LayerState, offsets
+from kernels.cpu import state as cpu_state
+from kernels.state import reference
+from kernels.state.batch import StateBatch
+
+
+class States(Protocol):
+    """The operations of layers with a state on the tokens of a forward pass.
+
+    layer: the number of a layer among those that keep a state.
+    """
+
+    in_prompt: Tensor
+    """[T] bool: whether a token belongs to its sequence's prompt."""
+
+    def convolve(
+        self,
+        layer: int,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        silu: bool = False,
+        before: Tensor | None = None,
+        after: Tensor | None = None,
+    ) -> Tensor:
+        """Return the causal convolution of rows [T, C]; see `kernels.state.reference.conv_rows`.
+
+        The first tensor of the layer's state has the tails.
+        """
+        ...
+
+    def advance(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        decay: Tensor,
+        rate: Tensor,
+        *,
+        is_delta: bool,
+        skip: Tensor | None = None,
+    ) -> Tensor:
+        """Return the outputs of the recurrence; see `kernels.state.reference.state_step`.
+
+        The second tensor of the layer's state has the matrices.
+        """
+        ...
+
+
+class StatePool:
+    """Slots of states: a row of bytes for each sequence, with the states of all its layers.
+
+    ```
+    slot 0   | tails of layer 0 | matrices of layer 0 | tails of layer 1 | ...
+    slot 1   | ...
+    ```
+
+    `host` holds swapped slots in host memory, pinned if the device is a GPU.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerState],
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_host_slots: int = 0,
+    ) -> None:
+        """layers: of each layer with a state. dtype: of the computation."""
+        *starts, size = offsets(layers, dtype.itemsize)
+        self.rows = torch.zeros(num_slots, size, dtype=torch.uint8, device=device)
+        self.host = torch.empty(
+            num_host_slots, size, dtype=torch.uint8, pin_memory=device.type == "cuda"
+        )
+        self.layers: list[tuple[Tensor, ...]] = []
+        """Each layer's tensors, [slots, ...], as views of `rows`."""
+        begins = iter(starts)
+        for layer in layers:
+            views: list[Tensor] = []
+            for shape, start in zip(layer, begins, strict=False):
+                part = self.rows[:, start : start + shape.num_bytes(dtype.itemsize)]
+                kind = torch.float32 if shape.is_fp32 else dtype
+                views.append(part.view(kind).unflatten(1, shape.dims))
+            self.layers.append(tuple(views))
+
+    def swap(self, outs: BlockPairs, ins: BlockPairs) -> None:
+        """Copy slots to the host, then others back, in the order of the device's work."""
+        for slot, host in outs:
+            self.host[host].copy_(self.rows[slot], non_blocking=True)
+        for host, slot in ins:
+            self.rows[slot].copy_(self.host[host], non_blocking=True)
+
+
+class StateStep(States):
+    """Computes on the slots of a pool."""
+
+    def __init__(self, pool: StatePool, batch: StateBatch, in_prompt: Tensor) -> None:
+        """in_prompt: [T] bool, whether a token belongs to the prompt."""
+        self._layers, self._batch = pool.layers, batch
+        is_cpu = pool.rows.device.type == "cpu"
+        self._conv_rows = cpu_state.conv_rows if is_cpu else reference.conv_rows
+        self._advance = cpu_state.state_step if is_cpu else reference.state_tiles
+        self.in_prompt = in_prompt
+
+    def convolve(
+        self,
+        layer: int,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        silu: bool = False,
+        before: Tensor | None = None,
+        after: Tensor | None = None,
+    ) -> Tensor:
+        return self._conv_rows(
+            rows,
+            weight,
+            bias,
+            self._layers[layer][0],
+            self._batch,
+            silu=silu,
+            before=before,
+            after=after,
+        )
+
+    def advance(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        decay: Tensor,
+        rate: Tensor,
+        *,
+        is_delta: bool,
+        skip: Tensor | None = None,
+    ) -> Tensor:
+        return self._advance(
+            query,
+            key,
+            value,
+            decay,
+            rate,
+            self._layers[layer][1],
+            self._batch,
+            is_delta=is_delta,
+            skip=skip,
+        )

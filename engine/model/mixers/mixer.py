@@ -1,0 +1,44 @@
+"""What the layers with a state have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from core.states.layout import LayerState
+from engine.attention.call import PagedAttention
+from engine.model.loader import Loader
+from engine.model.rotary import StepAngles
+from kernels.cpu.calls import NoKernelError
+from kernels.cpu.step_calls import StepCalls
+
+
+class Mixer(ABC):
+    """Stands in the place of a layer's attention."""
+
+    @abstractmethod
+    def __call__(
+        self,
+        hidden: Tensor,
+        angles: StepAngles,
+        paged: PagedAttention,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Return the output [T, hidden], or only its `rows`, [R, hidden]."""
+
+    def prepare(
+        self, calls: StepCalls, rows: Tensor, out: Tensor, residual: Tensor | None = None
+    ) -> None:
+        """Raise NoKernelError: the layers run one after another."""
+        raise NoKernelError("it keeps a state")
+
+
+def load_taps(loader: Loader, name: str, state: LayerState) -> tuple[Tensor, Tensor | None]:
+    """Load a causal convolution whose tails are the first tensor of a layer's state.
+
+    Return the taps [taps, C], the one of the token itself last, and the bias [C] or None.
+    """
+    num_kept, width = state[0].dims
+    taps = loader.tensor(f"{name}.weight", width, 1, num_kept + 1)
+    return taps[:, 0].T.contiguous(), loader.optional(f"{name}.bias", width)

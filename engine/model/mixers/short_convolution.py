@@ -1,0 +1,35 @@
+"""The short convolution of LFM2: `out(after * convolution(before * x))`, with two gates."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from engine.attention.call import PagedAttention
+from engine.model.loader import Loader, Source
+from engine.model.mixers.mixer import Mixer, load_taps
+from engine.model.rotary import StepAngles
+from engine.model.spec import DecoderSpec
+
+
+class ShortConvolution(Mixer):
+    """Its state: the newest inputs of the convolution."""
+
+    def __init__(self, loader: Loader, spec: DecoderSpec, index: int, name: str) -> None:
+        width = spec.hidden_size
+        self._index = spec.state_index(index)
+        self.inner = loader.linear([Source(f"{name}.in_proj", 3 * width)], width)
+        self.out = loader.linear([Source(f"{name}.out_proj", width)], width)
+        self._taps, self._bias = load_taps(loader, f"{name}.conv", spec.layers[index].state)
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        angles: StepAngles,
+        paged: PagedAttention,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        before, after, inner = self.inner(hidden).chunk(3, -1)
+        mixed = paged.states.convolve(
+            self._index, inner, self._taps, self._bias, before=before, after=after
+        )
+        return self.out(mixed if rows is None else mixed.index_select(0, rows))

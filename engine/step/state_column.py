@@ -1,0 +1,53 @@
+"""The slots of the sequences' states, in each step of a model that keeps states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.plan import Chunk
+from engine.staging import Slot, Upload
+from engine.step.column import Applied, Column
+from engine.step.places import Places
+from kernels.attention.batch import PagedBatch
+from kernels.state.batch import StateBatch
+
+NOWHERE = -1
+
+
+class StateColumn(Column):
+    def is_used(self, chunks: Sequence[Chunk]) -> bool:
+        return True
+
+    def fits_graph(self, chunks: Sequence[Chunk]) -> bool:
+        return False  # graphs have no buffers for slots
+
+    def plan(self, places: Places, tokens: NDArray[np.int64], upload: Upload) -> Applied:
+        reads = [chunk.state.reads if chunk.start else NOWHERE for chunk in places.chunks]
+        writes = np.full(places.size.num_tokens, NOWHERE, np.int64)
+        in_prompt = np.zeros(places.size.num_tokens, np.bool_)
+        spans: list[tuple[int, int]] = []
+        for chunk, start in places:
+            end = start + chunk.length
+            spans.append((start, end))
+            writes[end - 1] = chunk.state.writes
+            in_prompt[start:end] = tokens[1, start:end] < chunk.sequence.num_prompt_tokens
+        starts = np.array([0, *(end for _, end in spans)], np.int32)
+        arrays = (starts, np.array(reads, np.int64), writes, in_prompt)
+        return _States([upload.put(array) for array in arrays], tuple(spans), places)
+
+
+class _States(Applied):
+    def __init__(
+        self, slots: Sequence[Slot], spans: tuple[tuple[int, int], ...], places: Places
+    ) -> None:
+        self._slots, self._spans = slots, spans
+        self._num_decodes = places.step.num_decodes
+
+    def batched(self, batch: PagedBatch) -> PagedBatch:
+        starts, reads, writes, in_prompt = (slot.tensor for slot in self._slots)
+        states = StateBatch(starts, reads, writes, self._spans, self._num_decodes)
+        return replace(batch, states=states, in_prompt=in_prompt)

@@ -1,0 +1,233 @@
+"""Slots for the states of sequences, beside the blocks of their K and V.
+
+A state has one size, however long its sequence is. So a sequence takes a slot when it is admitted
+and keeps it until it ends: states never run out while it runs.
+
+Sequences that fork share a slot until their next chunk, which reads it and writes one of their own.
+
+```
+step k      parent writes 3
+            children fork: 3 is shared by three
+step k+1    parent reads 3, writes 5     child reads 3, writes 1     child reads 3, writes 8
+            3 is free once the step is planned
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from core.plan import BlockMoves, BlockPairs, StateSlots
+from strategies.memory.base import KVMemory, Span, States
+from strategies.memory.blocks import PagedMemory
+from strategies.memory.pool import BlockPool
+from strategies.memory.slots import SlotMemory
+
+if TYPE_CHECKING:
+    from core.configuration.kv_layout import KVLayout
+
+
+class Slots:
+    """Slots `0 : count`, and which sequence holds which. Sequences may share one."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.held: dict[int, int] = {}
+        """By sequence id."""
+        self.pool = BlockPool(count)
+
+    def take(self, sequence_ids: Collection[int]) -> None:
+        """Give each of these sequences a slot. The caller has checked that there are enough."""
+        self.held.update(zip(sequence_ids, self.pool.allocate(len(sequence_ids)), strict=True))
+
+    def share(self, parent_id: int, child_id: int) -> None:
+        """Give a child its parent's slot in place of its own. It is no error if there is none."""
+        self.release(child_id)
+        if parent_id in self.held:
+            self.held[child_id] = self.held[parent_id]
+            self.pool.share((self.held[child_id],))
+
+    def release(self, sequence_id: int) -> None:
+        """Free a sequence's slot. It is no error if it holds none."""
+        if sequence_id in self.held:
+            self.pool.release((self.held.pop(sequence_id),))
+
+    def move(self, sequence_ids: Iterable[int], target: Slots) -> BlockPairs:
+        """Let these sequences hold slots of `target` instead. Return the pairs of slots."""
+        pairs: dict[int, int] = {}
+        for id in sequence_ids:
+            slot = self.held[id]
+            if slot in pairs:
+                target.pool.share((pairs[slot],))
+            else:
+                [pairs[slot]] = target.pool.allocate(1)
+            target.held[id] = pairs[slot]
+            self.release(id)
+        return tuple(pairs.items())
+
+    def keep(self, sequence_ids: Container[int]) -> None:
+        """Keep only the slots of these sequences, and count anew."""
+        self.held = {id: slot for id, slot in self.held.items() if id in sequence_ids}
+        self.pool = BlockPool(self.count, ((slot,) for slot in self.held.values()))
+
+    def check_integrity(self, left: Collection[int] = ()) -> None:
+        """Raise AssertionError if a slot is lost. left: slots that are held besides."""
+        self.pool.check_integrity([(slot,) for slot in (*self.held.values(), *left)])
+
+
+class RunningStates(States):
+    """The slots of running sequences."""
+
+    can_compute_twice = False
+
+    def __init__(self, count: int) -> None:
+        self.slots = Slots(count)
+        self._left: dict[int, int] = {}
+        """By sequence id: shared slots that the step that is being planned leaves. It still reads
+        them, so nobody may write them."""
+
+    def of(self, sequence_id: int) -> StateSlots:
+        slots = self.slots
+        slot = slots.held[sequence_id]
+        if slots.pool.num_references(slot) == 1:
+            return StateSlots(slot, slot)
+        [own] = slots.pool.allocate(1)
+        slots.held[sequence_id] = own
+        self._left[sequence_id] = slot
+        return StateSlots(slot, own)
+
+    def num_places(self, num_sequences: int) -> int:
+        """One more for sequences that may share a slot: they all leave it before it is free."""
+        return num_sequences + (num_sequences > 1)
+
+    def can_hold(self, num_sequences: int) -> bool:
+        return self.num_places(num_sequences) <= self.slots.count
+
+    def end_plan(self) -> None:
+        """Free the slots that the step leaves. None of its chunks is still to be planned."""
+        self.slots.pool.release(self._left.values())
+        self._left = {}
+
+    def rebuild(self, sequence_ids: Container[int]) -> None:
+        self.slots.held |= self._left  # what is being planned will not run
+        self._left = {}
+        self.slots.keep(sequence_ids)
+
+    def check_integrity(self) -> None:
+        self.slots.check_integrity(self._left.values())
+
+
+class StateMemory(KVMemory):
+    """Adds a slot for each sequence to the memory that comes after it among a class's bases."""
+
+    states: RunningStates
+
+    def __init__(
+        self, num_blocks: int, layout: KVLayout, *, num_states: int, **options: Any
+    ) -> None:
+        super().__init__(num_blocks, layout, **options)
+        self.states = RunningStates(num_states)
+        self._slots = self.states.slots
+
+    def reserve(self, spans: Collection[Span]) -> bool:
+        new = [span.sequence_id for span in spans if span.sequence_id not in self._slots.held]
+        if len(new) > self._slots.pool.num_free or not super().reserve(spans):
+            return False
+        self._slots.take(new)
+        return True
+
+    def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
+        """Share the parent's state, which must stand exactly at `num_tokens` tokens."""
+        super().fork(parent_id, child_id, num_tokens)
+        self._slots.share(parent_id, child_id)
+
+    def release(self, sequence_id: int) -> None:
+        super().release(sequence_id)
+        self._slots.release(sequence_id)
+
+    def take_moves(self) -> BlockMoves:
+        self.states.end_plan()
+        return super().take_moves()
+
+    def rebuild(self, sequence_ids: Container[int]) -> None:
+        super().rebuild(sequence_ids)
+        self.states.rebuild(sequence_ids)
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        self.states.check_integrity()
+        assert self._slots.held.keys() == self._tables.keys(), "a sequence lacks blocks, or a slot"
+
+
+class StateSlotMemory(StateMemory, SlotMemory):
+    """Reserved runs of blocks, and slots."""
+
+
+class StatePagedMemory(StateMemory, PagedMemory):
+    """Blocks on demand, and slots. Both are swapped together.
+
+    There are no cached prefixes: K and V of a prefix are of no use without the state at its end.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        layout: KVLayout,
+        *,
+        num_states: int,
+        num_host_blocks: int = 0,
+        num_host_states: int = 0,
+    ) -> None:
+        super().__init__(
+            num_blocks,
+            layout,
+            num_states=num_states,
+            num_host_blocks=num_host_blocks,
+            caches_prefixes=False,
+        )
+        self._host_slots = Slots(num_host_states)
+        self._state_swap_outs: BlockPairs = ()
+        self._state_swap_ins: BlockPairs = ()
+
+    def swap_out(self, sequence_ids: Iterable[int]) -> bool:
+        ids = [id for id in sequence_ids if id in self._slots.held]
+        num_slots = len({self._slots.held[id] for id in ids})
+        if num_slots > self._host_slots.pool.num_free or not super().swap_out(ids):
+            return False
+        self._state_swap_outs += self._slots.move(ids, self._host_slots)
+        return True
+
+    def swap_in(self, sequence_ids: Iterable[int]) -> None:
+        ids = [id for id in sequence_ids if id in self._host_slots.held]
+        super().swap_in(ids)
+        self._state_swap_ins += self._host_slots.move(ids, self._slots)
+
+    def release(self, sequence_id: int) -> None:
+        super().release(sequence_id)
+        self._host_slots.release(sequence_id)
+
+    def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
+        super().fork(parent_id, child_id, num_tokens)
+        self._host_slots.share(parent_id, child_id)
+
+    def take_moves(self) -> BlockMoves:
+        moves = super().take_moves()
+        if self._state_swap_outs or self._state_swap_ins:
+            moves = replace(
+                moves,
+                state_swap_outs=self._state_swap_outs,
+                state_swap_ins=self._state_swap_ins,
+            )
+            self._state_swap_outs = self._state_swap_ins = ()
+        return moves
+
+    def rebuild(self, sequence_ids: Container[int]) -> None:
+        super().rebuild(sequence_ids)
+        self._host_slots.keep(sequence_ids)
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        self._host_slots.check_integrity()
+        assert self._host_slots.held.keys() == self._swapped.keys()
