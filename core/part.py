@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from core.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from core.protocol.stats import Info
+    from core.protocol.stats import Info, Total
 
 NO_ROWS = range(0)
 
@@ -71,6 +71,10 @@ class Feature:
     def info(self, running: Collection[Part], waiting: Collection[Part]) -> Info | None:
         """Return what metrics show of the parts of running and of waiting requests."""
         return None
+
+    def totals(self) -> tuple[Total, ...]:
+        """Return what metrics count of the feature since the start."""
+        return ()
 
     @classmethod
     def of(cls, features: Iterable[Feature]) -> Self | None:

@@ -152,6 +152,9 @@ class _EngineMetrics:
         for name, values, label, doc in by_label:
             yield self._counter(name, doc, values, label)
 
+        for total in stats.totals:
+            yield self._counter(total.name, total.doc, total.values, total.label)
+
     def _counter(self, name: str, doc: str, values: Mapping[str, float], label: str = "") -> Metric:
         family = CounterMetricFamily(name, doc, labels=(*self._labels, *filter(None, [label])))
         for label_value, value in values.items():

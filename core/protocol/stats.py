@@ -61,6 +61,16 @@ class Info(msgspec.Struct, frozen=True):
     labels: dict[str, str]
 
 
+class Total(msgspec.Struct, frozen=True):
+    """A counter since the start, or several with a label."""
+
+    name: str
+    doc: str
+    values: dict[str, float]
+    """By the label's value; by "" without a label."""
+    label: str = ""
+
+
 class Stats(msgspec.Struct, kw_only=True):
     """Statistics of an engine. Counters start at 0 when the engine starts."""
 
@@ -97,6 +107,8 @@ class Stats(msgspec.Struct, kw_only=True):
     """Requests that the front end refused, by reason."""
     infos: tuple[Info, ...] = ()
     """What the engine's features show of the requests."""
+    totals: tuple[Total, ...] = ()
+    """What the engine's features count."""
 
     first_token: Durations = msgspec.field(default_factory=Durations)
     """Time from arrival to the first token."""

@@ -77,21 +77,19 @@ def build_packed(
     strategy = make_strategy(strategy_settings(resolved, parts.capacity))
     features: list[Feature] = [*text_features(grammars), *parts.features]
     columns = _columns(model, parts.passes)
+    speculative: Speculative | None = None
     if resolved.speculation is not None:
         if model.states:
             raise ConfigurationError(
                 "option.speculative_method: the model keeps a state of each sequence, from which "
                 "rejected tokens cannot be taken back; leave the option out"
             )
-        from engine.speculation.start import start_speculation
+        from engine.speculation.start import Speculative
 
-        feature, column = start_speculation(
-            strategy,
-            resolved.speculation,
-            Sampler(Staging(model.device), sampling_stages(grammars)),
-        )
-        features.append(feature)
-        columns.append(column)
+        sampler = Sampler(Staging(model.device), sampling_stages(grammars))
+        speculative = Speculative(resolved.speculation, strategy, sampler)
+        features.append(speculative)
+        columns.append(speculative.column)
     executor = PackedExecutor(
         parts.passes,
         Sampler(Staging(model.device), sampling_stages(grammars)),
@@ -100,6 +98,11 @@ def build_packed(
     )
     check_steps(executor, _first_steps(parts.capacity))
     phases.end("first steps")
+    if speculative is not None:
+        vocab_size = resolved.source.config.get_text_config().vocab_size
+        length = parts.capacity.max_model_len
+        notes += (speculative.measure(executor, length, vocab_size),)
+        phases.end("times of steps")
     return Engine(
         strategy,
         executor,

@@ -114,6 +114,7 @@ class Meter:
             num_running=strategy.num_running,
             num_waiting=len(strategy.waiting),
             infos=_infos(engine),
+            totals=tuple(total for feature in engine.features for total in feature.totals()),
             num_held_blocks=strategy.memory.num_held_blocks,
             num_filled_tokens=strategy.num_filled_tokens,
             num_steps=engine.num_steps,

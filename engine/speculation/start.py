@@ -2,40 +2,94 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from core.configuration.options import SpeculationOptions, SpeculativeMethod
 from core.part import Feature
+from core.protocol.stats import Total
+from engine.executor import Executor
 from engine.sampling.sampler import Sampler
 from engine.speculation.column import DraftColumn
-from engine.step.column import Column
+from engine.speculation.measure import StepTimer, measure_costs
 from strategies.base import Strategy
+from strategies.speculation.costs import StepCosts
+from strategies.speculation.policy import Policy
 from strategies.speculation.proposer import Proposer
 from strategies.speculation.speculation import Speculation
+
+SHOWN = (1, 4, 16, 64)
+"""Numbers of sequences for which a note says when drafts pay."""
 
 
 class Speculative(Feature):
     """Requests use it without asking for it."""
 
-    def __init__(self, speculation: Speculation) -> None:
-        self.speculation = speculation
+    def __init__(self, options: SpeculationOptions, strategy: Strategy, sampler: Sampler) -> None:
+        """Let a strategy add drafts to its steps. sampler: as in `DraftColumn`."""
+        method, self._num_drafts = options.chosen
+        assert method is not None, "speculation is on"
+        self._method: SpeculativeMethod = method
+        self._always = options.speculation == "always"
+        self._strategy = strategy
+        self._speculation = Speculation(
+            strategy.memory, strategy.limits, _make_proposer(method), self._num_drafts
+        )
+        strategy.extension = self._speculation
+        self.column = DraftColumn(sampler)
+
+    def measure(self, executor: Executor, max_model_len: int, vocab_size: int) -> str:
+        """Measure what steps cost, so that only drafts that pay are verified. Return a note.
+
+        executor: has `column`, and computed nothing that anybody needs.
+        """
+        if self._always:
+            return f"speculation: {self._method}, always {self._num_drafts} tokens"
+        memory, limits = self._strategy.memory, self._strategy.limits
+        timer = StepTimer(
+            executor, memory.layout.groups, memory.num_blocks, vocab_size, self._num_drafts
+        )
+        costs = measure_costs(timer, limits, self._num_drafts, max_model_len)
+        self._speculation.policy = Policy(costs)
+        lines = _break_evens(costs, limits.max_sequences, self._num_drafts)
+        rows = min(1 + self._num_drafts, len(costs.drafted) - 1)
+        return (
+            f"speculation: {self._method}, up to {self._num_drafts} tokens; a step of 1 row takes "
+            f"{1000 * costs.plain[1]:.2f} ms, of {rows} rows {1000 * costs.drafted[rows]:.2f} ms; "
+            f"it pays from this share of right tokens on: {', '.join(lines)}"
+        )
+
+    def totals(self) -> tuple[Total, ...]:
+        counts = self._speculation.counts
+        by_position = counts.accepted[: self._num_drafts]
+        return (
+            Total(
+                "vllm:spec_decode_num_drafts",
+                "Times that proposed tokens of a sequence were verified.",
+                {"": counts.num_drafts},
+            ),
+            Total(
+                "vllm:spec_decode_num_draft_tokens",
+                "Proposed tokens that were verified.",
+                {"": counts.num_draft_tokens},
+            ),
+            Total(
+                "vllm:spec_decode_num_accepted_tokens",
+                "Proposed tokens that were right.",
+                {"": counts.num_accepted},
+            ),
+            Total(
+                "vllm:spec_decode_num_accepted_tokens_per_pos",
+                "Proposed tokens that were right, by their position after the newest token.",
+                {str(position): count for position, count in enumerate(by_position)},
+                "position",
+            ),
+        )
 
 
-def start_speculation(
-    strategy: Strategy, options: SpeculationOptions, sampler: Sampler
-) -> tuple[Speculative, Column]:
-    """Let a strategy add drafts to its steps. Return the column that verifies them.
-
-    sampler: as in `DraftColumn`.
-    """
-    method, num_draft_tokens = options.chosen
-    assert method is not None, "speculation is on"
-    speculation = Speculation(
-        strategy.memory,
-        strategy.limits,
-        _make_proposer(method),
-        num_draft_tokens,
-    )
-    strategy.extension = speculation
-    return Speculative(speculation), DraftColumn(sampler)
+def _break_evens(costs: StepCosts, max_sequences: int, num_drafts: int) -> Iterator[str]:
+    for number in dict.fromkeys(min(number, max_sequences) for number in SHOWN):
+        share = costs.break_even(number, num_drafts)
+        yield f"{number} sequence{'s'[: number > 1]} {'never' if share is None else share}"
 
 
 def _make_proposer(method: SpeculativeMethod) -> Proposer:

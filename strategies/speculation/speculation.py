@@ -28,7 +28,8 @@ from core.sequence import Sequence
 from strategies.base import Limits
 from strategies.memory.base import KVMemory, Span
 from strategies.speculation.drafts import DraftedChunk, drafted, is_verifiable
-from strategies.speculation.proposer import NO_PROPOSAL, Lookup, Proposal, Proposer
+from strategies.speculation.policy import Candidate, History, Policy
+from strategies.speculation.proposer import Lookup, Proposer
 
 logger = logging.getLogger(__name__)
 
@@ -57,12 +58,16 @@ class Speculation:
     def __init__(
         self, memory: KVMemory, limits: Limits, proposer: Proposer, num_draft_tokens: int
     ) -> None:
-        """num_draft_tokens: the most drafts of a sequence in a step, up to MOST_DRAFTS."""
+        """num_draft_tokens: the most drafts of a sequence in a step, up to MOST_DRAFTS.
+
+        All drafts are verified, unless `policy` is replaced.
+        """
+        self.policy = Policy()
         self._memory = memory
         self._limits = limits
         self._proposer = proposer
         self._num_draft_tokens = num_draft_tokens
-        self._lookups: WeakKeyDictionary[Sequence, Lookup | None] = WeakKeyDictionary()
+        self._drafters: WeakKeyDictionary[Sequence, _Drafter | None] = WeakKeyDictionary()
         """None for a sequence whose tokens cannot be verified."""
         self._is_on = True
         self.counts = Counts()
@@ -75,13 +80,13 @@ class Speculation:
         if not self._is_on:
             return chunks
         try:
-            proposals = self._proposals(chunks)
+            drafts = self._drafts(chunks)
         except Exception:
             logger.exception("speculation failed, and is off from now on")
             self._is_on = False
             return chunks
         return [
-            self._with_drafts(chunk, proposals[index].tokens) if index in proposals else chunk
+            self._with_drafts(chunk, drafts[index]) if index in drafts else chunk
             for index, chunk in enumerate(chunks)
         ]
 
@@ -122,39 +127,59 @@ class Speculation:
         self._end(chunks)
         return _joined(outputs)
 
-    def _proposals(self, chunks: list[Chunk]) -> dict[int, Proposal]:
-        """Return what to verify, by the chunk's index, within the budget of the step."""
-        budget = self._limits.max_step_tokens - sum(chunk.length for chunk in chunks)
-        budget = min(budget, MOST_ROWS)
-        proposals: dict[int, Proposal] = {}
-        for index, chunk in enumerate(chunks):
-            proposal = self._propose(chunk, min(budget, self._num_draft_tokens))
-            if proposal.tokens:
-                proposals[index] = proposal
-                budget -= len(proposal.tokens)
-        return proposals
+    def _drafts(self, chunks: list[Chunk]) -> dict[int, tuple[int, ...]]:
+        """Return the drafts to verify, by the chunk's index, within the budget of the step."""
+        room = self._limits.max_step_tokens - sum(chunk.length for chunk in chunks)
+        most = min(room, MOST_ROWS)
+        decodes = [
+            (index, chunk)
+            for index, chunk in enumerate(chunks)
+            if chunk.length == 1 and chunk.samples_token
+        ]
+        if not decodes or most <= 0 or not self.policy.may_pay(len(decodes), MOST_ROWS):
+            return {}
+        candidates: dict[int, Candidate] = {}
+        for index, chunk in decodes:
+            candidate = self._candidate(chunk, min(most, self._num_draft_tokens))
+            if candidate is not None:
+                candidates[index] = candidate
+        counts = self.policy.counts(len(decodes), [*candidates.values()], most)
+        return {
+            index: candidate.drafts[:count]
+            for (index, candidate), count in zip(candidates.items(), counts, strict=True)
+            if count
+        }
 
-    def _propose(self, chunk: Chunk, limit: int) -> Proposal:
+    def _candidate(self, chunk: Chunk, limit: int) -> Candidate | None:
         sequence = chunk.sequence
         limit = min(limit, sequence.max_length - chunk.end - 1)
-        if chunk.length != 1 or not chunk.samples_token or limit <= 0:
-            return NO_PROPOSAL
-        lookup = self._lookup(sequence)
-        if lookup is None:
-            return NO_PROPOSAL
+        drafter = self._drafter(sequence) if limit > 0 else None
+        if drafter is None:
+            return None
         # The first proposed token stands for one in flight. If it is another, the drafts are wrong.
         num_in_flight = chunk.end - len(sequence.token_ids)
-        tokens, match = lookup.propose(num_in_flight + limit)
-        return Proposal(tokens[num_in_flight:], match)
+        tokens, match = drafter.lookup.propose(num_in_flight + limit)
+        if len(tokens) <= num_in_flight:
+            return None
+        drafter.match = match + num_in_flight
+        return Candidate(
+            tokens[num_in_flight:],
+            match,
+            num_in_flight,
+            drafter.history,
+            chunk.end,
+            sequence.params.is_greedy,
+        )
 
-    def _lookup(self, sequence: Sequence) -> Lookup | None:
+    def _drafter(self, sequence: Sequence) -> _Drafter | None:
         try:
-            return self._lookups[sequence]
+            return self._drafters[sequence]
         except KeyError:
-            can_verify = is_verifiable(sequence.params, sequence.parts)
-            lookup = self._proposer.begin(sequence) if can_verify else None
-            self._lookups[sequence] = lookup
-            return lookup
+            drafter = None
+            if is_verifiable(sequence.params, sequence.parts):
+                drafter = _Drafter(self._proposer.begin(sequence))
+            self._drafters[sequence] = drafter
+            return drafter
 
     def _with_drafts(self, chunk: Chunk, drafts: tuple[int, ...]) -> Chunk:
         """Return the chunk with drafts, or as it is if they find no free blocks."""
@@ -177,18 +202,34 @@ class Speculation:
         sequence = chunk.sequence
         sequence.needs_newest_token = False  # or it would not be verifiable
         sampled = result.get(sequence.id)
-        if isinstance(sampled, Sampled):
-            self.counts.num_drafts += 1
-            self.counts.num_draft_tokens += len(chunk.drafts)
-            for position in range(len(sampled.token_ids) - 1):
-                self.counts.accepted[position] += 1
+        drafter = self._drafters.get(sequence)
+        if not isinstance(sampled, Sampled) or drafter is None:
+            return
+        num_accepted = len(sampled.token_ids) - 1
+        was_rejected = num_accepted < len(chunk.drafts)
+        drafter.history.add(num_accepted, was_rejected=was_rejected)
+        self.policy.acceptance.add(drafter.match, num_accepted, was_rejected=was_rejected)
+        self.counts.num_drafts += 1
+        self.counts.num_draft_tokens += len(chunk.drafts)
+        for position in range(num_accepted):
+            self.counts.accepted[position] += 1
 
     def _end(self, chunks: Iterable[Chunk]) -> None:
         for chunk in chunks:
             if chunk.sequence.finish is not None:
-                lookup = self._lookups.pop(chunk.sequence, None)
-                if lookup is not None:
-                    lookup.end()
+                drafter = self._drafters.pop(chunk.sequence, None)
+                if drafter is not None:
+                    drafter.lookup.end()
+
+
+@dataclass(slots=True)
+class _Drafter:
+    """What is known of one sequence."""
+
+    lookup: Lookup
+    history: History = field(default_factory=History)
+    match: int = 0
+    """That of the drafts that it had last."""
 
 
 def _has_token(chunk: DraftedChunk, result: StepResult, number: int) -> bool:

@@ -15,7 +15,7 @@ from container.wire.engine_client import EngineClient
 from core.configuration.options import Options
 from core.output import Output
 from core.protocol.messages import Refused, Step, Submit
-from core.protocol.stats import Durations, Info, Stats, Timing
+from core.protocol.stats import Durations, Info, Stats, Timing, Total
 from core.sampling import Finish
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import Serve, eventually
@@ -106,7 +106,9 @@ def test_the_cache_and_the_engines_infos_are_labels(
     serve: Serve, engine: FakeEngine, client: EngineClient
 ) -> None:
     http = serve()
-    engine.stats = Stats(infos=(Info("vllm:lora_requests_info", "", {"max_lora": "3"}),))
+    engine.stats = Stats(infos=(Info("vllm:lora_requests_info", "", {"max_lora": "3"}),),
+                         totals=(Total("vllm:spec_decode_num_accepted_tokens_per_pos", "",
+                                       {"0": 5, "1": 2}, "position"),))  # fmt: skip
     eventually(lambda: client.copies[0].state.stats.infos)
     [cache] = infos(http, "vllm:cache_config_info")
     assert (cache["block_size"], cache["num_gpu_blocks"], cache["num_cpu_blocks"]) == (
@@ -117,6 +119,8 @@ def test_the_cache_and_the_engines_infos_are_labels(
     assert (cache["cache_dtype"], cache["enable_prefix_caching"]) == ("float32", "True")
     [lora] = infos(http, "vllm:lora_requests_info")
     assert lora["max_lora"] == "3"
+    accepted = infos(http, "vllm:spec_decode_num_accepted_tokens_per_pos")
+    assert [labels["position"] for labels in accepted] == ["0", "1"]
 
 
 @pytest.mark.parametrize("overload_status", ["503", "429"])

@@ -9,6 +9,7 @@ import pytest
 
 from core.errors import ConfigurationError
 from engine import LLM, LoRARequest, SamplingParams
+from engine.serve.meter import Meter
 from engine.speculation.column import DraftColumn
 from engine.step.packed_executor import PackedExecutor
 from kernels.cpu.shared_library import unavailable_reason
@@ -21,6 +22,7 @@ from tests.engine.tiny_models import VOCABULARY
 if unavailable_reason() is not None:
     pytest.skip("torch's products depend on the batch", allow_module_level=True)
 
+ALWAYS = {"speculation": "always"}
 SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 24}
 KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
@@ -86,6 +88,7 @@ def test_all_strategies_answer_the_same(tiny_model, expected, batching, overlaps
         batching=batching,
         async_scheduling=overlaps,
         speculative_method=method,
+        speculation="always",
         num_speculative_tokens=4,
         num_kv_blocks=40 if batching == "paged" else 120,
         **SMALL,
@@ -110,6 +113,7 @@ def test_families_with_windows_latents_and_experts(tiny_model, expected, archite
         batching="paged",
         preemption_mode=mode,
         speculative_method="ngram",
+        speculation="always",
         num_speculative_tokens=8,
         num_kv_blocks=60,
         **SMALL,
@@ -123,14 +127,46 @@ def test_adapters_answer_the_same(tiny_model, tmp_path):
     adapter = LoRARequest("a", 1, str(write_adapter(path, tmp_path / "adapter")))
     used = [adapter if index % 2 else None for index in range(len(KINDS))]
     plain, drafting = (
-        answers(LLM(path, enable_lora=True, speculative_method=method, **SMALL), lora_request=used)
-        for method in (None, "suffix")
+        answers(LLM(path, enable_lora=True, **method, **SMALL), lora_request=used)
+        for method in ({}, {"speculative_method": "suffix", "speculation": "always"})
     )
     assert drafting == plain
 
 
-def test_without_the_option_nothing_is_there(tiny_model):
-    llm = LLM(tiny_model("llama"), **SMALL)
+def test_the_policy_measures_and_answers_the_same(tiny_model, expected):
+    llm = LLM(tiny_model("llama", is_wide=True), speculative_method="ngram", **SMALL)
+    assert answers(llm) == expected("llama")
+    [note] = [note for note in llm.facts.notes if note.startswith("speculation: ngram")]
+    assert "ms; it pays from this share of right tokens on: 1 sequence " in note
+    speculation = llm.llm_engine.strategy.extension
+    assert isinstance(speculation, Speculation)
+    costs = speculation.policy.costs
+    assert costs is not None
+    assert (len(costs.drafted), len(costs.plain)) == (1 + 24, 1 + 24)
+    assert 0 < costs.plain[1] <= costs.plain[24]
+
+
+def test_metrics_count_drafts(tiny_model):
+    llm = LLM(
+        tiny_model("llama", is_wide=True),
+        speculative_method="ngram",
+        num_speculative_tokens=3,
+        **ALWAYS,
+        **SMALL,
+    )
+    answers(llm)
+    stats = Meter().snapshot(llm.llm_engine)
+    totals = {total.name.removeprefix("vllm:spec_decode_num_"): total for total in stats.totals}
+    assert totals["drafts"].values[""] > 0
+    positions = totals["accepted_tokens_per_pos"]
+    assert (positions.label, [*positions.values]) == ("position", ["0", "1", "2"])
+    assert sum(positions.values.values()) == totals["accepted_tokens"].values[""] > 0
+    assert totals["draft_tokens"].values[""] > totals["accepted_tokens"].values[""]
+
+
+@pytest.mark.parametrize("options", [{}, {"speculative_method": "ngram", "speculation": "off"}])
+def test_without_the_option_nothing_is_there(tiny_model, options):
+    llm = LLM(tiny_model("llama"), **options, **SMALL)
     assert llm.llm_engine.strategy.extension is None
     executor = llm.llm_engine.executor
     assert isinstance(executor, PackedExecutor)

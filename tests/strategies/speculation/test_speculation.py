@@ -91,7 +91,7 @@ def test_drafts_take_what_prompts_leave_of_the_budget():
     strategy.add(request(0))
     drafts(strategy, executor, 1)
     strategy.add(request(1))
-    assert drafts(strategy, executor, 2) == [[1], [3]]
+    assert drafts(strategy, executor, 2) == [[1], [2, 1]]
 
 
 def test_drafts_preempt_nobody():

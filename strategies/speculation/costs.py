@@ -1,0 +1,71 @@
+"""What steps cost, as measured at start: seconds by rows, that is, by tokens computed.
+
+The cost of a step depends mostly on its rows, and not evenly: products work in tiles of rows, so
+that one row more is nearly free until a tile is full.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+ACCEPTANCES = tuple(number / 100 for number in range(1, 100))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    plain: tuple[float, ...]
+    """Seconds of a step of so many decodes, by their number. The first entry is unused."""
+    drafted: tuple[float, ...]
+    """Seconds of a step of so many rows, if some of them are drafts."""
+    context: int = 0
+    """Tokens in the contexts for which these were measured."""
+    per_key: float = 0.0
+    """Further seconds for each token by which the context of a row is longer than that."""
+    per_draw: float = 0.0
+    """Further seconds to sample a row that is not greedy."""
+
+    def of(self, num_rows: int, *, has_drafts: bool) -> float:
+        """Return the seconds of a step. Beyond the table, the last entry counts for each row."""
+        table = self.drafted if has_drafts else self.plain
+        last = len(table) - 1
+        return table[num_rows] if num_rows <= last else table[last] * num_rows / last
+
+    def break_even(self, num_sequences: int, num_drafts: int) -> float | None:
+        """Return the acceptance from which up to `num_drafts` drafts of each sequence pay.
+
+        None: they never do.
+        """
+        plain = num_sequences / self.of(num_sequences, has_drafts=False)
+        for acceptance in ACCEPTANCES:
+            tokens = num_sequences
+            for count in range(1, num_drafts + 1):
+                tokens += num_sequences * acceptance**count
+                num_rows = num_sequences * (1 + count)
+                if tokens / self.of(num_rows, has_drafts=True) > plain:
+                    return acceptance
+        return None
+
+
+def curve(measured: Mapping[int, float], most: int) -> tuple[float, ...]:
+    """Return the seconds of 0 to `most` rows, between and beyond those of measured numbers.
+
+    A step never takes longer than one with more rows: such a time was disturbed.
+    """
+    rows = sorted(measured)
+    seconds: list[float] = []
+    for count in reversed(rows):
+        seconds.insert(0, min([measured[count], *seconds[:1]]))
+    if len(rows) == 1:
+        rows, seconds = [0, *rows], [seconds[0], *seconds]
+    slopes = [
+        (b - a) / (n - m) for (m, n), (a, b) in zip(pairwise(rows), pairwise(seconds), strict=True)
+    ]
+    table: list[float] = []
+    for count in range(most + 1):
+        index = min(max(1, bisect_left(rows, count)), len(rows) - 1)
+        start = index - 1
+        table.append(max(seconds[0], seconds[start] + slopes[start] * (count - rows[start])))
+    return tuple(table)

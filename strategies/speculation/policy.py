@@ -1,0 +1,151 @@
+"""Which drafts to verify: rows are added while the expected tokens per second rise.
+
+A row's worth is the probability that its draft and those before it are accepted. The rows of all
+sequences compete, so in a batch where few sequences repeat something, only these have drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from strategies.speculation.costs import StepCosts
+
+MARGIN = 1.02
+"""Drafts must be worth more than the time to look for them, and than the noise of measurements."""
+PRIORS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.55, 0.6, 0.65, 0.7)
+"""The acceptance that is assumed for a match of so many tokens, and of more than the last."""
+PRIOR_WEIGHT = 20.0
+"""How many verified drafts the assumption counts for."""
+MEMORY = 0.998
+"""How much of what was verified before counts, after each draft."""
+OWN_WEIGHT = 2.0
+"""How many verified drafts of a sequence count as much as those of all others."""
+OWN_MEMORY = 0.8
+REST = 0.99
+"""How much of a sequence's failures counts after a step without drafts: so it is tried again."""
+
+
+@dataclass(slots=True)
+class History:
+    """How many drafts of a sequence were accepted and rejected; the last ones count most."""
+
+    hits: float = 0.0
+    misses: float = 0.0
+
+    def add(self, num_accepted: int, *, was_rejected: bool) -> None:
+        self.hits = self.hits * OWN_MEMORY + num_accepted
+        self.misses = self.misses * OWN_MEMORY + was_rejected
+
+    def rest(self) -> None:
+        self.hits *= REST
+        self.misses *= REST
+
+
+@dataclass(slots=True)
+class Candidate:
+    """Drafts that one sequence could have in a step."""
+
+    drafts: tuple[int, ...]
+    match: int
+    """See `Proposal.match`."""
+    num_in_flight: int
+    """Proposed tokens before the drafts, in the place of a token that is not known yet."""
+    history: History
+    context: int
+    """Tokens of the sequence."""
+    is_greedy: bool
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """How many drafts were accepted, by the length of the match before each."""
+
+    hits: list[float] = field(default_factory=lambda: [p * PRIOR_WEIGHT for p in PRIORS])
+    tried: list[float] = field(default_factory=lambda: [PRIOR_WEIGHT] * len(PRIORS))
+
+    def expected(self, match: int, history: History) -> float:
+        """Return the probability that a draft is right if all tokens before it are."""
+        place = min(match, len(PRIORS) - 1)
+        mean = self.hits[place] / self.tried[place]
+        own = history.hits + history.misses + OWN_WEIGHT
+        return (history.hits + OWN_WEIGHT * mean) / own
+
+    def add(self, match: int, num_accepted: int, *, was_rejected: bool) -> None:
+        """Count drafts. A match grows with each that is accepted."""
+        for number in range(num_accepted + was_rejected):
+            place = min(match + number, len(PRIORS) - 1)
+            self.hits[place] = self.hits[place] * MEMORY + (number < num_accepted)
+            self.tried[place] = self.tried[place] * MEMORY + 1
+
+
+class Policy:
+    def __init__(self, costs: StepCosts | None = None) -> None:
+        """costs: None to verify all drafts, whatever it costs."""
+        self.costs = costs
+        self.acceptance = Acceptance()
+        self._may_pay: dict[int, bool] = {}
+        """By the number of decodes."""
+
+    def may_pay(self, num_decodes: int, most: int) -> bool:
+        """Whether up to `most` drafts pay in such a step, if all of them are accepted."""
+        if self.costs is None:
+            return True
+        if num_decodes not in self._may_pay:
+            plain = MARGIN * num_decodes / self.costs.of(num_decodes, has_drafts=False)
+            self._may_pay[num_decodes] = any(
+                rows / self.costs.of(rows, has_drafts=True) > plain
+                for rows in range(num_decodes + 1, num_decodes + most + 1)
+            )
+        return self._may_pay[num_decodes]
+
+    def counts(self, num_decodes: int, candidates: Sequence[Candidate], most: int) -> list[int]:
+        """Return how many drafts of each candidate to verify: the first of its drafts.
+
+        num_decodes: the sequences that decode in the step, of which the candidates are some.
+        most: how many drafts the step may have in all.
+        """
+        rows = self._rows(candidates)
+        # The worth first: a sequence's rows are worth less and less, so they stay in order.
+        rows.sort(key=lambda row: -row[0])
+        rows = rows[:most]
+        if self.costs is not None:
+            rows = rows[: self._num_rows(self.costs, num_decodes, candidates, rows)]
+        counts = [0] * len(candidates)
+        for _, index in rows:
+            counts[index] += 1
+        for count, candidate in zip(counts, candidates, strict=True):
+            if not count:
+                candidate.history.rest()
+        return counts
+
+    def _rows(self, candidates: Sequence[Candidate]) -> list[tuple[float, int]]:
+        """Return the worth of each draft, and the index of its candidate."""
+        rows: list[tuple[float, int]] = []
+        for index, candidate in enumerate(candidates):
+            worth = 1.0
+            for number in range(candidate.num_in_flight + len(candidate.drafts)):
+                worth *= self.acceptance.expected(candidate.match + number, candidate.history)
+                if number >= candidate.num_in_flight:
+                    rows.append((worth, index))
+        return rows
+
+    def _num_rows(
+        self,
+        costs: StepCosts,
+        num_decodes: int,
+        candidates: Sequence[Candidate],
+        rows: Sequence[tuple[float, int]],
+    ) -> int:
+        """Return how many of the rows, which are sorted, give the most tokens per second."""
+        best, chosen = MARGIN * num_decodes / costs.of(num_decodes, has_drafts=False), 0
+        tokens, further = float(num_decodes), 0.0
+        for count, (worth, index) in enumerate(rows, start=1):
+            candidate = candidates[index]
+            tokens += worth
+            further += costs.per_key * max(0, candidate.context - costs.context)
+            further += 0.0 if candidate.is_greedy else costs.per_draw
+            rate = tokens / (costs.of(num_decodes + count, has_drafts=True) + further)
+            if rate > best:
+                best, chosen = rate, count
+        return chosen
