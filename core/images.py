@@ -11,8 +11,8 @@ from core.errors import RequestError
 from core.part import Part
 
 NO_IMAGES = (
-    "this model takes no images here; Gemma 3, GLM-V, Mistral 3, Qwen3-VL, Idefics3, SmolVLM and "
-    "Qwen2.5-VL do, unless the start says that images are refused (docs/models.md)"
+    "this model takes no images here; Gemma 3, GLM-V, InternVL, Mistral 3, Qwen3-VL, Idefics3, "
+    "SmolVLM and Qwen2.5-VL do, unless the start says that images are refused (docs/models.md)"
 )
 
 

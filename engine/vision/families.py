@@ -15,7 +15,7 @@ from typing import Any, Literal
 class VisionFamily:
     """One row of the table."""
 
-    processor: Literal["tiles", "grid", "runs", "rows"]
+    processor: Literal["tiles", "grid", "runs", "rows", "crops"]
     """See `engine.vision.processors`, which is imported only for models that take images."""
     module: str = "language_model"
     """The language model's name in transformers' model."""
@@ -36,6 +36,8 @@ VISION_FAMILIES: dict[str, VisionFamily] = {
     "qwen3_vl_moe": QWEN3,
     "glm4v": GLM,
     "glm4v_moe": GLM,
+    "glm46v": GLM,
+    "internvl": VisionFamily("crops"),
     "mistral3": VisionFamily("rows"),
 }
 """Keyed by `model_type` in config.json."""

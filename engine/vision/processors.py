@@ -67,7 +67,39 @@ class TileProcessor:
         return EncodedPrompt(ids, tuple(tiles))
 
 
-class GridProcessor:
+class _WithoutTorchvision:
+    """A model's images and texts, whose processor transformers only has with torchvision."""
+
+    def __init__(self, model_dir: Path, config: Any, **options: object) -> None:
+        """config: the model's configuration. options: of the processor of images. Raises what
+        transformers raises.
+        """
+        self._images: Any = AutoImageProcessor.from_pretrained(model_dir)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
+        self._options = options
+        self._image_token_id: int = config.image_token_id
+        self.image_token: str = self._tokenizer.convert_ids_to_tokens(config.image_token_id)
+
+    def _inputs(self, images: Sequence[Any]) -> list[dict[str, Tensor]]:
+        """Return what the encoder takes of each image."""
+        return [
+            dict(self._images(images=[image], return_tensors="pt", **self._options))
+            for image in images
+        ]
+
+    def _ids(self, text: str, runs: Sequence[str], *, add_special_tokens: bool) -> list[int]:
+        """Return the tokens of the text with run i in place of image token i.
+
+        Raises ValueError if there are more or fewer image tokens than runs.
+        """
+        first, *others = text.split(self.image_token)
+        if len(others) != len(runs):
+            raise ValueError(f"{len(others)} image tokens for {len(runs)} images")
+        expanded = first + "".join(run + other for run, other in zip(runs, others, strict=True))
+        return self._tokenizer(expanded, add_special_tokens=add_special_tokens)["input_ids"]
+
+
+class GridProcessor(_WithoutTorchvision):
     """Qwen2-VL to Qwen3-VL, GLM-V: an image is a grid of patches; each square of them is a token.
 
     Treats images as Qwen2_5_VLProcessor, Qwen3VLProcessor and Glm4vProcessor do.
@@ -75,22 +107,19 @@ class GridProcessor:
 
     def __init__(self, model_dir: Path, config: Any) -> None:
         """config: the model's configuration. Raises what transformers raises."""
-        self._images: Any = AutoImageProcessor.from_pretrained(model_dir)
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
-        self._image_token_id: int = config.image_token_id
+        super().__init__(model_dir, config)
         self._merge: int = config.vision_config.spatial_merge_size
-        self.image_token: str = self._tokenizer.convert_ids_to_tokens(config.image_token_id)
 
     def __call__(
         self, text: str, images: Sequence[Any], *, add_special_tokens: bool
     ) -> EncodedPrompt:
         """Return the prompt, with a `PromptImage` for each image; see `TileProcessor`."""
-        inputs = [dict(self._images(images=[image], return_tensors="pt")) for image in images]
-        grids = [(tensors["image_grid_thw"][0, 1:] // self._merge).tolist() for tensors in inputs]
+        inputs = self._inputs(images)
+        patches = (tensors["image_grid_thw"][0].tolist() for tensors in inputs)
+        grids = [(height // self._merge, width // self._merge) for _, height, width in patches]
         lengths = [height * width for height, width in grids]
         runs = [self.image_token * length for length in lengths]
-        expanded = _expanded(text, self.image_token, runs)
-        ids = self._tokenizer(expanded, add_special_tokens=add_special_tokens)["input_ids"]
+        ids = self._ids(text, runs, add_special_tokens=add_special_tokens)
         starts = _starts(ids, self._image_token_id, lengths)
         columns = zip(starts, lengths, inputs, grids, strict=True)
         return EncodedPrompt(ids, tuple(_image(*column) for column in columns))
@@ -123,7 +152,7 @@ class RunProcessor:
         return EncodedPrompt(ids, tuple(runs))
 
 
-class RowProcessor:
+class RowProcessor(_WithoutTorchvision):
     """Mistral 3 (Pixtral): a grid as in `GridProcessor`, but a token of text ends each row.
 
     Treats images as PixtralProcessor does.
@@ -131,11 +160,8 @@ class RowProcessor:
 
     def __init__(self, model_dir: Path, config: Any) -> None:
         """config: the model's configuration. Raises what transformers raises."""
-        self._images: Any = AutoImageProcessor.from_pretrained(model_dir)
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
-        self._image_token_id: int = config.image_token_id
         self._side: int = config.vision_config.patch_size * config.spatial_merge_size
-        self.image_token: str = self._tokenizer.convert_ids_to_tokens(config.image_token_id)
+        super().__init__(model_dir, config, patch_size=self._side)
         names, _ = ProcessorMixin.get_processor_dict(model_dir)
         self._row_end: str = names.get("image_break_token", "[IMG_BREAK]")
         self._last_end: str = names.get("image_end_token", "[IMG_END]")
@@ -144,13 +170,10 @@ class RowProcessor:
         self, text: str, images: Sequence[Any], *, add_special_tokens: bool
     ) -> EncodedPrompt:
         """Return the prompt, with a `PromptImage` for each image; see `TileProcessor`."""
-        inputs = [
-            dict(self._images(images=[image], patch_size=self._side, return_tensors="pt"))
-            for image in images
-        ]
+        inputs = self._inputs(images)
         grids = [(tensors["image_sizes"][0] // self._side).tolist() for tensors in inputs]
-        expanded = _expanded(text, self.image_token, [self._run(*grid) for grid in grids])
-        ids = self._tokenizer(expanded, add_special_tokens=add_special_tokens)["input_ids"]
+        runs = [self._run(*grid) for grid in grids]
+        ids = self._ids(text, runs, add_special_tokens=add_special_tokens)
         lengths = [height * width for height, width in grids]
         starts = _starts(ids, self._image_token_id, lengths, [height - 1 for height, _ in grids])
         images = [
@@ -166,24 +189,45 @@ class RowProcessor:
         return self._row_end.join([row] * height) + self._last_end
 
 
+class CropProcessor(_WithoutTorchvision):
+    """InternVL: an image is cut into crops, each with the same number of image tokens.
+
+    Treats images as InternVLProcessor does.
+    """
+
+    def __init__(self, model_dir: Path, config: Any) -> None:
+        """config: the model's configuration. Raises what transformers raises."""
+        super().__init__(model_dir, config, crop_to_patches=True)
+        self._length: int = config.image_seq_length
+
+    def __call__(
+        self, text: str, images: Sequence[Any], *, add_special_tokens: bool
+    ) -> EncodedPrompt:
+        """Return the prompt, with a `PromptImage` for each crop; see `TileProcessor`."""
+        cut = [tensors["pixel_values"] for tensors in self._inputs(images)]
+        runs = [self._run(len(crops)) for crops in cut]
+        ids = self._ids(text, runs, add_special_tokens=add_special_tokens)
+        pixels = [crop[None] for crops in cut for crop in crops]
+        starts = _starts(ids, self._image_token_id, [self._length] * len(pixels))
+        crops = [
+            _image(start, self._length, {"pixel_values": crop})
+            for start, crop in zip(starts, pixels, strict=True)
+        ]
+        return EncodedPrompt(ids, tuple(crops))
+
+    def _run(self, num_crops: int) -> str:
+        crops = self.image_token * (self._length * num_crops)
+        return self._tokenizer.start_image_token + crops + self._tokenizer.end_image_token
+
+
 PROCESSORS = {
     "tiles": TileProcessor,
     "grid": GridProcessor,
     "runs": RunProcessor,
     "rows": RowProcessor,
+    "crops": CropProcessor,
 }
 """The classes by the names that `engine.vision.families` uses."""
-
-
-def _expanded(text: str, image_token: str, runs: Sequence[str]) -> str:
-    """Return the text with run i in place of image token i.
-
-    Raises ValueError if there are more or fewer image tokens than runs.
-    """
-    first, *others = text.split(image_token)
-    if len(others) != len(runs):
-        raise ValueError(f"{len(others)} image tokens for {len(runs)} images")
-    return first + "".join(run + other for run, other in zip(runs, others, strict=True))
 
 
 def _processed(

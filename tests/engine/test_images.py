@@ -83,17 +83,24 @@ def shot(seed):
     return picture(seed, 32, 32 if seed == 1 else 16)
 
 
+WITHOUT_TORCHVISION = {"grid": {}, "rows": {"patch_size": 8}, "crops": {"crop_to_patches": True}}
+"""Options of the processors of images, where transformers' processor of texts cannot be had."""
+
+
 def generate(path, text, seeds):
     """Return the tokens of transformers' `generate`, with the inputs of its own processors."""
     model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32).eval()
     images = [read_image(shot(seed), "", 10**6) for seed in seeds]
-    if VISION_FAMILIES[model.config.model_type].processor in ("grid", "rows"):
+    processor = VISION_FAMILIES[model.config.model_type].processor
+    if processor in WITHOUT_TORCHVISION:
         inputs = {"input_ids": torch.tensor([read(path, text, seeds).token_ids])}
-        sizes = {"patch_size": 8} if model.config.model_type == "mistral3" else {}
         if images:
-            processor = AutoImageProcessor.from_pretrained(path)
-            inputs |= processor(images, return_tensors="pt", **sizes)
-        if images and not sizes:
+            options = WITHOUT_TORCHVISION[processor]
+            inputs |= AutoImageProcessor.from_pretrained(path)(
+                images, return_tensors="pt", **options
+            )
+            inputs.pop("num_patches", None)
+        if images and processor == "grid":
             inputs["mm_token_type_ids"] = (inputs["input_ids"] == model.config.image_token_id).int()
     else:
         kind = Gemma3Processor if model.config.model_type == "gemma3" else Idefics3Processor
@@ -390,6 +397,15 @@ def test_without_images_the_language_model_is_served(vision_model, expected):
     assert answers(llm, [given[1], given[3]]) == [answered[1], answered[3]]
     with pytest.raises(RequestError, match="unless the start says that images are refused"):
         answers(llm, given[:1])
+
+
+def test_internvls_crops_stand_between_two_tokens(vision_model):
+    path = vision_model("internvl")
+    prompt = read(path, "u:<image>,", (1,))
+    run = "<image>" * 4 * len(prompt.images)
+    ids = AutoTokenizer.from_pretrained(path)(f"u:<begin>{run}<end>,", add_special_tokens=False)
+    assert prompt.token_ids == ids["input_ids"]
+    assert len(prompt.images) > 1
 
 
 def test_a_token_of_text_ends_each_row_of_mistrals_images(vision_model):

@@ -18,6 +18,8 @@ from transformers import (
     Gemma3ImageProcessorPil,
     Gemma3Processor,
     Glm4vImageProcessorPil,
+    Glm46VImageProcessorPil,
+    GotOcr2ImageProcessorPil,
     Idefics3ImageProcessorPil,
     Idefics3Processor,
     PixtralImageProcessorPil,
@@ -39,6 +41,7 @@ SPECIAL = (
 )
 TOKENS = {
     "gemma3": {"image_token": "<image>", "boi_token": "<begin>", "eoi_token": "<end>"},
+    "internvl": {"start_image_token": "<begin>", "end_image_token": "<end>"},
     "mistral3": {"image_break_token": "<break>", "image_end_token": "<end>"},
 }
 """Names of further tokens by model type."""
@@ -176,9 +179,8 @@ def _glm(model_type: str, settings: dict[str, object], tokenizer: PreTrainedToke
     experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
                "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}  # fmt: skip
     text = {**settings, "rope_parameters": rope} | (experts if model_type.endswith("moe") else {})
-    images = Glm4vImageProcessorPil(
-        size={"shortest_edge": 64, "longest_edge": 2 * 32 * 32}, patch_size=4
-    )
+    kind = Glm46VImageProcessorPil if model_type == "glm46v" else Glm4vImageProcessorPil
+    images = kind(size={"shortest_edge": 64, "longest_edge": 2 * 32 * 32}, patch_size=4)
     return {"text_config": text, "vision_config": vision}, images
 
 
@@ -190,10 +192,21 @@ def _mistral(model_type: str, settings: dict[str, object], tokenizer: PreTrained
     return {"text_config": text, "vision_config": vision}, images
 
 
+def _intern(model_type: str, settings: dict[str, object], tokenizer: PreTrainedTokenizerFast):
+    vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+              "num_attention_heads": 2, "patch_size": 4, "image_size": TILE}  # fmt: skip
+    del settings["head_dim"]
+    text = {"model_type": "qwen2", **settings}
+    images = GotOcr2ImageProcessorPil(size={"height": TILE, "width": TILE})
+    return {"text_config": text, "vision_config": vision, "image_seq_length": 4}, images
+
+
 MAKERS = {
     "gemma3": _gemma,
     "glm4v": _glm,
     "glm4v_moe": _glm,
+    "glm46v": _glm,
+    "internvl": _intern,
     "mistral3": _mistral,
     "qwen2_vl": _qwen,
     "qwen2_5_vl": _qwen,

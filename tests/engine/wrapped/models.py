@@ -26,7 +26,6 @@ TIED = {"tie_word_embeddings": True}
 
 WRAPPED: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi_k25": ("deepseek_v3", LATENTS),
-    "internvl": ("qwen2", {}),
     "llava": ("llama", {}),
     "llava_next": ("llama", TIED),
     "llava_onevision": ("qwen2", {}),
