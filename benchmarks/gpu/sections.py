@@ -31,6 +31,7 @@ SECTIONS = {
     "sampling": Section("Sampling of 128k logits", "kernels.sampling", 6),
     "quantized": Section("Linear layers with quantized weights", "kernels.quantized", 9),
     "experts": Section("Quantized experts", "kernels.experts", 5),
+    "states": Section("Layers that keep a state", "kernels.states", 8),
     "invariant": Section("Kernels of option.batch_invariant", "kernels.invariant", 6),
     "sweep": Section("Tile configurations", "kernels.sweep", 26),
     "serve": Section(

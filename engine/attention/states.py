@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from core.plan import BlockPairs
 from core.states.layout import LayerState, offsets
 from kernels.cpu import state as cpu_state
+from kernels.cpu.shared_library import unavailable_reason
 from kernels.state import reference
 from kernels.state.batch import StateBatch
 
@@ -60,6 +61,28 @@ class States(Protocol):
         ...
 
 
+class Operations(NamedTuple):
+    """The functions of `kernels.state.reference` on a device."""
+
+    conv_rows: Callable[..., Tensor]
+    advance: Callable[..., Tensor]
+
+
+def choose_operations(device: torch.device, layers: Sequence[LayerState]) -> Operations:
+    """Return the fastest operations that support these states."""
+    if device.type == "cuda":
+        # Imported only here, so that CPUs do not need Triton.
+        from kernels.state import conv_rows, rows, state_step
+
+        shapes = [shape.dims for layer in layers for shape in layer]
+        if all(rows.is_supported(dims) for dims in shapes):
+            return Operations(conv_rows.conv_rows, state_step.state_step)
+        return Operations(reference.conv_rows, reference.state_tiles)
+    if unavailable_reason() is None:
+        return Operations(cpu_state.conv_rows, cpu_state.state_step)
+    return Operations(reference.conv_rows, reference.state_step)
+
+
 class StatePool:
     """Slots of states: a row of bytes for each sequence, with the states of all its layers.
 
@@ -80,6 +103,7 @@ class StatePool:
         num_host_slots: int = 0,
     ) -> None:
         """layers: of each layer with a state. dtype: of the computation."""
+        self.operations = choose_operations(device, layers)
         *starts, size = offsets(layers, dtype.itemsize)
         self.rows = torch.zeros(num_slots, size, dtype=torch.uint8, device=device)
         self.host = torch.empty(
@@ -109,10 +133,7 @@ class StateStep(States):
 
     def __init__(self, pool: StatePool, batch: StateBatch, in_prompt: Tensor) -> None:
         """in_prompt: [T] bool, whether a token belongs to the prompt."""
-        self._layers, self._batch = pool.layers, batch
-        is_cpu = pool.rows.device.type == "cpu"
-        self._conv_rows = cpu_state.conv_rows if is_cpu else reference.conv_rows
-        self._advance = cpu_state.state_step if is_cpu else reference.state_tiles
+        self._layers, self._batch, self._operations = pool.layers, batch, pool.operations
         self.in_prompt = in_prompt
 
     def convolve(
@@ -126,7 +147,7 @@ class StateStep(States):
         before: Tensor | None = None,
         after: Tensor | None = None,
     ) -> Tensor:
-        return self._conv_rows(
+        return self._operations.conv_rows(
             rows,
             weight,
             bias,
@@ -149,7 +170,7 @@ class StateStep(States):
         is_delta: bool,
         skip: Tensor | None = None,
     ) -> Tensor:
-        return self._advance(
+        return self._operations.advance(
             query,
             key,
             value,

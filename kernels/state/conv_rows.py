@@ -10,9 +10,8 @@ from torch import Tensor
 from kernels.arguments import stride
 from kernels.launch_plan import LaunchPlan, planned
 from kernels.state.batch import StateBatch
-from kernels.state.rows import sequence_of
+from kernels.state.rows import MAX_TAPS, sequence_of
 
-MAX_TAPS = 4
 CHANNELS = 1024
 """Most channels of a program."""
 

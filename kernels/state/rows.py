@@ -13,6 +13,15 @@ from kernels.launch_plan import planned
 ROW_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 STATE_DTYPES = (torch.float32, torch.bfloat16)
 DIMS = (16, 32, 64, 128, 256)
+MAX_TAPS = 4
+
+
+def is_supported(dims: tuple[int, ...]) -> bool:
+    """Return whether the kernels support one tensor of a slot: tails [taps - 1, C] or matrices
+    [heads, dk, dv]."""
+    if len(dims) == 2:
+        return 1 <= dims[0] < MAX_TAPS and dims[1] % 16 == 0
+    return dims[1] in DIMS and dims[2] in DIMS
 
 
 @triton.jit

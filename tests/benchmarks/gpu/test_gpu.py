@@ -53,7 +53,15 @@ def test_the_dry_run_runs_every_section_and_reports_no_times(tmp_path):
                 for figure in SPREADS
                 for value in row.get(figure, {None: None}).values()
             )
-    for name in ("correctness", "elementwise", "sampling", "quantized", "experts", "invariant"):
+    for name in (
+        "correctness",
+        "elementwise",
+        "sampling",
+        "quantized",
+        "experts",
+        "states",
+        "invariant",
+    ):
         assert {row["verdict"] for row in found["sections"][name]["rows"]} == {"ok"}
     for name, section in SECTIONS.items():
         assert section.title in run.stdout
