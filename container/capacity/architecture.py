@@ -24,6 +24,7 @@ Config = Mapping[str, Any]
 _GEMMA = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
           "max_position_embeddings": 131072, "tie_word_embeddings": True}  # fmt: skip
 _QWEN = {"use_sliding_window": False, "max_window_layers": 28}
+_DELTA_NET = {"linear_conv_kernel_dim": 4, "full_attention_interval": 4}
 _DEFAULTS: Mapping[str, Config] = {
     "cohere": {"tie_word_embeddings": True},
     "cohere2": {"tie_word_embeddings": True, "sliding_window_pattern": 4},
@@ -39,11 +40,15 @@ _DEFAULTS: Mapping[str, Config] = {
     "gpt_oss": {"sliding_window_pattern": 2},
     "hy_v3": {"first_k_dense_replace": 1},
     "lfm2": {"conv_L_cache": 3, "tie_word_embeddings": True},
+    "lfm2_moe": {"conv_L_cache": 3, "tie_word_embeddings": True, "num_dense_layers": 2},
     "olmo3": {"sliding_window_pattern": 4},
     "qwen2": _QWEN,
     "qwen2_moe": _QWEN,
     "qwen3": _QWEN,
     "qwen3_moe": _QWEN,
+    "qwen3_next": _DELTA_NET,
+    "qwen3_5_text": _DELTA_NET,
+    "qwen3_5_moe_text": _DELTA_NET,
     "smollm3": {"tie_word_embeddings": True, "use_sliding_window": False},
 }  # fmt: skip
 """By model type, what transformers' config classes add to a config.json that lacks it."""
@@ -53,6 +58,7 @@ LATENT_TYPES = {
 """Model types whose layers keep a latent, which all heads share, instead of K and V."""
 _LATENT_DIMS = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim")
 _COUNT_NAMES = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_DENSE_NAMES = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
 _SHARED_NAMES = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 
 
@@ -126,7 +132,7 @@ def has_experts(config: Config, index: int) -> bool:
     kinds = config.get("mlp_layer_types")
     if kinds:
         return kinds[index] == "sparse"
-    first = _first(config, ("first_k_dense_replace", "moe_layer_start_index"), 0)
+    first = _first(config, _DENSE_NAMES, 0)
     last = config.get("moe_layer_end_index", index)
     step = _first(config, ("decoder_sparse_step", "moe_layer_interval"), 1)
     is_dense = index in (config.get("mlp_only_layers") or ())

@@ -65,13 +65,24 @@ def layer_types(config: Mapping[str, Any]) -> list[str]:
     """Return transformers' type of each layer, which many published files give in other words."""
     if config.get("layer_types"):
         return list(config["layer_types"])
+    layers = range(config["num_hidden_layers"])
+    if "full_attention_interval" in config:  # Qwen
+        every = config["full_attention_interval"]
+        return ["linear_attention" if (i + 1) % every else "full_attention" for i in layers]
     with_attention = config["full_attn_idxs"]  # LFM2
-    count = config["num_hidden_layers"]
-    return ["full_attention" if index in with_attention else "conv" for index in range(count)]
+    return ["full_attention" if index in with_attention else "conv" for index in layers]
 
 
 def _short_convolution(config: Mapping[str, Any]) -> LayerState:
     return (_tail(config["conv_L_cache"], config["hidden_size"]),)
+
+
+def _delta_net(config: Mapping[str, Any]) -> LayerState:
+    heads, key_dim = config["linear_num_value_heads"], config["linear_key_head_dim"]
+    value_dim = config["linear_value_head_dim"]
+    num_channels = 2 * config["linear_num_key_heads"] * key_dim + heads * value_dim
+    matrices = StateShape((heads, key_dim, value_dim), is_fp32=True)
+    return _tail(config["linear_conv_kernel_dim"], num_channels), matrices
 
 
 def _tail(num_taps: int, num_channels: int) -> StateShape:
@@ -81,5 +92,9 @@ def _tail(num_taps: int, num_channels: int) -> StateShape:
 
 KINDS: Mapping[str, Callable[[Mapping[str, Any]], LayerState]] = {
     "lfm2": _short_convolution,
+    "lfm2_moe": _short_convolution,
+    "qwen3_next": _delta_net,
+    "qwen3_5_text": _delta_net,
+    "qwen3_5_moe_text": _delta_net,
 }
 """The state of a layer, by model type."""

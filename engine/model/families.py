@@ -107,6 +107,9 @@ class Family:
     use_parallel_residual overrides this if present."""
     parallel_shares_norm: bool = False
     """In a parallel layer, the MLP shares attention's norm (StableLM)."""
+    gates_attention: bool = False
+    """Multiply attention's output by the sigmoid of gates, which `q_proj` has after the queries of
+    each head."""
     has_latents: bool = False
     """Whether attention is `engine.model.latent_attention`, whose tensors have fixed names."""
     state: str = ""
@@ -137,6 +140,10 @@ LFM2 = replace(
     mlp="feed_forward", gate_up=("w1", "w3"), down="w2", out="out_proj",
     qk_norm="head", qk_norm_names=("q_layernorm", "k_layernorm"),
 )  # fmt: skip
+QWEN_STATE = replace(
+    GEMMA, scales_embedding=False, state="linear_attn", qk_norm="head", gates_attention=True
+)
+SHARED_EXPERT = ExpertNames(shared="shared_expert", gates_shared=True)
 GLM = replace(LLAMA, rotary="pairs", gate_up=("gate_up_proj",))
 HUNYUAN = replace(LLAMA, qk_norm="after rotary", qk_norm_names=("query_layernorm", "key_layernorm"))
 QWEN_EXPERTS = ExpertNames()
@@ -213,6 +220,18 @@ FAMILIES: dict[str, Family] = {
     ),
     # Layers with a state
     "lfm2": LFM2,
+    "lfm2_moe": replace(
+        LFM2,
+        experts=ExpertNames(
+            block="feed_forward", gate="w1", up="w3", down="w2", score="sigmoid",
+            bias="expert_bias",
+        ),
+    ),
+    "qwen3_next": replace(QWEN_STATE, experts=SHARED_EXPERT),
+    "qwen3_5_text": QWEN_STATE,
+    "qwen3_5_moe_text": replace(
+        QWEN_STATE, experts=replace(SHARED_EXPERT, always_normalizes=True)
+    ),
     # Mixtures of experts
     "mixtral": replace(
         LLAMA,

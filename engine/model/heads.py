@@ -25,6 +25,13 @@ def qkv_sources(spec: DecoderSpec, name: str, heads: Heads, order: Tensor | None
         rows = rows[:, heads.queries.start : heads.queries.stop]
         return [Source(names[0], 3 * counts[0] * dim, rows.flatten())]
     is_whole = len(heads.queries) == spec.num_heads
+    if family.gates_attention:
+        by_head = torch.arange(2 * counts[0] * dim).view(counts[0], 2, dim)
+        rows = by_head.flip(1).transpose(0, 1).flatten()  # all gates, then all queries
+        keys = [
+            Source(name, count * dim) for name, count in zip(names[1:], counts[1:], strict=True)
+        ]
+        return [Source(names[0], 2 * counts[0] * dim, rows), *keys]
     if len(names) == 1:
         starts = (0, counts[0], counts[0] + counts[1])
         rows = [_rows(part, dim, start) for part, start in zip(parts, starts, strict=True)]

@@ -121,6 +121,7 @@ class Attention:
             order = halves_of_pairs(dim, self.rotary_dim)
         heads = loader.shard.heads(spec.num_heads, spec.num_kv_heads)
         self._sizes = [dim * len(part) for part in (heads.queries, heads.keys, heads.keys)]
+        self._gate_width = self._sizes[0] if family.gates_attention else 0
         self.qkv = loader.linear(qkv_sources(spec, name, heads, order), spec.hidden_size)
         self.out = loader.linear(
             [Source(f"{name}.{family.out}", spec.hidden_size)],
@@ -135,7 +136,7 @@ class Attention:
         self.sinks = loader.optional(f"{name}.sinks", spec.num_heads)
         if self.sinks is not None:
             self.sinks = self.sinks[heads.queries.start : heads.queries.stop]
-        self._rotate = loader.elementwise.rotary
+        self._rotate, self._sigmoid = loader.elementwise.rotary, loader.elementwise.sigmoid
 
     def __call__(
         self,
@@ -146,7 +147,7 @@ class Attention:
     ) -> Tensor:
         """Return the attention output [T, hidden], or only its `rows`, [R, hidden]."""
         kind, clip, dim = self.spec.qk_norm, self.spec.qkv_clip, self.spec.head_dim
-        merged = self.qkv(hidden)
+        gates, merged = self._split_gates(self.qkv(hidden))
         query, key, value = merged.split_with_sizes(self._sizes, -1)
         if kind == "row":
             query, key = self.norms[0](query), self.norms[1](key)
@@ -177,7 +178,15 @@ class Attention:
             rotation=rotation,
         )
         attended = paged.attend(call).flatten(1)
+        if gates is not None:
+            attended = attended * gates
         return self.out(attended if rows is None else attended.index_select(0, rows))
+
+    def _split_gates(self, merged: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Return the factors of attention's output, if there are gates, and q, k and v."""
+        if not self._gate_width:
+            return None, merged
+        return self._sigmoid(merged[:, : self._gate_width]), merged[:, self._gate_width :]
 
     def prepare(
         self, calls: StepCalls, rows: Tensor, out: Tensor, residual: Tensor | None = None
@@ -189,6 +198,8 @@ class Attention:
         spec, dim = self.spec, self.spec.head_dim
         if spec.qk_norm == "after rotary" or spec.qkv_clip is not None:
             raise NoKernelError("its queries and keys are normalized after rotation, or clipped")
+        if self._gate_width:
+            raise NoKernelError("its attention is gated")
         if spec.query_scaling is not None:
             raise NoKernelError("its queries are scaled by their positions")
         merged = calls.buffer("inner", sum(self._sizes))

@@ -22,6 +22,7 @@ ACTIVATION_NAMES = ("hidden_activation", "hidden_act", "activation_function")
 MLP_WIDTH_NAMES = ("intermediate_size", "ffn_dim", "n_inner")
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
 """Config fields that are lists with one entry per layer."""
+DENSE_COUNT_NAMES = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
 TORCH_LAYER_NORM_EPS = 1e-5
 DEFAULT_ACTIVATION = "silu"
 """Of models whose config.json names none (LFM2)."""
@@ -355,7 +356,7 @@ def _has_experts(config: Any, index: int) -> bool:
     kinds = getattr(config, "mlp_layer_types", None)
     if kinds:
         return kinds[index] == "sparse"
-    first = _first(config, ("first_k_dense_replace", "moe_layer_start_index")) or 0
+    first = _first(config, DENSE_COUNT_NAMES) or 0
     last = getattr(config, "moe_layer_end_index", index)
     step = _first(config, ("decoder_sparse_step", "moe_layer_interval")) or 1
     is_dense = index in (getattr(config, "mlp_only_layers", None) or ())

@@ -47,7 +47,7 @@ def test_preempted_answers(mode, tmp_path):
 @pytest.mark.parametrize("architecture", OWN)
 def test_every_family(tiny_model, architecture):
     path = tiny_model(architecture, is_wide=True)
-    subject = Subject(path, {"dtype": "fp32"}, lengths=(1, 17, 100))
+    subject = Subject(path, {"dtype": "fp32"}, lengths=(1, 17, 96))
     run(subject, OWN_SEEDS[architecture], Counter())
 
 

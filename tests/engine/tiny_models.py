@@ -42,6 +42,11 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "mscale": 0.7
 LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 FOUR_LAYERS = {"num_hidden_layers": 4}
 """One layer of each kind, for models where every fourth layer differs."""
+DELTA_NET = {"layer_types": ["linear_attention", "full_attention", "linear_attention"],
+             "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+             "linear_value_head_dim": 16}  # fmt: skip
+WIDE_DELTA_NET = {"hidden_size": 128, "head_dim": 64, "linear_key_head_dim": 16}
+SHARED_EXPERT = {"shared_expert_intermediate_size": 16}
 MULTIPLIERS = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0,
                "attention_multiplier": 0.4}  # fmt: skip
 ONE_KIND_OF_HEAD = {key: value for key, value in SMALL.items() if key != "num_key_value_heads"}
@@ -80,14 +85,6 @@ OWN: dict[str, dict[str, object]] = {
     "gpt2": GPT2,
     "gpt_neox": ONE_KIND_OF_HEAD | {"rotary_pct": 0.5},
     "opt": ONE_KIND_OF_HEAD | {"ffn_dim": 48, "word_embed_proj_dim": 32},
-    "lfm2": SMALL
-    | {
-        "layer_types": ["conv", "full_attention", "conv"],
-        "block_auto_adjust_ff_dim": True,
-        "block_multiple_of": 8,
-        "block_ffn_dim_multiplier": 1.2,
-        "conv_bias": True,
-    },
     "mixtral": SMALL | LOCAL_EXPERTS,
     "qwen2_moe": SMALL
     | WINDOW
@@ -136,6 +133,20 @@ OWN: dict[str, dict[str, object]] = {
     "youtu": SMALL
     | LATENTS
     | {"q_lora_rank": None, "rope_interleave": False, "pad_token_id": None},
+    "lfm2": SMALL
+    | {
+        "layer_types": ["conv", "full_attention", "conv"],
+        "block_auto_adjust_ff_dim": True,
+        "block_multiple_of": 8,
+        "block_ffn_dim_multiplier": 1.2,
+        "conv_bias": True,
+    },
+    "lfm2_moe": SMALL
+    | EXPERTS
+    | {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
+    "qwen3_next": SMALL | DELTA_NET | EXPERTS | SHARED_EXPERT | {"mlp_only_layers": [1]},
+    "qwen3_5_text": SMALL | DELTA_NET,
+    "qwen3_5_moe_text": SMALL | DELTA_NET | EXPERTS | SHARED_EXPERT,
 }  # fmt: skip
 """A tiny model of every family of `engine.model.families`, with its optional features."""
 
@@ -157,16 +168,11 @@ LIBRARY: dict[str, dict[str, object]] = {
            "num_heads": 4, "eos_token_id": 0, "pad_token_id": 0, "decoder_start_token_id": 0},
     "llama4_text": SMALL | {"num_local_experts": 2, "intermediate_size_mlp": 48,
                             "attention_chunk_size": 64, "pad_token_id": 0},
-    "qwen3_next": SMALL | {"num_hidden_layers": 4, "linear_num_key_heads": 2,
-                           "linear_num_value_heads": 2, "linear_key_head_dim": 8,
-                           "linear_value_head_dim": 8, "num_experts": 4,
-                           "num_experts_per_tok": 2, "moe_intermediate_size": 16,
-                           "shared_expert_intermediate_size": 16},
 }  # fmt: skip
 """Models that the gate must reject.
 
 bloom has ALiBi, gpt_neo attention classes of its own, t5 an encoder and llama4_text attention in
-chunks; mamba and qwen3_next have a state.
+chunks; mamba has a state and no attention.
 """
 
 MODELS = OWN | FOREIGN | LIBRARY
@@ -186,6 +192,9 @@ def _wide(architecture: str) -> dict[str, object]:
         "glm4": {"head_dim": 64},
         "nemotron": {"head_dim": 64},
         "stablelm": {"hidden_size": 512, "head_dim": 128},
+        "qwen3_next": WIDE_DELTA_NET,
+        "qwen3_5_text": WIDE_DELTA_NET,
+        "qwen3_5_moe_text": WIDE_DELTA_NET,
         "deepseek_v2": WIDE_LATENTS,
         "deepseek_v3": WIDE_LATENTS,
         "glm4_moe_lite": WIDE_LATENTS,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from core.states.layout import LayerState
@@ -12,6 +15,9 @@ from engine.model.loader import Loader
 from engine.model.rotary import StepAngles
 from kernels.cpu.calls import NoKernelError
 from kernels.cpu.step_calls import StepCalls
+
+LAST_POWER = 15
+"""Of the series of `_softplus`: what it leaves out is below 1e-8."""
 
 
 class Mixer(ABC):
@@ -42,3 +48,22 @@ def load_taps(loader: Loader, name: str, state: LayerState) -> tuple[Tensor, Ten
     num_kept, width = state[0].dims
     taps = loader.tensor(f"{name}.weight", width, 1, num_kept + 1)
     return taps[:, 0].T.contiguous(), loader.optional(f"{name}.bias", width)
+
+
+def make_softplus(device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Return log(1 + exp(x)) of fp32 numbers."""
+    return _softplus if device.type == "cpu" else F.softplus
+
+
+def _softplus(x: Tensor) -> Tensor:
+    """Compute what `F.softplus` does without a logarithm, whose bits depend on the other numbers.
+
+    log(1 + t) = 2 atanh(u) with u = t / (2 + t), up to 1/3 here: a series of odd powers.
+    """
+    t = torch.exp(-x.abs())
+    u = t / (2 + t)
+    square = u * u
+    series = torch.full_like(x, 1 / LAST_POWER)
+    for power in range(LAST_POWER - 2, 0, -2):
+        series = series * square + 1 / power
+    return x.clamp(min=0) + 2 * u * series

@@ -43,7 +43,7 @@ class Router:
             dtype=torch.float32 if self._in_fp32 else None,
         )
         self._bias: Tensor | None = None
-        if names.bias:
+        if names.bias and getattr(config, "use_expert_bias", True):
             self._bias = loader.fp32(f"{block}.{names.bias}", self.num_experts)
         self._sigmoid = loader.elementwise.sigmoid
         self._jitter: float = getattr(config, "router_jitter_noise", 0.0)

@@ -17,7 +17,7 @@ from strategies.memory.states import StateMemory
 from tests.engine.greedy_answers import NUM_NEW, prompts, tokens
 
 OPTIONS = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 10}
-MODELS = ["lfm2"]
+MODELS = ["lfm2", "qwen3_5_text"]
 
 
 @pytest.mark.parametrize("architecture", MODELS)
@@ -72,10 +72,11 @@ def test_scored_prompts_run_in_parts(tiny_model, monkeypatch):
     assert [pytest.approx(row, abs=1e-4) for row in scores()] == whole
 
 
-def test_bits_do_not_depend_on_chunks(tiny_model):
+@pytest.mark.parametrize("architecture", MODELS)
+def test_bits_do_not_depend_on_chunks(tiny_model, architecture):
     def logprobs(step_tokens):
         options = OPTIONS | {"max_rolling_batch_prefill_tokens": step_tokens}
-        llm = LLM(tiny_model("lfm2", is_wide=True), num_kv_blocks=40, **options)
+        llm = LLM(tiny_model(architecture, is_wide=True), num_kv_blocks=40, **options)
         params = SamplingParams(temperature=0, max_tokens=6, logprobs=0)
         outputs = llm.generate(prompts(), params, use_tqdm=False)
         return [[next(iter(p.values())).logprob for p in o.outputs[0].logprobs] for o in outputs]
@@ -83,11 +84,13 @@ def test_bits_do_not_depend_on_chunks(tiny_model):
     assert logprobs(100) == logprobs(7)
 
 
-def test_quantized(tiny_model):
+@pytest.mark.parametrize("architecture", ["lfm2", "qwen3_5_text", "qwen3_next"])
+def test_quantized(tiny_model, architecture):
     def answers(step_tokens):
         options = OPTIONS | {"max_rolling_batch_prefill_tokens": step_tokens}
-        llm = LLM(tiny_model("lfm2", is_wide=True), quantize="int8", num_kv_blocks=40, **options)
-        assert llm.facts.decoder == "own (lfm2)"
+        path = tiny_model(architecture, is_wide=True)
+        llm = LLM(path, quantize="int8", num_kv_blocks=40, **options)
+        assert llm.facts.decoder == f"own ({architecture})"
         return tokens(llm)
 
     assert answers(100) == answers(7)
