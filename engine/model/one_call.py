@@ -54,7 +54,8 @@ class OneCall:
         self._calls = None  # frees its buffers
         num_rows = 1 << (len(hidden) - 1).bit_length()
         caches = cache.keys, cache.values, cache.group_of
-        calls = StepCalls(num_rows, hidden.shape[1], hidden.dtype, *caches)
+        states = cache.states.layers if cache.states is not None else ()
+        calls = StepCalls(num_rows, hidden.shape[1], hidden.dtype, *caches, states)
         for layer in self._layers:
             layer.prepare(calls)
         self._calls, self._cache = calls, cache

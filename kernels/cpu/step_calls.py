@@ -8,7 +8,7 @@ KV cache and the angles of their positions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -37,20 +37,25 @@ class StepCalls:
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
         groups: Sequence[int],
+        states: Sequence[Sequence[Tensor]] = (),
     ) -> None:
         """num_rows: the most tokens of a step. width, dtype: those of hidden states. groups: the
-        index of each layer's cache group."""
+        index of each layer's cache group. states: the tensors of each layer with a state."""
         self.num_rows = num_rows
         self.hidden = torch.empty(num_rows, width, dtype=dtype)
         """The residual stream, which each layer reads and overwrites."""
+        self.states = states
         self._keys, self._values, self._groups = keys, values, groups
         self._memory: dict[str, Tensor] = {}
         self._kernels: list[Kernel[Any]] = []
         self._attentions: list[tuple[int, Attention, Write]] = []
         """Those of each layer, with its cache group."""
         self._rotaries: list[tuple[str, Rotary]] = []
-        self._num_first, self._attended = 0, self.hidden
-        """Number of kernels up to the last layer's attention, and its output."""
+        self._set_places: list[Callable[[PagedBatch], None]] = []
+        self._num_first = 0
+        """Number of kernels up to the last one that needs all tokens."""
+        self._mixed: tuple[Tensor, ...] = ()
+        """What later ones read of its layer."""
 
     @cached_property
     def _run_all(self) -> Calls:
@@ -58,7 +63,7 @@ class StepCalls:
 
     @cached_property
     def _first(self) -> _Part:
-        """The kernels up to the last layer's attention."""
+        """The kernels up to the last one that needs all tokens."""
         return _Part(self._kernels[: self._num_first])
 
     @cached_property
@@ -78,6 +83,15 @@ class StepCalls:
 
     def add(self, kernel: Kernel[Any]) -> None:
         self._kernels.append(kernel)
+
+    def add_placed(
+        self, kernel: Kernel[Any], set_places: Callable[[PagedBatch], None], *mixed: Tensor
+    ) -> None:
+        """Add a kernel that gets the places of a step's tokens from `set_places`, and needs all
+        tokens. mixed: what later kernels of its layer read, [num_rows, ...]."""
+        self.add(kernel)
+        self._set_places.append(set_places)
+        self._num_first, self._mixed = len(self._kernels), mixed
 
     def rotate(self, rope: str, query: Tensor, key: Tensor, rotary_dim: int) -> None:
         """Rotate heads [num_rows, heads, dim] in place by the angles that a step has for `rope`.
@@ -104,7 +118,7 @@ class StepCalls:
         self._attentions.append((self._groups[layer], attending.arguments, writing.arguments))
         self.add(writing)
         self.add(attending)
-        self._num_first, self._attended = len(self._kernels), out.flatten(1)
+        self._num_first, self._mixed = len(self._kernels), (out,)
         return out
 
     def __call__(
@@ -119,7 +133,7 @@ class StepCalls:
 
         hidden: [T, width], with T <= num_rows. angles: cos and sin, [T, half] or [T, rotary_dim],
         dense, of each rope. batches: one for each cache group. rows: [R] int64, with R <= T. After
-        its attention, the last layer computes only these.
+        its attention, or what stands in its place, the last layer computes only these.
         """
         num_tokens = len(hidden)
         self.hidden[:num_tokens] = hidden
@@ -127,6 +141,8 @@ class StepCalls:
         for group, attending, writing in self._attentions:
             attending.set_batch(batches[group])
             writing.slots = slots[group]
+        for set_places in self._set_places:
+            set_places(batches[0])
         for rope, arguments in self._rotaries:
             arguments.set_angles(*angles[rope])
         self._first.set_num_tokens(num_tokens)
@@ -136,7 +152,7 @@ class StepCalls:
             return self.hidden[:num_tokens]
         self._first.run()
         num_tokens = len(rows)
-        for buffer in (self.hidden, self._attended):
+        for buffer in (self.hidden, *self._mixed):
             buffer[:num_tokens] = buffer.index_select(0, rows)
         self._last.set_num_tokens(num_tokens)
         self._last.run()
@@ -148,8 +164,8 @@ class _Part:
 
     def __init__(self, kernels: Sequence[Kernel[Any]]) -> None:
         self.run = Calls(kernels)
-        counted = (kernel.arguments for kernel in kernels)
-        self._arguments = [each for each in counted if not isinstance(each, Attention)]
+        arguments = (kernel.arguments for kernel in kernels)
+        self._arguments = [each for each in arguments if hasattr(each, "num_tokens")]
         self._num_tokens = -1
 
     def set_num_tokens(self, num_tokens: int) -> None:

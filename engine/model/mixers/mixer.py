@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,9 @@ from core.states.layout import LayerState
 from engine.attention.call import PagedAttention
 from engine.model.loader import Loader
 from engine.model.rotary import StepAngles
+from kernels.attention.batch import PagedBatch
 from kernels.cpu.calls import NoKernelError
+from kernels.cpu.state import convolution
 from kernels.cpu.step_calls import StepCalls
 
 LAST_POWER = 15
@@ -67,3 +70,26 @@ def _softplus(x: Tensor) -> Tensor:
     for power in range(LAST_POWER - 2, 0, -2):
         series = series * square + 1 / power
     return x.clamp(min=0) + 2 * u * series
+
+
+def prepare_convolution(
+    calls: StepCalls,
+    layer: int,
+    rows: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    **options: Any,
+) -> None:
+    """Have `calls` write the convolution of rows to `out`, [T, C], which may be `rows`.
+
+    layer: the number of a layer among those with a state. options: those of
+    `kernels.cpu.state.convolution`. Raises NoKernelError.
+    """
+    kernel = convolution(rows, weight, bias, calls.states[layer][0], out, **options)
+
+    def set_places(batch: PagedBatch) -> None:
+        assert batch.states is not None
+        kernel.arguments.set_batch(batch.states)
+
+    calls.add_placed(kernel, set_places, out)

@@ -6,9 +6,10 @@ from torch import Tensor
 
 from engine.attention.call import PagedAttention
 from engine.model.loader import Loader, Source
-from engine.model.mixers.mixer import Mixer, load_taps
+from engine.model.mixers.mixer import Mixer, load_taps, prepare_convolution
 from engine.model.rotary import StepAngles
 from engine.model.spec import DecoderSpec
+from kernels.cpu.step_calls import StepCalls
 
 
 class ShortConvolution(Mixer):
@@ -33,3 +34,15 @@ class ShortConvolution(Mixer):
             self._index, inner, self._taps, self._bias, before=before, after=after
         )
         return self.out(mixed if rows is None else mixed.index_select(0, rows))
+
+    def prepare(
+        self, calls: StepCalls, rows: Tensor, out: Tensor, residual: Tensor | None = None
+    ) -> None:
+        merged = calls.buffer("inner", 3 * self._taps.shape[1])
+        self.inner.prepare(calls, rows, merged)
+        before, after, inner = merged.chunk(3, -1)
+        mixed = calls.buffer("attended", inner.shape[1])
+        prepare_convolution(
+            calls, self._index, inner, self._taps, self._bias, mixed, before=before, after=after
+        )
+        self.out.prepare(calls, mixed, out, residual)
