@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from core.protocol.stats import Timing
+from core.protocol.stats import Receipt, Timing
 from core.sampling import Finish, TopLogprobs
 
 
@@ -36,6 +36,8 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """With Finish.ERROR, the field of SamplingParams that is at fault, if the request is."""
     timing: Timing | None = None
     """Set by the server on the last output of an answer, before the output is sent."""
+    receipt: Receipt | None = None
+    """What the request has cost, on its last output, with option.receipts."""
 
 
 def joined(parts: Sequence[Output]) -> Output:

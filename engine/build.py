@@ -46,10 +46,10 @@ def build_engine(
         from engine.builders.lead import build_on_ranks
 
         engine = build_on_ranks(build, model_dir, options, device, phases, on_lost, rank_address)
-    if options.observers.record is not None:
-        from engine.builders.record import record
+    if options.observers.record is not None or options.observers.receipts:
+        from engine.builders.observe import observe
 
-        record(engine, options)
+        observe(engine, options)
     return engine
 
 

@@ -145,7 +145,7 @@ class Engine:
         """Return when to call `step` if nothing runs; None: at once, or when a request arrives."""
         return self._guard.wake_at()
 
-    def step(self, now: float, between_tokens: Callable[[], None] = lambda: None) -> list[Output]:
+    def step(self, now: float, between_tokens: Callable[[], None] = lambda: None) -> Tokens[Output]:
         """Submit the next step, if anything is scheduled now, and commit the oldest step.
 
         Without overlap both are the same step; with overlap, the outputs are those of the step
@@ -176,8 +176,7 @@ class Engine:
             submitted, self._in_flight = self._in_flight, submitted
         outputs = [] if submitted is None else self._commit(*submitted)
         outputs += self._guard.take_outputs()
-        self.observer.ends(outputs)
-        return outputs
+        return self.observer.ends(outputs)
 
     def _commit(self, plan: StepPlan, step: SubmittedStep) -> list[Output]:
         try:

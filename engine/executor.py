@@ -52,7 +52,7 @@ FailedAt = Literal["submit", "memory", "wait"]
 
 
 class Observer:
-    """Sees everything, changes nothing and raises nothing. This class: does not even look.
+    """Sees everything, changes no schedule and raises nothing. This class: does not even look.
 
     ```
     begins ▶ scheduled ▶ (failed) ▶ computed or failed ▶ ends
@@ -81,5 +81,6 @@ class Observer:
     def failed(self, plan: StepPlan, where: FailedAt) -> None:
         """See a step that failed, before its requests end."""
 
-    def ends(self, outputs: Sequence[Output]) -> None:
-        """See what the step returns, once everything is committed."""
+    def ends(self, outputs: Sequence[Output]) -> Sequence[Output]:
+        """See what the step returns, once everything is committed. May add to it."""
+        return outputs

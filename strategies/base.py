@@ -19,7 +19,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from collections.abc import Sequence as Chunks
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from core.output import Output
 from core.plan import Chunk, StepPlan, StepResult
@@ -38,6 +38,11 @@ class Limits:
     """Maximum sequences that run at once. A group with more sequences than that runs alone."""
     max_step_tokens: int
     """Token budget of one step. A longer prompt is computed in chunks."""
+
+
+Blocked = Literal["slots", "blocks", "batch", "budget"]
+"""Why the first waiting group is not admitted: max_sequences run, or a whole batch does; its blocks
+are not free; the batch is not full yet (`dynamic`); the tokens of the step are spent."""
 
 
 class StepBudget:
@@ -102,6 +107,8 @@ class Strategy(ABC):
         self.current: SequenceGroup | None = None
         """The group that `schedule` is working on. An exception belongs to its request."""
         self.extension: Extension | None = None
+        self.blocked_by: Blocked = "budget"
+        """Why the last schedule left the first waiting group waiting, if it did."""
         self._swapped_out: list[Sequence] = []
         """Sequences swapped out since the last plan."""
         self.num_preemptions = 0
@@ -362,7 +369,11 @@ class ReservingStrategy(Strategy):
             has_slots = group.num_sequences <= max_sequences or not self.running
             reservation = self._reservation(group.sequences[0])
             spans = [Span(sequence_id, 0, reservation) for sequence_id in group.sequence_ids]
-            if max_sequences <= 0 or not has_slots or not self.memory.reserve(spans):
+            if max_sequences <= 0 or not has_slots:
+                self.blocked_by = "slots"
+                return
+            if not self.memory.reserve(spans):
+                self.blocked_by = "blocks"
                 return
             yield group
             max_sequences -= group.num_sequences

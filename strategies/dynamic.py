@@ -21,8 +21,12 @@ class DynamicStrategy(ReservingStrategy):
         self.max_delay_s = max_delay_s
 
     def _admissible(self, now: float) -> Iterator[SequenceGroup]:
-        batch_is_due = not self.running and (self._is_full() or self._is_overdue(now))
-        return self._reserved(self.limits.max_sequences if batch_is_due else 0)
+        if self.running:
+            return self._reserved(0)
+        if not self._is_full() and not self._is_overdue(now):
+            self.blocked_by = "batch"
+            return iter(())
+        return self._reserved(self.limits.max_sequences)
 
     def wake_at(self) -> float | None:
         return None if self.running or not self.waiting else self._deadline()

@@ -123,6 +123,7 @@ class PagedStrategy(Strategy):
         while self.waiting:
             group = self.current = self.waiting[0]
             if not self._has_slots_for(group):
+                self.blocked_by = "slots"
                 break
             is_swapped = any(map(self._blocks.is_swapped, group.sequence_ids))
             turns = (self._resume if is_swapped else self._begin)(group, budget)
@@ -142,7 +143,9 @@ class PagedStrategy(Strategy):
         first, turns = group.sequences[0], []
         forked_at = group.num_shared_tokens if len(group.sequences) > 1 else None
         first.num_computed_tokens = self._blocks.adopt(first, forked_at)
+        self.blocked_by = "blocks"
         if self._has_room_for(group):
+            self.blocked_by = "budget"
             if group.num_sequences > 1:
                 self._share_prompt(group)
             turns = group.turns(budget.num_left)
@@ -156,6 +159,7 @@ class PagedStrategy(Strategy):
     def _resume(self, group: SequenceGroup, budget: StepBudget) -> list[Turn]:
         """Swap a group back in and return its next turns; none if there is no room."""
         turns = group.turns(budget.num_left)
+        self.blocked_by = "budget" if not turns else "blocks"
         if not turns or not self._has_room_for(group):
             return []
         self._blocks.swap_in(group.sequence_ids)

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from container.apis.generation.generation import Generation
 from container.apis.generation.reply import Record
 from container.apis.generation.sampling import (
@@ -33,6 +35,7 @@ from container.schema.kinds import (
     with_schema,
 )
 from core.errors import RequestError
+from core.protocol.stats import Receipt
 from core.sampling import Finish
 from core.text.answer import TokenText
 from core.text.tokenizer import Tokenizer
@@ -59,6 +62,11 @@ OPENAI_FIELDS: Fields = {
         ),
         "include_usage: send token counts in a last chunk. continuous_usage_stats: send them in "
         "every chunk, too.",
+    ),
+    "receipt": Field(
+        BOOLEAN,
+        "Return in `usage` what the request has cost. null without option.receipts, and if a stop "
+        "string ended the answer.",
     ),
     "response_format": RESPONSE_FORMAT,
     **MODEL_FIELDS,
@@ -160,12 +168,14 @@ def read_request_id(values: Values) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class StreamUsage:
-    """Which chunks of a stream have token counts."""
+    """Which chunks of a stream have token counts, and what is beside the counts."""
 
     is_included: bool
     """Whether the stream ends with a chunk of the response's token counts, without choices."""
     is_continuous: bool
     """Whether each chunk has the token counts so far of its prompt and that prompt's choices."""
+    has_receipt: bool
+    """Whether the counts of a stream or a document say what the request has cost."""
     warnings: tuple[str, ...]
 
     def field(self, counts: Callable[[], Record]) -> Record:
@@ -181,7 +191,8 @@ def read_stream_usage(values: Values) -> StreamUsage:
     fields = read_fields(options, _STREAM_OPTIONS, "stream_options.")
     is_included: bool = fields.get("include_usage", False)
     is_continuous = is_included and fields.get("continuous_usage_stats", False)
-    return StreamUsage(is_included, is_continuous, fields.warnings)
+    has_receipt: bool = values.get("receipt", False)
+    return StreamUsage(is_included, is_continuous, has_receipt, fields.warnings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +231,7 @@ def finish_reason(finish: Finish | None) -> str | None:
     return None if finish is None else finish.public_name
 
 
-def usage(generations: Iterable[Generation]) -> Record:
+def usage(generations: Sequence[Generation], *, has_receipt: bool = False) -> Record:
     """Count the tokens so far: each prompt once, and every sampled answer."""
     num_prompt = num_completion = 0
     for generation in generations:
@@ -230,4 +241,14 @@ def usage(generations: Iterable[Generation]) -> Record:
         "prompt_tokens": num_prompt,
         "completion_tokens": num_completion,
         "total_tokens": num_prompt + num_completion,
+        **({"receipt": _receipt(generations)} if has_receipt else {}),
     }
+
+
+def _receipt(generations: Iterable[Generation]) -> Record | None:
+    """Return the sum of the receipts of generations that have one; None if none has."""
+    receipts = [each.receipt for each in generations if each.receipt is not None]
+    total = Receipt()
+    for receipt in receipts:
+        total.add(receipt)
+    return msgspec.structs.asdict(total) if receipts else None

@@ -49,6 +49,8 @@ def _log(
         queue_s=_seconds(record, record.admitted),
         ttft_s=_seconds(record, record.first_token),
         total_s=_seconds(record, record.now()),
+        compute_s=None if record.receipt is None else record.receipt.compute_ns / 1e9,
+        kv_block_s=None if record.receipt is None else record.receipt.kv_block_ns / 1e9,
         body=_shown(record.body) if with_body else None,
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from container.http.failures import Failure
 from core.output import Output
 from core.protocol.messages import Submit
-from core.protocol.stats import Timing
+from core.protocol.stats import Receipt, Timing
 from core.sampling import Finish, Operation, SamplingParams
 
 
@@ -44,6 +44,8 @@ class RequestRecord:
     timing: Timing | None = None
     """The engine's times from the first arrival to the last end, once it has sent the times of all
     answers. It sends no times for an answer that a stop string or an abort ends."""
+    receipt: Receipt | None = None
+    """What the engine's requests have cost, as far as it has said."""
     began: float = field(init=False)
     _timings: list[Timing] = field(default_factory=list[Timing], init=False)
     _num_answers: int = field(default=0, init=False)
@@ -68,6 +70,9 @@ class RequestRecord:
             self.first_token = self.now()
         if output.timing is not None:
             self._add_timing(output.timing)
+        if output.receipt is not None:
+            self.receipt = self.receipt or Receipt()
+            self.receipt.add(output.receipt)
 
     def end(self, finishes: list[Finish]) -> None:
         """Note that the engine has stopped working on a prompt, and why its answers ended."""

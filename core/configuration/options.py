@@ -470,10 +470,17 @@ class ObserverOptions(Record):
     record_max_hours: int = option(
         168, "record: hours after which a file of a recording is deleted.", minimum=1
     )
+    receipts: bool = option(
+        False,
+        "Account for all of the engine's time, so that requests may ask with receipt=true what "
+        "they have cost, and option.log_requests says it (docs/recordings.md).",
+    )
 
     @property
     def only_for_text(self) -> str:
-        return "option.record" if self.record is not None else ""
+        if self.record is not None:
+            return "option.record"
+        return "option.receipts" if self.receipts else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,34 @@ class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     finished: float
 
 
+class Receipt(msgspec.Struct, array_like=True):
+    """What a request has cost. Times are integer nanoseconds."""
+
+    compute_ns: int = 0
+    """Its share of the time of all steps that computed its tokens (engine/observers/ledger.py)."""
+    queued_ns: dict[str, int] = {}
+    """How long none of its sequences ran, by reason. step: until the next step was scheduled.
+    slots, blocks, batch, budget: as in `strategies.base.Strategy.blocked_by`, of the first waiting
+    request. priority: behind requests of a more urgent priority."""
+    kv_block_ns: int = 0
+    """KV blocks that it held, each times how long."""
+    kv_shared_block_ns: int = 0
+    """Of them, blocks that it did not fill: of a cached prefix, or of its first sample."""
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+    """Tokens in the blocks that it did not fill."""
+
+    def add(self, other: Receipt) -> None:
+        """Add another request's figures."""
+        self.compute_ns += other.compute_ns
+        for reason, queued_ns in other.queued_ns.items():
+            self.queued_ns[reason] = self.queued_ns.get(reason, 0) + queued_ns
+        self.kv_block_ns += other.kv_block_ns
+        self.kv_shared_block_ns += other.kv_shared_block_ns
+        self.num_preemptions += other.num_preemptions
+        self.num_cached_tokens += other.num_cached_tokens
+
+
 class Histogram(msgspec.Struct, array_like=True):
     """A histogram. Each bucket counts values up to its bound and above the previous bound."""
 

@@ -1,1 +1,1 @@
-"""What watches the engine's steps: recordings of the schedule."""
+"""What watches the engine's steps: recordings of the schedule, and receipts."""

@@ -154,7 +154,7 @@ class Recorder(Observer):
                 if group.is_indivisible and chunks[0].samples_token
             ]
 
-    def ends(self, outputs: Sequence[Output]) -> None:
+    def ends(self, outputs: Sequence[Output]) -> Sequence[Output]:
         errors = [output.request_id for output in outputs if output.finish is Finish.ERROR]
         if self._committed is not None:
             self._frames.append(self._done(*self._committed, outputs, errors))
@@ -164,6 +164,7 @@ class Recorder(Observer):
         if self._frames:
             self._write(self._frames)
             self._frames = []
+        return outputs
 
     def _done(
         self,

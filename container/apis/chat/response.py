@@ -116,7 +116,8 @@ class ChatFormat(Format):
         return self._envelope.record("chat.completion.chunk", [choice], **usage_field)
 
     def _usage(self) -> Record:
-        counts = usage([self._generation])
+        has_receipt = self._request.stream_usage.has_receipt
+        counts = usage([self._generation], has_receipt=has_receipt)
         num_reasoning = sum(message.num_reasoning_tokens for message in self._messages)
         if not num_reasoning:
             return counts

@@ -113,7 +113,7 @@ class CompletionFormat(Format):
         return {"finish_reason": finish_reason(answer.finish), "stop_reason": answer.stop_reason}
 
     def _usage(self, generations: Sequence[Generation]) -> Record:
-        counts = usage(generations)
+        counts = usage(generations, has_receipt=self._request.stream_usage.has_receipt)
         if not self._request.only_echo:
             return counts
         return {**counts, "completion_tokens": 0, "total_tokens": counts["prompt_tokens"]}

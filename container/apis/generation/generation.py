@@ -11,7 +11,7 @@ from container.http.request_record import RequestRecord
 from core.errors import GenerationError
 from core.output import Output
 from core.protocol.messages import AbortReason
-from core.protocol.stats import Timing
+from core.protocol.stats import Receipt, Timing
 from core.text.answer import AnswerText
 from core.text.answers import Answers, Delta
 
@@ -42,6 +42,9 @@ class Generation:
         self.prompt_token_ids = prompt_token_ids
         self.timing: Timing | None = None
         """Timing of the answer that ended last; None if a stop string ended it."""
+        self.receipt: Receipt | None = None
+        """What the request has cost, once its last answer has ended, unless a stop string ended it.
+        None without option.receipts."""
         self.received = answers
         """All that the engine has sent."""
         self._stream = stream
@@ -69,7 +72,7 @@ class Generation:
         try:
             while self.received.num_open:
                 for output in self._next():
-                    self.timing = output.timing
+                    self.timing, self.receipt = output.timing, output.receipt
                     self._charge(self._num_uncharged + len(output.token_ids))
                     self._num_uncharged = 0
                     self._record.add(output)

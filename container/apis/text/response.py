@@ -106,6 +106,9 @@ class TextFormat(Format):
         timing = self._generation.timing
         if self._request.timings and timing is not None:
             details["timings"] = msgspec.structs.asdict(timing)
+        if self._request.receipt:
+            receipt = self._generation.receipt
+            details["receipt"] = receipt and msgspec.structs.asdict(receipt)
         return details
 
     def _finish(self, answer: AnswerText, finish: Finish | None) -> Record:

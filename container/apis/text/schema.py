@@ -93,6 +93,11 @@ _LMI_PARAMETERS: Fields = {
         "With details: return when the request arrived, was admitted, got its first token and "
         "ended.",
     ),
+    "receipt": Field(
+        BOOLEAN,
+        "With details: return what the request has cost. null without option.receipts, and if a "
+        "stop string ended the answer.",
+    ),
     "top_n_tokens": Field(
         bounded(INTEGER, "logprobs"),
         "With details: return this many of the most likely tokens at each position.",
@@ -167,6 +172,7 @@ class TextRequest:
     details: bool
     prompt_details: bool
     timings: bool
+    receipt: bool
     return_full_text: bool
     max_prompt_tokens: int | None
     shows_prompt_logprobs: bool
@@ -230,6 +236,7 @@ def read_text_request(body: Mapping[str, object], *, always_details: bool = Fals
         details=details,
         prompt_details=prompt_details,
         timings=parameters.get("timings", False),
+        receipt=parameters.get("receipt", False),
         return_full_text=parameters.get("return_full_text", False),
         max_prompt_tokens=parameters.get("truncate", None),
         shows_prompt_logprobs="prompt_logprobs" in parameters,

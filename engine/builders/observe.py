@@ -1,4 +1,4 @@
-"""Records what an engine does, if option.record asks for it."""
+"""Gives an engine the observers that the options ask for."""
 
 from __future__ import annotations
 
@@ -6,20 +6,31 @@ from pathlib import Path
 
 from core.configuration.options import Options
 from engine.engine import Engine
+from engine.executor import Observer
 from engine.observers.frames import VERSION, Header
+from engine.observers.ledger import Ledger, joined
 from engine.observers.recorder import Recorder, link_tokens
 from engine.observers.store import RecordingWriter
 from strategies.factory import StrategySettings
 
 
-def record(engine: Engine, options: Options) -> None:
-    """Record what an engine does from now on, in the folder of option.record.
+def observe(engine: Engine, options: Options) -> None:
+    """Record and account for what an engine does from now on, as the options say.
 
-    Raises ConfigurationError if the folder cannot be written.
+    Raises ConfigurationError if the folder of option.record cannot be written.
     """
-    assert options.observers.record is not None
+    observers: list[Observer] = []
+    if options.observers.record is not None:
+        observers.append(_recorder(engine, options, Path(options.observers.record)))
+    if options.observers.receipts:
+        observers.append(Ledger(engine.strategy))
+    if observers:
+        engine.observer = joined(observers)
+
+
+def _recorder(engine: Engine, options: Options, folder: Path) -> Recorder:
     writer = RecordingWriter(
-        Path(options.observers.record),
+        folder,
         header_of(engine, settings_of(engine, options)),
         options.observers.record_max_mib * 2**20,
         options.observers.record_max_hours * 3600,
@@ -31,7 +42,7 @@ def record(engine: Engine, options: Options) -> None:
         end_engine()
 
     engine.close = close
-    engine.observer = Recorder(
+    return Recorder(
         engine.strategy,
         lambda frames: writer.write(frames, is_idle=not engine.has_work()),
         model_time=engine.model_time,
