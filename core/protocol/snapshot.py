@@ -19,6 +19,15 @@ BlockRuns = list[tuple[int, int]]
 """Block numbers as runs of consecutive ones: the first block and the length of each run."""
 
 
+class GroupSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Layers that share blocks; see `core.configuration.kv_layout.CacheGroup`."""
+
+    block_size: int
+    window: int | None
+    num_layers: int
+    """0: all layers."""
+
+
 class SequenceSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One unfinished answer. Times are seconds of the engine's monotonic clock."""
 
@@ -35,8 +44,10 @@ class SequenceSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     arrived: float
     admitted: float | None
     first_token: float | None
-    blocks: BlockRuns
-    """The block table. Sequences that share a block both list it."""
+    tables: list[BlockRuns]
+    """The blocks that it holds in each group. Sequences that share a block both list it."""
+    freed: list[int]
+    """How many blocks have left the window before these, in each group."""
 
 
 class EndedSnapshot(msgspec.Struct, frozen=True, gc=False):
@@ -57,6 +68,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_waiting: int
     """Waiting groups of sequences that run together, including groups that are not in `sequences`.
     """
+    groups: list[GroupSnapshot]
     num_blocks: int
     num_held_blocks: int
     kept_blocks: BlockRuns

@@ -7,8 +7,16 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 
+from core.plan import BlockTable
 from core.protocol.messages import FromEngine, Watched
-from core.protocol.snapshot import BlockRuns, EndedSnapshot, Phase, SequenceSnapshot, Snapshot
+from core.protocol.snapshot import (
+    BlockRuns,
+    EndedSnapshot,
+    GroupSnapshot,
+    Phase,
+    SequenceSnapshot,
+    Snapshot,
+)
 from core.protocol.stats import Timing
 from core.sequence import Sequence
 from strategies.base import Strategy
@@ -109,7 +117,8 @@ def take_snapshot(
                 arrived=group.request.arrival,
                 admitted=group.request.admitted,
                 first_token=first_token(group.request.id),
-                blocks=block_runs(memory.held(sequence.id)),
+                tables=[_runs_of(table) for table in memory.tables(sequence.id)],
+                freed=[table.first for table in memory.tables(sequence.id)],
             )
             for index, group in enumerate(groups)
             for sequence in group.sequences
@@ -117,6 +126,12 @@ def take_snapshot(
         ended=list(ended),
         num_running=strategy.num_running,
         num_waiting=len(strategy.waiting),
+        groups=[
+            GroupSnapshot(
+                block_size=group.block_size, window=group.window, num_layers=len(group.layers)
+            )
+            for group in memory.layout.groups
+        ],
         num_blocks=memory.num_blocks,
         num_held_blocks=memory.num_held_blocks,
         kept_blocks=block_runs(sorted(memory.kept_blocks)),
@@ -134,6 +149,11 @@ def block_runs(blocks: Iterable[int]) -> BlockRuns:
             first = block
         end = block + 1
     return [*runs, (first, end - first)] if end > first else runs
+
+
+def _runs_of(table: BlockTable) -> BlockRuns:
+    """Return the blocks that are held. Without paging, a window's table repeats those of a ring."""
+    return block_runs(dict.fromkeys(table.held))
 
 
 def _phase(

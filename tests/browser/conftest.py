@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 from playwright.sync_api import Browser, Page
 
+from models.windows import write
 from tests.browser.chromium import NoBrowserError, chromium
 from tests.browser.demo_server import demo_server
 
@@ -41,6 +42,14 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def one_strategy(browser: Browser) -> Iterator[str]:
     with demo_server(*SMALL) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def with_windows(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of the demo model with windows in three of its four layers: two cache groups."""
+    model = write(tmp_path_factory.mktemp("windows"))
+    with demo_server(*SMALL, "--model-dir", str(model)) as url:
         yield url
 
 

@@ -18,12 +18,13 @@ WATCH_TEXT = """() => {
 }"""
 """Collects the last message as it grows."""
 WATCH_PICTURES = """() => {
-  window.seen = { batch: new Set(), blocks: new Set(), labels: new Set() };
+  window.seen = { batch: new Set(), blocks: new Set(), labels: new Set(), groups: new Set() };
   window.timer = setInterval(() => {
     for (const name of ["batch", "blocks"]) {
       seen[name].add(document.getElementById(name).toDataURL());
     }
     seen.labels.add(document.getElementById("batch").ariaLabel);
+    seen.groups.add(document.getElementById("groups").ariaLabel);
   }, 50);
 }"""
 """Collects the distinct pictures, and what is said about them to screen readers."""
@@ -66,6 +67,29 @@ def test_the_batch_and_the_kv_memory_move(page: Page, one_strategy: str) -> None
     answers = page.locator(".answer p").all_inner_texts()
     assert len(answers) == 8
     assert all(answers)
+
+
+def test_cache_groups_and_freed_windows_are_drawn(page: Page, with_windows: str) -> None:
+    open_page(page, with_windows)
+    page.wait_for_selector("#groups[aria-label*='read 64 tokens']")
+    assert "in layers with a window" in page.inner_text("#blocks-legend")
+    set_slider(page, "max-tokens", 192)
+    page.evaluate(WATCH_PICTURES)
+    page.click("#burst")
+    wait_for_answers(page, "burst")
+    labels = page.evaluate("clearInterval(timer), [...seen.groups]")
+    pattern = r"1 layer reads all tokens: (\d+) blocks held in each group, 0 freed; "
+    found = [re.match(pattern + r"3 layers read 64 tokens.*: (\d+) .* (\d+) freed", label)
+             for label in labels]  # fmt: skip
+    assert max(int(match[3]) for match in found) > 0
+    assert any(0 < int(match[2]) < int(match[1]) for match in found)
+
+
+def test_a_model_with_one_group_has_no_picture_of_groups(page: Page, one_strategy: str) -> None:
+    open_page(page, one_strategy)
+    page.wait_for_selector("#blocks[aria-label$='kept for equal prompts']")
+    assert not page.is_visible("#groups")
+    assert "window" not in page.inner_text("#blocks-legend")
 
 
 def test_all_strategies_answer_the_same_requests(page: Page, all_strategies: str) -> None:

@@ -1,12 +1,12 @@
 // The KV memory as a map of blocks: one cell for each block, in the colour of its sequence.
 
-import { begin, drawLegend, palette, sequenceColor } from "./canvas.js";
+import { FADED, begin, drawLegend, palette, sequenceColor } from "./canvas.js";
+import { freedLegend } from "./groups.js";
 
 const CELL = { min: 4, max: 38 };
 const LEAST_BLOCKS = 512;
 const FREE = -1;
 const KEPT = -2;
-const FADED = 0.3;
 
 export function blocksLegend(list, settings) {
   const isPaged = settings.is_paged;
@@ -18,13 +18,16 @@ export function blocksLegend(list, settings) {
     ["reserved, still empty", cell({ ...held, isFilled: false })],
     ...(isPaged ? [["free, kept for prompts that begin alike", cell({ owner: KEPT })]] : []),
     ["free", cell({ owner: FREE })],
+    ...(settings.groups?.length > 1
+      ? [["in layers with a window", cell({ ...held, isRound: true })], freedLegend()]
+      : []),
   ]);
 }
 
 // Returns the text that says which part of the pool is shown.
 export function drawBlocks(canvas, snapshot, settings) {
   const { context, width, height } = begin(canvas);
-  const cells = states(snapshot, settings.block_size);
+  const cells = states(snapshot);
   const { size, columns, perCell } = layout(width, height, cells.length);
   for (let index = 0; index * perCell < cells.length; index += 1) {
     const state = strongest(cells, index * perCell, perCell);
@@ -37,32 +40,41 @@ export function drawBlocks(canvas, snapshot, settings) {
   const shown = cells.length.toLocaleString("en");
   const part = cells.length < snapshot.num_blocks ? `the first ${shown} of ${all} blocks` : `${all} blocks`;
   const whose = settings.executor === "library" ? ", as the strategy counts them" : "";
-  return `${part} of ${settings.block_size} tokens${group}${whose}`;
+  const sizes = [...new Set(snapshot.groups.map((each) => each.block_size))].join(" or ");
+  return `${part} of ${sizes} tokens${group}${whose}`;
 }
 
 // Returns the states of the pool's first LEAST_BLOCKS blocks, or of more if later ones are in use.
-function states(snapshot, blockSize) {
+function states(snapshot) {
   let used = LEAST_BLOCKS;
-  const runs = [snapshot.kept_blocks, ...snapshot.sequences.map((sequence) => sequence.blocks)];
+  const runs = [snapshot.kept_blocks, ...snapshot.sequences.flatMap((sequence) => sequence.tables)];
   for (const [first, length] of runs.flat()) used = Math.max(used, first + length);
   const size = Math.min(snapshot.num_blocks, 2 ** Math.ceil(Math.log2(used)));
   const cells = Array.from({ length: size }, () => ({ owner: FREE, holders: 0, isFilled: false }));
   for (const [first, length] of snapshot.kept_blocks) {
     for (let block = first; block < first + length; block += 1) cells[block].owner = KEPT;
   }
-  for (const { id, blocks, num_computed_tokens: numComputed } of snapshot.sequences) {
-    let position = 0;
-    for (const [first, length] of blocks) {
-      for (let block = first; block < first + length; block += 1) {
-        const cell = cells[block];
-        if (cell.holders === 0) cell.owner = id;
-        cell.holders += 1;
-        cell.isFilled ||= position < numComputed;
-        position += blockSize;
-      }
-    }
+  for (const sequence of snapshot.sequences) {
+    sequence.tables.forEach((table, index) => {
+      hold(cells, sequence, table, snapshot.groups[index], sequence.freed[index]);
+    });
   }
   return cells;
+}
+
+// Marks the blocks that a sequence holds in a group, after those that have left the window.
+function hold(cells, sequence, table, { block_size: size, window }, numFreed) {
+  let position = numFreed * size;
+  for (const [first, length] of table) {
+    for (let block = first; block < first + length; block += 1) {
+      const cell = cells[block];
+      if (cell.holders === 0) cell.owner = sequence.id;
+      cell.holders += 1;
+      cell.isFilled ||= position < sequence.num_computed_tokens;
+      cell.isRound = window !== null;
+      position += size;
+    }
+  }
 }
 
 function layout(width, height, count) {
@@ -86,13 +98,14 @@ function strongest(cells, start, count) {
   return best;
 }
 
-function paint(context, { owner, holders, isFilled }, x, y, size, gap) {
+function paint(context, { owner, holders, isFilled, isRound }, x, y, size, gap) {
   const colors = palette();
   const inner = size - gap;
   const special = { [FREE]: colors.free, [KEPT]: colors.kept }[owner];
   context.fillStyle = special ?? sequenceColor(owner);
   if (special === undefined && !isFilled) context.globalAlpha = FADED;
-  context.fillRect(x, y, inner, inner);
+  if (isRound) fillRound(context, x, y, inner);
+  else context.fillRect(x, y, inner, inner);
   context.globalAlpha = 1;
   if (holders > 1) {
     const dot = Math.max(1, Math.round(inner * 0.42));
@@ -100,6 +113,12 @@ function paint(context, { owner, holders, isFilled }, x, y, size, gap) {
     context.fillStyle = colors.text;
     context.fillRect(x + shift, y + shift, dot, dot);
   }
+}
+
+function fillRound(context, x, y, size) {
+  context.beginPath();
+  context.roundRect(x, y, size, size, size / 2);
+  context.fill();
 }
 
 function describe({ num_held_blocks: held, num_blocks: total, kept_blocks: kept }) {

@@ -5,6 +5,8 @@ const NAMES = [
   "text", "quiet", "card", "line", "waiting", "prefill", "decode", "preempted", "swapped", "idle",
   "free", "kept", "grid", "seq-lightness",
 ]; // prettier-ignore
+// How strongly reserved blocks that are still empty are painted.
+export const FADED = 0.3;
 let colors = null;
 let hatches = new Map();
 

@@ -5,6 +5,7 @@ import { batchLegend, drawBatch, lastSeconds } from "./batch.js";
 import { blocksLegend, drawBlocks } from "./blocks.js";
 import { Chat } from "./chat.js";
 import { explain } from "./explanation.js";
+import { drawGroups } from "./groups.js";
 import { History } from "./history.js";
 import { longestAnswer, setNumber, setRounded, setSeconds } from "./numbers.js";
 
@@ -68,8 +69,18 @@ function onSnapshot({ snapshot, counters }) {
   setNumber(element("queue"), snapshot.num_waiting);
   const use = (100 * snapshot.num_held_blocks) / snapshot.num_blocks;
   setRounded(element("kv-use"), use, "%");
-  element("blocks-range").textContent = drawBlocks(element("blocks"), snapshot, settings);
+  showBlocks(snapshot);
   if (isCalm.matches) drawBatch(element("batch"), history, settings, lastSeconds(history, localNow()));
+}
+
+// A model whose layers are in several cache groups gets a second picture.
+function showBlocks(snapshot) {
+  const isNew = settings.groups?.length !== snapshot.groups.length;
+  settings.groups = snapshot.groups;
+  if (isNew) blocksLegend(element("blocks-legend"), settings);
+  element("blocks-range").textContent = drawBlocks(element("blocks"), snapshot, settings);
+  element("groups").hidden = snapshot.groups.length === 1;
+  if (snapshot.groups.length > 1) drawGroups(element("groups"), snapshot, settings);
 }
 
 function onEvent({ event, data }) {
@@ -118,7 +129,7 @@ function redraw() {
   if (!settings) return;
   batchLegend(element("batch-legend"), settings);
   blocksLegend(element("blocks-legend"), settings);
-  if (history.snapshot) drawBlocks(element("blocks"), history.snapshot, settings);
+  if (history.snapshot) showBlocks(history.snapshot);
 }
 
 for (const [id, unit] of [["max-tokens", " tokens"], ["temperature", ""]]) {

@@ -17,7 +17,7 @@ from container.wire.engine_client import EngineClient
 from container.wire.snapshots import RENEWAL_S, WATCH_S, SnapshotFeed
 from core.configuration.options import Options
 from core.protocol.messages import Watch, Watched
-from core.protocol.snapshot import SequenceSnapshot, Snapshot
+from core.protocol.snapshot import GroupSnapshot, SequenceSnapshot, Snapshot
 from core.protocol.stats import Stats
 from core.text.tokenizer import Tokenizer
 from tests.clock import Clock
@@ -29,10 +29,11 @@ PATHS = ("/", "/ui/main.js", "/ui/events")
 
 SEQUENCE = SequenceSnapshot(
     id=3, request=3, phase="decode", num_prompt_tokens=5, num_tokens=9, num_computed_tokens=8,
-    max_length=25, arrived=1.0, admitted=1.5, first_token=2.0, blocks=[(7, 1)],
+    max_length=25, arrived=1.0, admitted=1.5, first_token=2.0, tables=[[(7, 1)]], freed=[0],
 )  # fmt: skip
 SNAPSHOT = Snapshot(
-    now=3.0, sequences=[SEQUENCE], ended=[], num_running=1, num_waiting=0, num_blocks=40,
+    now=3.0, sequences=[SEQUENCE], ended=[], num_running=1, num_waiting=0,
+    groups=[GroupSnapshot(block_size=16, window=None, num_layers=0)], num_blocks=40,
     num_held_blocks=1, kept_blocks=[(8, 2)],
 )  # fmt: skip
 

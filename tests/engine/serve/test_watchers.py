@@ -7,6 +7,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
+from core.configuration.kv_layout import CacheGroup, KVLayout
 from core.configuration.strategy_table import BATCHING_NAMES
 from core.protocol.snapshot import Snapshot
 from core.protocol.stats import Timing
@@ -56,7 +57,8 @@ def seen(strategy, now=11.0, first_tokens=()):
 
 
 def blocks_of(sequence):
-    return [block for first, count in sequence.blocks for block in range(first, first + count)]
+    runs = [run for table in sequence.tables for run in table]
+    return [block for first, count in runs for block in range(first, first + count)]
 
 
 @pytest.mark.parametrize("batching", BATCHING_NAMES)
@@ -74,6 +76,28 @@ def test_a_snapshot_has_the_tables_and_counts_of_the_strategy(batching):
     assert (first.phase, first.num_prompt_tokens, first.max_length) == ("decode", 9, 29)
     assert first.num_tokens == first.num_computed_tokens + 1 > 9
     assert (first.arrived, first.admitted, first.first_token) == (0, 10.0, 10.5)
+
+
+@pytest.mark.parametrize("batching", BATCHING_NAMES)
+def test_a_snapshot_has_the_tables_of_each_cache_group(batching):
+    groups = (CacheGroup(4, layers=(0, 2)), CacheGroup(4, 8, layers=(1,)))
+    layout = KVLayout(groups, step_tokens=32)
+    loop = Loop(
+        [Arrival(0, 9, 30, params=ENDLESS)] * 2, batching, layout=layout, kv_reservation="oracle"
+    )
+    loop.run(24)
+    snapshot = seen(loop.strategy)
+    assert [(g.block_size, g.window, g.num_layers) for g in snapshot.groups] == [
+        (4, None, 2), (4, 8, 1),
+    ]  # fmt: skip
+    sequence = snapshot.sequences[0]
+    assert sequence.num_computed_tokens == 32
+    assert blocks_of(sequence) == loop.strategy.memory.held(sequence.id)
+    full, window = (sum(count for _, count in table) for table in sequence.tables)
+    if batching == "paged":
+        assert (full, window, sequence.freed) == (8, 2, [0, 6]), "position 32 reads from 25 on"
+    else:
+        assert (full, window, sequence.freed) == (10, 10, [0, 0]), "reserved as a ring"
 
 
 def test_phases_of_a_chunked_prompt():
@@ -95,7 +119,7 @@ def test_preempted_sequences_are_shown_as_such(mode, phase):
     while loop.strategy.num_preemptions == 0:
         loop.run()
     newest = seen(loop.strategy).sequences[-1]
-    assert (newest.id, newest.phase, newest.blocks) == (2, phase, [])
+    assert (newest.id, newest.phase, newest.tables) == (2, phase, [[]])
 
 
 def test_a_recomputed_answer_is_prefilled_again():
