@@ -45,6 +45,8 @@ _DEFAULTS: Mapping[str, Config] = {
     "qwen2": _QWEN,
     "qwen2_moe": _QWEN,
     "qwen3": _QWEN,
+    "granitemoehybrid": {"mamba_expand": 2, "mamba_n_groups": 1, "mamba_d_conv": 4},
+    "bamba": {"mamba_expand": 2, "mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_d_state": 256},
     "qwen3_moe": _QWEN,
     "qwen3_next": _DELTA_NET,
     "qwen3_5_text": _DELTA_NET,

@@ -15,6 +15,8 @@ ALIGNMENT = 64
 """Each tensor begins at a multiple of so many bytes."""
 WITH_STATE = {"conv", "linear_attention", "hybrid"}
 """Values of `layer_types` of layers that keep a state."""
+PUBLISHED = {"mamba": "linear_attention", "attention": "full_attention"}
+"""Other names of types in published files, by which transformers knows them."""
 WITH_ATTENTION = {"full_attention", "hybrid"}
 """Of layers that keep K and V, in models where others keep a state."""
 
@@ -63,14 +65,18 @@ def layer_states(config: Mapping[str, Any]) -> list[LayerState]:
 
 def layer_types(config: Mapping[str, Any]) -> list[str]:
     """Return transformers' type of each layer, which many published files give in other words."""
-    if config.get("layer_types"):
-        return list(config["layer_types"])
+    given: list[str] | None = config.get("layer_types")
+    if given:
+        return [PUBLISHED.get(kind, kind) for kind in given]
     layers = range(config["num_hidden_layers"])
     if "full_attention_interval" in config:  # Qwen
         every = config["full_attention_interval"]
         return ["linear_attention" if (i + 1) % every else "full_attention" for i in layers]
-    with_attention = config["full_attn_idxs"]  # LFM2
-    return ["full_attention" if index in with_attention else "conv" for index in layers]
+    if "attn_layer_indices" in config:  # Bamba
+        with_attention, other = config["attn_layer_indices"] or (), "linear_attention"
+    else:
+        with_attention, other = config["full_attn_idxs"], "conv"  # LFM2
+    return ["full_attention" if index in with_attention else other for index in layers]
 
 
 def _short_convolution(config: Mapping[str, Any]) -> LayerState:
@@ -85,6 +91,14 @@ def _delta_net(config: Mapping[str, Any]) -> LayerState:
     return _tail(config["linear_conv_kernel_dim"], num_channels), matrices
 
 
+def _mamba2(config: Mapping[str, Any]) -> LayerState:
+    heads, size = config["mamba_n_heads"], config["mamba_d_state"]
+    inner = config["mamba_expand"] * config["hidden_size"]
+    matrices = StateShape((heads, size, inner // heads), is_fp32=True)
+    num_channels = inner + 2 * config["mamba_n_groups"] * size
+    return _tail(config["mamba_d_conv"], num_channels), matrices
+
+
 def _tail(num_taps: int, num_channels: int) -> StateShape:
     """Return the newest inputs of a causal convolution, all but the one that comes next."""
     return StateShape((num_taps - 1, num_channels), is_fp32=False)
@@ -93,6 +107,8 @@ def _tail(num_taps: int, num_channels: int) -> StateShape:
 KINDS: Mapping[str, Callable[[Mapping[str, Any]], LayerState]] = {
     "lfm2": _short_convolution,
     "lfm2_moe": _short_convolution,
+    "granitemoehybrid": _mamba2,
+    "bamba": _mamba2,
     "qwen3_next": _delta_net,
     "qwen3_5_text": _delta_net,
     "qwen3_5_moe_text": _delta_net,

@@ -68,11 +68,9 @@ def run_step(
 class NoAttention:
     """Stands in for the paged attention of a step: returns zeros."""
 
-    def __init__(
-        self, scratch_bytes: Callable[[AttentionCall], int], states: NoStates | None = None
-    ) -> None:
+    def __init__(self, scratch_bytes: Callable[[AttentionCall], int], states: NoStates) -> None:
         self._scratch_bytes = scratch_bytes
-        self.states = states or NoStates(torch.empty(0))
+        self.states = states
 
     def attend(self, call: AttentionCall) -> Tensor:
         output = call.query.new_zeros(*call.query.shape[:2], call.value_dim)

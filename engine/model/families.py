@@ -43,6 +43,8 @@ class ExpertNames:
     merged: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
     shared: str = ""
     """Shared experts: one MLP that sees every token."""
+    shared_is_beside: bool = False
+    """Whether the shared MLP is stored beside the mixture, not in it."""
     gates_shared: bool = False
     """Whether the output of the shared MLP is multiplied by the sigmoid of its own gate."""
     score: Literal["softmax", "softmax of top k", "sigmoid", "sparse mixer"] = "softmax"
@@ -226,6 +228,24 @@ FAMILIES: dict[str, Family] = {
             block="feed_forward", gate="w1", up="w3", down="w2", score="sigmoid",
             bias="expert_bias",
         ),
+    ),
+    "granitemoehybrid": replace(
+        LLAMA,
+        state="mamba", mlp="shared_mlp", gate_up=("input_linear",), down="output_linear",
+        experts=ExpertNames(
+            block="block_sparse_moe", router="router", score="softmax of top k",
+            shared="shared_mlp", shared_is_beside=True,
+        ),
+        renames=(
+            (".block_sparse_moe.input_linear.weight", ".block_sparse_moe.experts.gate_up_proj"),
+            (".block_sparse_moe.output_linear.weight", ".block_sparse_moe.experts.down_proj"),
+            (".router.layer.", ".router."),
+        ),
+    ),
+    "bamba": replace(
+        LLAMA,
+        state="mamba", norms=("input_layernorm", "", "pre_ff_layernorm", ""),
+        mlp="feed_forward", final_norm="final_layernorm",
     ),
     "qwen3_next": replace(QWEN_STATE, experts=SHARED_EXPERT),
     "qwen3_5_text": QWEN_STATE,

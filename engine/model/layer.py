@@ -321,5 +321,6 @@ def _load_mlp(loader: Loader, spec: DecoderSpec, index: int, name: str) -> MLP |
     width = shared_width(spec, index) if names.shared else 0
     if width == 0:
         return Experts(loader, spec, index, block, names)
-    shared = MLP(loader, spec, f"{block}.{names.shared}", width)
+    shared_name = f"{name if names.shared_is_beside else block}.{names.shared}"
+    shared = MLP(loader, spec, shared_name, width)
     return SharedExperts(loader, spec, index, block, names, shared)

@@ -150,7 +150,7 @@ class DecoderSpec:
         """
         config: Any = deepcopy(self.config)
         for name in PER_LAYER:
-            if getattr(config, name, None):
+            if vars(config).get(name):  # not if it follows from other settings
                 setattr(config, name, getattr(config, name)[:num_layers])
         config.num_hidden_layers = num_layers
         ropes = _ropes(config) if self.ropes else {}
@@ -203,7 +203,7 @@ def read_spec(config: PreTrainedConfig, max_length: int) -> DecoderSpec:
         activation=_first(given, ACTIVATION_NAMES) or DEFAULT_ACTIVATION,
         mlp_width=_mlp_width(given),
         layers=_layers(given, family, head_dim),
-        ropes={} if family.rotary == "none" else _ropes(given),
+        ropes=_ropes(given) if _has_rotary(given, family) else {},
         query_scaling=_query_scaling(given, max_length) if family.scales_queries else None,
         softcap=getattr(given, "attn_logit_softcapping", None),
         embedding_scale=(
@@ -261,7 +261,7 @@ def _layers(config: Any, family: Family, head_dim: int) -> tuple[LayerSpec, ...]
         return layers
     from core.states.layout import WITH_ATTENTION, layer_states
 
-    states = layer_states(config.to_dict())
+    states = layer_states({**config.to_dict(), "layer_types": config.layer_types})
     return tuple(
         replace(layer, state=state, has_attention=kind in WITH_ATTENTION)
         for layer, state, kind in zip(layers, states, config.layer_types, strict=True)
@@ -281,6 +281,8 @@ def _layer(config: Any, family: Family, head_dim: int, index: int) -> LayerSpec:
 
 def _mlp_width(config: Any) -> int:
     width = _first(config, MLP_WIDTH_NAMES) or 4 * config.hidden_size
+    if getattr(config, "num_local_experts", None) == 0:  # Granite 4 without a mixture
+        return getattr(config, "shared_intermediate_size", width)
     if not getattr(config, "block_auto_adjust_ff_dim", False):
         return width
     # LFM2: of a gated MLP that has as many weights as an MLP of this width without a gate
@@ -334,7 +336,7 @@ def _latent_scale(config: Any) -> float:
 
 
 def _rope(config: Any, family: Family, index: int) -> str | None:
-    if family.rotary == "none":
+    if not _has_rotary(config, family):
         return None
     layer_types = getattr(config, "layer_types", None) or []
     # `no_rope_layers` is SmolLM3's; despite its name, a nonzero entry means that the layer rotates.
@@ -347,12 +349,20 @@ def _rope(config: Any, family: Family, index: int) -> str | None:
     return layer_types[index] if layer_types and layer_types[index] in _ropes(config) else ""
 
 
+def _has_rotary(config: Any, family: Family) -> bool:
+    """Granite 4 may leave positions to the layers with a state."""
+    is_left_out = family.state and getattr(config, "position_embedding_type", "rope") != "rope"
+    return family.rotary != "none" and not is_left_out
+
+
 def _ropes(config: Any) -> dict[str, dict[str, Any]]:
     parameters = config.rope_parameters
     return {"": parameters} if "rope_type" in parameters else dict(parameters)
 
 
 def _has_experts(config: Any, index: int) -> bool:
+    if getattr(config, "num_local_experts", None) == 0:
+        return False
     kinds = getattr(config, "mlp_layer_types", None)
     if kinds:
         return kinds[index] == "sparse"

@@ -46,6 +46,7 @@ DELTA_NET = {"layer_types": ["linear_attention", "full_attention", "linear_atten
              "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
              "linear_value_head_dim": 16}  # fmt: skip
 WIDE_DELTA_NET = {"hidden_size": 128, "head_dim": 64, "linear_key_head_dim": 16}
+MAMBA2 = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16}
 SHARED_EXPERT = {"shared_expert_intermediate_size": 16}
 MULTIPLIERS = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0,
                "attention_multiplier": 0.4}  # fmt: skip
@@ -144,6 +145,16 @@ OWN: dict[str, dict[str, object]] = {
     "lfm2_moe": SMALL
     | EXPERTS
     | {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
+    "granitemoehybrid": SMALL
+    | MAMBA2
+    | LOCAL_EXPERTS
+    | MULTIPLIERS
+    | {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "shared_intermediate_size": 24,
+        "time_step_limit": (0.05, 0.5),
+    },
+    "bamba": SMALL | MAMBA2 | {"attn_layer_indices": [1]},
     "qwen3_next": SMALL | DELTA_NET | EXPERTS | SHARED_EXPERT | {"mlp_only_layers": [1]},
     "qwen3_5_text": SMALL | DELTA_NET,
     "qwen3_5_moe_text": SMALL | DELTA_NET | EXPERTS | SHARED_EXPERT,

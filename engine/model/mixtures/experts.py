@@ -36,6 +36,8 @@ from engine.model.spec import DecoderSpec, of_layer
 
 SHARED_COUNT_NAMES = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 """Config fields that may hold the number of shared experts."""
+SHARED_WIDTH_NAMES = ("shared_expert_intermediate_size", "shared_intermediate_size")
+"""Config fields that may hold the width of all shared experts."""
 Grouped = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(rows [M, K] sorted by expert, weights [E, N, K], ends [E] int32) -> [M, N]. ends[e] is the index
 after the last row of expert e."""
@@ -137,8 +139,9 @@ def shared_width(spec: DecoderSpec, index: int) -> int:
     0 if there are none.
     """
     config: Any = spec.config
-    if hasattr(config, "shared_expert_intermediate_size"):
-        return config.shared_expert_intermediate_size
+    for name in SHARED_WIDTH_NAMES:
+        if hasattr(config, name):
+            return getattr(config, name)
     counts = (getattr(config, name, None) for name in SHARED_COUNT_NAMES)
     count = next((count for count in counts if count is not None), 1)
     return count * expert_width(spec, index)

@@ -20,7 +20,7 @@ from core.plan import BlockTable, Chunk
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine.builders.common import sampling_stages
-from engine.memory.largest_step import NoAttention
+from engine.memory.largest_step import NoAttention, NoStates
 from engine.model.checkpoint import checkpoint_of
 from engine.model.decoder import Decoder
 from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
@@ -124,7 +124,9 @@ def decode(decoder):
     token_ids = torch.empty(NUM_TOKENS, dtype=torch.int64, device=META)
     rows = torch.empty(2, dtype=torch.int64, device=META)
     with NoHostData():
-        logits = decoder(token_ids, token_ids, rows, NoAttention(lambda call: 0))
+        logits = decoder(
+            token_ids, token_ids, rows, NoAttention(lambda call: 0, NoStates(token_ids))
+        )
     assert logits.shape == (2, VOCABULARY)
     assert logits.device == META
 

@@ -17,7 +17,7 @@ from strategies.memory.states import StateMemory
 from tests.engine.greedy_answers import NUM_NEW, prompts, tokens
 
 OPTIONS = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 10}
-MODELS = ["lfm2", "qwen3_5_text"]
+MODELS = ["lfm2", "qwen3_5_text", "bamba"]
 
 
 @pytest.mark.parametrize("architecture", MODELS)

@@ -1,0 +1,93 @@
+"""Mamba-2 (arXiv 2405.21060), as Granite 4 and Bamba have it: see `kernels.state.reference`.
+
+```
+x | B | C   convolution, silu ──▶ recurrence, + D x ──▶ * silu(z) ──▶ norm of each group ──▶ out
+z | dt      dt: rate = softplus(dt + bias), decay = -exp(A) * rate
+```
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.attention.call import PagedAttention, UnsupportedModelError
+from engine.model.families import RMS
+from engine.model.loader import Loader, Source
+from engine.model.mixers.mixer import Mixer, load_taps, make_softplus
+from engine.model.norms import RMSNorm
+from engine.model.rotary import StepAngles
+from engine.model.spec import DecoderSpec
+
+
+class Mamba2(Mixer):
+    """Its state: the newest inputs of the convolution, and a matrix for each head.
+
+    B and C belong to groups of heads, and the norm is of a group's heads together.
+    """
+
+    def __init__(self, loader: Loader, spec: DecoderSpec, index: int, name: str) -> None:
+        config: Any = spec.config
+        if config.hidden_act != "silu":
+            raise UnsupportedModelError(f"its Mamba layers use {config.hidden_act}")
+        state = spec.layers[index].state
+        self._index = spec.state_index(index)
+        heads, self._size, self._dim = state[1].dims
+        inner, convolved = heads * self._dim, state[0].dims[1]
+        outer = (convolved - inner) // 2
+        self._parts, self._xbc = (inner, convolved, heads), (inner, outer, outer)
+        total = Source(f"{name}.in_proj", sum(self._parts))
+        self.inner = loader.linear([total], spec.hidden_size)
+        self.out = loader.linear([Source(f"{name}.out_proj", spec.hidden_size)], inner)
+        self._taps, self._bias = load_taps(loader, f"{name}.conv1d", state)
+        self._scale = -loader.fp32(f"{name}.A_log", heads).exp()
+        self._offset = loader.fp32(f"{name}.dt_bias", heads)
+        self._skip = loader.fp32(f"{name}.D", heads)
+        self._least, self._most = config.time_step_limit
+        self._clamps = self._least > 0 or self._most < float("inf")
+        self._group = inner // (outer // self._size)
+        weight = loader.tensor(f"{name}.norm.weight", inner).unflatten(0, (-1, self._group))
+        self._norms = [
+            RMSNorm(part.contiguous(), spec.norm_eps, RMS, loader.elementwise) for part in weight
+        ]
+        self._gated = loader.elementwise.gated_activation
+        self._softplus = make_softplus(loader.device)
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        angles: StepAngles,
+        paged: PagedAttention,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        gate, xbc, time = self.inner(hidden).split_with_sizes(self._parts, -1)
+        mixed = paged.states.convolve(self._index, xbc, self._taps, self._bias, silu=True)
+        value, key, query = mixed.split_with_sizes(self._xbc, -1)
+        rate = self._softplus(time.float() + self._offset)
+        if self._clamps:
+            # transformers clamps the tokens of a prompt, and not those of an answer.
+            clamped = rate.clamp(self._least, self._most)
+            rate = torch.where(paged.states.in_prompt[:, None], clamped, rate)
+        value = paged.states.advance(
+            self._index,
+            query.unflatten(-1, (-1, self._size)),
+            key.unflatten(-1, (-1, self._size)),
+            value.unflatten(-1, (-1, self._dim)),
+            self._scale * rate,
+            rate,
+            is_delta=False,
+            skip=self._skip,
+        ).flatten(1)
+        if rows is not None:
+            value, gate = value.index_select(0, rows), gate.index_select(0, rows)
+        gated = self._gated(torch.cat([gate, value], -1), "silu")
+        return self.out(self._normed(gated))
+
+    def _normed(self, rows: Tensor) -> Tensor:
+        if len(self._norms) == 1:
+            return self._norms[0](rows)
+        parts = rows.split(self._group, -1)
+        normed = [norm(part.contiguous()) for norm, part in zip(self._norms, parts, strict=True)]
+        return torch.cat(normed, -1)
