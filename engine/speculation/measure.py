@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
-from collections.abc import Sequence as Groups
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from core.configuration.kv_layout import CacheGroup
 from core.plan import BlockTable, Chunk, StepPlan
 from core.sampling import SamplingParams
-from core.sequence import Sequence
+from core.sequence import Sequence as TokenSequence
 from engine.executor import Executor
 from strategies.base import Limits
 from strategies.speculation.costs import StepCosts, curve
@@ -22,19 +22,35 @@ CONTEXT = 256
 """Tokens in the contexts of measured steps, if sequences may be so long."""
 LONG = 4
 """How many times longer the contexts are from which the cost of a longer one is measured."""
-NUM_TIMES = 3
-"""The shortest of so many times counts: others were disturbed."""
-MOST_SECONDS = 2.0
+MANY = 16
+"""The sequences of a step of which only one has a draft."""
+NUM_TIMES = 4
+"""The shortest of so many times counts: the others were disturbed."""
+MOST_SECONDS = 3.0
 """The time to measure in. Steps of more rows are calculated from those that were measured."""
 GREEDY = SamplingParams(temperature=0)
 DRAWN = SamplingParams(temperature=0.7, top_p=0.9, seed=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of step."""
+
+    num_rows: int
+    context: int
+    """Tokens before and in each row's sequence."""
+    has_drafts: bool
+    is_drawn: bool = False
+    """Whether its tokens are drawn; else they are the most likely ones."""
+    is_mixed: bool = False
+    """Whether only one of its sequences has a draft, and only one; `has_drafts` is false."""
 
 
 class StepTimer:
     def __init__(
         self,
         executor: Executor,
-        groups: Groups[CacheGroup],
+        groups: Sequence[CacheGroup],
         num_blocks: int,
         vocab_size: int,
         num_drafts: int,
@@ -46,33 +62,43 @@ class StepTimer:
         self._num_drafts = num_drafts
         self._tokens = random.Random(0).choices(range(vocab_size), k=LONG * CONTEXT)
 
-    def seconds(
-        self,
-        num_rows: int,
-        context: int,
-        *,
-        has_drafts: bool,
-        params: SamplingParams = GREEDY,
-    ) -> float:
-        """Return the time of a step with so many rows, each at the end of such a context."""
-        times: list[float] = []
-        for _ in range(NUM_TIMES):
-            plan = StepPlan(tuple(self._chunks(num_rows, context, has_drafts, params)))
-            begin = time.perf_counter()
-            self._executor.submit(plan, lambda: None).wait()
-            times.append(time.perf_counter() - begin)
-        return min(times)
+    def seconds(self, needed: Sequence[Kind], others: Sequence[Kind]) -> dict[Kind, float]:
+        """Return the shortest time of each kind of step; of `others`, as many as time allows.
 
-    def _chunks(
-        self, num_rows: int, context: int, has_drafts: bool, params: SamplingParams
-    ) -> Iterator[Chunk]:
-        width = 1 + self._num_drafts if has_drafts else 1
-        for number, first in enumerate(range(0, num_rows, width)):
-            tokens = [*self._tokens[:context]]
-            sequence = Sequence(number, tokens, params)
-            tables = tuple(self._table(group, number, context + width) for group in self._groups)
-            chunk = Chunk(sequence, context - 1, 1, tables, samples_token=True)
-            drafts = self._tokens[: min(width, num_rows - first) - 1]
+        All are timed in turns, so that what disturbs them for a while disturbs all of them.
+        """
+        begin = time.perf_counter()
+        found = {kind: self._time(kind) for kind in needed}
+        for kind in others:
+            found[kind] = self._time(kind)
+            if time.perf_counter() > begin + MOST_SECONDS / (1 + NUM_TIMES):
+                break
+        for turn in range(NUM_TIMES):
+            for kind in found:
+                if turn and time.perf_counter() > begin + MOST_SECONDS:
+                    return found
+                seconds = self._time(kind)
+                # The first step of a kind may be slow: it does not count.
+                found[kind] = min(found[kind], seconds) if turn else seconds
+        return found
+
+    def _time(self, kind: Kind) -> float:
+        plan = StepPlan(tuple(self._chunks(kind)))
+        begin = time.perf_counter()
+        self._executor.submit(plan, lambda: None).wait()
+        return time.perf_counter() - begin
+
+    def _chunks(self, kind: Kind) -> Iterator[Chunk]:
+        width = 1 + self._num_drafts if kind.has_drafts else 1
+        for number, first in enumerate(range(0, kind.num_rows, width)):
+            tokens = [*self._tokens[: kind.context]]
+            sequence = TokenSequence(number, tokens, DRAWN if kind.is_drawn else GREEDY)
+            end = kind.context + max(width, 2)
+            tables = tuple(self._table(group, number, end) for group in self._groups)
+            chunk = Chunk(sequence, kind.context - 1, 1, tables, samples_token=True)
+            drafts = self._tokens[: min(width, kind.num_rows - first) - 1]
+            if kind.is_mixed and not number:
+                drafts = self._tokens[:1]
             yield drafted(chunk, tuple(drafts)) if drafts else chunk
 
     def _table(self, group: CacheGroup, number: int, num_tokens: int) -> BlockTable:
@@ -88,24 +114,39 @@ def measure_costs(
     context = max(1, min(CONTEXT, max_model_len - num_drafts - 1))
     longer = max(context, min(LONG * CONTEXT, max_model_len - num_drafts - 1))
     most = min(limits.max_step_tokens, limits.max_sequences * (1 + num_drafts))
-    timer.seconds(1, context, has_drafts=True)  # the first step of a kind may be slow
-    plain: dict[int, float] = {}
-    with_drafts: dict[int, float] = {}
-    deadline = time.perf_counter() + MOST_SECONDS
-    for num_rows in (rows for rows in ROWS if rows <= most):
-        if plain and time.perf_counter() > deadline:
-            break
-        if num_rows <= limits.max_sequences:
-            plain[num_rows] = timer.seconds(num_rows, context, has_drafts=False)
-        with_drafts[num_rows] = timer.seconds(num_rows, context, has_drafts=True)
-    rows = min(most, 1 + num_drafts)
-    long = timer.seconds(rows, longer, has_drafts=True)
-    drawn = timer.seconds(rows, context, has_drafts=True, params=DRAWN)
-    short = timer.seconds(rows, context, has_drafts=True)
-    return StepCosts(
-        plain=curve(plain, limits.max_sequences),
-        drafted=curve(with_drafts, most),
-        context=context,
-        per_key=max(0.0, long - short) / rows / max(1, longer - context),
-        per_draw=max(0.0, drawn - short) / rows,
+    kinds = {
+        has_drafts: [Kind(rows, context, has_drafts) for rows in ROWS if rows <= limit]
+        for has_drafts, limit in ((False, limits.max_sequences), (True, most))
+    }
+    rows, few = min(most, 1 + num_drafts), min(most, 2)
+    long = Kind(rows, longer, has_drafts=True)
+    drawn = [
+        Kind(1, context, has_drafts=False, is_drawn=True),
+        Kind(few, context, has_drafts=True, is_drawn=True),
+        Kind(rows, context, has_drafts=True, is_drawn=True),
+    ]
+    likeliest = [replace(kind, is_drawn=False) for kind in drawn]
+    by_rows = sorted((*kinds[False], *kinds[True]), key=lambda kind: kind.num_rows)
+    many = max(1, min(MANY, limits.max_sequences - 1, most - 1))
+    decodes = Kind(many + 1, context, has_drafts=False)
+    mixed = Kind(many, context, has_drafts=False, is_mixed=True)
+    seconds = timer.seconds([long, *drawn, *likeliest, decodes, mixed], by_rows)
+    plain, draft, drafts = (
+        max(0.0, seconds[kind] - seconds[other])
+        for kind, other in zip(drawn, likeliest, strict=True)
     )
+    per_draw = max(0.0, drafts - draft) / max(1, rows - few)
+    return StepCosts(
+        plain=_curve(seconds, kinds[False], limits.max_sequences),
+        drafted=_curve(seconds, kinds[True], most),
+        width=1 + num_drafts,
+        mixing=max(0.0, seconds[mixed] - seconds[decodes]),
+        context=context,
+        per_key=max(0.0, seconds[long] - seconds[likeliest[-1]]) / rows / max(1, longer - context),
+        draw=plain,
+        per_draw=per_draw,
+    )
+
+
+def _curve(seconds: Mapping[Kind, float], kinds: Sequence[Kind], most: int) -> tuple[float, ...]:
+    return curve({kind.num_rows: seconds[kind] for kind in kinds if kind in seconds}, most)

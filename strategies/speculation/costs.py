@@ -19,34 +19,54 @@ class StepCosts:
     plain: tuple[float, ...]
     """Seconds of a step of so many decodes, by their number. The first entry is unused."""
     drafted: tuple[float, ...]
-    """Seconds of a step of so many rows, if some of them are drafts."""
+    """Seconds of a step of so many rows, if each sequence has `width` of them."""
+    width: int
+    mixing: float = 0.0
+    """Further seconds of a step in which a single sequence of many has a draft, beside a step of as
+    many decodes as it has rows."""
     context: int = 0
     """Tokens in the contexts for which these were measured."""
     per_key: float = 0.0
     """Further seconds for each token by which the context of a row is longer than that."""
+    draw: float = 0.0
+    """Further seconds of a step that samples at drafts which are not greedy: it samples twice."""
     per_draw: float = 0.0
-    """Further seconds to sample a row that is not greedy."""
+    """Further seconds for each such draft."""
 
-    def of(self, num_rows: int, *, has_drafts: bool) -> float:
-        """Return the seconds of a step. Beyond the table, the last entry counts for each row."""
-        table = self.drafted if has_drafts else self.plain
-        last = len(table) - 1
-        return table[num_rows] if num_rows <= last else table[last] * num_rows / last
+    def of(self, num_decodes: int, num_drafts: int = 0) -> float:
+        """Return the seconds of a step of so many sequences, with so many drafts in all.
+
+        Rows cost most, but sequences cost something as well. The fewer of a step's rows are drafts,
+        the more it takes as long as one of as many sequences as it has rows.
+        """
+        plain = _at(self.plain, num_decodes + num_drafts)
+        if not num_drafts:
+            return plain
+        num_rows = num_decodes + num_drafts
+        drafted = _at(self.drafted, num_rows)
+        fewest = num_rows / self.width
+        share = min(1.0, max(0.0, (num_decodes - fewest) / (num_rows - fewest)))
+        return drafted + share * (max(0.0, plain - drafted) + self.mixing)
 
     def break_even(self, num_sequences: int, num_drafts: int) -> float | None:
         """Return the acceptance from which up to `num_drafts` drafts of each sequence pay.
 
         None: they never do.
         """
-        plain = num_sequences / self.of(num_sequences, has_drafts=False)
+        plain = num_sequences / self.of(num_sequences)
         for acceptance in ACCEPTANCES:
             tokens = num_sequences
             for count in range(1, num_drafts + 1):
                 tokens += num_sequences * acceptance**count
-                num_rows = num_sequences * (1 + count)
-                if tokens / self.of(num_rows, has_drafts=True) > plain:
+                if tokens / self.of(num_sequences, num_sequences * count) > plain:
                     return acceptance
         return None
+
+
+def _at(table: tuple[float, ...], num_rows: int) -> float:
+    """Return an entry. Beyond the table, the last one counts for each row."""
+    last = len(table) - 1
+    return table[num_rows] if num_rows <= last else table[last] * num_rows / last
 
 
 def curve(measured: Mapping[int, float], most: int) -> tuple[float, ...]:

@@ -1,8 +1,8 @@
 """Prompt lookup: proposes what followed an earlier occurrence of the newest tokens.
 
-Of the last occurrences of the newest two tokens, the one with the longest match wins; among equal
-ones the latest. A single token matches too often: it doubles the drafts for hardly more accepted
-tokens.
+Of the last four occurrences of the newest two tokens, the one with the longest match wins; among
+equal ones the latest. A single token matches too often: it doubles the drafts for hardly more
+accepted tokens.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 from core.sequence import Sequence
 from strategies.speculation.proposer import NO_PROPOSAL, Proposal
 
+MOST_OCCURRENCES = 4
+"""The most occurrences that are compared."""
 MOST_COMPARED = 16
-"""The most occurrences, and tokens of each, that are compared."""
+"""The most tokens of each that are compared."""
 MOST_AT_ONCE = 4096
 """The most tokens that one call indexes: some 2 ms. A longer prompt takes several steps."""
 
@@ -58,7 +60,7 @@ class NgramLookup:
     def _best(self) -> tuple[int, int]:
         """Return the index after the best earlier occurrence, and the length of its match."""
         place, best, longest = self._earlier[len(self._tokens)], 0, 0
-        for _ in range(MOST_COMPARED):
+        for _ in range(MOST_OCCURRENCES):
             if not place:
                 break
             match = self._match(place)

@@ -84,20 +84,23 @@ class Policy:
         """costs: None to verify all drafts, whatever it costs."""
         self.costs = costs
         self.acceptance = Acceptance()
-        self._may_pay: dict[int, bool] = {}
+        self._least: dict[int, float] = {}
         """By the number of decodes."""
 
-    def may_pay(self, num_decodes: int, most: int) -> bool:
-        """Whether up to `most` drafts pay in such a step, if all of them are accepted."""
+    def least_worth(self, num_decodes: int, most: int) -> float:
+        """Return the worth that a draft needs at least in such a step, beside `most` at the most.
+
+        If none is worth as much, none is verified. Above 1, none ever is.
+        """
         if self.costs is None:
-            return True
-        if num_decodes not in self._may_pay:
-            plain = MARGIN * num_decodes / self.costs.of(num_decodes, has_drafts=False)
-            self._may_pay[num_decodes] = any(
-                rows / self.costs.of(rows, has_drafts=True) > plain
-                for rows in range(num_decodes + 1, num_decodes + most + 1)
+            return 0.0
+        if num_decodes not in self._least:
+            seconds = self.costs.of(num_decodes)
+            self._least[num_decodes] = min(
+                (MARGIN * self.costs.of(num_decodes, count) / seconds - 1) * num_decodes / count
+                for count in range(1, most + 1)
             )
-        return self._may_pay[num_decodes]
+        return self._least[num_decodes]
 
     def counts(self, num_decodes: int, candidates: Sequence[Candidate], most: int) -> list[int]:
         """Return how many drafts of each candidate to verify: the first of its drafts.
@@ -138,14 +141,16 @@ class Policy:
         rows: Sequence[tuple[float, int]],
     ) -> int:
         """Return how many of the rows, which are sorted, give the most tokens per second."""
-        best, chosen = MARGIN * num_decodes / costs.of(num_decodes, has_drafts=False), 0
-        tokens, further = float(num_decodes), 0.0
+        best, chosen = MARGIN * num_decodes / costs.of(num_decodes), 0
+        tokens, further, draws = float(num_decodes), 0.0, 0
         for count, (worth, index) in enumerate(rows, start=1):
             candidate = candidates[index]
             tokens += worth
             further += costs.per_key * max(0, candidate.context - costs.context)
-            further += 0.0 if candidate.is_greedy else costs.per_draw
-            rate = tokens / (costs.of(num_decodes + count, has_drafts=True) + further)
+            if not candidate.is_greedy:
+                further += costs.per_draw if draws else costs.draw + costs.per_draw
+                draws += 1
+            rate = tokens / (costs.of(num_decodes, count) + further)
             if rate > best:
                 best, chosen = rate, count
         return chosen

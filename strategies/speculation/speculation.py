@@ -33,6 +33,9 @@ from strategies.speculation.proposer import Lookup, Proposer
 
 logger = logging.getLogger(__name__)
 
+LONGEST_REST = 8
+"""The most steps for which a sequence without drafts is left out, since looking takes time. Up to
+half the sequences of a step, as it matters only if they are many."""
 MOST_ROWS = 256
 """The most drafts in a step: each has logits of its own. A large batch samples from as many."""
 
@@ -85,6 +88,8 @@ class Speculation:
             logger.exception("speculation failed, and is off from now on")
             self._is_on = False
             return chunks
+        if not drafts:
+            return chunks
         return [
             self._with_drafts(chunk, drafts[index]) if index in drafts else chunk
             for index, chunk in enumerate(chunks)
@@ -136,13 +141,24 @@ class Speculation:
             for index, chunk in enumerate(chunks)
             if chunk.length == 1 and chunk.samples_token
         ]
-        if not decodes or most <= 0 or not self.policy.may_pay(len(decodes), MOST_ROWS):
+        if not decodes or most <= 0:
+            return {}
+        least = self.policy.least_worth(len(decodes), MOST_ROWS)
+        if least > 1:
             return {}
         candidates: dict[int, Candidate] = {}
         for index, chunk in decodes:
-            candidate = self._candidate(chunk, min(most, self._num_draft_tokens))
-            if candidate is not None:
+            drafter = self._drafter(chunk.sequence)
+            if drafter is None or drafter.rests():
+                continue
+            candidate = self._candidate(chunk, drafter, min(most, self._num_draft_tokens))
+            if candidate is not None and self._worth(candidate) >= least:
                 candidates[index] = candidate
+                drafter.rest = 0
+            else:
+                drafter.rest_longer(min(LONGEST_REST, len(decodes) // 2))
+        if not candidates:
+            return {}
         counts = self.policy.counts(len(decodes), [*candidates.values()], most)
         return {
             index: candidate.drafts[:count]
@@ -150,11 +166,17 @@ class Speculation:
             if count
         }
 
-    def _candidate(self, chunk: Chunk, limit: int) -> Candidate | None:
+    def _worth(self, candidate: Candidate) -> float:
+        """Return the probability that the first draft is right."""
+        worth = 1.0
+        for number in range(candidate.num_in_flight + 1):
+            worth *= self.policy.acceptance.expected(candidate.match + number, candidate.history)
+        return worth
+
+    def _candidate(self, chunk: Chunk, drafter: _Drafter, limit: int) -> Candidate | None:
         sequence = chunk.sequence
         limit = min(limit, sequence.max_length - chunk.end - 1)
-        drafter = self._drafter(sequence) if limit > 0 else None
-        if drafter is None:
+        if limit <= 0:
             return None
         # The first proposed token stands for one in flight. If it is another, the drafts are wrong.
         num_in_flight = chunk.end - len(sequence.token_ids)
@@ -230,6 +252,17 @@ class _Drafter:
     history: History = field(default_factory=History)
     match: int = 0
     """That of the drafts that it had last."""
+    rest: int = 0
+    """How many steps it was left out for, after one in which no draft was worth enough."""
+    left: int = 0
+    """How many of them are still to come."""
+
+    def rests(self) -> bool:
+        self.left -= 1
+        return self.left >= 0
+
+    def rest_longer(self, most: int) -> None:
+        self.rest = self.left = min(most, 2 * self.rest + 1)
 
 
 def _has_token(chunk: DraftedChunk, result: StepResult, number: int) -> bool:

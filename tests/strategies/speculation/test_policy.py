@@ -10,11 +10,14 @@ from strategies.speculation.costs import StepCosts, curve
 from strategies.speculation.policy import MARGIN, Acceptance, Candidate, History, Policy
 
 TILES = StepCosts(
+    width=9,
     plain=tuple(10.0 + 2 * -(-rows // 6) for rows in range(65)),
     drafted=tuple(10.0 + 2 * -(-rows // 6) for rows in range(400)),
 )
 """Steps that take as long for 1 as for 6 rows."""
-LINEAR = StepCosts(plain=tuple(map(float, range(65))), drafted=tuple(map(float, range(400))))
+LINEAR = StepCosts(
+    width=9, plain=tuple(map(float, range(65))), drafted=tuple(map(float, range(400)))
+)
 """Steps that take as long for a draft as for another sequence: none is ever worth it."""
 SURE, UNSURE = 40.0, 0.0
 
@@ -33,13 +36,15 @@ def test_the_last_tile_is_filled():
 
 def test_nothing_is_drafted_where_rows_cost_what_they_bring():
     policy = Policy(LINEAR)
-    assert not policy.may_pay(3, 256)
+    assert policy.least_worth(3, 256) > 1
     assert policy.counts(3, [candidate()], 99) == [0]
-    assert Policy(TILES).may_pay(3, 256)
+    assert Policy(TILES).least_worth(3, 256) < 0.3
+    assert Policy().least_worth(3, 256) == 0
 
 
 def test_only_sequences_that_repeat_something_have_drafts():
     costs = StepCosts(
+        width=9,
         plain=tuple(10.0 + rows for rows in range(65)),
         drafted=tuple(10.0 + rows for rows in range(400)),
     )
@@ -55,7 +60,7 @@ def test_a_step_is_never_expected_to_be_slower_than_without_drafts():
         rng = random.Random(seed)
         slope = rng.choice((0.05, 0.3, 1.0))
         drafted = tuple(1.0 + slope * rows + rng.random() / 9 for rows in range(400))
-        costs = StepCosts(plain=drafted[:65], drafted=drafted, per_draw=rng.random() / 9)
+        costs = StepCosts(width=9, plain=drafted[:65], drafted=drafted, per_draw=rng.random() / 9)
         candidates = [
             candidate(rng.randint(1, 9), 9 * rng.random(), 9 * rng.random(),
                       match=rng.randint(2, 9), is_greedy=rng.random() < 0.5,
@@ -66,26 +71,27 @@ def test_a_step_is_never_expected_to_be_slower_than_without_drafts():
         policy = Policy(costs)
         expected = policy._rows(candidates)
         counts = policy.counts(num_decodes, candidates, 64)
-        tokens, seconds = float(num_decodes), costs.of(num_decodes + sum(counts), has_drafts=True)
+        tokens, seconds = float(num_decodes), costs.of(num_decodes, sum(counts))
         for index, (count, each) in enumerate(zip(counts, candidates, strict=True)):
             worths = [worth for worth, of in expected if of == index]
             assert worths == sorted(worths, reverse=True)
             tokens += sum(worths[:count])
             seconds += 0 if each.is_greedy else count * costs.per_draw
-        plain = num_decodes / costs.of(num_decodes, has_drafts=False)
+        plain = num_decodes / costs.of(num_decodes)
         assert not sum(counts) or tokens / seconds > MARGIN * plain
 
 
 def test_long_contexts_and_draws_count():
-    dear = StepCosts(plain=TILES.plain, drafted=TILES.drafted, per_key=0.01, context=100)
+    dear = StepCosts(width=9, plain=TILES.plain, drafted=TILES.drafted, per_key=0.01, context=100)
     assert Policy(dear).counts(1, [candidate(5, context=100)], 99) == [5]
     assert Policy(dear).counts(1, [candidate(5, context=5000)], 99) == [0]
-    dear = StepCosts(plain=TILES.plain, drafted=TILES.drafted, per_draw=20.0)
+    dear = StepCosts(width=9, plain=TILES.plain, drafted=TILES.drafted, per_draw=20.0)
     assert Policy(dear).counts(1, [candidate(5, is_greedy=False)], 99) == [0]
 
 
 def test_failures_stop_drafts_until_a_sequence_has_rested():
-    costs = StepCosts(plain=(0.0, 1.0), drafted=tuple(1 + 0.2 * rows for rows in range(20)))
+    steps = tuple(1 + 0.4 * rows for rows in range(20))
+    costs = StepCosts(width=9, plain=steps, drafted=steps)
     policy, each = Policy(costs), candidate(3, hits=0.0, match=4)
     assert policy.counts(1, [each], 99)[0] > 0
     for _ in range(2):
@@ -121,6 +127,19 @@ def test_a_curve_is_even_between_times_and_removes_those_that_were_disturbed():
 def test_the_acceptance_from_which_drafts_pay():
     assert TILES.break_even(1, 5) == 0.01
     assert LINEAR.break_even(4, 3) is None
-    steep = StepCosts(plain=(0.0, 1.0), drafted=(0.0, 1.0, 1.5))
+    steep = StepCosts(width=2, plain=(0.0, 1.0), drafted=(0.0, 1.0, 1.5))
     assert steep.break_even(1, 1) == 0.51
-    assert steep.of(4, has_drafts=True) == 3.0
+    assert steep.of(2, 2) == 3.0
+
+
+def test_a_step_with_few_drafts_takes_as_long_as_one_of_as_many_sequences():
+    costs = StepCosts(
+        width=4,
+        plain=tuple(map(float, range(65))),
+        drafted=tuple(rows / 2 for rows in range(65)),
+        mixing=3.0,
+    )
+    assert costs.of(8) == 8
+    assert costs.of(2, 6) == 4, "each sequence has four rows"
+    assert costs.of(16, 1) == pytest.approx(17 + 3, rel=0.05)
+    assert costs.of(2, 6) < costs.of(4, 4) < costs.of(7, 1)

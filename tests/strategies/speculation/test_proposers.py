@@ -46,7 +46,7 @@ def test_ngrams_copy_from_the_latest_of_the_longest_matches():
             assert found.tokens == ()
         elif matches(text, places[-1]) < ngram.MOST_COMPARED:
             compared = [p for p in reversed(range(1, len(text))) if matches(text, p) >= 2]
-            if len(compared) <= ngram.MOST_COMPARED:
+            if len(compared) <= ngram.MOST_OCCURRENCES:
                 assert found == (copied(text, places[-1], 6), matches(text, places[-1]))
 
 
