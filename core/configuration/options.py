@@ -146,7 +146,7 @@ class UserCodeOptions(Record):
     ping_hook: str | None = option(
         None,
         "FILE.py:FUNCTION, the function that answers /ping while the engine is healthy. The file "
-        "is beside serving.properties or in the model directory (docs/handlers.md).",
+        "is beside serving.properties or in the model directory (docs/tasks.md).",
     )
     throttle_hook: str | None = option(
         None,
