@@ -44,7 +44,7 @@ class Placement:
         """Return how the decoder could be divided further; '' if it cannot."""
         layout = self.layout
         most = len(layout.gpus) // layout.num_copies
-        if layout.num_local_ranks == most:
+        if layout.num_local_ranks == most or self.part.states:
             return ""
         return (
             f"; option.tensor_parallel_degree={most * layout.num_nodes} splits the model over the "
@@ -66,6 +66,11 @@ def place(decoder: Decoder, instance: Instance, options: Options) -> Placement:
         raise ConfigurationError(
             f"option.tensor_parallel_degree={ranks}: {decoder.name} has {decoder.num_heads} "
             "attention heads"
+        )
+    if decoder.states and ranks > 1:
+        raise ConfigurationError(
+            f"option.tensor_parallel_degree={ranks}: {decoder.name} has layers that keep a state, "
+            "and runs on one rank"
         )
     part = replace(
         decoder,

@@ -11,7 +11,10 @@ import pytest
 
 from container.capacity.decoder import decoder_from_directory
 from container.capacity.estimate import length_lines
-from core.configuration.options import Options
+from container.capacity.instances import find_instance
+from container.capacity.placement import place
+from core.configuration.options import Options, make_options
+from core.errors import ConfigurationError
 from tests.container.configuration.published_models import PUBLISHED
 from tests.container.processes import ROOT
 
@@ -61,6 +64,9 @@ def test_states_are_counted_beside_the_layers_with_attention(tmp_path: Path) -> 
     decoder = planned(tmp_path, {"model_type": "lfm2", "vocab_size": 65536, **sizes, **layers})
     assert len(decoder.shapes) == 6
     assert decoder.state_bytes == 10 * 2 * 2048 * 2, "two inputs of each channel in bf16"
+    ranks = make_options({"tensor_parallel_degree": 4})
+    with pytest.raises(ConfigurationError, match="keep a state, and runs on one rank"):
+        place(decoder, find_instance("ml.g5.12xlarge"), ranks)
 
 
 def test_the_documented_table_is_the_plans(tmp_path: Path) -> None:

@@ -121,10 +121,13 @@ def test_a_mixed_batch_equals_single_requests(adapted, batching, decoder):
         ("ernie4_5", ("q_proj", "k_proj", "v_proj", "o_proj")),
         ("gpt_neox", ("query_key_value", "dense", "dense_h_to_4h")),
         ("biogpt", ("q_proj", "k_proj", "v_proj", "fc1")),
+        ("lfm2", ("in_proj", "out_proj", "q_proj", "w1", "w2")),
+        ("qwen3_next", ("q_proj", "in_proj_qkvz", "in_proj_ba", "out_proj")),
     ],
 )
 def test_other_layer_layouts(adapted, architecture, targets):
-    """The models have fused q, k and v, transposed weights, biases, experts or permuted rows.
+    """The models have fused q, k and v, transposed weights, biases, experts, permuted rows or
+    layers with a state.
 
     Some run with transformers' code.
     """
