@@ -16,6 +16,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -33,6 +34,9 @@ from engine.executor import Executor, Observer, SubmittedStep
 from engine.failures import Guard
 from engine.stopwatch import Stopwatch
 from strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from strategies.factory import StrategySettings
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +60,15 @@ class Engine:
         overlaps: bool = False,
         features: tuple[Feature, ...] = (),
         model_time: Stopwatch | None = None,
+        settings: StrategySettings | None = None,
     ) -> None:
         """overlaps: schedule a step before the one in flight is committed.
 
         features: what requests may use; the executor must know the parts that they make.
-        model_time: the executor's; if None, nothing is timed.
+        model_time: the executor's; if None, nothing is timed. settings: those of the strategy.
         """
         self.strategy = strategy
+        self.settings = settings
         self._guard = Guard(strategy)
         self.facts = facts
         self.features = features

@@ -13,7 +13,7 @@ from core.sampling import ChunkResult, Finish, Sampled, SequenceFailure
 from core.sequence import Sequence
 from strategies.base import Strategy
 from strategies.speculation.drafts import DraftedChunk
-from strategies.speculation.proposer import Lookup, Proposal
+from strategies.speculation.proposer import Lookup
 from strategies.speculation.speculation import Speculation
 
 FAILURE = "failed in the recording"
@@ -93,10 +93,10 @@ class RecordedDrafts(Speculation):
         self._script = script
         self._executor = executor
 
-    def _proposals(self, chunks: list[Chunk]) -> dict[int, Proposal]:
+    def _drafts(self, chunks: list[Chunk]) -> dict[int, tuple[int, ...]]:
         number, lengths = self._executor.num_steps, self._script.lengths
         return {
-            index: Proposal((0,) * (lengths[key] - 1))
+            index: (0,) * (lengths[key] - 1)
             for index, chunk in enumerate(chunks)
             if chunk.length == 1
             and chunk.samples_token

@@ -44,12 +44,14 @@ def build_library(resolved: Resolved, phases: Phases, notes: tuple[str, ...]) ->
     notes += source.notes + capacity.notes
     if source.device.type == "cpu":
         notes += (BITS_OF_TRANSFORMERS,)
+    settings = strategy_settings(resolved, capacity)
     return Engine(
-        make_strategy(strategy_settings(resolved, capacity)),
+        make_strategy(settings),
         executor,
         facts_of(resolved, capacity, model, eos, phases, notes),
         features=text_features(grammars),
         model_time=executor.model_time,
+        settings=settings,
     )
 
 

@@ -11,7 +11,6 @@ from engine.observers.frames import VERSION, Header
 from engine.observers.ledger import Ledger, joined
 from engine.observers.recorder import Recorder, link_tokens
 from engine.observers.store import RecordingWriter
-from strategies.factory import StrategySettings
 
 
 def observe(engine: Engine, options: Options) -> None:
@@ -31,7 +30,7 @@ def observe(engine: Engine, options: Options) -> None:
 def _recorder(engine: Engine, options: Options, folder: Path) -> Recorder:
     writer = RecordingWriter(
         folder,
-        header_of(engine, settings_of(engine, options)),
+        header_of(engine),
         options.observers.record_max_mib * 2**20,
         options.observers.record_max_hours * 3600,
     )
@@ -49,10 +48,11 @@ def _recorder(engine: Engine, options: Options, folder: Path) -> Recorder:
     )
 
 
-def header_of(engine: Engine, settings: StrategySettings) -> Header:
+def header_of(engine: Engine) -> Header:
+    assert engine.settings is not None, "builders give an engine the settings"
     return Header(
         VERSION,
-        settings,
+        engine.settings,
         engine.facts.executor,
         engine.overlaps,
         engine.strategy.extension is not None,
@@ -60,21 +60,4 @@ def header_of(engine: Engine, settings: StrategySettings) -> Header:
         engine.facts.weights_bytes,
         number=0,
         is_idle=True,
-    )
-
-
-def settings_of(engine: Engine, options: Options) -> StrategySettings:
-    """Return the settings from which the engine's strategy was made."""
-    facts, memory = engine.facts, engine.strategy.memory
-    return StrategySettings(
-        batching=facts.batching,
-        num_blocks=memory.num_blocks,
-        layout=memory.layout,
-        max_model_len=facts.max_model_len,
-        limits=engine.strategy.limits,
-        max_delay_s=options.strategy.max_batch_delay / 1000,
-        kv_reservation=options.strategy.kv_reservation,
-        enable_prefix_caching=options.memory.enable_prefix_caching,
-        preemption_mode=options.memory.preemption_mode,
-        num_swap_blocks=facts.num_swap_blocks,
     )

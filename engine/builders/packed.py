@@ -74,7 +74,8 @@ def build_packed(
     parts = build_parts(resolved, model, phases, group)
     eos = eos_token_ids(resolved.source)
     grammars = Grammars(resolved.source.model_dir, eos)
-    strategy = make_strategy(strategy_settings(resolved, parts.capacity))
+    settings = strategy_settings(resolved, parts.capacity)
+    strategy = make_strategy(settings)
     features: list[Feature] = [*text_features(grammars), *parts.features]
     columns = _columns(model, parts.passes)
     speculative: Speculative | None = None
@@ -110,6 +111,7 @@ def build_packed(
         overlaps=resolved.overlaps,
         features=tuple(features),
         model_time=executor.model_time,
+        settings=settings,
     )
 
 

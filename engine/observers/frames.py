@@ -105,6 +105,8 @@ class Scheduled(Frame, frozen=True, tag=4):
     swap_outs: BlockPairs = ()
     swap_ins: BlockPairs = ()
     copies: BlockPairs = ()
+    state_swap_outs: BlockPairs = ()
+    state_swap_ins: BlockPairs = ()
 
 
 class Searched(msgspec.Struct, frozen=True, array_like=True, gc=False):

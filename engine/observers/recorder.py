@@ -134,6 +134,8 @@ class Recorder(Observer):
                 moves.swap_outs,
                 moves.swap_ins,
                 moves.copies,
+                moves.state_swap_outs,
+                moves.state_swap_ins,
             )
         )
 

@@ -15,10 +15,10 @@ from engine.observers.recorder import Recorder, link_tokens
 from engine.observers.store import Recording
 from strategies.base import Limits
 from strategies.factory import StrategySettings
-from tests.strategies.fuzz import ONE_GROUP, SEVERAL_GROUPS, Groups, Run
+from tests.strategies.fuzz import ONE_GROUP, SEVERAL_GROUPS, Groups, Run, RunWithStates
 from tests.strategies.speculation.test_speculation import DraftRun
 
-NUM_SEEDS = 12
+NUM_SEEDS = 8
 KINDS = {
     "requests", "answers", "aborts", "preemptions", "swaps", "lost steps", "lost submits",
     "no memory", "failed sequences",
@@ -66,7 +66,7 @@ def through_bytes(frames: list[AnyFrame]) -> list[AnyFrame]:
     return [decoder.decode(msgspec.msgpack.encode(frame)) for frame in frames]
 
 
-@pytest.mark.parametrize("kind", [Run, DraftRun])
+@pytest.mark.parametrize("kind", [Run, DraftRun, RunWithStates])
 def test_random_traffic_is_reproduced_step_for_step(kind: type[Run]) -> None:
     """All strategies and cache groups; beams, adapters, images, grammars, cancels and faults."""
     counts: Counter[str] = Counter()

@@ -15,7 +15,7 @@ from engine.observers.ledger import ROW, Ledger, joined
 from engine.observers.recorder import Recorder
 from tests.engine.serve.serving import FACTS
 from tests.strategies.fakes import FakeExecutor, strategy_of
-from tests.strategies.fuzz import ONE_GROUP, SEVERAL_GROUPS, Groups, Run
+from tests.strategies.fuzz import ONE_GROUP, SEVERAL_GROUPS, Groups, Run, RunWithStates
 from tests.strategies.speculation.test_speculation import DraftRun
 
 NUM_SEEDS = 12
@@ -56,7 +56,7 @@ class Checked(Ledger):
         return outputs
 
 
-@pytest.mark.parametrize("kind", [Run, DraftRun])
+@pytest.mark.parametrize("kind", [Run, DraftRun, RunWithStates])
 def test_receipts_and_the_rest_add_up_to_the_wall_clock(kind: type[Run]) -> None:
     """Whatever is preempted, swapped, cancelled or lost, or raised by a strategy."""
     counts: Counter[str] = Counter()
