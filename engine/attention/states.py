@@ -72,11 +72,11 @@ def choose_operations(device: torch.device, layers: Sequence[LayerState]) -> Ope
     """Return the fastest operations that support these states."""
     if device.type == "cuda":
         # Imported only here, so that CPUs do not need Triton.
-        from kernels.state import conv_rows, rows, state_step
+        from kernels.state import conv_rows, rows, state_tiles
 
         shapes = [shape.dims for layer in layers for shape in layer]
         if all(rows.is_supported(dims) for dims in shapes):
-            return Operations(conv_rows.conv_rows, state_step.state_step)
+            return Operations(conv_rows.conv_rows, state_tiles.state_tiles)
         return Operations(reference.conv_rows, reference.state_tiles)
     if unavailable_reason() is None:
         return Operations(cpu_state.conv_rows, cpu_state.state_step)

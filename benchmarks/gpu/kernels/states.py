@@ -12,7 +12,7 @@ from benchmarks.gpu.bench import Bench
 from kernels.state import reference
 from kernels.state.batch import StateBatch
 from kernels.state.conv_rows import conv_rows
-from kernels.state.state_step import state_step
+from kernels.state.state_tiles import state_tiles
 
 HEADS = {
     "Qwen 3.5 4B": (16, 32, 128, 128, True),
@@ -53,10 +53,10 @@ def _recurrence(
     both = pool.clone(), pool.clone()
     outs = [
         by(*tokens, states, batch, is_delta=is_delta)
-        for by, states in zip((state_step, reference.state_step), both, strict=True)
+        for by, states in zip((state_tiles, reference.state_step), both, strict=True)
     ]
     is_right = _is_close(*outs) and _is_close(*both)
-    calls = [partial(state_step, *tokens, states, batch, is_delta=is_delta) for states in pools]
+    calls = [partial(state_tiles, *tokens, states, batch, is_delta=is_delta) for states in pools]
     us = {"ours": bench.time_us(calls)}
     _row(bench, f"recurrence of {name}", num_bytes, us, is_right)
 

@@ -13,6 +13,7 @@ import torch
 from kernels import dry_run
 from kernels.state.conv_rows import conv_rows
 from kernels.state.state_step import state_step
+from kernels.state.state_tiles import state_tiles
 from tests.kernels.compiled.gpus import ALL, ARCHS
 from tests.kernels.compiled.static_check import facts, faults
 from tests.kernels.state_inputs import Chunk, make_batch, make_tokens
@@ -56,6 +57,20 @@ def test_steps(arch):
             with dry_run.target(arch) as launches:
                 state_step(**tokens, states=states, batch=BATCH, is_delta=is_delta)
             check(launches, arch, (heads, dtype, state_dtype, is_delta))
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_tiles(arch):
+    for heads in HEADS if ALL else HEADS[1:2]:
+        tokens = make_tokens(len(BATCH.writes), heads, torch.bfloat16)
+        states = torch.empty(2, heads[1], *heads[2:])
+        for is_delta in (True, False):
+            with dry_run.target(arch) as launches:
+                state_tiles(**tokens, states=states, batch=BATCH, is_delta=is_delta)
+            check(launches, arch, (heads, is_delta))
+            tensor_cores = [facts(launch.kernel).tensor_core_ops > 0 for launch in launches]
+            assert tensor_cores == [False, True, True][: 3 if heads[2] <= 128 else 1]
 
 
 @pytest.mark.timeout(1800)

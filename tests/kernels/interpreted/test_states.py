@@ -11,7 +11,8 @@ import torch
 from kernels.state import reference
 from kernels.state.conv_rows import conv_rows
 from kernels.state.state_step import state_step
-from tests.kernels.state_inputs import Chunk, make_batch, make_pool, make_tokens
+from kernels.state.state_tiles import state_tiles
+from tests.kernels.state_inputs import MIXED, Chunk, make_batch, make_pool, make_tokens
 
 TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 2e-2}
 NAN = 1e9
@@ -50,6 +51,38 @@ def test_steps(heads, dtype, state_dtype, is_delta):
     check_close(got, expected, dtype)
     check_close(*pools, state_dtype)
     assert torch.equal(pools[0].isnan(), pools[1].isnan())
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("is_delta", [True, False])
+@pytest.mark.parametrize("skips", [True, False])
+@pytest.mark.parametrize("heads", [(1, 2, 32, 16), (2, 2, 128, 32)])
+def test_tiles(heads, skips, is_delta):
+    batch, shape = make_batch(MIXED), (heads[1], *heads[2:])
+    tokens = make_tokens(len(batch.writes), heads, torch.bfloat16)
+    if not skips:
+        tokens["skip"] = None
+    pools = [make_pool(shape) for _ in range(2)]
+    got, expected = (
+        form(**tokens, states=pool, batch=batch, is_delta=is_delta)
+        for form, pool in zip((state_tiles, reference.state_step), pools, strict=True)
+    )
+    check_close(got, expected, torch.bfloat16)
+    states, exact = (pool.nan_to_num(NAN) for pool in pools)
+    torch.testing.assert_close(states, exact, rtol=1e-3, atol=1e-3)
+    assert torch.equal(pools[0].isnan(), pools[1].isnan())
+
+
+def test_keys_that_repeat():
+    """Their system has ones below the diagonal, and its powers grow."""
+    batch, heads = make_batch([Chunk(64, -1, {64: 0})]), (1, 1, 32, 16)
+    tokens = make_tokens(64, heads, torch.bfloat16)
+    tokens["key"] = torch.ones_like(tokens["key"])
+    tokens |= {"decay": torch.zeros(64, 1), "rate": torch.ones(64, 1)}
+    pools = [make_pool((1, 32, 16)) for _ in range(2)]
+    for form, pool in zip((state_tiles, reference.state_step), pools, strict=True):
+        form(**tokens, states=pool, batch=batch, is_delta=True)
+    torch.testing.assert_close(pools[0][0], pools[1][0], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.matrix
