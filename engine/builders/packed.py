@@ -170,14 +170,13 @@ def _make_states(model: PackedModel, capacity: Capacity) -> StatePool | None:
 
 def _columns(model: PackedModel, passes: Passes) -> list[Column]:
     """Return the features that sequences of this engine may use in a step."""
-    columns: list[Column] = [ScoreColumn(model.device), BeamColumn(), *model.columns]
+    shared = model.shared_columns(passes.model_time)
+    columns: list[Column] = [ScoreColumn(model.device), BeamColumn(), *shared]
     if model.states:
         from engine.step.state_column import StateColumn
 
         columns.append(StateColumn())
         model.unavailable.update(NOT_WITH_STATES)
-    if model.encoder is not None:
-        columns.append(model.encoder.column(passes.model_time))
     return columns
 
 

@@ -40,8 +40,6 @@ def load_vision_model(
     model_type = source.config.model_type
     if choice == "transformers":
         raise UnsupportedModelError("option.decoder=transformers cannot embed them")
-    if group is not None:
-        group.require_one("the image encoder")
     family = VISION_FAMILIES[model_type]
     language_model = source.of_language_model()
     config: Any = language_model.config

@@ -21,7 +21,7 @@ from engine.loading.own_decoder import load_own_decoder
 from engine.model.decoder import Decoder
 from engine.model.linear import Linear
 from engine.phases import Phases
-from engine.step.column import Column, PerTokenColumn
+from engine.step.column import PerTokenColumn, RepeatableColumn
 from engine.step.step_inputs import StepInputs
 from engine.stopwatch import Stopwatch
 from engine.vision.families import VISION_FAMILIES
@@ -61,7 +61,7 @@ class Encoder(Protocol):
         """Encode the largest input that a request may have."""
         ...
 
-    def column(self, model_time: Stopwatch) -> Column:
+    def column(self, model_time: Stopwatch) -> RepeatableColumn:
         """Return the column that puts the embeddings into steps. model_time: runs meanwhile."""
         ...
 
@@ -112,6 +112,14 @@ class PackedModel:
     def linears(self) -> Sequence[Linear | HookedLinear]:
         """The linear layers that see each token once."""
         return self._decoder.linears
+
+    def shared_columns(self, model_time: Stopwatch) -> list[PerTokenColumn | RepeatableColumn]:
+        """Return the columns in which all processes of the group take part.
+
+        model_time: runs while the first process encodes inputs.
+        """
+        encoder = [] if self.encoder is None else [self.encoder.column(model_time)]
+        return [*self.columns, *encoder]
 
     def forward(self, inputs: StepInputs, paged: PagedAttention) -> Tensor:
         """Return logits [S + R, vocab_size]: S rows to sample from, then those of the columns."""

@@ -10,7 +10,7 @@ from engine.group import SharedFeature
 from engine.ranks.group import RankGroup
 from engine.ranks.order_types import AnyOrder, Change, Forward, Move
 from engine.ranks.shared_inputs import empty, unpack
-from engine.step.column import PerTokenColumn
+from engine.step.column import PerTokenColumn, RepeatableColumn
 from engine.step.passes import Passes
 
 
@@ -20,11 +20,11 @@ class Follower:
     def __init__(
         self,
         passes: Passes,
-        columns: Sequence[PerTokenColumn],
+        columns: Sequence[PerTokenColumn | RepeatableColumn],
         group: RankGroup,
         features: Sequence[SharedFeature],
     ) -> None:
-        """columns: the model's. features: those with weights."""
+        """columns: `PackedModel.shared_columns`. features: those with weights."""
         self._passes = passes
         self._columns = columns
         self._group = group

@@ -70,6 +70,15 @@ class Move(Order, frozen=True):
     moves: BlockMoves
 
 
+class Repeated(msgspec.Struct, frozen=True, array_like=True):
+    """A column to repeat, whose tensors rank 0 broadcasts."""
+
+    name: str
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]
+    """The dtype, by torch's name, and the shape of each."""
+    numbers: tuple[tuple[int, ...], ...]
+
+
 class Forward(Order, frozen=True):
     """Run a forward pass on the inputs that rank 0 broadcasts next. The fields are their sizes."""
 
@@ -90,6 +99,7 @@ class Forward(Order, frozen=True):
     """The size whose CUDA graph to replay; None: launch the kernels."""
     spans: tuple[tuple[int, int, int], ...] | None
     """`PagedBatch.spans` of the inputs."""
+    repeated: tuple[Repeated, ...] = ()
 
 
 class Change(Order, frozen=True):

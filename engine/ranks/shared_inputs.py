@@ -6,15 +6,16 @@ Rank 0 alone knows the plan. Tokens that are sampled but not yet read by the hos
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from core.configuration.step_size import StepSize
-from engine.ranks.order_types import Forward
+from engine.ranks.order_types import Forward, Repeated
 from engine.staging import Slot, aligned
-from engine.step.column import PerTokenColumn
+from engine.step.column import Applied, PerTokenColumn, Repeatable, RepeatableColumn
 from engine.step.step_inputs import StepInputs, in_groups
 from kernels.attention.batch import PagedBatch
 
@@ -32,6 +33,7 @@ def forward_message(inputs: StepInputs, size: StepSize | None) -> Forward:
         num_starts=len(batch.query_starts),
         num_decodes=batch.num_decodes,
         per_token=tuple(inputs.per_token),
+        repeated=tuple(map(_repeated, inputs.repeatable)),
         graph=size,
         spans=batch.spans,
     )
@@ -48,6 +50,7 @@ def pack(inputs: StepInputs, sizes: Forward) -> Tensor:
         batch.query_starts,
         *(batch.block_tables for batch in inputs.batches),
         *inputs.per_token.values(),
+        *(tensor for column in inputs.repeatable for tensor in column.tensors),
     ]
     for place, tensor in zip(_places(packed, sizes), tensors, strict=True):
         place.copy_(tensor)
@@ -60,13 +63,15 @@ def empty(sizes: Forward, device: torch.device) -> Tensor:
     return torch.empty(total, dtype=torch.uint8, device=device)
 
 
-def unpack(packed: Tensor, sizes: Forward, columns: Iterable[PerTokenColumn]) -> StepInputs:
+def unpack(
+    packed: Tensor, sizes: Forward, columns: Iterable[PerTokenColumn | RepeatableColumn]
+) -> StepInputs:
     """Return the inputs that `pack` has packed, as views, without the chunks to sample for.
 
     Rank 0 alone samples, and has the original inputs.
     """
     tokens, rows, context_lens, query_starts, *others = _places(packed, sizes)
-    block_tables, numbers = others[: len(tokens) - 2], others[len(tokens) - 2 :]
+    block_tables, others = others[: len(tokens) - 2], others[len(tokens) - 2 :]
     batch = PagedBatch(
         query_starts=query_starts,
         context_lens=context_lens,
@@ -75,12 +80,36 @@ def unpack(packed: Tensor, sizes: Forward, columns: Iterable[PerTokenColumn]) ->
         spans=sizes.spans,
         num_decodes=sizes.num_decodes,
     )
-    by_name = {column.name: column for column in columns}
-    used = [
-        by_name[name].of(Slot(part)) for name, part in zip(sizes.per_token, numbers, strict=True)
-    ]
+    used = _used(sizes, {column.name: column for column in columns}, iter(others))
+    for column in used:
+        batch = column.batched(batch)
     batches = in_groups(batch, tokens, block_tables)
     return StepInputs(tokens, rows, batches, columns=used)
+
+
+def _used(
+    sizes: Forward,
+    columns: Mapping[str, PerTokenColumn | RepeatableColumn],
+    tensors: Iterator[Tensor],
+) -> list[Applied]:
+    """Return the columns of a step. tensors: in the order of `pack`."""
+    used: list[Applied] = []
+    for name in sizes.per_token:
+        column = columns[name]
+        assert isinstance(column, PerTokenColumn)
+        used.append(column.of(Slot(next(tensors))))
+    for given in sizes.repeated:
+        column = columns[given.name]
+        assert isinstance(column, RepeatableColumn)
+        used.append(column.repeat([*islice(tensors, len(given.tensors))], given.numbers))
+    return used
+
+
+def _repeated(column: Repeatable) -> Repeated:
+    tensors = (
+        (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for tensor in column.tensors
+    )
+    return Repeated(column.name, tuple(tensors), column.numbers)
 
 
 _Layout = list[tuple[tuple[int, ...], torch.dtype]]
@@ -94,7 +123,9 @@ def _layout(sizes: Forward) -> _Layout:
         ((sizes.num_starts,), torch.int32),
         *[((sizes.num_sequences, sizes.num_blocks), torch.int32)] * sizes.num_groups,
     ]
-    return layout + [((sizes.num_tokens,), torch.int64)] * len(sizes.per_token)
+    layout += [((sizes.num_tokens,), torch.int64)] * len(sizes.per_token)
+    given = (part for column in sizes.repeated for part in column.tensors)
+    return layout + [(shape, getattr(torch, dtype)) for dtype, shape in given]
 
 
 def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

@@ -112,3 +112,28 @@ class PerTokenColumn(Column):
     @abstractmethod
     def of(self, numbers: Slot) -> PerToken:
         """Return the column in a forward pass with these numbers."""
+
+
+class Repeatable(Applied):
+    """A `RepeatableColumn` in one forward pass."""
+
+    name: str
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """What the column does follows from these, and from `numbers`. Empty: it does nothing."""
+        return ()
+
+    @property
+    def numbers(self) -> tuple[tuple[int, ...], ...]:
+        return ()
+
+
+class RepeatableColumn(Column):
+    """A column of which processes without the plan can do the same, given what it works with."""
+
+    name: str
+
+    @abstractmethod
+    def repeat(self, tensors: Sequence[Tensor], numbers: tuple[tuple[int, ...], ...]) -> Repeatable:
+        """Return the column in a forward pass, from copies of what `Repeatable` has."""

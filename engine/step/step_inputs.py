@@ -15,7 +15,7 @@ from core.configuration.step_size import StepSize
 from core.plan import Chunk, StepPlan
 from engine.staging import Slot, Staging, Upload
 from engine.step.block_tables import BlockTables
-from engine.step.column import Applied, Column, PerToken
+from engine.step.column import Applied, Column, PerToken, Repeatable
 from engine.step.places import Places
 from kernels.attention.batch import PagedBatch
 
@@ -66,6 +66,12 @@ class StepInputs:
         return {
             column.name: column.numbers for column in self.columns if isinstance(column, PerToken)
         }
+
+    @property
+    def repeatable(self) -> list[Repeatable]:
+        """The columns that other processes must repeat."""
+        columns = (column for column in self.columns if isinstance(column, Repeatable))
+        return [column for column in columns if column.tensors]
 
     def newest(self) -> Tensor:
         """Return [S] int64: the input token of each sampled row."""

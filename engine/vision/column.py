@@ -16,7 +16,7 @@ from core.images import Images, PromptImage, images_in
 from core.plan import Chunk
 from core.sampling import ChunkResult, SequenceFailure
 from engine.staging import Slot, Upload
-from engine.step.column import Applied, Column
+from engine.step.column import Applied, Repeatable, RepeatableColumn
 from engine.step.places import Places
 from engine.stopwatch import Stopwatch
 from kernels.attention.batch import ImageSpan, PagedBatch
@@ -24,7 +24,9 @@ from kernels.attention.batch import ImageSpan, PagedBatch
 logger = logging.getLogger(__name__)
 
 
-class ImageColumn(Column):
+class ImageColumn(RepeatableColumn):
+    name = "vision"
+
     def __init__(
         self, encoder: Callable[[PromptImage, str], Tensor], model_time: Stopwatch
     ) -> None:
@@ -66,11 +68,16 @@ class ImageColumn(Column):
         num_rows = sum(map(len, rows))
         return _Images(
             upload.put(np.concatenate(rows)) if num_rows else None,
-            parts,
+            torch.cat(parts) if num_rows else None,
             upload.put(axes) if axes is not None and num_rows else None,
             _image_spans(places),
             failures,
         )
+
+    def repeat(self, tensors: Sequence[Tensor], numbers: tuple[tuple[int, ...], ...]) -> Repeatable:
+        rows, embeddings, *axes = tensors
+        spans = tuple(ImageSpan(*span) for span in numbers)
+        return _Images(Slot(rows), embeddings, Slot(axes[0]) if axes else None, spans, {})
 
     def _encode(self, image: PromptImage, chunk: Chunk) -> Tensor:
         """Return the rows of the image's tokens in the chunk."""
@@ -78,17 +85,19 @@ class ImageColumn(Column):
         return whole[_within(image, chunk)[0]]
 
 
-class _Images(Applied):
+class _Images(Repeatable):
+    name = ImageColumn.name
+
     def __init__(
         self,
         rows: Slot | None,
-        embeddings: Sequence[Tensor],
+        embeddings: Tensor | None,
         axes: Slot | None,
         spans: tuple[ImageSpan, ...],
         failures: dict[int, SequenceFailure],
     ) -> None:
         """rows: [K] int64, the image tokens' indices among the step's T tokens; None if there are
-        none. embeddings: [K, levels * hidden] in all. axes: [3, T] int64, the time, row and column
+        none. embeddings: [K, levels * hidden]. axes: [3, T] int64, the time, row and column
         of each token, for models whose rotary embedding uses them.
         """
         self._rows = rows
@@ -99,12 +108,24 @@ class _Images(Applied):
         self._spans = spans
         self._failures = failures
 
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        if self._rows is None or self._embeddings is None:
+            return ()
+        axes = [] if self._axes is None else [self._axes.tensor]
+        return [self._rows.tensor, self._embeddings, *axes]
+
+    @property
+    def numbers(self) -> tuple[tuple[int, ...], ...]:
+        return self._spans
+
     def batched(self, batch: PagedBatch) -> PagedBatch:
         return replace(batch, images=self._spans) if self._spans else batch
 
     def embed(self, hidden: Tensor, positions: Tensor) -> Tensor:
         if self._rows is not None:
-            levels = torch.cat([*self._embeddings]).split(hidden.shape[1], dim=1)
+            assert self._embeddings is not None
+            levels = self._embeddings.split(hidden.shape[1], dim=1)
             hidden.index_copy_(0, self._rows.tensor, levels[0])
             self._deeper = levels[1:]
             self.adds_to_layers = bool(self._deeper)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from core.configuration.limits import IMAGE_PIXELS
 from core.images import Array, PromptImage
-from engine.step.column import Column
 from engine.stopwatch import Stopwatch
 from engine.vision.column import ImageColumn
 
@@ -70,7 +69,7 @@ class ImageEncoder:
             self._kept.popitem(last=False)
         return embeddings
 
-    def column(self, model_time: Stopwatch) -> Column:
+    def column(self, model_time: Stopwatch) -> ImageColumn:
         """Return the column that puts the embeddings into steps. model_time: runs meanwhile."""
         return ImageColumn(self, model_time)
 

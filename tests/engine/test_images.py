@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -33,6 +34,7 @@ from engine.vision.reader import ImageReader
 from kernels.cpu.shared_library import unavailable_reason
 from tests.engine.greedy_answers import STRATEGIES
 from tests.engine.quantized_checkpoints import FORMATS, write_quantized
+from tests.engine.ranks.engines import ranked_engine
 from tests.engine.vision_models import in_text, picture, save_vision_model
 from tests.escaping import ESCAPING
 
@@ -204,6 +206,14 @@ def test_the_images_matter(expected, model_type):
     given = expected(model_type)
     assert given[0] != given[4]
     assert len({tuple(answer) for answer in given}) == len(CONVERSATIONS)
+
+
+@pytest.mark.parametrize("model_type", ["gemma3", "mistral3", "qwen3_vl"])
+def test_several_ranks(vision_model, expected, model_type):
+    """Rank 0 encodes images, and the others repeat what it does with the embeddings."""
+    path = vision_model(model_type)
+    with ranked_engine(path, 2, num_kv_blocks=44, **SMALL) as (engine, _):
+        assert answers(SimpleNamespace(llm_engine=engine), prompts(path)) == expected(model_type)
 
 
 @pytest.mark.parametrize("model_type", ["gemma3", "idefics3", "qwen3_vl"])
