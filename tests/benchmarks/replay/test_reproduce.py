@@ -18,7 +18,7 @@ from strategies.factory import StrategySettings
 from tests.strategies.fuzz import ONE_GROUP, SEVERAL_GROUPS, Groups, Run, RunWithStates
 from tests.strategies.speculation.test_speculation import DraftRun
 
-NUM_SEEDS = 8
+NUM_SEEDS = {Run: 12, DraftRun: 5, RunWithStates: 5}
 KINDS = {
     "requests", "answers", "aborts", "preemptions", "swaps", "lost steps", "lost submits",
     "no memory", "failed sequences",
@@ -66,14 +66,14 @@ def through_bytes(frames: list[AnyFrame]) -> list[AnyFrame]:
     return [decoder.decode(msgspec.msgpack.encode(frame)) for frame in frames]
 
 
-@pytest.mark.parametrize("kind", [Run, DraftRun, RunWithStates])
+@pytest.mark.parametrize("kind", NUM_SEEDS)
 def test_random_traffic_is_reproduced_step_for_step(kind: type[Run]) -> None:
     """All strategies and cache groups; beams, adapters, images, grammars, cancels and faults."""
     counts: Counter[str] = Counter()
     strategies: Counter[str] = Counter()
     num_bytes = 0
     for index, groups in enumerate((ONE_GROUP, *SEVERAL_GROUPS.values())):
-        for seed in range(index * NUM_SEEDS, (index + 1) * NUM_SEEDS):
+        for seed in range(index * NUM_SEEDS[kind], (index + 1) * NUM_SEEDS[kind]):
             recording = record(seed, counts, groups, kind)
             if recording is None:
                 continue
@@ -82,7 +82,7 @@ def test_random_traffic_is_reproduced_step_for_step(kind: type[Run]) -> None:
             assert found.num_steps == sum(isinstance(f, Scheduled) for f in recording.frames)
             strategies[recording.header.settings.batching] += 1
             num_bytes += sum(4 + len(msgspec.msgpack.encode(f)) for f in recording.frames)
-    assert {kind for kind, count in counts.items() if count > 0} >= KINDS
+    assert kind is not Run or {name for name, count in counts.items() if count > 0} >= KINDS
     assert len(strategies) == 4
     assert num_bytes / counts["chunks"] < 60, num_bytes / counts["chunks"]
 
