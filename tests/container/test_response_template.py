@@ -16,7 +16,7 @@ from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 from core.text.tools.response_template.template import read_template
 from tests.container.apis.test_chat import TOOLS, ask, events
-from tests.container.conftest import EOS
+from tests.container.conftest import EOS, Serve
 from tests.container.fake_engine import FakeEngine, says
 
 SPEC: dict[str, Any] = {
@@ -94,3 +94,28 @@ def test_forced_calls_and_structured_outputs_have_formats_of_their_own(
     engine.script = says([*tokenizer.encode("<why>"), EOS])
     fields = {"tools": TOOLS, "guided_regex": ".*"}
     assert ask(http, **fields).get_json()["choices"][0]["message"]["content"] == "<why>"
+
+
+@pytest.mark.parametrize(
+    ("path", "find"),
+    [
+        ("/v1/chat/completions", lambda body: body["choices"][0]["message"]["tool_calls"][0]["id"]),
+        ("/v1/messages", lambda body: body["content"][0]["id"]),
+        ("/v1/responses", lambda body: body["output"][0]["call_id"]),
+    ],
+)
+def test_ids_that_the_model_writes_are_the_calls_ids(
+    serve: Serve, engine: FakeEngine, tokenizer: Tokenizer, path: str, find: Callable[[Any], str]
+) -> None:
+    """Kimi K2 writes ids, which its chat template shows it again."""
+    call = "<|tool_call_begin|>functions.f:3<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    engine.script = says([*tokenizer.encode(call), EOS])
+    tools: list[dict[str, Any]] = {
+        "/v1/messages": [{"name": "f", "input_schema": {"type": "object"}}],
+        "/v1/responses": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+    }.get(path, TOOLS)
+    body = {"messages": [{"role": "user", "content": "Q"}], "input": "Q"}
+    body.pop("messages" if path.endswith("responses") else "input")
+    tokens = "max_output_tokens" if path.endswith("responses") else "max_tokens"
+    answer = serve(tool_call_parser="kimi_k2").post(path, json={**body, "tools": tools, tokens: 90})
+    assert find(answer.get_json()) == "functions.f:3"

@@ -97,7 +97,7 @@ class MessageFormat(Format):
             case "reasoning":
                 return {"type": "thinking", "thinking": block.text, "signature": ""}
             case "call":
-                id = call_id(f"{self._id} {block.index}")
+                id = block.call_id or call_id(f"{self._id} {block.index}")
                 arguments = msgspec.json.decode(block.text or "{}")
                 return {"type": "tool_use", "id": id, "name": block.name, "input": arguments}
 

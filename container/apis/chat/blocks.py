@@ -26,6 +26,8 @@ class Block:
     kind: BlockKind
     name: str = ""
     """The function of a call."""
+    call_id: str = ""
+    """See `ToolCall.id`."""
     parts: list[str] = field(default_factory=list[str])
     """Parts of the text, or of a call's arguments."""
 
@@ -71,8 +73,9 @@ class Blocks:
         return records + self._close() if is_last else records
 
     def _start(self, piece: AnswerPiece) -> Block:
-        name = piece.name if isinstance(piece, ToolCall) else ""
-        block = self._open = Block(len(self.all), _kind(piece), name)
+        block = self._open = Block(len(self.all), _kind(piece))
+        if isinstance(piece, ToolCall):
+            block.name, block.call_id = piece.name, piece.id
         self.all.append(block)
         return block
 

@@ -79,7 +79,7 @@ class ChoiceMessage:
         return {"reasoning": shown, "reasoning_content": shown} if shown else {}
 
     def _call(self, call: ToolCall) -> Record:
-        id = call_id(f"{self._seed} {self._num_calls}")
+        id = call.id or call_id(f"{self._seed} {self._num_calls}")
         self._num_calls += 1
         function = {"name": call.name, "arguments": call.arguments}
         return {"id": id, "type": "function", "function": function}

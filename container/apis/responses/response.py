@@ -158,8 +158,9 @@ class ResponseFormat(Format):
                 content = [self._part(block)]
                 return {**item, "type": "message", "role": "assistant", "content": content}
             case "call":
+                id = block.call_id or call_id(self._item_id(block))
                 return {
-                    **item, "type": "function_call", "call_id": call_id(self._item_id(block)),
+                    **item, "type": "function_call", "call_id": id,
                     "name": block.name, "arguments": block.text,
                 }  # fmt: skip
 

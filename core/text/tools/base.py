@@ -23,6 +23,8 @@ class ToolCall:
     name: str
     arguments: str
     """A JSON object, as text."""
+    id: str = ""
+    """The id that the model has written; '' if its format has none."""
 
 
 def call_id(seed: str) -> str:

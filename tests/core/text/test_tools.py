@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import typing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -95,8 +96,8 @@ CASES: list[tuple[ToolCallParser, str, list[Piece]]] = [
     ("minimax_m2", '<invoke name="g">\n</invoke>', [G]),
     ("kimi_k2", f"So. <|tool_calls_section_begin|><|tool_call_begin|>functions.f:0{KIMI}{ARGUMENTS}"
      f"<|tool_call_end|><|tool_call_begin|>g{KIMI}{{}}<|tool_call_end|><|tool_calls_section_end|>",
-     ["So.", F, G]),
-    ("kimi_k2", f"<|tool_call_begin|>functions.g:1{KIMI}{{}}", [G]),
+     ["So.", replace(F, id="functions.f:0"), replace(G, id="g")]),
+    ("kimi_k2", f"<|tool_call_begin|>functions.g:1{KIMI}{{}}", [replace(G, id="functions.g:1")]),
     ("kimi_k2", f"<|tool_call_begin|>g{KIMI}[]<|tool_call_end|>",
      [f"<|tool_call_begin|>g{KIMI}[]<|tool_call_end|>"]),
     ("ernie45", f"So.\n\n{HERMES}\n\n{HERMES}\n", ["So.", F, F]),
@@ -201,7 +202,8 @@ def test_forced_calls_are_written_as_they_are_parsed(name: ToolCallParser) -> No
     if notation is not None:
         calls = [f"{notation.head(name)}{{}}{notation.tail}" for name in "fg"]
         text = notation.opening + notation.separator.join(calls) + notation.closing
-        assert taken_apart(name, [text]) == [ToolCall("f", "{}"), G]
+        found = [call for call in taken_apart(name, [text]) if isinstance(call, ToolCall)]
+        assert [replace(call, id="") for call in found] == [ToolCall("f", "{}"), G]
 
 
 def test_a_header_that_goes_on_and_on_is_text() -> None:

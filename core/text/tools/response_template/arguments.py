@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from core.text.tools.base import ToolCall, decode_json, tool_call
@@ -31,8 +32,8 @@ def calls_of(value: object, properties: Properties) -> list[ToolCall]:
     """Return the calls of a field's value: one, or a list. Raises ValueError if it is neither."""
     if isinstance(value, list):
         return [call for item in cast(list[object], value) for call in calls_of(item, properties)]
-    call = _mapping(value)
-    call = _mapping(call.get("function", call))
+    whole = _mapping(value)
+    call = _mapping(whole.get("function", whole))
     name, arguments = str(call.get("name") or "").strip(), call.get("arguments")
     if isinstance(arguments, str):
         arguments = decode_json(arguments)[0]
@@ -43,7 +44,8 @@ def calls_of(value: object, properties: Properties) -> list[ToolCall]:
         key: _typed(item, _types(schemas.get(key)))
         for key, item in cast(dict[str, object], arguments).items()
     }
-    return [tool_call({"name": name, "arguments": typed})]
+    found, id = tool_call({"name": name, "arguments": typed}), whole.get("id")
+    return [replace(found, id=id) if isinstance(id, str) else found]
 
 
 def _typed(value: object, types: tuple[str, ...]) -> object:

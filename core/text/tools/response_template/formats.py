@@ -72,15 +72,18 @@ def _minimax() -> CallFormat:
 
 
 def _kimi() -> CallFormat:
-    """Kimi K2: a section of calls, each with an id `functions.NAME:NUMBER`."""
+    """Kimi K2: a section of calls, each with an id `functions.NAME:NUMBER`.
+
+    Its chat template shows ids to the model again, which takes up how they look.
+    """
     return _format(
         Notation(_kimi_head, _KIMI_CALL[2], "", opening=_KIMI_SECTION[0], closing=_KIMI_SECTION[1]),
         open_pattern=r"\s*(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>\s*"
-        r"(?:functions\.)?(?P<name>[^\s:<]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>",
+        r"(?P<id>(?:functions\.)?(?P<name>[^\s:<]+)(?::\d+)?)\s*<\|tool_call_argument_begin\|>",
         close_pattern=r"<\|tool_call_end\|>\s*",
         end=r"<\|tool_calls_section_end\|>\s*",
         content="json",
-        transform=_CALL,
+        transform={**_CALL, "id": "{id}"},
     )
 
 
