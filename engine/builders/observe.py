@@ -22,7 +22,9 @@ def observe(engine: Engine, options: Options) -> None:
     if options.observers.record is not None:
         observers.append(_recorder(engine, options, Path(options.observers.record)))
     if options.observers.receipts:
-        observers.append(Ledger(engine.strategy))
+        ledger = Ledger(engine.strategy)
+        observers.append(ledger)
+        engine.features = (*engine.features, ledger)
     if observers:
         engine.observer = joined(observers)
 

@@ -25,8 +25,9 @@ from itertools import accumulate
 import msgspec
 
 from core.output import Output
+from core.part import Feature
 from core.plan import Chunk, StepPlan, StepResult
-from core.protocol.stats import Receipt
+from core.protocol.stats import Receipt, Total
 from core.request import Request
 from core.sampling import Finish
 from engine.executor import FailedAt, Observer
@@ -65,7 +66,7 @@ class Account:
         self.since_ns = now_ns
 
 
-class Ledger(Observer):
+class Ledger(Observer, Feature):
     """Keeps a receipt for each request, and puts it into the request's last output."""
 
     def __init__(self, strategy: Strategy, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -148,6 +149,30 @@ class Ledger(Observer):
         """Return the time that all requests together are charged with."""
         open_ns = (account.receipt.compute_ns for account in self._accounts.values())
         return self.closed.compute_ns + sum(open_ns)
+
+    def totals(self) -> tuple[Total, ...]:
+        seconds = {"requests": self.num_charged_ns() / 1e9}
+        seconds |= {name: count / 1e9 for name, count in self.others.items()}
+        queued = {reason: count / 1e9 for reason, count in self.closed.queued_ns.items()}
+        return (
+            Total(
+                "longshore:engine_seconds",
+                "The wall clock of the engine, by what the time was spent on.",
+                seconds,
+                "spent_on",
+            ),
+            Total(
+                "longshore:queued_seconds",
+                "Time in the queue of requests that have ended, by reason.",
+                queued,
+                "reason",
+            ),
+            Total(
+                "longshore:kv_block_seconds",
+                "KV blocks held by requests that have ended, each times how long.",
+                {"": self.closed.kv_block_ns / 1e9},
+            ),
+        )
 
     def _charge(self, plan: StepPlan) -> None:
         """Divide the time since the last reading of the clock among the sequences of a plan."""

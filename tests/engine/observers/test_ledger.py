@@ -197,6 +197,19 @@ def test_blocks_are_named() -> None:
     assert receipts[second].queued_ns["blocks"] > 0
 
 
+def test_metrics_count_all_of_the_time() -> None:
+    engine, ledger, clock = engine_of(2 * 10**9)
+    clock.now = 10**9
+    engine.add([5], params(2), 0.0)
+    engine.add([6], params(1), 0.0)
+    drain(engine)
+    seconds, queued, blocks = ledger.totals()
+    assert seconds.name == "longshore:engine_seconds"
+    assert seconds.values == {"idle": 1.0, "between_steps": 0.0, "requests": 4.0}
+    assert queued.values == {}
+    assert blocks.values == {"": 6.0}
+
+
 def test_an_aborted_request_has_paid_too() -> None:
     engine, ledger, clock = engine_of(1000)
     id = engine.add([5], params(9), 0.0)
