@@ -48,6 +48,9 @@ class AttentionCall:
     rotation: Rotation | None = None
     """Rotary embedding that the backend must still apply to `query` and `key`, in place. None if
     they need no rotation."""
+    is_shared: bool = False
+    """Read the K and V that an earlier layer has written. `key` and `value` only have the shapes,
+    and need no rotation."""
     latent_dim: int | None = None
     """V is the first `latent_dim` dims of K, so `value` is empty; None: V is of its own."""
 

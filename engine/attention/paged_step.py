@@ -40,10 +40,11 @@ class PagedStep:
         return StateStep(pool, batch.states, batch.in_prompt)
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Write the new K and V, then attend over each sequence's K and V so far."""
+        """Write the new K and V, if any, then attend over each sequence's K and V so far."""
         keys, values = self.cache.keys[call.layer], self.cache.values[call.layer]
         batch = self.batches[self.cache.group_of[call.layer]]
-        self.backend.write(call, keys, values, batch.slot_mapping)
+        if not call.is_shared:
+            self.backend.write(call, keys, values, batch.slot_mapping)
         if call.latent_dim is not None:
             values = keys[..., : call.latent_dim]
         out = self.backend.attend(call, keys, values, batch)

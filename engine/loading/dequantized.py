@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from engine.loading.gate import load_reference
+from engine.loading.gate import cut_to_layers, load_reference
 from engine.loading.model_source import ModelSource
-from engine.loading.random_weights import load_random_reference
 from engine.model.checkpoint import Checkpoint, open_published
 from engine.model.families import ExpertNames
 from engine.model.quantization.at_load import HEAD_PRECISIONS, quantize_weight
@@ -20,22 +20,28 @@ from engine.model.quantization.weights import Float4Weight
 from engine.model.spec import DecoderSpec
 
 
-def load_rounded(source: ModelSource, spec: DecoderSpec) -> Any:
+def load_rounded(
+    source: ModelSource,
+    spec: DecoderSpec,
+    load_as_stored: Callable[[ModelSource, DecoderSpec], Any],
+) -> Any:
     """Load transformers' model with the weights of a `QuantizingLoader`, dequantized.
 
-    The source's config sets the number of layers. Raises as `load_reference` does.
+    load_as_stored: loads it if no weight of the checkpoint is quantized. The source's config sets
+    the number of layers. Raises as `load_reference` does.
     """
-    model = load_random_reference(source) if source.is_dummy else _load_dequantized(source, spec)
+    scheme = None if source.is_dummy else read_scheme(source.config)
+    if scheme is None:
+        model = load_as_stored(source, spec)
+    else:
+        model = _load_dequantized(source, spec, scheme)
     if source.precision is not None:
         round_weights(model, spec.family.experts, source.precision)
     return model
 
 
-def _load_dequantized(source: ModelSource, spec: DecoderSpec) -> Any:
+def _load_dequantized(source: ModelSource, spec: DecoderSpec, scheme: Scheme) -> Any:
     """Load transformers' model, with the checkpoint's quantized weights dequantized."""
-    scheme = read_scheme(source.config)
-    if scheme is None:
-        return load_reference(source)
     config: Any = source.config
     checkpoint = open_published(source.model_dir)
     layer = re.compile(rf"(?:^|\.){spec.family.layers}\.(\d+)\.")
@@ -46,6 +52,7 @@ def _load_dequantized(source: ModelSource, spec: DecoderSpec) -> Any:
         return is_in_model and not name.endswith(scheme.unused_suffixes)
 
     checkpoint.keep(is_needed)
+    cut_to_layers(checkpoint, source, spec)
     state = dequantized(checkpoint, scheme, getattr(config, "num_local_experts", 1))
     return load_reference(source.without_quantization(), state=state)
 
@@ -75,7 +82,9 @@ def round_weights(model: Any, names: ExpertNames | None, precision: str) -> None
     """
     kept = (".kv_b_proj",)
     if names:
-        kept += (f".{names.router}", f".{names.router}.layer", f"{names.shared}_gate")
+        kept += (f".{names.router}", f".{names.router}.layer")
+    if names and names.shared:
+        kept += (f"{names.shared}_gate",)
     for name, module in model.named_modules():
         is_linear = isinstance(module, nn.Linear | Conv1D) and not name.endswith(kept)
         if is_linear and module is not model.get_output_embeddings():

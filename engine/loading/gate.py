@@ -28,7 +28,9 @@ from engine.attention.call import PagedAttention, UnsupportedModelError
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
 from engine.loading.model_source import ModelSource
+from engine.model.checkpoint import Checkpoint
 from engine.model.families import FAMILIES
+from engine.model.spec import DecoderSpec
 from engine.staging import Staging
 from engine.step.column import Column
 from engine.step.step_inputs import InputBuilder
@@ -148,6 +150,14 @@ def load_reference(
             "config.json belongs to another model"
         )
     return model.to(source.device).eval()
+
+
+def cut_to_layers(checkpoint: Checkpoint, source: ModelSource, spec: DecoderSpec) -> None:
+    """Cut tensors that have a part for each layer to the layers that the source's config has."""
+    if spec.family.is_gemma4:
+        from engine.model.gemma4.inputs import keep_first_layers
+
+        keep_first_layers(checkpoint, source.config)
 
 
 def probe_ids(vocab_size: int) -> list[int]:

@@ -17,6 +17,7 @@ from engine.group import Group
 from engine.loading.gate import (
     MAX_KERNEL_ERROR,
     MAX_RELATIVE_ERROR,
+    cut_to_layers,
     eager_logits,
     load_reference,
     mismatch_error,
@@ -27,7 +28,7 @@ from engine.loading.model_source import ModelSource
 from engine.model.checkpoint import Checkpoint, checkpoint_of, open_checkpoint
 from engine.model.decoder import Decoder
 from engine.model.loader import Loader
-from engine.model.spec import DecoderSpec, predicts_later_tokens, read_spec
+from engine.model.spec import DecoderSpec, is_unread, read_spec
 from engine.phases import Phases
 
 
@@ -60,7 +61,7 @@ def load_own_decoder(
     decoder = _decoder(
         checkpoint, source, spec, len(spec.layers), group, show_progress=shows_progress
     )
-    checkpoint.keep(lambda name: not predicts_later_tokens(spec, name))
+    checkpoint.keep(lambda name: not is_unread(spec, name))
     checkpoint.require_all_taken(except_for=f"{spec.family.head}.weight" if spec.is_tied else "")
     phases.end("weights")
     return decoder
@@ -132,24 +133,39 @@ def _logits(
 
 
 def _checkpoint(source: ModelSource, spec: DecoderSpec) -> Checkpoint:
+    """Return the tensors of as many layers as the source's config has, or of more.
+
+    Raises as `open_checkpoint` does.
+    """
     if source.is_dummy:
         from engine.loading.random_weights import random_weights
 
         return checkpoint_of(random_weights(source), spec.family, "random weights")
-    return open_checkpoint(source.model_dir, spec.family, source.nested)
+    checkpoint = open_checkpoint(source.model_dir, spec.family, source.nested)
+    cut_to_layers(checkpoint, source, spec)
+    return checkpoint
 
 
 def _reference(source: ModelSource, spec: DecoderSpec) -> Any:
-    """Load transformers' model with the weights of `_checkpoint`, rounded as ours are."""
-    if source.is_quantized:
-        from engine.loading.dequantized import load_rounded
+    """Load transformers' model with our decoder's weights, rounded as ours are."""
+    if not source.is_quantized:
+        return _load_as_stored(source, spec)
+    from engine.loading.dequantized import load_rounded
 
-        return load_rounded(source, spec)
+    return load_rounded(source, spec, _load_as_stored)
+
+
+def _load_as_stored(source: ModelSource, spec: DecoderSpec) -> Any:
+    """Load transformers' model with these tensors, where none is quantized.
+
+    The source's config sets the number of layers. Raises as `load_reference` does.
+    """
     if source.is_dummy:
         from engine.loading.random_weights import load_random_reference
 
         return load_random_reference(source)
-    if source.nested is not None and source.nested.has_transposed_experts:
+    is_transposed = source.nested is not None and source.nested.has_transposed_experts
+    if is_transposed or spec.family.is_gemma4:  # the files' tensors have other shapes
         checkpoint = _checkpoint(source, spec)
         state = {name: checkpoint.take_stored(name) for name in checkpoint.names()}
         return load_reference(replace(source, nested=None), state=state)
@@ -182,4 +198,14 @@ def _decoder(
             is_exact=source.is_exact or source.is_pinned,
         )
     loader = make_loader(checkpoint, source.device, source.dtype)
-    return Decoder(loader, spec, num_layers, show_progress=show_progress)
+    return make_decoder(loader, spec, num_layers, show_progress=show_progress)
+
+
+def make_decoder(
+    loader: Loader, spec: DecoderSpec, num_layers: int, *, show_progress: bool = False
+) -> Decoder:
+    """Load the first `num_layers` layers, with what is before and after them."""
+    kind = Decoder
+    if spec.family.is_gemma4:
+        from engine.model.gemma4.decoder import Gemma4Decoder as kind
+    return kind(loader, spec, num_layers, show_progress=show_progress)

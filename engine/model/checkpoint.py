@@ -95,6 +95,11 @@ class Checkpoint:
         """Remove the tensors whose names are not needed; they count as taken."""
         self._tensors = {name: entry for name, entry in self._tensors.items() if is_needed(name)}
 
+    def change(self, name: str, function: Callable[[Tensor], Tensor]) -> None:
+        """Replace a tensor that is still to be taken by a function of it."""
+        file, read = self._tensors[name]
+        self._tensors[name] = file, lambda: function(read())
+
     def require_all_taken(self, *, except_for: str) -> None:
         """Raise ConfigurationError if a tensor other than `except_for` was never taken."""
         for name, (file, _) in self._tensors.items():

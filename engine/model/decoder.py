@@ -21,7 +21,7 @@ from engine.model.layer import Layer
 from engine.model.loader import Loader
 from engine.model.norms import add_and_norm
 from engine.model.one_call import OneCall
-from engine.model.rotary import Rotary
+from engine.model.rotary import Rotary, StepAngles
 from engine.model.spec import DecoderSpec
 from engine.step.column import Applied
 
@@ -39,8 +39,11 @@ class Decoder:
         family, width = spec.family, spec.hidden_size
         prefix = family.prefix
         self.spec = spec
-        num_kv_heads = len(loader.shard.heads(spec.num_heads, spec.num_kv_heads).keys)
-        self.shapes = [replace(shape, num_kv_heads=num_kv_heads) for shape in spec.shapes]
+        self.shapes = [
+            replace(shape, num_kv_heads=len(heads.keys))
+            for shape in spec.shapes
+            for heads in [loader.shard.heads(spec.num_heads, shape.num_kv_heads)]
+        ]
         """This process's part of the KV cache, for each layer of the model with attention."""
         self.states = spec.states
         """What each layer with a state keeps of a sequence."""
@@ -53,7 +56,7 @@ class Decoder:
         self.rotary = Rotary(spec, loader.device, loader.dtype)
         # None hides the bar unless stderr is a terminal.
         indices = tqdm(range(num_layers), "loading layers", disable=None if show_progress else True)
-        self.layers = [Layer(loader, spec, index, self.rotary) for index in indices]
+        self.layers = [self.make_layer(loader, index) for index in indices]
         self.norm = loader.norm(
             f"{prefix}{family.final_norm}", (width,), family.norm, spec.norm_eps
         )
@@ -80,7 +83,7 @@ class Decoder:
         hidden = self.embed(token_ids, positions)
         for column in columns:
             positions = column.embed(hidden, positions)
-        angles = self.rotary(positions)
+        angles = self.angles(token_ids, hidden, positions)
         # After its attention, the last layer drops the rows that need no logits.
         between = [column for column in columns if column.adds_to_layers]
         needs_all_rows = bool(between) or any(column.adds_to_linears for column in columns)
@@ -100,6 +103,13 @@ class Decoder:
                     column.after_layer(index, hidden)
         _, normed = add_and_norm(hidden, output, self.norm, self.spec.residual_scale)
         return self.logits(normed.index_select(0, rows) if last_rows is None else normed)
+
+    def make_layer(self, loader: Loader, index: int) -> Layer:
+        return Layer(loader, self.spec, index, self.rotary)
+
+    def angles(self, token_ids: Tensor, hidden: Tensor, positions: Tensor) -> StepAngles:
+        """Return what all layers read of the tokens. hidden: their embeddings, [T, hidden]."""
+        return self.rotary(positions)
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Return the input of the first layer, [T, hidden], for ids and positions [T]."""

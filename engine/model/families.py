@@ -54,6 +54,8 @@ class ExpertNames:
     group_score: Literal["two best", "best"] = "two best"
     """With config.n_group, tokens choose within the best groups: those whose two best experts, or
     whose best, have the highest score."""
+    top_k: str = "num_experts_per_tok"
+    """The config's number of experts of a token."""
     scaling: str = "routed_scaling_factor"
     """The config's factor on the scores."""
     routes_in_fp32: bool = False
@@ -117,6 +119,8 @@ class Family:
     state: str = ""
     """Name of the part that takes attention's place in layers that keep a state; see
     `engine.model.mixers`."""
+    is_gemma4: bool = False
+    """Whether layers are those of `engine.model.gemma4`, whose tensors have fixed names."""
     experts: ExpertNames | None = None
     scales_embedding: bool = False
     """Multiply embeddings by the square root of the hidden size (Gemma)."""
@@ -158,6 +162,11 @@ COHERE = replace(
     LLAMA, norm=LAYER, rotary="pairs", is_parallel=True, norms=("input_layernorm", "", "", "")
 )
 LATENT = replace(LLAMA, has_latents=True, rotary="pairs")
+GEMMA4 = replace(
+    LLAMA, norm=RMS_ROUNDED_LAST, norms=SANDWICH, qk_norm="head", windows="by layer",
+    scales_embedding=True, is_gemma4=True,
+    experts=ExpertNames(router="router.proj", top_k="top_k_experts", always_normalizes=True),
+)  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
@@ -173,6 +182,8 @@ FAMILIES: dict[str, Family] = {
     "gemma": GEMMA,
     "gemma2": replace(GEMMA, norms=SANDWICH, windows="by layer"),
     "gemma3_text": replace(GEMMA, norms=SANDWICH, qk_norm="head", windows="by layer"),
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": replace(GEMMA4, experts=None),
     "olmo2": OLMO2,
     "olmo3": replace(OLMO2, windows="by layer"),
     "exaone4": replace(BY_LAYER, norms=POST, qk_norm="head", rotates_only_windows=True),

@@ -7,18 +7,20 @@ from torch import Tensor
 
 from engine.model.loader import Loader, Source
 from engine.model.norms import Norm
-from engine.model.spec import DecoderSpec
+from engine.model.spec import DecoderSpec, LayerSpec
 from engine.shard import Heads
 
 
-def qkv_sources(spec: DecoderSpec, name: str, heads: Heads, order: Tensor | None) -> list[Source]:
+def qkv_sources(
+    spec: DecoderSpec, layer: LayerSpec, name: str, heads: Heads, order: Tensor | None
+) -> list[Source]:
     """Return the weights that the fused QKV projection is loaded from.
 
     heads: this process's heads. order: a permutation of the elements of each query and key head.
     """
-    family, dim = spec.family, spec.head_dim
+    family, dim = spec.family, layer.head_dim
     names = [f"{name}.{projection}" for projection in family.qkv]
-    counts = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
+    counts = (spec.num_heads, layer.num_kv_heads, layer.num_kv_heads)
     parts = (heads.queries, heads.keys, heads.keys)
     if family.qkv_by_head:
         rows = torch.arange(3 * counts[0] * dim).view(counts[0], 3, dim).transpose(0, 1)
@@ -73,17 +75,22 @@ def halves_of_pairs(dim: int, rotary_dim: int) -> Tensor:
 
 
 def load_qk_norms(
-    loader: Loader, spec: DecoderSpec, name: str, heads: Heads, order: Tensor | None
+    loader: Loader,
+    spec: DecoderSpec,
+    layer: LayerSpec,
+    name: str,
+    heads: Heads,
+    order: Tensor | None,
 ) -> list[Norm]:
     """Load the norms of queries and of keys; return an empty list if the model has none.
 
     heads, order: as in `qkv_sources`.
     """
-    family, dim, eps = spec.family, spec.head_dim, spec.norm_eps
+    family, dim, eps = spec.family, layer.head_dim, spec.norm_eps
     if not spec.qk_norm:
         return []
     norms: list[Norm] = []
-    parts = (spec.num_heads, heads.queries, 1), (spec.num_kv_heads, heads.keys, heads.num_holders)
+    parts = (spec.num_heads, heads.queries, 1), (layer.num_kv_heads, heads.keys, heads.num_holders)
     for norm, (count, rank_heads, num_holders) in zip(family.qk_norm_names, parts, strict=True):
         full_name = f"{name}.{norm}"
         if spec.qk_norm == "row" and not loader.group.shard.is_whole:

@@ -38,14 +38,8 @@ class Layer:
     """
 
     def __init__(self, loader: Loader, spec: DecoderSpec, index: int, rotary: Rotary) -> None:
-        family = spec.family
-        name = f"{family.prefix}{family.layers}.{index}"
-        self.norms = [
-            loader.norm(f"{name}.{norm}", (spec.hidden_size,), family.norm, spec.norm_eps)
-            if norm
-            else None
-            for norm in spec.norms
-        ]
+        name = layer_name(spec, index)
+        self.norms = load_layer_norms(loader, spec, name)
         self.attention = _make_attention(loader, spec, index, name, rotary)
         self.mlp = _load_mlp(loader, spec, index, name)
         self.is_parallel = spec.is_parallel
@@ -58,7 +52,7 @@ class Layer:
         angles: StepAngles,
         paged: PagedAttention,
         rows: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the residual stream and the output still to be added to it, [T, hidden] each.
 
         hidden, output: the same two tensors from the previous layer; the first layer gets no
@@ -89,6 +83,21 @@ class Layer:
         _prepare_part(calls, before_mlp, self.mlp, after_mlp)
 
 
+def layer_name(spec: DecoderSpec, index: int) -> str:
+    """Return what the names of a layer's tensors begin with."""
+    return f"{spec.family.prefix}{spec.family.layers}.{index}"
+
+
+def load_layer_norms(loader: Loader, spec: DecoderSpec, name: str) -> list[Norm | None]:
+    """Load a layer's norms, in the order of `Family.norms`. name: that of `layer_name`."""
+    return [
+        loader.norm(f"{name}.{norm}", (spec.hidden_size,), spec.family.norm, spec.norm_eps)
+        if norm
+        else None
+        for norm in spec.norms
+    ]
+
+
 def _prepare_part(
     calls: StepCalls,
     before: Norm | None,
@@ -112,23 +121,24 @@ class Attention:
     def __init__(
         self, loader: Loader, spec: DecoderSpec, index: int, name: str, rotary: Rotary
     ) -> None:
-        family, dim = spec.family, spec.head_dim
-        self.spec, self.index, self.layer = spec, spec.cache_index(index), spec.layers[index]
-        rope = self.layer.rope
+        family, layer = spec.family, spec.layers[index]
+        self.spec, self.index, self.layer = spec, spec.cache_index(index), layer
+        self.dim = dim = layer.head_dim
+        rope = layer.rope
         self.rotary_dim = 0 if rope is None else rotary.width(rope)
         order = None
         if family.rotary == "pairs" and rope is not None:
             order = halves_of_pairs(dim, self.rotary_dim)
-        heads = loader.shard.heads(spec.num_heads, spec.num_kv_heads)
+        heads = loader.shard.heads(spec.num_heads, layer.num_kv_heads)
         self._sizes = [dim * len(part) for part in (heads.queries, heads.keys, heads.keys)]
         self._gate_width = self._sizes[0] if family.gates_attention else 0
-        self.qkv = loader.linear(qkv_sources(spec, name, heads, order), spec.hidden_size)
+        self.qkv = loader.linear(qkv_sources(spec, layer, name, heads, order), spec.hidden_size)
         self.out = loader.linear(
             [Source(f"{name}.{family.out}", spec.hidden_size)],
             spec.num_heads * dim,
             columns=elements_of(heads.queries, dim),
         )
-        self.norms = load_qk_norms(loader, spec, name, heads, order)
+        self.norms = load_qk_norms(loader, spec, layer, name, heads, order)
         self._norm_both = None
         """Norms query heads and key heads together, as they lie side by side in memory."""
         if spec.qk_norm in ("head", "after rotary") and spec.qkv_clip is None:
@@ -146,7 +156,7 @@ class Attention:
         rows: Tensor | None = None,
     ) -> Tensor:
         """Return the attention output [T, hidden], or only its `rows`, [R, hidden]."""
-        kind, clip, dim = self.spec.qk_norm, self.spec.qkv_clip, self.spec.head_dim
+        kind, clip, dim = self.spec.qk_norm, self.spec.qkv_clip, self.dim
         gates, merged = self._split_gates(self.qkv(hidden))
         query, key, value = merged.split_with_sizes(self._sizes, -1)
         if kind == "row":
@@ -195,7 +205,7 @@ class Attention:
 
         residual: as in `Linear.prepare`.
         """
-        spec, dim = self.spec, self.spec.head_dim
+        spec, dim = self.spec, self.dim
         if spec.qk_norm == "after rotary" or spec.qkv_clip is not None:
             raise NoKernelError("its queries and keys are normalized after rotation, or clipped")
         if self._gate_width:
@@ -228,14 +238,14 @@ class Attention:
         out = calls.buffer(name, rows.shape[1])
         if self.spec.qk_norm == "row":
             return norm.prepare(calls, rows, out)
-        by_head = (-1, self.spec.head_dim)
+        by_head = (-1, self.dim)
         return norm.prepare(calls, rows.unflatten(1, by_head), out.unflatten(1, by_head)).flatten(1)
 
     def _norm_heads(self, query: Tensor, key: Tensor, merged: Tensor) -> tuple[Tensor, Tensor]:
         """Norm query and key, [T, heads, head_dim], which are slices of `merged`."""
         if self._norm_both is None:
             return self.norms[0](query), self.norms[1](key)
-        both = merged.narrow(-1, 0, sum(self._sizes[:2])).unflatten(-1, (-1, self.spec.head_dim))
+        both = merged.narrow(-1, 0, sum(self._sizes[:2])).unflatten(-1, (-1, self.dim))
         query, key = self._norm_both(both).split_with_sizes((query.shape[1], key.shape[1]), 1)
         return query, key
 
@@ -243,13 +253,9 @@ class Attention:
 class MLP:
     """`down(activation(gate(x)) * up(x))`; without a gate, `down(activation(up(x)))`."""
 
-    def __init__(
-        self, loader: Loader, spec: DecoderSpec, block: str, width: int | None = None
-    ) -> None:
-        """block: the MLP's name in the checkpoint. width: intermediate size; None means
-        `spec.mlp_width`."""
+    def __init__(self, loader: Loader, spec: DecoderSpec, block: str, width: int) -> None:
+        """block: the MLP's name in the checkpoint. width: intermediate size."""
         family = spec.family
-        width = width or spec.mlp_width
         columns = loader.shard.columns(width)
         total = 2 * width if family.is_gated else width
         names = [f"{block}.{name}" for name in family.gate_up]
@@ -314,7 +320,8 @@ def _load_mlp(loader: Loader, spec: DecoderSpec, index: int, name: str) -> MLP |
     family = spec.family
     names = family.experts
     if names is None or not spec.layers[index].has_experts:
-        return MLP(loader, spec, f"{name}.{family.mlp}" if family.mlp else name)
+        block = f"{name}.{family.mlp}" if family.mlp else name
+        return MLP(loader, spec, block, spec.layers[index].mlp_width)
     from engine.model.mixtures.experts import Experts, SharedExperts, shared_width
 
     block = f"{name}.{names.block}"

@@ -27,12 +27,15 @@ class Angles(NamedTuple):
 
 
 class StepAngles(NamedTuple):
-    """What the positions of T tokens mean for their queries and keys."""
+    """What all layers read of T tokens: what their positions mean for queries and keys."""
 
     by_rope: Mapping[str, Angles]
     """By `LayerSpec.rope`."""
     query_scale: Tensor | None
     """[T, 1, 1], a factor on the queries of a token; None: 1."""
+    layer_inputs: Tensor | None = None
+    """[T, layers, width], what each layer knows of a token besides its hidden state; None:
+    nothing."""
 
 
 class Rotary:
@@ -109,7 +112,7 @@ def _frequencies(spec: DecoderSpec, name: str) -> tuple[Tensor, float]:
     config: Any = spec.config
     # Dynamic NTK only applies beyond the training length, which `max_model_len` never exceeds.
     if kind in ("default", "dynamic"):
-        dim = spec.head_dim
+        dim = next(layer.head_dim for layer in spec.layers if layer.rope == name)
         if spec.latent is None:
             dim = int(dim * parameters.get("partial_rotary_factor", 1.0))
         exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim

@@ -26,6 +26,7 @@ DENSE_COUNT_NAMES = ("first_k_dense_replace", "moe_layer_start_index", "num_dens
 TORCH_LAYER_NORM_EPS = 1e-5
 DEFAULT_ACTIVATION = "silu"
 """Of models whose config.json names none (LFM2)."""
+KEYS_AND_VALUES = tuple(f"self_attn.{name}." for name in ("k_proj", "v_proj", "k_norm", "v_norm"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,13 @@ class LayerSpec:
     rope: str | None
     """Key of the layer's rotary parameters in `DecoderSpec.ropes`; None: no rotary embedding."""
     has_experts: bool
+    num_kv_heads: int
+    head_dim: int
+    """With latents, that of the rotated key."""
+    mlp_width: int
+    """The MLP's intermediate size."""
+    source: int | None
+    """The earlier layer whose K and V it reads; None: its own."""
     state: LayerState = ()
     """The state that it keeps; () without one."""
     has_attention: bool = True
@@ -78,16 +86,12 @@ class DecoderSpec:
     vocab_size: int
     hidden_size: int
     num_heads: int
-    num_kv_heads: int
-    head_dim: int
     latent: LatentSizes | None
     """None: K and V of every head are in the cache."""
     rotates_pairs: bool
     """Whether neighbouring elements of a head rotate together, instead of i and i + half."""
     norm_eps: float
     activation: str
-    mlp_width: int
-    """The MLP's intermediate size."""
     layers: tuple[LayerSpec, ...]
     ropes: Mapping[str, Mapping[str, Any]]
     """transformers' `rope_parameters` by layer type, or under "" if all layers share them."""
@@ -114,14 +118,14 @@ class DecoderSpec:
     @property
     def shapes(self) -> list[LayerShape]:
         """What the layers with attention keep of a token."""
-        heads, key_dim, value_dim = self.num_kv_heads, self.head_dim, self.head_dim
+        return [self._shape(layer) for layer in self.layers if layer.has_attention]
+
+    def _shape(self, layer: LayerSpec) -> LayerShape:
+        key_dim = value_dim = layer.head_dim
         if self.latent is not None:
             key_dim, value_dim = self.latent.rank + self.latent.rope, 0
-        return [
-            LayerShape(heads, key_dim, value_dim, layer.window)
-            for layer in self.layers
-            if layer.has_attention
-        ]
+        source = None if layer.source is None else self.cache_index(layer.source)
+        return LayerShape(layer.num_kv_heads, key_dim, value_dim, layer.window, source)
 
     @property
     def states(self) -> list[LayerState]:
@@ -152,6 +156,9 @@ class DecoderSpec:
         for name in PER_LAYER:
             if vars(config).get(name):  # not if it follows from other settings
                 setattr(config, name, getattr(config, name)[:num_layers])
+        num_dropped = len(self.layers) - num_layers
+        if getattr(config, "num_kv_shared_layers", 0):
+            config.num_kv_shared_layers = max(0, config.num_kv_shared_layers - num_dropped)
         config.num_hidden_layers = num_layers
         ropes = _ropes(config) if self.ropes else {}
         for parameters in ropes.values():
@@ -180,9 +187,6 @@ def read_spec(config: PreTrainedConfig, max_length: int) -> DecoderSpec:
     _check_supported(given)
     num_heads = given.num_attention_heads
     latent = _latent(given) if family.has_latents else None
-    head_dim = getattr(given, "head_dim", None) or given.hidden_size // num_heads
-    if latent is not None:
-        head_dim = latent.rope
     is_parallel = getattr(given, "use_parallel_residual", family.is_parallel)
     has_qk_norm = not family.qk_norm_is_optional or given.use_qk_norm
     norms = family.norms
@@ -195,14 +199,11 @@ def read_spec(config: PreTrainedConfig, max_length: int) -> DecoderSpec:
         vocab_size=given.vocab_size,
         hidden_size=given.hidden_size,
         num_heads=num_heads,
-        num_kv_heads=_num_kv_heads(given, family),
-        head_dim=head_dim,
         latent=latent,
         rotates_pairs=family.rotary == "pairs" and getattr(given, "rope_interleave", True),
         norm_eps=_first(given, EPS_NAMES) or TORCH_LAYER_NORM_EPS,
         activation=_first(given, ACTIVATION_NAMES) or DEFAULT_ACTIVATION,
-        mlp_width=_mlp_width(given),
-        layers=_layers(given, family, head_dim),
+        layers=_layers(given, family, latent),
         ropes=_ropes(given) if _has_rotary(given, family) else {},
         query_scaling=_query_scaling(given, max_length) if family.scales_queries else None,
         softcap=getattr(given, "attn_logit_softcapping", None),
@@ -223,15 +224,18 @@ def read_spec(config: PreTrainedConfig, max_length: int) -> DecoderSpec:
     )
 
 
-def predicts_later_tokens(spec: DecoderSpec, name: str) -> bool:
-    """Whether a tensor belongs to multi-token prediction, which is not computed."""
+def is_unread(spec: DecoderSpec, name: str) -> bool:
+    """Whether a tensor belongs to multi-token prediction, which is not computed, or to the K and V
+    of a layer that reads those of another one."""
     relative = name.removeprefix(spec.family.prefix)
     kind, _, rest = relative.partition(".")
-    index = rest.partition(".")[0]
+    index, _, part = rest.partition(".")
+    if kind == spec.family.layers and index.isdigit() and int(index) < len(spec.layers):
+        is_shared = spec.layers[int(index)].source is not None
+        return is_shared and part.startswith(KEYS_AND_VALUES)
     count = getattr(spec.config, "num_nextn_predict_layers", None) or 0
-    first = len(spec.layers)
-    is_later = kind == spec.family.layers and index.isdigit() and int(index) >= first
-    return relative.startswith("mtp") or (is_later and int(index) < first + count)
+    is_later = kind == spec.family.layers and index.isdigit()
+    return relative.startswith("mtp") or (is_later and int(index) < len(spec.layers) + count)
 
 
 def _check_supported(config: Any) -> None:
@@ -249,14 +253,20 @@ def _check_supported(config: Any) -> None:
         ),
         "its latent is no multiple of 16": (getattr(config, "kv_lora_rank", None) or 0) % 16 != 0,
         "it has no final norm": getattr(config, "_remove_final_layer_norm", False),
+        "its tokens attend in both directions": (
+            getattr(config, "use_bidirectional_attention", None) in (True, "all")
+        ),
     }
     for reason, applies in unsupported.items():
         if applies:
             raise UnsupportedModelError(reason)
 
 
-def _layers(config: Any, family: Family, head_dim: int) -> tuple[LayerSpec, ...]:
-    layers = tuple(_layer(config, family, head_dim, i) for i in range(config.num_hidden_layers))
+def _layers(config: Any, family: Family, latent: LatentSizes | None) -> tuple[LayerSpec, ...]:
+    layers = tuple(
+        _layer(_settings(config, index), family, latent, index)
+        for index in range(config.num_hidden_layers)
+    )
     if not family.state:
         return layers
     from core.states.layout import WITH_ATTENTION, layer_states
@@ -268,21 +278,48 @@ def _layers(config: Any, family: Family, head_dim: int) -> tuple[LayerSpec, ...]
     )
 
 
-def _layer(config: Any, family: Family, head_dim: int, index: int) -> LayerSpec:
+def _settings(config: Any, index: int) -> Any:
+    """Return the config with the settings of layer `index`, where layers have settings of their
+    own."""
+    return config.per_layer_config[index] if config.is_heterogeneous else config
+
+
+def _layer(config: Any, family: Family, latent: LatentSizes | None, index: int) -> LayerSpec:
+    """Return the spec of layer `index`. config: that of `_settings`."""
     window = getattr(config, "sliding_window", None) or None
     is_full = family.windows == "by layer" and config.layer_types[index] != "sliding_attention"
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if latent is not None:
+        head_dim = latent.rope
+    source = _source(config, index)
     return LayerSpec(
         window=None if family.windows == "none" or is_full else window,
-        scale=_latent_scale(config) if family.has_latents else _scale(config, head_dim, index),
+        scale=_scale(config, family, head_dim, index),
         rope=_rope(config, family, index),
         has_experts=family.experts is not None and _has_experts(config, index),
+        num_kv_heads=_num_kv_heads(config, family),
+        head_dim=head_dim,
+        mlp_width=_mlp_width(config, is_shared=source is not None),
+        source=source,
     )
 
 
-def _mlp_width(config: Any) -> int:
+def _source(config: Any, index: int) -> int | None:
+    """Return the layer whose K and V layer `index` reads: the last of its type that has own ones;
+    None if it has own ones itself."""
+    first_shared = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)
+    if index < first_shared:
+        return None
+    own = config.layer_types[:first_shared]
+    return max(i for i, kind in enumerate(own) if kind == config.layer_types[index])
+
+
+def _mlp_width(config: Any, *, is_shared: bool) -> int:
     width = _first(config, MLP_WIDTH_NAMES) or 4 * config.hidden_size
     if getattr(config, "num_local_experts", None) == 0:  # Granite 4 without a mixture
         return getattr(config, "shared_intermediate_size", width)
+    if is_shared and getattr(config, "use_double_wide_mlp", False):
+        return 2 * width
     if not getattr(config, "block_auto_adjust_ff_dim", False):
         return width
     # LFM2: of a gated MLP that has as many weights as an MLP of this width without a gate
@@ -308,7 +345,11 @@ def _num_kv_heads(config: Any, family: Family) -> int:
     return num_heads or config.num_attention_heads
 
 
-def _scale(config: Any, head_dim: int, index: int) -> float:
+def _scale(config: Any, family: Family, head_dim: int, index: int) -> float:
+    if family.has_latents:
+        return _latent_scale(config)
+    if family.is_gemma4:
+        return 1.0
     multiplier = getattr(config, "attention_multiplier", None)
     if multiplier is not None:
         return float(multiplier)
@@ -362,6 +403,8 @@ def _ropes(config: Any) -> dict[str, dict[str, Any]]:
 
 def _has_experts(config: Any, index: int) -> bool:
     if getattr(config, "num_local_experts", None) == 0:
+        return False
+    if not getattr(config, "enable_moe_block", True):
         return False
     kinds = getattr(config, "mlp_layer_types", None)
     if kinds:

@@ -25,11 +25,15 @@ def prompts():
     return [[rng.randrange(1, VOCABULARY) for _ in range(length)] for length in (3, 19, 1, 30, 8)]
 
 
-def generate(path, **changes):
-    """Return transformers' own answers, one prompt at a time, without the prompts."""
+def generate(path, model=None, **changes):
+    """Return transformers' own answers, one prompt at a time, without the prompts.
+
+    model: None for that of the path.
+    """
     is_t5 = path.name == "t5"
     kind = AutoModelForSeq2SeqLM if is_t5 else decoder_class(AutoConfig.from_pretrained(path))
-    model = kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    if model is None:
+        model = kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
     answers = []
     for prompt in prompts():
         ids = model.generate(

@@ -22,6 +22,7 @@ SMALL_POOLS = {
     "mistral": 8, "ministral": 8, "qwen2": 12, "gemma2": 11, "gemma3_text": 11, "olmo3": 10,
     "exaone4": 10, "starcoder2": 8, "cohere2": 10, "qwen2_moe": 12, "mellum": 11, "gpt_oss": 11,
     "phimoe": 8, "dots1": 12, "ministral3": 8, "exaone_moe": 10, "afmoe": 8,
+    "gemma4_text": 10, "gemma4_unified_text": 10,
 }  # fmt: skip
 """Blocks with which `paged` has to preempt, although it frees those that left a window."""
 
@@ -53,7 +54,7 @@ def test_packed_executor(tiny_model, expected, architecture, batching):
 
 
 @pytest.mark.parametrize("batching", STRATEGIES)
-@pytest.mark.parametrize("architecture", ["gpt_oss", "gemma2", "gemma3_text", "olmo3", "ministral"])
+@pytest.mark.parametrize("architecture", ["gpt_oss", "gemma2", "gemma4_text", "olmo3", "ministral"])
 def test_nothing_reads_what_a_window_has_left(tiny_model, expected, architecture, batching):
     """All blocks that are neither held nor cached are NaN before each step."""
     llm = LLM(

@@ -50,6 +50,16 @@ MAMBA2 = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16}
 SHARED_EXPERT = {"shared_expert_intermediate_size": 16}
 MULTIPLIERS = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0,
                "attention_multiplier": 0.4}  # fmt: skip
+GEMMA4 = SMALL | WINDOW | {"global_head_dim": 32, "num_global_key_value_heads": 1,
+                           "attention_k_eq_v": True, "final_logit_softcapping": 30.0}  # fmt: skip
+"""Gemma 4's 31B: two sizes of heads, and K folded into V."""
+INPUTS = {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 12}
+SHARED = {"num_hidden_layers": 7, "num_kv_shared_layers": 4, "use_double_wide_mlp": True,
+          "layer_types": ["sliding_attention", "full_attention", "sliding_attention",
+                          *["sliding_attention", "full_attention"] * 2]}  # fmt: skip
+"""As in Gemma 4's E2B, the last layers read what others keep."""
+BESIDE_MLP = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+              "moe_intermediate_size": 16}  # fmt: skip
 ONE_KIND_OF_HEAD = {key: value for key, value in SMALL.items() if key != "num_key_value_heads"}
 
 OWN: dict[str, dict[str, object]] = {
@@ -67,6 +77,10 @@ OWN: dict[str, dict[str, object]] = {
     "gemma": SMALL,
     "gemma2": SMALL | WINDOW | {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 5.0},
     "gemma3_text": SMALL | WINDOW | {"query_pre_attn_scalar": 8, "sliding_window_pattern": 2},
+    "gemma4_text": GEMMA4 | INPUTS | SHARED | BESIDE_MLP,
+    "gemma4_unified_text": GEMMA4
+    | FOUR_LAYERS
+    | {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "olmo2": SMALL,
     "olmo3": SMALL | WINDOW | FOUR_LAYERS,
     "exaone4": SMALL | WINDOW | FOUR_LAYERS,
@@ -206,6 +220,8 @@ def _wide(architecture: str) -> dict[str, object]:
         "qwen3_next": WIDE_DELTA_NET,
         "qwen3_5_text": WIDE_DELTA_NET,
         "qwen3_5_moe_text": WIDE_DELTA_NET,
+        "gemma4_text": {"hidden_size": 128, "head_dim": 32, "global_head_dim": 96},
+        "gemma4_unified_text": {"hidden_size": 128, "head_dim": 32, "global_head_dim": 96},
         "deepseek_v2": WIDE_LATENTS,
         "deepseek_v3": WIDE_LATENTS,
         "glm4_moe_lite": WIDE_LATENTS,
@@ -227,14 +243,16 @@ def save_tiny_model(
     *,
     is_wide: bool = False,
     changes: Mapping[str, object] | None = None,
+    name: str = "",
 ) -> Path:
     """Write the model unless it exists, with larger weights so that outputs are diverse.
 
-    is_wide: with head sizes that the C++ kernels support. changes: settings to replace.
+    is_wide: with head sizes that the C++ kernels support. changes: settings to replace. name: of
+    the folder; "": the architecture and the changes.
     """
     changes = changes or {}
     values = "".join(f"-{value}" for value in changes.values())
-    path = folder / (f"{architecture}-wide" if is_wide else f"{architecture}{values}")
+    path = folder / (name or (f"{architecture}-wide" if is_wide else f"{architecture}{values}"))
     if path.exists():
         return path
     settings = MODELS[architecture] | UNTIED | (_wide(architecture) if is_wide else {})
@@ -243,13 +261,16 @@ def save_tiny_model(
     torch.manual_seed(7)
     model = kind.from_config(config, dtype=torch.float32)
     with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.dim() >= 2 and "norm" not in name and not name.endswith("_bias"):
+        for parameter, weight in model.named_parameters():
+            if weight.dim() >= 2 and "norm" not in parameter and not parameter.endswith("_bias"):
                 weight.normal_(0, 1.4 / weight.shape[-1] ** 0.5)
-            elif name.endswith("proj.bias"):  # initialized to 0
+            elif parameter.endswith("proj.bias"):  # initialized to 0
                 weight.normal_(0, 0.2)
             elif architecture not in KNOWN:  # initially norms are 1 and biases 0
                 weight.add_(torch.randn_like(weight), alpha=0.2)
+        for buffer, factor in model.named_buffers():
+            if buffer.endswith("layer_scalar"):
+                factor.fill_(0.7)
     model.generation_config.eos_token_id = 0
     model.save_pretrained(path)
     return path

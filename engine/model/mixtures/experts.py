@@ -74,7 +74,11 @@ class Experts:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the weighted sum of each token's experts, [T, hidden], for rows [T, hidden]."""
-        scores, chosen = self.route(rows)
+        return self.compute(rows, *self.route(rows))
+
+    def compute(self, rows: Tensor, scores: Tensor, chosen: Tensor) -> Tensor:
+        """Return the sum of these experts' outputs, [T, hidden]. scores, chosen: as the router's
+        results."""
         by_expert, order = chosen.flatten().sort(stable=True)
         ends = torch.searchsorted(by_expert, self._ids, right=True, out_int32=True)
         gathered = rows.index_select(0, order // self._top_k)
@@ -130,7 +134,10 @@ class SharedExperts(Experts):
 def expert_width(spec: DecoderSpec, index: int) -> int:
     """Return the intermediate size of each expert of layer `index`."""
     config = spec.config
-    return of_layer(getattr(config, "moe_intermediate_size", None), index) or spec.mlp_width
+    return (
+        of_layer(getattr(config, "moe_intermediate_size", None), index)
+        or spec.layers[index].mlp_width
+    )
 
 
 def shared_width(spec: DecoderSpec, index: int) -> int:

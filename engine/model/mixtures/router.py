@@ -28,7 +28,7 @@ class Router:
         """index: of the layer. block: the mixture's name in the checkpoint."""
         config: Any = spec.config
         self.num_experts: int = getattr(config, "num_local_experts", None) or config.num_experts
-        self.top_k: int = of_layer(config.num_experts_per_tok, index)
+        self.top_k: int = of_layer(getattr(config, names.top_k), index)
         self._score = names.score
         self._normalizes = names.always_normalizes or getattr(config, "norm_topk_prob", False)
         self._scaling: float = getattr(config, names.scaling, None) or 1.0

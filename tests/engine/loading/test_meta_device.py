@@ -20,9 +20,9 @@ from core.plan import BlockTable, Chunk
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine.builders.common import sampling_stages
+from engine.loading.own_decoder import make_decoder
 from engine.memory.largest_step import NoAttention, NoStates
 from engine.model.checkpoint import checkpoint_of
-from engine.model.decoder import Decoder
 from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
 from engine.model.quantization.schemes import QuantizingLoader
 from engine.model.quantization.weights import Float4Weight
@@ -117,7 +117,7 @@ def decoder_of(family, changes=None, **options):
         is_transposed=spec.family.is_transposed,
         **options,
     )
-    return Decoder(loader, spec, len(spec.layers))
+    return make_decoder(loader, spec, len(spec.layers))
 
 
 def decode(decoder):
