@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from strategies.speculation.costs import StepCosts
 
-MARGIN = 1.02
+MARGIN = 1.05
 """Drafts must be worth more than the time to look for them, and than the noise of measurements."""
 PRIORS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.55, 0.6, 0.65, 0.7)
 """The acceptance that is assumed for a match of so many tokens, and of more than the last."""
@@ -86,6 +86,8 @@ class Policy:
         self.acceptance = Acceptance()
         self._least: dict[int, float] = {}
         """By the number of decodes."""
+        self._tables: dict[int, list[float]] = {}
+        """See `_seconds`."""
 
     def least_worth(self, num_decodes: int, most: int) -> float:
         """Return the worth that a draft needs at least in such a step, beside `most` at the most.
@@ -94,13 +96,21 @@ class Policy:
         """
         if self.costs is None:
             return 0.0
+        seconds = self._seconds(num_decodes, most)
         if num_decodes not in self._least:
-            seconds = self.costs.of(num_decodes)
             self._least[num_decodes] = min(
-                (MARGIN * self.costs.of(num_decodes, count) / seconds - 1) * num_decodes / count
+                (MARGIN * seconds[count] / seconds[0] - 1) * num_decodes / count
                 for count in range(1, most + 1)
             )
         return self._least[num_decodes]
+
+    def _seconds(self, num_decodes: int, most: int) -> list[float]:
+        """Return what steps of so many decodes cost, by their number of drafts, up to `most`."""
+        assert self.costs is not None, "costs count"
+        known = self._tables.setdefault(num_decodes, [])
+        for count in range(len(known), most + 1):
+            known.append(self.costs.of(num_decodes, count))
+        return known
 
     def counts(self, num_decodes: int, candidates: Sequence[Candidate], most: int) -> list[int]:
         """Return how many drafts of each candidate to verify: the first of its drafts.
@@ -141,7 +151,8 @@ class Policy:
         rows: Sequence[tuple[float, int]],
     ) -> int:
         """Return how many of the rows, which are sorted, give the most tokens per second."""
-        best, chosen = MARGIN * num_decodes / costs.of(num_decodes), 0
+        seconds = self._seconds(num_decodes, len(rows))
+        best, chosen = MARGIN * num_decodes / seconds[0], 0
         tokens, further, draws = float(num_decodes), 0.0, 0
         for count, (worth, index) in enumerate(rows, start=1):
             candidate = candidates[index]
@@ -150,7 +161,7 @@ class Policy:
             if not candidate.is_greedy:
                 further += costs.per_draw if draws else costs.draw + costs.per_draw
                 draws += 1
-            rate = tokens / (costs.of(num_decodes, count) + further)
+            rate = tokens / (seconds[count] + further)
             if rate > best:
                 best, chosen = rate, count
         return chosen

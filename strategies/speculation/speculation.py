@@ -68,7 +68,7 @@ class Speculation:
         self.policy = Policy()
         self._memory = memory
         self._limits = limits
-        self._proposer = proposer
+        self.proposer = proposer
         self._num_draft_tokens = num_draft_tokens
         self._drafters: WeakKeyDictionary[Sequence, _Drafter | None] = WeakKeyDictionary()
         """None for a sequence whose tokens cannot be verified."""
@@ -199,7 +199,7 @@ class Speculation:
         except KeyError:
             drafter = None
             if is_verifiable(sequence.params, sequence.parts):
-                drafter = _Drafter(self._proposer.begin(sequence))
+                drafter = _Drafter(self.proposer.begin(sequence))
             self._drafters[sequence] = drafter
             return drafter
 

@@ -45,8 +45,8 @@ def test_nothing_is_drafted_where_rows_cost_what_they_bring():
 def test_only_sequences_that_repeat_something_have_drafts():
     costs = StepCosts(
         width=9,
-        plain=tuple(10.0 + rows for rows in range(65)),
-        drafted=tuple(10.0 + rows for rows in range(400)),
+        plain=tuple(20.0 + rows / 2 for rows in range(65)),
+        drafted=tuple(20.0 + rows / 2 for rows in range(400)),
     )
     candidates = [candidate(hits=UNSURE, misses=9.0) for _ in range(45)]
     candidates += [candidate() for _ in range(5)]

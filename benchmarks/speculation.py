@@ -1,0 +1,246 @@
+"""Measure what speculation gains: for given shares of right drafts, and for two kinds of text.
+
+    python -m benchmarks.speculation models/demo
+    python -m benchmarks.speculation DIR --dtype bf16 --users 1,8 --given 0.8 --wall
+
+Rounds with and without drafts take turns in one process, on the same engine and the same requests;
+the answers must be equal. A gain is the median of the rounds' ratios, with the lowest and the
+highest. By default, times are the CPU time of one thread, which other processes disturb less.
+
+given     a draft is right with this probability, by construction: answers are known beforehand.
+          The ideal is what the measured costs of steps allow with the best number of drafts
+repeats   greedy answers to a refrain, by the proposer that --method names
+plain     answers sampled at temperature 1: there is nothing to gain, and nothing must be lost
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from core.sequence import Sequence as TokenSequence
+from engine import LLM, SamplingParams
+from strategies.speculation.costs import StepCosts
+from strategies.speculation.policy import Policy
+from strategies.speculation.proposer import Proposal, Proposer
+from strategies.speculation.speculation import Speculation
+
+Answers = Mapping[tuple[int, ...], Sequence[int]]
+LINES = ("O Romeo, Romeo, wherefore art thou Romeo?", "Now is the winter of our discontent.",
+         "Friends, Romans, countrymen, lend me your ears.")  # fmt: skip
+
+
+class GivenProposer:
+    """Proposes the tokens of known answers, each right with the same probability."""
+
+    def __init__(self, answers: Answers, acceptance: float, vocab_size: int) -> None:
+        """answers: by prompt."""
+        self.answers, self.acceptance, self.vocab_size = answers, acceptance, vocab_size
+        self.rng = random.Random(0)
+
+    def begin(self, sequence: TokenSequence) -> GivenLookup:
+        return GivenLookup(self, sequence)
+
+
+class GivenLookup:
+    def __init__(self, proposer: GivenProposer, sequence: TokenSequence) -> None:
+        self._proposer = proposer
+        self._tokens, self._start = sequence.token_ids, sequence.num_prompt_tokens
+        self._answer = proposer.answers[tuple(self._tokens[: self._start])]
+
+    def propose(self, count: int) -> Proposal:
+        given, start = self._proposer, len(self._tokens) - self._start
+        drafts = [
+            token if given.rng.random() < given.acceptance else (token + 1) % given.vocab_size
+            for token in self._answer[start : start + count]
+        ]
+        return Proposal(tuple(drafts), match=16)
+
+    def end(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Gain:
+    what: str
+    users: int
+    tokens_per_s: float
+    """Without drafts."""
+    gain: float
+    lowest: float
+    highest: float
+    tokens_per_step: float
+    """Of a sequence, with drafts."""
+    accepted: float
+    """The share of drafts."""
+    ideal: float | None = None
+
+
+class Bench:
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._clock: Callable[[], float] = (
+            time.perf_counter if arguments.wall else time.process_time
+        )
+        self._llm = LLM(
+            arguments.model,
+            dtype=arguments.dtype,
+            quantize=arguments.quantize,
+            load_format=arguments.load_format,
+            speculative_method=arguments.method,
+            num_speculative_tokens=arguments.drafts,
+            max_rolling_batch_size=max(arguments.users),
+        )
+        extension = self._llm.llm_engine.strategy.extension
+        assert isinstance(extension, Speculation)
+        self._speculation = extension
+        assert extension.policy.costs is not None
+        self.costs: StepCosts = extension.policy.costs
+        self._own = extension.proposer
+
+    def given(self, users: int, acceptance: float) -> Gain:
+        prompts = self._prompts(users, "{} {}")
+        params = self._params(temperature=0)
+        outputs = self._llm.generate(prompts, params, use_tqdm=False)
+        answers = {tuple(o.prompt_token_ids): o.outputs[0].token_ids for o in outputs}
+        proposer = GivenProposer(answers, acceptance, self._llm.llm_engine.facts.vocab_size)
+        ideal = max(
+            self.costs.of(users)
+            / self.costs.of(users, users * count)
+            * sum(acceptance**power for power in range(count + 1))
+            for count in range(self._arguments.drafts + 1)
+        )
+        return self._gain(f"given {acceptance}", prompts, params, proposer, ideal)
+
+    def repeats(self, users: int) -> Gain:
+        prompts = self._prompts(users, "{1}: {0}\n" * 6)
+        return self._gain("repeats", prompts, self._params(temperature=0), self._own)
+
+    def plain(self, users: int) -> Gain:
+        prompts = self._prompts(users, "{1}: {0}\n")
+        return self._gain("plain", prompts, self._params(temperature=1), self._own)
+
+    def _gain(
+        self,
+        what: str,
+        prompts: list[str],
+        params: SamplingParams,
+        proposer: Proposer,
+        ideal: float | None = None,
+    ) -> Gain:
+        self._speculation.policy = Policy(self.costs)
+        _, expected, num_steps = self._run(prompts, params, proposer)
+        counts, before = self._speculation.counts, asdict(self._speculation.counts)
+        ratios, seconds = [], []
+        for _ in range(self._arguments.rounds):
+            plain, answers, _ = self._run(prompts, params, None)
+            assert answers == expected, "an answer with drafts differs"
+            drafting, answers, num_steps = self._run(prompts, params, proposer)
+            assert answers == expected, "an answer with drafts differs"
+            ratios.append(plain / drafting)
+            seconds.append(plain)
+        num_tokens = sum(map(len, expected))
+        num_drafts = counts.num_draft_tokens - before["num_draft_tokens"]
+        num_accepted = counts.num_accepted - sum(before["accepted"])
+        return Gain(
+            what,
+            len(prompts),
+            num_tokens / median(seconds),
+            median(ratios),
+            min(ratios),
+            max(ratios),
+            num_tokens / len(prompts) / num_steps,
+            num_accepted / max(1, num_drafts),
+            ideal,
+        )
+
+    def _run(
+        self, prompts: list[str], params: SamplingParams, proposer: Proposer | None
+    ) -> tuple[float, list[list[int]], int]:
+        """Return the seconds, the answers and the steps. proposer: None for no drafts."""
+        engine = self._llm.llm_engine
+        engine.strategy.extension = self._speculation if proposer is not None else None
+        if proposer is not None:
+            self._speculation.proposer = proposer
+        num_steps, begin = engine.num_steps, self._clock()
+        outputs = self._llm.generate(prompts, params, use_tqdm=False)
+        seconds = self._clock() - begin
+        answers = [output.outputs[0].token_ids for output in outputs]
+        return seconds, answers, engine.num_steps - num_steps
+
+    def _prompts(self, users: int, form: str) -> list[str]:
+        return [form.format(LINES[user % len(LINES)], f"Lord {user}") for user in range(users)]
+
+    def _params(self, temperature: float) -> SamplingParams:
+        return SamplingParams(
+            temperature=temperature, seed=1, max_tokens=self._arguments.tokens, ignore_eos=True
+        )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parsed = _parser().parse_args(arguments)
+    torch.set_num_threads(parsed.threads)
+    bench = Bench(parsed)
+    gains: list[Gain] = []
+    for users in parsed.users:
+        for gain in (
+            *(bench.given(users, share) for share in parsed.given),
+            bench.repeats(users),
+            bench.plain(users),
+        ):
+            print(_line(gain), flush=True)
+            gains.append(gain)
+    if parsed.out is not None:
+        found = {
+            "arguments": {**vars(parsed), "out": str(parsed.out)},
+            "costs": asdict(bench.costs),
+            "gains": [asdict(gain) for gain in gains],
+        }
+        parsed.out.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+def _line(gain: Gain) -> str:
+    ideal = "" if gain.ideal is None else f", ideal {gain.ideal:.2f}"
+    return (
+        f"{gain.what:10} {gain.users:3} users: {gain.tokens_per_s:8,.0f} tokens/s, "
+        f"{gain.gain:.2f}x ({gain.lowest:.2f} to {gain.highest:.2f}){ideal}; "
+        f"{gain.tokens_per_step:.2f} tokens a step, {gain.accepted:.0%} accepted"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speculation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", nargs="?", default="models/demo")
+    parser.add_argument("--method", choices=("ngram", "suffix"), default="ngram")
+    parser.add_argument("--drafts", type=int, default=5, help="option.num_speculative_tokens")
+    parser.add_argument("--users", type=_numbers(int), default=[1, 4, 16, 50])
+    parser.add_argument("--given", type=_numbers(float), default=[0.2, 0.4, 0.6, 0.8, 0.9])
+    parser.add_argument("--tokens", type=int, default=120, help="of each answer")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--wall", action="store_true", help="measure wall time")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantize", default=None)
+    parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--out", type=Path, default=None, help="JSON file for the results")
+    return parser
+
+
+def _numbers(kind: Callable[[str], float]) -> Callable[[str], list[float]]:
+    return lambda text: [kind(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
