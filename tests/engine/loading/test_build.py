@@ -210,7 +210,8 @@ def test_on_cuda_steps_use_graphs_by_default(monkeypatch):
     def graphs(max_sequences=8, backend=None, **options):
         found = resolved("cuda", max_rolling_batch_size=max_sequences, **options)
         capacity = SimpleNamespace(max_model_len=64, max_step_tokens=512)
-        return capture(None, None, backend, found, capacity, Group("cpu"))
+        model = SimpleNamespace(states=())
+        return capture(model, None, backend, found, capacity, Group("cpu"))
 
     found, notes = graphs()
     assert (found.max_model_len, found.skips_device_bound, notes) == (64, True, ())
