@@ -23,6 +23,7 @@ Config = Mapping[str, Any]
 
 _GEMMA = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
           "max_position_embeddings": 131072, "tie_word_embeddings": True}  # fmt: skip
+_GEMMA4 = {**_GEMMA, "vocab_size": 262144, "sliding_window_pattern": 6, "global_head_dim": 512}
 _QWEN = {"use_sliding_window": False, "max_window_layers": 28}
 _DELTA_NET = {"linear_conv_kernel_dim": 4, "full_attention_interval": 4}
 _DEFAULTS: Mapping[str, Config] = {
@@ -35,8 +36,8 @@ _DEFAULTS: Mapping[str, Config] = {
     "gemma": {"tie_word_embeddings": True},
     "gemma2": {"tie_word_embeddings": True, "sliding_window_pattern": 2},
     "gemma3_text": {**_GEMMA, "vocab_size": 262208, "sliding_window_pattern": 6},
-    "gemma4_text": {**_GEMMA, "vocab_size": 262144, "sliding_window_pattern": 6,
-                    "global_head_dim": 512},
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": _GEMMA4,
     "gpt_oss": {"sliding_window_pattern": 2},
     "hy_v3": {"first_k_dense_replace": 1},
     "lfm2": {"conv_L_cache": 3, "tie_word_embeddings": True},
@@ -87,14 +88,27 @@ def layer_shapes(config: Config, num_kv_heads: int, head_dim: int) -> tuple[Laye
     shapes = [replace(plain, window=window) for window in windows]
     if "global_head_dim" not in config:
         return tuple(shapes)
-    num_heads = config.get("attention_k_eq_v") and config.get("num_global_key_value_heads")
-    dim = config["global_head_dim"]
-    full = LayerShape(num_heads or num_kv_heads, dim, dim)
     first_shared = len(shapes) - config.get("num_kv_shared_layers", 0)
     return tuple(
-        replace(shape if shape.window else full, source=_source(windows, index, first_shared))
+        replace(
+            shape if shape.window else _full_shape(config, index, num_kv_heads),
+            source=_source(windows, index, first_shared),
+        )
         for index, shape in enumerate(shapes)
     )
+
+
+def _full_shape(config: Config, index: int, num_kv_heads: int) -> LayerShape:
+    """Return what Gemma 4's layer `index` keeps, if it reads all tokens.
+
+    Published configs give the heads of such layers once, those that transformers saves for each.
+    """
+    num_heads = config.get("attention_k_eq_v") and config.get("num_global_key_value_heads")
+    once: Config = {"head_dim": config["global_head_dim"], "num_key_value_heads": num_heads}
+    of_layers: Mapping[str, Config] = config.get("per_layer_config") or {}
+    given = of_layers.get(str(index), once)
+    dim: int = given["head_dim"]
+    return LayerShape(given.get("num_key_value_heads") or num_kv_heads, dim, dim)
 
 
 def states(config: Config) -> tuple[LayerState, ...]:
