@@ -27,16 +27,14 @@ HEADS = (
     (1, 24, 256, 64),  # Falcon-H1
 )
 """Key heads, heads, dims of keys and of values."""
+STATE_ARCHS = ARCHS if ALL else ARCHS[-1:]
 BATCH = make_batch([Chunk(1, 0, {1: 0}), Chunk(70, -1, {70: 1})])
 
 
 def variants():
     """Return (heads, dtype, dtype of states)."""
     if not ALL:
-        return [
-            (HEADS[1], torch.bfloat16, torch.float32),
-            (HEADS[4], torch.float32, torch.bfloat16),
-        ]
+        return [(HEADS[1], torch.bfloat16, torch.float32)]
     return list(product(HEADS, DTYPES, (torch.float32, torch.bfloat16)))
 
 
@@ -48,7 +46,7 @@ def check(launches, arch, variant):
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", STATE_ARCHS)
 def test_steps(arch):
     for heads, dtype, state_dtype in variants():
         tokens = make_tokens(len(BATCH.writes), heads, dtype)
@@ -60,7 +58,7 @@ def test_steps(arch):
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", STATE_ARCHS)
 def test_tiles(arch):
     for heads in HEADS if ALL else HEADS[1:2]:
         tokens = make_tokens(len(BATCH.writes), heads, torch.bfloat16)
@@ -74,7 +72,7 @@ def test_tiles(arch):
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", STATE_ARCHS)
 def test_convolutions(arch):
     widths = (6144, 2048, 8448) if ALL else (6144,)
     for width, dtype, taps in product(
