@@ -9,7 +9,9 @@ from torch import Tensor
 
 from kernels.launch_plan import planned
 
-HEAD_DIMS = (64, 80, 96, 128, 192, 256)
+HEAD_DIMS = (64, 80, 96, 128, 192, 256, 512)
+LATENT_DIMS = ((576, 512), (320, 256))
+"""Dims of K and V where V is the first dims of K's row: DeepSeek's, and Mistral Small 4's."""
 BLOCK_SIZES = (16, 32, 64)
 QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 FP8_DTYPES = (torch.float8_e4m3fn, torch.uint8)
@@ -42,13 +44,27 @@ def check_paged_arguments(
         check_integers(name, tensor)
     if out is not None:
         check_strides("out", out)
-        if out.shape != query.shape or out.dtype != query.dtype:
-            raise ValueError(f"out is {list(out.shape)} {out.dtype}; it must be like the query")
+        if out.shape != (*query.shape[:2], value_cache.shape[3]) or out.dtype != query.dtype:
+            raise ValueError(
+                f"out is {list(out.shape)} {out.dtype}; it must be like the query, with V's dim"
+            )
     if sinks is not None and (sinks.shape != (query.shape[1],) or not sinks.is_contiguous()):
         raise ValueError(
             f"sinks are {list(sinks.shape)} with strides {sinks.stride()}; they must be "
             f"[{query.shape[1]}], one number per head, and contiguous"
         )
+
+
+def separate_values(key_cache: Tensor, value_cache: Tensor) -> Tensor | None:
+    """Return the V that kernels read besides K: None if rows are latents, in which V lies in K.
+
+    Raises ValueError if V has fewer dims than K, but is no view of K's first dims.
+    """
+    if key_cache.shape[3] == value_cache.shape[3]:
+        return value_cache
+    if key_cache.data_ptr() != value_cache.data_ptr():
+        raise ValueError("a value_cache of fewer dims must be a view of key_cache's first dims")
+    return None
 
 
 def check_strides(name: str, tensor: Tensor) -> None:
@@ -96,19 +112,25 @@ def stride(tensor: Tensor, dim: int) -> int:
     return tensor.stride(dim) if tensor.shape[dim] > 1 else 0
 
 
+def has_kernel(key_dim: int, value_dim: int) -> bool:
+    """Return whether the attention kernels take these dims. Fewer for V: it is a part of K."""
+    return (key_dim == value_dim and key_dim in HEAD_DIMS) or (key_dim, value_dim) in LATENT_DIMS
+
+
 def _check_shapes(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
-    if query.ndim != 3 or key_cache.ndim != 4 or key_cache.shape != value_cache.shape:
+    if query.ndim != 3 or key_cache.ndim != 4 or key_cache.shape[:3] != value_cache.shape[:3]:
         raise ValueError(
             f"query {list(query.shape)}, caches {list(key_cache.shape)} and "
             f"{list(value_cache.shape)}; the query must be [tokens, heads, dim] and both caches "
-            "[blocks, block_size, kv_heads, dim]; "
-            "kernels.attention.sdpa takes K and V of different dims"
+            "[blocks, block_size, kv_heads, dim]"
         )
-    _, block_size, num_kv_heads, head_dim = key_cache.shape
-    if head_dim not in HEAD_DIMS or query.shape[2] != head_dim:
+    _, block_size, num_kv_heads, key_dim = key_cache.shape
+    value_dim = value_cache.shape[3]
+    if query.shape[2] != key_dim or not has_kernel(key_dim, value_dim):
         raise ValueError(
-            f"head dims of the query and the caches are {query.shape[2]} and {head_dim}; they must "
-            f"be equal and one of {HEAD_DIMS}; kernels.attention.sdpa takes any head dim"
+            f"head dims of the query, K and V are {query.shape[2]}, {key_dim} and {value_dim}; "
+            f"they must be equal and one of {HEAD_DIMS}, or V a part of K's rows, with dims "
+            f"{LATENT_DIMS}; kernels.attention.sdpa takes any head dims"
         )
     if block_size not in BLOCK_SIZES:
         raise ValueError(f"block size {block_size}; it must be one of {BLOCK_SIZES}")

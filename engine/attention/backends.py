@@ -14,7 +14,7 @@ from torch import Tensor
 from core.configuration.kv_layout import LayerShape
 from core.errors import ConfigurationError
 from engine.attention.call import AttentionCall
-from kernels.arguments import BLOCK_SIZES, HEAD_DIMS
+from kernels.arguments import BLOCK_SIZES, HEAD_DIMS, LATENT_DIMS, has_kernel
 from kernels.attention.batch import PagedBatch
 from kernels.attention.sdpa import Scratch, paged_attention
 from kernels.cache import torch_cache
@@ -79,6 +79,8 @@ def make_backend(
             return CpuBackend(), ()
         return sdpa_backend(device), (f"attention runs on torch's SDPA, slowly: {reason}",)
     reason = _unsupported_in_triton(shapes, block_size)
+    if in_segments and not all(shape.value_dim for shape in shapes):
+        reason = "torch computes the products of latent attention"
     if reason is not None and in_segments:
         raise ConfigurationError(
             f"option.batch_invariant=true needs the Triton kernels: {reason}; leave the option out"
@@ -191,9 +193,10 @@ def _unsupported_in_triton(shapes: Sequence[LayerShape], block_size: int) -> str
     if block_size not in BLOCK_SIZES:
         return f"option.block_size={block_size} is not one of {BLOCK_SIZES}"
     for shape in shapes:
-        if shape.value_dim == 0:
-            return "latent attention has no Triton kernel"
-        if shape.key_dim != shape.value_dim or shape.key_dim not in HEAD_DIMS:
+        value_dim = shape.value_dim or dict(LATENT_DIMS).get(shape.key_dim, 0)
+        if value_dim == 0:
+            return f"rows of {shape.key_dim} are no latents of {LATENT_DIMS}"
+        if not has_kernel(shape.key_dim, value_dim):
             return (
                 f"head dims {shape.key_dim} (keys) and {shape.value_dim} (values) must be equal "
                 f"and one of {HEAD_DIMS}"

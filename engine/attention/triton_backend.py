@@ -42,6 +42,10 @@ class TritonBackend:
 
     def write(self, call: AttentionCall, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         key, value = aligned(call.key), aligned(call.value)
+        if call.latent_dim is not None:
+            # To the kernel, the latent is a key and the rotated part of the row a value.
+            key, value = key.tensor_split([call.latent_dim], -1)
+            keys, values = keys.tensor_split([call.latent_dim], -1)
         if call.rotation is None:
             self._write_kv(key, value, keys, values, slots)
         else:
@@ -52,7 +56,7 @@ class TritonBackend:
         self, call: AttentionCall, keys: Tensor, values: Tensor, batch: PagedBatch
     ) -> Tensor:
         query = aligned(call.query)
-        out = torch.empty_like(query)
+        out = query.new_empty(*query.shape[:2], values.shape[3])
         first = batch.num_decodes
         parts = self._parts(batch)
         options = {
@@ -87,14 +91,14 @@ class TritonBackend:
         return out
 
     def scratch_bytes(self, call: AttentionCall, kv_dtype: torch.dtype, num_sequences: int) -> int:
-        num_heads, head_dim = call.query.shape[1:]
+        num_heads = call.query.shape[1]
         keys = torch.empty(0, 1, *call.key.shape[1:], dtype=kv_dtype)
         limits = (keys, self._num_processors, self._max_model_len)
         num_slots = max(
             paged_decode.max_slots(call.query[:num_sequences], *limits),
             paged_prefill.max_slots(call.query, *limits),
         )
-        return scratch_numel(num_slots, num_heads, head_dim) * torch.float32.itemsize
+        return scratch_numel(num_slots, num_heads, call.value_dim) * torch.float32.itemsize
 
     def _decode_work(
         self, query: Tensor, keys: Tensor, window: int | None, parts: _Parts

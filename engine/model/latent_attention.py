@@ -9,6 +9,11 @@ K of every head is the row, V its latent; value_up of a head maps what it attend
 K and V of a head would be `key_up @ latent` and `value_up @ latent`. They are never computed:
 `key_up` is applied to the query instead ("absorbed"), so that all heads share the rows as they lie
 in the cache. Prompts and decodes are the same sums.
+
+For each head, a query and a row take 2 * (2 * rank + rope) FLOPs, with the sizes of DeepSeek V3
+2,176. Expanded they would take 640, and the expansion 262,144 per row of the context in each step:
+more in all for chunks of up to 171 tokens, a third for long prompts. But expanded K and V need
+80 KiB of scratch a token, and a step's shapes would depend on its contexts.
 """
 
 from __future__ import annotations

@@ -106,6 +106,29 @@ def to_fp16(query):
 
 
 @triton.jit
+def load_query(
+    row_ptrs, is_row, key_ptr,
+    HEAD_DIM: tl.constexpr, TAIL_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+):
+    """Load queries for `attend_tile`: return query [M, BLOCK_D], row_scale, tail and tail_scale.
+
+    row_ptrs: where the rows begin, [M]. Rows that are not `is_row` are zero.
+    """
+    dims = tl.arange(0, BLOCK_D)
+    is_query = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+    query = tl.load(row_ptrs[:, None] + dims[None, :], mask=is_query, other=0.0)
+    row_scale, tail, tail_scale = None, None, None
+    if TAIL_DIM > 0:
+        tail_dims = HEAD_DIM + tl.arange(0, TAIL_DIM)
+        tail = tl.load(row_ptrs[:, None] + tail_dims[None, :], mask=is_row[:, None], other=0.0)
+    if query.dtype == tl.bfloat16 and key_ptr.dtype.element_ty != tl.bfloat16:
+        query, row_scale = to_fp16(query)
+        if TAIL_DIM > 0:
+            tail, tail_scale = to_fp16(tail)
+    return query, row_scale, tail, tail_scale
+
+
+@triton.jit
 def softmax_step(
     products, is_seen, row_max, row_sum, score_scale, cap, MASKED: tl.constexpr
 ):
@@ -128,6 +151,47 @@ def softmax_step(
     weights = tl.exp2(products * factor - anchor[:, None])
     correction = tl.exp2(row_max - anchor)
     return weights, correction, new_max, row_sum * correction + tl.sum(weights, 1)
+
+
+@triton.jit
+def attend_tile(
+    attended, row_max, row_sum, query, row_scale, tail, tail_scale, key_ptr, value_ptr, rows,
+    is_read, is_seen, score_scale, cap,
+    HEAD_DIM: tl.constexpr, TAIL_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, MASKED: tl.constexpr,
+):
+    """Return the running sums after one more tile of keys.
+
+    rows: where the tile's rows begin. is_read: which of them `load_rows` may read. is_seen: which
+    keys the queries see. row_scale, tail_scale: None, or from `to_fp16`.
+
+    If the rows are latents, value_ptr is None: V is the first HEAD_DIM numbers of K's row, and the
+    tile is read once for both. K has TAIL_DIM more numbers, for which `tail` has the queries. As
+    HEAD_DIM + TAIL_DIM is no power of two, they have a product of their own.
+    """
+    keys = load_rows(key_ptr, rows, is_read, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
+    products = tl.dot(query, keys.T, input_precision=PRECISION)
+    if row_scale is not None:
+        products *= row_scale[:, None]
+    if TAIL_DIM > 0:
+        tails = load_rows(
+            key_ptr + HEAD_DIM, rows, is_read, query.dtype, TAIL_DIM, TAIL_DIM, MASKED
+        )
+        if tail_scale is None:
+            products = tl.dot(tail, tails.T, products, input_precision=PRECISION)
+        else:
+            products += tl.dot(tail, tails.T, input_precision=PRECISION) * tail_scale[:, None]
+    weights, correction, row_max, row_sum = softmax_step(
+        products, is_seen, row_max, row_sum, score_scale, cap, MASKED
+    )
+    if value_ptr is None:
+        values = keys
+    else:
+        values = load_rows(value_ptr, rows, is_read, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
+    attended = tl.dot(
+        weights.to(query.dtype), values, attended * correction[:, None], input_precision=PRECISION
+    )
+    return attended, row_max, row_sum
 
 
 @triton.jit

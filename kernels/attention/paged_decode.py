@@ -14,14 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import check_paged_arguments, score_factors, stride
+from kernels.arguments import check_paged_arguments, score_factors, separate_values, stride
 from kernels.attention import work_list
 from kernels.attention.attention_tile import (
+    attend_tile,
     block_ids,
-    load_rows,
+    load_query,
     rows_and_next_blocks,
-    softmax_step,
-    to_fp16,
     unknown_zero,
 )
 from kernels.attention.split_results import combine_splits, split_results
@@ -46,13 +45,14 @@ def paged_decode_kernel(
     sinks_ptr, score_scale, cap, value_scale, table_stride,
     out_token_stride, out_head_stride, query_token_stride, query_head_stride,
     block_stride, token_stride, kv_head_stride,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, TAIL_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Attend over an item's keys; grid (kv_heads * tiles per group, items).
 
     If a sequence has one item, its result is final. Other results go to the combining kernel, which
-    also adds their sinks.
+    also adds their sinks. HEAD_DIM: dims of V, and of K before its tail. TAIL_DIM and a value_ptr
+    that is None: see `attend_tile`.
     """
     TILES_PER_GROUP: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
     kv_head = tl.program_id(0) // TILES_PER_GROUP
@@ -66,14 +66,10 @@ def paged_decode_kernel(
 
     dims = tl.arange(0, BLOCK_D)
     head, is_head = tile_heads(tl.arange(0, BLOCK_M), GROUP, BLOCK_M)
-    query = tl.load(
-        query_ptr + row * query_token_stride + head[:, None] * query_head_stride + dims[None, :],
-        mask=is_head[:, None] & (dims < HEAD_DIM)[None, :],
-        other=0,
+    query, row_scale, tail, tail_scale = load_query(
+        query_ptr + row * query_token_stride + head * query_head_stride, is_head, key_ptr,
+        HEAD_DIM, TAIL_DIM, BLOCK_D,
     )
-    row_scale = None
-    if query.dtype == tl.bfloat16 and key_ptr.dtype.element_ty != tl.bfloat16:
-        query, row_scale = to_fp16(query)
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
     if sinks_ptr is not None:
@@ -83,7 +79,7 @@ def paged_decode_kernel(
     attended = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
 
     key_head_ptr = key_ptr + kv_head * kv_head_stride
-    value_head_ptr = value_ptr + kv_head * kv_head_stride
+    value_head_ptr = None if value_ptr is None else value_ptr + kv_head * kv_head_stride
     table_row_ptr = table_ptr + row * table_stride
     first_tile = first_key // BLOCK_N
     blocks = block_ids(table_row_ptr, first_tile, end_key, BLOCK_SIZE, BLOCK_N)
@@ -94,17 +90,10 @@ def paged_decode_kernel(
             blocks, table_row_ptr, tile, end_key, block_stride, token_stride,
             BLOCK_SIZE, BLOCK_N, PRECISION,
         )
-        keys = load_rows(key_head_ptr, rows, is_seen, query.dtype, HEAD_DIM, BLOCK_D, True)
-        products = tl.dot(query, keys.T, input_precision=PRECISION)
-        if row_scale is not None:
-            products *= row_scale[:, None]
-        weights, correction, row_max, row_sum = softmax_step(
-            products, is_seen[None, :], row_max, row_sum, score_scale, cap, True
-        )
-        values = load_rows(value_head_ptr, rows, is_seen, query.dtype, HEAD_DIM, BLOCK_D, True)
-        attended = tl.dot(
-            weights.to(query.dtype), values, attended * correction[:, None],
-            input_precision=PRECISION,
+        attended, row_max, row_sum = attend_tile(
+            attended, row_max, row_sum, query, row_scale, tail, tail_scale, key_head_ptr,
+            value_head_ptr, rows, is_seen, is_seen[None, :], score_scale, cap,
+            HEAD_DIM, TAIL_DIM, BLOCK_D, PRECISION, True,
         )
 
     # A padding row has no keys, so its weighted sum of values is zero. Its sum of weights is zero,
@@ -144,7 +133,9 @@ def paged_decode(
     """Return the attention of each sequence's newest token over all of its K and V.
 
     query: [N, heads, head_dim] in fp16, bf16 or fp32. Caches: [blocks, block_size, kv_heads,
-    head_dim]; all dimensions but the last may be in any order in memory. They have the query's
+    head_dim]; all dimensions but the last may be in any order in memory. If rows are latents
+    (`kernels.arguments.LATENT_DIMS`), value_cache is a view of the first dims of key_cache, and
+    rows are read once for both. They have the query's
     dtype or, unless that is fp32, hold fp8 e4m3, as float8_e4m3fn or as bytes in uint8. The values
     of fp8 caches are multiplied by `key_scale` and `value_scale`. block_tables: [N, B] int32 or
     int64, read only as far as the contexts reach. context_lens: [N] int32, including the newest
@@ -154,12 +145,13 @@ def paged_decode(
     `kernels.attention.split_results.scratch_numel` says for the number of items in the work list.
     It is not read after the call, and not used if the list has no more items than sequences. If
     `out`, `work` and `scratch` are given, nothing is allocated. Returns `out`, [N, heads,
-    head_dim].
+    head_dim], or the dim of V.
 
     Raises ValueError for arguments that the kernel does not support. `kernels.attention.sdpa`
     supports more.
     """
     check_paged_arguments(query, key_cache, value_cache, block_tables, context_lens, sinks, out)
+    values = separate_values(key_cache, value_cache)
     if work is not None and len(work.rows) != len(query):
         raise ValueError(
             f"the work list has {len(work.rows)} sequences, but the query has {len(query)}"
@@ -168,14 +160,14 @@ def paged_decode(
     score_scale, cap = score_factors(scale * key_scale * factor, softcap)
     tile = _tile(query, key_cache)
     if out is None:
-        out = torch.empty_like(query)
+        out = query.new_empty(*query.shape[:2], value_cache.shape[3])
     if work is None:
         work = make_work_list(context_lens, 0, window=window)
     is_split = len(work.items) > len(query)
-    results = split_results(scratch, query, len(work.items) if is_split else 0)
+    results = split_results(scratch, out, len(work.items) if is_split else 0)
     plan = _plan(query, key_cache, out, len(work.items), tile)
     paged_decode_kernel[plan.grid](
-        out, *results, query, key_cache, value_cache, block_tables, work.items, sinks,
+        out, *results, query, key_cache, values, block_tables, work.items, sinks,
         score_scale, cap, float(value_scale * factor), block_tables.stride(0),
         *plan.scalars, **plan.options,
     )
@@ -223,8 +215,8 @@ def _tile(query: Tensor, cache: Tensor) -> AttentionConfiguration:
 def _plan(
     query: Tensor, cache: Tensor, out: Tensor, num_programs: int, tile: AttentionConfiguration
 ) -> LaunchPlan:
-    _, num_heads, head_dim = query.shape
-    _, block_size, num_kv_heads, _ = cache.shape
+    _, num_heads, head_dim = out.shape
+    _, block_size, num_kv_heads, key_dim = cache.shape
     return LaunchPlan(
         (num_kv_heads * _tiles_per_group(query, cache, tile), num_programs),
         (
@@ -234,6 +226,7 @@ def _plan(
         {
             "GROUP": num_heads // num_kv_heads,
             "HEAD_DIM": head_dim,
+            "TAIL_DIM": key_dim - head_dim,
             "BLOCK_SIZE": block_size,
             "BLOCK_D": triton.next_power_of_2(head_dim),
             "BLOCK_M": _block_m(num_heads // num_kv_heads, tile),

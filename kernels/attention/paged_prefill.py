@@ -17,13 +17,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import check_integers, check_paged_arguments, score_factors, stride
+from kernels.arguments import (
+    check_integers,
+    check_paged_arguments,
+    score_factors,
+    separate_values,
+    stride,
+)
 from kernels.attention.attention_tile import (
+    attend_tile,
     block_ids,
-    load_rows,
+    load_query,
     rows_and_next_blocks,
-    softmax_step,
-    to_fp16,
     unknown_zero,
 )
 from kernels.attention.prefill_work import (
@@ -78,10 +83,11 @@ def tile_rows(
 
 @triton.jit
 def attend_tiles(
-    attended, row_max, row_sum, blocks, query, row_scale, key_ptr, value_ptr, table_ptr, position,
-    context_len, first_key, begin, end, score_scale, cap, window, block_stride, token_stride,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
+    attended, row_max, row_sum, blocks, query, row_scale, tail, tail_scale, key_ptr, value_ptr,
+    table_ptr, position, context_len, first_key, begin, end, score_scale, cap, window,
+    block_stride, token_stride,
+    HEAD_DIM: tl.constexpr, TAIL_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):
     """Return the running sums after key tiles [begin, end), and the block ids of tile `end`.
 
@@ -100,17 +106,10 @@ def attend_tiles(
             blocks, table_ptr, tile, context_len, block_stride, token_stride,
             BLOCK_SIZE, BLOCK_N, PRECISION,
         )
-        keys = load_rows(key_ptr, rows, is_stored, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
-        products = tl.dot(query, keys.T, input_precision=PRECISION)
-        if row_scale is not None:
-            products *= row_scale[:, None]
-        weights, correction, row_max, row_sum = softmax_step(
-            products, is_seen, row_max, row_sum, score_scale, cap, MASKED
-        )
-        values = load_rows(value_ptr, rows, is_stored, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
-        attended = tl.dot(
-            weights.to(query.dtype), values, attended * correction[:, None],
-            input_precision=PRECISION,
+        attended, row_max, row_sum = attend_tile(
+            attended, row_max, row_sum, query, row_scale, tail, tail_scale, key_ptr, value_ptr,
+            rows, is_stored, is_seen, score_scale, cap,
+            HEAD_DIM, TAIL_DIM, BLOCK_D, PRECISION, MASKED,
         )
     return attended, row_max, row_sum, blocks
 
@@ -126,7 +125,7 @@ def paged_prefill_kernel(
     num_splits, num_tiles,
     out_token_stride, out_head_stride, query_token_stride, query_head_stride,
     block_stride, token_stride, kv_head_stride,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, TAIL_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, HEADS: tl.constexpr,
     BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, SEGMENT_TILES: tl.constexpr,
 ):
@@ -134,7 +133,8 @@ def paged_prefill_kernel(
 
     num_tiles: kv_heads * tiles per group. The first `num_splits` items are splits: their results go
     to the combining kernel, which adds the sinks. The result of a whole block is final.
-    SEGMENT_TILES: key tiles in a segment; None: keys are not in segments.
+    HEAD_DIM, TAIL_DIM and value_ptr are as in `kernels.attention.paged_decode`. SEGMENT_TILES: key
+    tiles in a segment; None: keys are not in segments.
     """
     TILES_PER_GROUP: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     item, head_tile = item_and_tile(num_splits, num_tiles)
@@ -153,13 +153,12 @@ def paged_prefill_kernel(
     first_position = context_len - query_len + first_token
     first_key = 0 if window is None else tl.maximum(first_position - window + 1, 0)
     # Tiles that all rows see in full need no mask, so they have a loop of their own. In three cases
-    # there is only one loop, with masks. With a window, any tile may need a mask. With large heads
-    # whose tiles have to be converted, two loops would spill registers. With segments, a tile must
+    # there is only one loop, with masks. With a window, any tile may need a mask. With large heads,
+    # or such that have to be converted, two loops would spill registers. With segments, a tile must
     # have the same bits, whichever row of the block comes first.
     IS_CONVERTED: tl.constexpr = key_ptr.dtype.element_ty != query_ptr.dtype.element_ty
-    TWO_LOOPS: tl.constexpr = (
-        window is None and SEGMENT_TILES is None and not (IS_CONVERTED and HEAD_DIM > 128)
-    )
+    MAX_DIM: tl.constexpr = 128 if IS_CONVERTED else 256
+    TWO_LOOPS: tl.constexpr = window is None and SEGMENT_TILES is None and HEAD_DIM <= MAX_DIM
     first_masked = begin
     if TWO_LOOPS:
         first_unseen = tl.maximum(first_position + 1, 0) // BLOCK_N
@@ -169,14 +168,11 @@ def paged_prefill_kernel(
         row_index, head_tile, first_token, query_len, GROUP, BLOCK_Q, HEADS
     )
 
-    dims = tl.arange(0, BLOCK_D)
-    is_stored = is_row[:, None] & (dims < HEAD_DIM)[None, :]
     row = (start + token).to(tl.int64)
     query_rows = tl.multiple_of(row * query_token_stride + head * query_head_stride, 16)
-    query = tl.load(query_ptr + query_rows[:, None] + dims[None, :], mask=is_stored, other=0.0)
-    row_scale = None
-    if IS_CONVERTED and query.dtype == tl.bfloat16:
-        query, row_scale = to_fp16(query)
+    query, row_scale, tail, tail_scale = load_query(
+        query_ptr + query_rows, is_row, key_ptr, HEAD_DIM, TAIL_DIM, BLOCK_D
+    )
     if sinks_ptr is None or SEGMENT_TILES is not None:
         row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
         row_sum = tl.zeros((BLOCK_M,), tl.float32)
@@ -189,22 +185,22 @@ def paged_prefill_kernel(
     position = context_len - query_len + token
     kv_head = head_tile // TILES_PER_GROUP
     key_head_ptr = key_ptr + kv_head * kv_head_stride
-    value_head_ptr = value_ptr + kv_head * kv_head_stride
+    value_head_ptr = None if value_ptr is None else value_ptr + kv_head * kv_head_stride
     table_row_ptr = table_ptr + sequence.to(tl.int64) * table_stride
     blocks = block_ids(table_row_ptr, begin, context_len, BLOCK_SIZE, BLOCK_N).to(tl.int32)
     if TWO_LOOPS:
         attended, row_max, row_sum, blocks = attend_tiles(
-            attended, row_max, row_sum, blocks, query, row_scale, key_head_ptr, value_head_ptr,
-            table_row_ptr, position, context_len, first_key, begin, first_masked, score_scale, cap,
-            window, block_stride, token_stride,
-            HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, False,
+            attended, row_max, row_sum, blocks, query, row_scale, tail, tail_scale, key_head_ptr,
+            value_head_ptr, table_row_ptr, position, context_len, first_key, begin, first_masked,
+            score_scale, cap, window, block_stride, token_stride,
+            HEAD_DIM, TAIL_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, False,
         )
     if SEGMENT_TILES is None:
         attended, row_max, row_sum, _ = attend_tiles(
-            attended, row_max, row_sum, blocks, query, row_scale, key_head_ptr, value_head_ptr,
-            table_row_ptr, position, context_len, first_key, first_masked, end, score_scale, cap,
-            window, block_stride, token_stride,
-            HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, True,
+            attended, row_max, row_sum, blocks, query, row_scale, tail, tail_scale, key_head_ptr,
+            value_head_ptr, table_row_ptr, position, context_len, first_key, first_masked, end,
+            score_scale, cap, window, block_stride, token_stride,
+            HEAD_DIM, TAIL_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, True,
         )
     else:
         zero, nothing, no_score = attended, row_sum, row_max
@@ -212,10 +208,10 @@ def paged_prefill_kernel(
             first = tl.maximum(begin, segment * SEGMENT_TILES)
             last = tl.minimum(end, (segment + 1) * SEGMENT_TILES)
             values, segment_max, segment_sum, blocks = attend_tiles(
-                zero, no_score, nothing, blocks, query, row_scale, key_head_ptr, value_head_ptr,
-                table_row_ptr, position, context_len, first_key, first, last, score_scale, cap,
-                window, block_stride, token_stride,
-                HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, True,
+                zero, no_score, nothing, blocks, query, row_scale, tail, tail_scale, key_head_ptr,
+                value_head_ptr, table_row_ptr, position, context_len, first_key, first, last,
+                score_scale, cap, window, block_stride, token_stride,
+                HEAD_DIM, TAIL_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, True,
             )
             values, segment_sum = average(values, segment_sum, value_scale)
             row_max, row_sum, attended = merge_segment(
@@ -232,6 +228,7 @@ def paged_prefill_kernel(
     token, head, is_row = tile_rows(
         row_index, head_tile, first_token, query_len, GROUP, BLOCK_Q, HEADS
     )
+    dims = tl.arange(0, BLOCK_D)
     is_stored = is_row[:, None] & (dims < HEAD_DIM)[None, :]
     if is_whole:
         row = (start + token).to(tl.int64)
@@ -275,22 +272,24 @@ def paged_prefill(
     `kernels.attention.split_results.scratch_numel` says for the list's `num_slots`. It is not read
     after the call, and not used without splits. The other arguments and errors are those of
     `kernels.attention.paged_decode.paged_decode`. A sequence may have no tokens. If `out`, `work`
-    and `scratch` are given, nothing is allocated. Returns `out`, [T, heads, head_dim].
+    and `scratch` are given, nothing is allocated. Returns `out`, [T, heads, head_dim], or the dim
+    of V.
     """
     check_paged_arguments(query, key_cache, value_cache, block_tables, context_lens, sinks, out)
     check_integers("query_starts", query_starts)
+    values = separate_values(key_cache, value_cache)
     factor = decode_factor(key_cache.dtype)
     score_scale, cap = score_factors(scale * key_scale * factor, softcap)
     if out is None:
-        out = torch.empty_like(query)
+        out = query.new_empty(*query.shape[:2], value_cache.shape[3])
     if work is None:
         work = prefill_work(query, key_cache, query_starts, context_lens, 0, window=window)
-    results = split_results(scratch, query, work.num_slots)
+    results = split_results(scratch, out, work.num_slots)
     tile = _tile(query, key_cache, work.segment_keys)
     sizes = (context_lens.shape[0], len(work.items), work.num_splits)
     plan = _plan(query, key_cache, out, *sizes, tile, work.segment_keys)
     paged_prefill_kernel[plan.grid](
-        out, *results, query, key_cache, value_cache, block_tables, query_starts, context_lens,
+        out, *results, query, key_cache, values, block_tables, query_starts, context_lens,
         work.items, sinks, score_scale, cap, float(value_scale * factor), window,
         block_tables.stride(0), *plan.scalars, **plan.options,
     )
@@ -423,8 +422,8 @@ def _plan(
     segment_keys: int | None,
 ) -> LaunchPlan:
     """Raise ValueError if the list of `num_items` was not made for so many tokens and sequences."""
-    num_tokens, num_heads, head_dim = query.shape
-    _, block_size, num_kv_heads, _ = cache.shape
+    num_tokens, num_heads, head_dim = out.shape
+    _, block_size, num_kv_heads, key_dim = cache.shape
     group = num_heads // num_kv_heads
     block_q, num_tiles = tiling(query, cache, tile)
     num_blocks = num_tokens // block_q + num_sequences
@@ -444,6 +443,7 @@ def _plan(
         {
             "GROUP": group,
             "HEAD_DIM": head_dim,
+            "TAIL_DIM": key_dim - head_dim,
             "BLOCK_SIZE": block_size,
             "BLOCK_D": triton.next_power_of_2(head_dim),
             "BLOCK_M": tile.block_m,

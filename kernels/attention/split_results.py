@@ -32,20 +32,20 @@ def scratch_numel(num_slots: int, num_heads: int, head_dim: int) -> int:
     return num_slots * num_heads * (head_dim + 1)
 
 
-def split_results(scratch: Tensor | None, query: Tensor, num_slots: int) -> SplitResults:
-    """Return views of `scratch`, or of new memory if it is None.
+def split_results(scratch: Tensor | None, out: Tensor, num_slots: int) -> SplitResults:
+    """Return views of `scratch`, or of new memory if it is None, for rows like those of `out`.
 
     Raises ValueError if the scratch is too short or not fp32, or if its size needs more than 31
     bits.
     """
     if num_slots == 0:
-        return _no_results(query.device)
-    num_heads, head_dim = query.shape[1:]
+        return _no_results(out.device)
+    num_heads, head_dim = out.shape[1:]
     needed = scratch_numel(num_slots, num_heads, head_dim)
     if needed >= 2**31:  # offsets of 64 bits would make some kernels spill registers
         raise ValueError(f"{num_slots} results of {num_heads} heads are too many for the kernels")
     if scratch is None:
-        scratch = torch.empty(needed, dtype=torch.float32, device=query.device)
+        scratch = torch.empty(needed, dtype=torch.float32, device=out.device)
     elif scratch.dtype != torch.float32 or scratch.ndim != 1 or len(scratch) < needed:
         raise ValueError(
             f"scratch is {list(scratch.shape)} {scratch.dtype}; "

@@ -22,6 +22,11 @@ class Paged:
     query_starts: Tensor
     context_lens: Tensor
 
+    def blank_output(self) -> Tensor:
+        """Return NaN in the shape of the attention's result."""
+        shape = (*self.query.shape[:2], self.value_cache.shape[3])
+        return self.query.new_full(shape, float("nan"))
+
     @property
     def decode_arguments(self) -> tuple[Tensor, ...]:
         return self.query, self.key_cache, self.value_cache, self.block_tables, self.context_lens
@@ -36,6 +41,7 @@ def make_paged(
     *,
     heads: tuple[int, int] = (4, 2),
     head_dim: int = 64,
+    value_dim: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
     cache_dtype: torch.dtype | None = None,
     block_size: int = 16,
@@ -46,7 +52,8 @@ def make_paged(
     """Make inputs.
 
     lengths: for each sequence, the number of its query tokens and the length of its context, which
-    includes them. layout: "NHD", "HND", or "pair": each cache is a view of one half of
+    includes them. value_dim: V is the first dims of K's rows (a latent); None: V is of its own.
+    layout: "NHD", "HND", or "pair": each cache is a view of one half of
     blocks twice as large, as if these held K and V.
 
     All slots past a context and all blocks that no sequence has are poisoned: they hold NaN (in
@@ -65,14 +72,16 @@ def make_paged(
         tables[row, : len(blocks)] = blocks
         slots.append((blocks[:, None] * block_size + torch.arange(block_size)).flatten()[:context])
     shape = (len(order) + 2, block_size, num_kv_heads, head_dim)
-    caches = [
+    keys, values = (
         _in_layout(_poisoned_but(torch.cat(slots), shape, spread, generator), cache_dtype, layout)
         for _ in range(2)
-    ]
+    )
+    if value_dim is not None:
+        values = keys[..., :value_dim]
     starts = torch.tensor([0, *(new for new, _ in lengths)]).cumsum(0).int()
     query = torch.randn(int(starts[-1]), num_heads, head_dim, generator=generator) * spread
     contexts = torch.tensor([context for _, context in lengths], dtype=torch.int32)
-    return Paged(query.to(dtype), *caches, tables, starts, contexts)
+    return Paged(query.to(dtype), keys, values, tables, starts, contexts)
 
 
 def check_close(got: Tensor, expected: Tensor) -> None:

@@ -7,12 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.attention.backends import CpuBackend, TorchBackend
+from core.configuration.kv_layout import LayerShape
+from core.errors import ConfigurationError
+from engine.attention.backends import CpuBackend, TorchBackend, make_backend
 from engine.attention.call import AttentionCall, Rotation
 from engine.attention.triton_backend import TritonBackend
 from kernels import dry_run
 from kernels.attention.batch import PagedBatch
 from kernels.elementwise import torch_elementwise
+
+CUDA = torch.device("cuda")
 
 
 @pytest.fixture
@@ -75,6 +79,37 @@ def test_queries_are_rotated_in_place_even_if_attention_needs_a_copy(backend, se
     rotated, key, value, attended = seen
     assert rotated.data_ptr() == rows[0].data_ptr()
     assert all(tensor.is_contiguous() for tensor in (key, value, attended))
+
+
+def test_a_latent_is_written_in_two_parts_and_read_as_key_and_value(backend, seen):
+    """V is a view of the first dims of K's cache."""
+    backend._write_kv = lambda *tensors: seen.extend(tensors[:4])
+    query, key, cache = torch.zeros(5, 4, 320), torch.rand(5, 1, 320), torch.zeros(4, 16, 1, 320)
+    call = AttentionCall(0, query, key, key[..., :0], 1.0, None, None, None, latent_dim=256)
+    values, unused = cache[..., :256], torch.zeros(6)
+    backend.write(call, cache, cache[..., :0], unused)
+    expected = [key[..., :256], key[..., 256:], values, cache[..., 256:]]
+    for got, part in zip(seen, expected, strict=True):
+        assert (got.data_ptr(), got.shape) == (part.data_ptr(), part.shape)
+    backend._decode = lambda query, keys, values, *_, out, **__: seen.append((values, out))
+    attended = backend.attend(
+        call, cache, values, PagedBatch(unused, unused, unused, unused, (), 5)
+    )
+    assert seen[-1][0] is values
+    assert seen[-1][1].shape == attended.shape == (5, 4, 256)
+
+
+def test_which_latents_have_kernels():
+    def backend(key_dim, **options):
+        return make_backend(CUDA, [LayerShape(1, key_dim, 0)], 16, 64, torch.half, **options)
+
+    with dry_run.target(90):
+        assert isinstance(backend(576)[0], TritonBackend)
+        slow, (note,) = backend(40)
+        assert isinstance(slow, TorchBackend)
+        assert "rows of 40 are no latents" in note
+        with pytest.raises(ConfigurationError, match="products of latent attention; leave the opt"):
+            backend(576, in_segments=True)
 
 
 @pytest.mark.parametrize("make", [TorchBackend, CpuBackend])

@@ -170,7 +170,9 @@ def test_the_matrix_has_every_kind_of_every_parameter(arch, num_formats):
     kernels = Counter(kernel for kernel, *_ in rows)
     for kernel in variants.PARAMETERS:
         count = 3 if kernel.startswith("combine") else num_formats
-        assert kernels[kernel] == count * len(HEAD_DIMS)
+        has_latents = kernel in ("decode", "prefill")
+        dims = (*HEAD_DIMS, *variants.LATENTS) if has_latents else HEAD_DIMS
+        assert kernels[kernel] == count * len(dims)
     for (kernel, *_), members in rows.items():
         for kind in chain.from_iterable(variants.PARAMETERS[kernel]):
             assert any(value.items() <= member for value in kind for member in members), kind

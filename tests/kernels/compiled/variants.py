@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from kernels.arguments import BLOCK_SIZES, HEAD_DIMS
+from kernels.arguments import BLOCK_SIZES, HEAD_DIMS, LATENT_DIMS
 from kernels.attention.paged_decode import paged_decode
 from kernels.attention.paged_prefill import paged_prefill, prefill_work, segment_work
 from kernels.attention.prefill_work import PrefillWork
@@ -56,6 +56,7 @@ PREFILL = (
     # Groups fill a tile, leave part of it idle, or take several tiles.
     parameter("group", [1, 2, 4, 8, 16], [3, 7, 12, 17, 24, 48], [71, 96]),
 )
+LATENTS = dict(LATENT_DIMS)
 PARAMETERS = {
     "prefill": PREFILL,
     "segments": PREFILL,
@@ -78,6 +79,7 @@ class Variant:
     """"decode", "prefill", "segments" (prefill in segments), or the kernels that follow them where
     keys are split: "combine" and "combine segments"."""
     head_dim: int
+    """Of queries and K; V has fewer dims in a latent."""
     formats: tuple[torch.dtype, torch.dtype] = FORMATS[0]
     group: int = 4
     kv_heads: int = 2
@@ -117,9 +119,11 @@ class Variant:
         shape = (9, self.block_size, self.kv_heads, self.head_dim)
         if self.layout == "HND":
             shape = (shape[0], shape[2], shape[1], shape[3])
-        caches = [torch.empty(shape, dtype=cache_dtype) for _ in range(2)]
+        keys, values = (torch.empty(shape, dtype=cache_dtype) for _ in range(2))
         if self.layout == "HND":
-            caches = [cache.transpose(1, 2) for cache in caches]
+            keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+        if self.head_dim in LATENTS:
+            values = keys[..., : LATENTS[self.head_dim]]
         num_heads = self.group * self.kv_heads
         query = torch.empty(5, num_heads, self.head_dim, dtype=dtype)
         tables, lens = torch.zeros(5, 7, dtype=self.ids), torch.ones(5, dtype=self.lens)
@@ -131,12 +135,12 @@ class Variant:
         }
         if self.kernel in ("prefill", "segments"):
             starts = torch.arange(6, dtype=self.lens)
-            arguments = (query, *caches, tables, starts, lens)
-            paged_prefill(*arguments, work=self._work(query, caches[0], starts), **options)
+            arguments = (query, keys, values, tables, starts, lens)
+            paged_prefill(*arguments, work=self._work(query, keys, starts), **options)
         elif self.kernel == "decode":
             # As many items as sequences: the combining kernel is not launched.
             work = WorkList(torch.empty(5, 4).int(), torch.empty(5, 3).int())
-            paged_decode(query, *caches, tables, lens, work=work, **options)
+            paged_decode(query, keys, values, tables, lens, work=work, **options)
         else:
             self._combine(query, options["sinks"])
 
@@ -168,6 +172,7 @@ def representative(arch: int) -> list[Variant]:
         replace(decode, head_dim=256, group=71, kv_heads=1, softcap=30.0),
         replace(decode, head_dim=64, group=24, **coded),
         replace(decode, head_dim=192, formats=FORMATS[2]),
+        replace(decode, head_dim=576, group=16, kv_heads=1),
         prefill,
         replace(prefill, window=1000),
         replace(prefill, group=3, formats=FORMATS[4], block_size=64, **everything),
@@ -176,6 +181,7 @@ def representative(arch: int) -> list[Variant]:
         replace(prefill, head_dim=256, group=71, kv_heads=1, softcap=30.0),
         replace(prefill, head_dim=64, **coded),
         replace(prefill, head_dim=192, formats=FORMATS[2]),
+        replace(prefill, head_dim=576, group=128, kv_heads=1),
         segments,
         replace(segments, group=7, formats=FORMATS[4], block_size=64, **everything),
         replace(segments, head_dim=64, **coded),
@@ -192,10 +198,15 @@ def representative(arch: int) -> list[Variant]:
 def matrix(arch: int) -> list[Variant]:
     """Return each kernel with each head dim and format, and with each kind of its parameters.
 
-    The combining kernel reads no cache, so its formats are only those of the query.
+    The combining kernel reads no cache, so its formats are only those of the query. Latents are
+    not attended in segments, and they are combined like other heads.
     """
     variants = []
-    for kernel, head_dim, formats in product(PARAMETERS, HEAD_DIMS, FORMATS):
+    shapes = [
+        *product(PARAMETERS, HEAD_DIMS, FORMATS),
+        *product(("decode", "prefill"), LATENTS, FORMATS),
+    ]
+    for kernel, head_dim, formats in shapes:
         if kernel.startswith("combine") and formats[0] != formats[1]:
             continue
         rng = random.Random(f"{arch} {kernel} {head_dim} {formats}")

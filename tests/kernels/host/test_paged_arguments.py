@@ -27,8 +27,14 @@ def misaligned(tensor):
     return wider[..., :-1]
 
 
+def latent_without_its_values(arguments):
+    latent = make_paged(DECODE, head_dim=320, value_dim=256)
+    rows = {"query": latent.query, "key_cache": latent.key_cache}
+    return arguments | rows | {"value_cache": torch.empty_like(latent.key_cache)[..., :256]}
+
+
 BAD = {
-    "K and V of different dims": lambda a: a | {"value_cache": a["value_cache"][..., :32]},
+    "or V a part of K's rows": lambda a: a | {"value_cache": a["value_cache"][..., :32]},
     "kernels.attention.sdpa takes any": lambda a: {
         name: tensor[..., :48] if tensor.ndim > 2 else tensor for name, tensor in a.items()
     },
@@ -52,6 +58,7 @@ BAD = {
     "context_lens is torch.float32": lambda a: a | {"context_lens": a["context_lens"].float()},
     "one number per head": lambda a: a | {"sinks": torch.zeros(3)},
     "it must be positive": lambda a: a | {"scale": -1.0},
+    "must be a view of key_cache": latent_without_its_values,
     "like the query": lambda a: a | {"out": torch.empty_like(a["query"][:1])},
     "out has strides": lambda a: a | {"out": misaligned(a["query"])},
 }  # fmt: skip

@@ -28,9 +28,12 @@ SETTINGS = {
     "gemma2": SMALL | WINDOW | {"query_pre_attn_scalar": 64},
     "olmo2": SMALL | {"pad_token_id": 0},
     "mixtral": SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2},
-}
-"""Together, these models cover norms with an offset, norms of whole rows, experts, and the
-decoder of transformers."""
+    "youtu": SMALL
+    | {"kv_lora_rank": 256, "q_lora_rank": None, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32,
+       "v_head_dim": 32, "head_dim": 64, "num_key_value_heads": 2},
+}  # fmt: skip
+"""Together, these models cover norms with an offset, norms of whole rows, experts, latents, and
+the decoder of transformers."""
 LONG = {"max_position_embeddings": 300, "sliding_window": 270, "num_attention_heads": 1}
 LENGTHS = (290, 20)
 CUDA = torch.device("cuda")

@@ -26,9 +26,9 @@ def check(num_wanted, contexts=CONTEXTS, options=None, **shape):
     paged = make_paged([(1, context) for context in contexts], **shape)
     options = (options or {}) | {"scale": SCALE}
     work = splits(paged, num_wanted, options.get("window"))
-    out = torch.full_like(paged.query, float("nan"))
+    out = paged.blank_output()
     num_slots = 0 if work is None else len(work.items)
-    scratch = torch.full((scratch_numel(num_slots, *paged.query.shape[1:]),), float("nan"))
+    scratch = torch.full((scratch_numel(num_slots, *out.shape[1:]),), float("nan"))
     arguments = paged.decode_arguments
     got = paged_decode(*arguments, work=work, out=out, scratch=scratch, **options)
     assert got is out
@@ -72,10 +72,30 @@ def test_groups(heads, num_wanted):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256, 512])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_head_dims(head_dim, dtype):
     check(9, (1, 33, 170), head_dim=head_dim, dtype=dtype, block_size=32)
+
+
+@pytest.mark.matrix(cases=1)
+@pytest.mark.parametrize(
+    ("dims", "heads", "dtype", "cache_dtype"),
+    [
+        ((320, 256), 3, torch.bfloat16, None),
+        ((576, 512), 16, torch.bfloat16, None),
+        ((576, 512), 71, torch.float16, None),
+        ((576, 512), 5, torch.float32, None),
+        ((320, 256), 17, torch.bfloat16, torch.uint8),
+        ((576, 512), 4, torch.float16, torch.float8_e4m3fn),
+    ],
+)
+def test_latents(dims, heads, dtype, cache_dtype):
+    """V lies in K's rows, and all heads share them."""
+    shape = {"head_dim": dims[0], "value_dim": dims[1], "heads": (heads, 1), "dtype": dtype}
+    scales = {} if cache_dtype is None else {"key_scale": 0.37, "value_scale": 0.37}
+    for num_wanted, options in ((9, scales), (0, scales | {"window": 20, "softcap": 5.0})):
+        check(num_wanted, (1, 33, 0, 170), options, cache_dtype=cache_dtype, **shape)
 
 
 @pytest.mark.matrix

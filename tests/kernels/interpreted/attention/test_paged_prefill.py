@@ -33,9 +33,9 @@ def check(lengths, options=None, *, num_splits=0, **shape):
     options = (options or {}) | {"scale": SCALE}
     work = make_work(paged, num_splits, options.get("window"))
     assert (work.items[:num_splits, 0] >= 0).any() == (num_splits > 0)
-    numel = scratch_numel(work.num_slots, *paged.query.shape[1:])
+    out = paged.blank_output()
+    numel = scratch_numel(work.num_slots, *out.shape[1:])
     scratch = torch.full((numel,), float("nan"))
-    out = torch.full_like(paged.query, float("nan"))
     given = {"work": work, "scratch": scratch, "out": out}
     assert paged_prefill(*paged.prefill_arguments, **given, **options) is out
     check_close(out, paged_prefill_reference(*paged.prefill_arguments, **options))
@@ -78,10 +78,27 @@ def test_splits_with_windows_softcap_and_sinks(options):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256, 512])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_splits_of_every_head_dim(head_dim, dtype):
     check([(5, 170), (9, 9)], num_splits=9, head_dim=head_dim, dtype=dtype)
+
+
+@pytest.mark.matrix(cases=1)
+@pytest.mark.parametrize(
+    ("dims", "heads", "dtype", "cache_dtype"),
+    [
+        ((320, 256), 5, torch.bfloat16, None),
+        ((576, 512), 34, torch.bfloat16, None),
+        ((576, 512), 16, torch.float32, None),
+        ((576, 512), 3, torch.bfloat16, torch.uint8),
+    ],
+)
+def test_latents(dims, heads, dtype, cache_dtype):
+    """V lies in K's rows, and all heads share them."""
+    shape = {"head_dim": dims[0], "value_dim": dims[1], "heads": (heads, 1), "dtype": dtype}
+    check([(2, 170), (9, 9), (1, 40)], num_splits=9, cache_dtype=cache_dtype, **shape)
+    check([(5, 21), (3, 3)], {"window": 7}, cache_dtype=cache_dtype, **shape)
 
 
 @pytest.mark.matrix(cases=1)
