@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+)
 
 from core.sampling import SamplingParams
 from engine import LLM
@@ -13,7 +18,7 @@ from engine.loading.dequantized import round_weights
 from engine.model.families import FAMILIES
 from tests.engine.greedy_answers import NUM_NEW, STRATEGIES, generate, prompts, tokens
 from tests.engine.ranks.engines import answers, ranked_engine
-from tests.engine.tiny_models import BESIDE_MLP, INPUTS, save_tiny_model
+from tests.engine.tiny_models import BESIDE_MLP, INPUTS, OWN, save_tiny_model
 
 DENSE = {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "enable_moe_block": False}
 HELD_OUT = {
@@ -125,3 +130,33 @@ def test_files_may_have_k_and_v_of_layers_that_read_those_of_others(tiny_model, 
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     assert AutoConfig.from_pretrained(tmp_path).num_kv_shared_layers == 4
     assert tokens(LLM(tmp_path, **SMALL)) == tokens(LLM(folder, **SMALL))
+
+
+@pytest.mark.matrix
+def test_the_published_form_answers_text(tmp_path):
+    """Gemma 4 is published with encoders of images and sound, under other names of tensors."""
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8,
+              "num_attention_heads": 2, "num_key_value_heads": 2,
+              "position_embedding_size": 16}  # fmt: skip
+    names = ("image_token_id", "video_token_id", "audio_token_id", "boi_token_id", "eoi_token_id",
+             "boa_token_id", "eoa_token_index")  # fmt: skip
+    text = CONFIG_MAPPING["gemma4_text"](**OWN["gemma4_text"])
+    config = CONFIG_MAPPING["gemma4"](
+        text_config=text.to_dict(), vision_config=vision,
+        **{name: 90 + number for number, name in enumerate(names)},
+    )  # fmt: skip
+    torch.manual_seed(7)
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            if tensor.dim() >= 2:
+                tensor.normal_(0, 1.4 / tensor.shape[-1] ** 0.5)
+            elif tensor.is_floating_point():
+                tensor.add_(torch.randn_like(tensor), alpha=0.2)
+    model.save_pretrained(tmp_path)
+    llm = LLM(tmp_path, num_kv_blocks=14, **SMALL)
+    rest = "the language model of gemma4; images are refused"
+    assert llm.facts.decoder == f"own (gemma4_text), {rest}"
+    expected = generate(tmp_path, model, eos_token_id=None)
+    assert tokens(llm, ignore_eos=True) == expected
+    assert len({token for answer in expected for token in answer}) > 5
