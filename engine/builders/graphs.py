@@ -37,8 +37,6 @@ def capture(
     assert prompt_sizes is not None, "the options do not leave out graphs"
     if isinstance(backend, TorchBackend):
         return None, ()
-    if model.states:
-        return None, ("steps run without CUDA graphs: the model keeps states of sequences",)
     shows_progress = sys.stderr.isatty() and group.rank == 0
     sizes = graph_sizes(resolved.limits.max_sequences, capacity.max_step_tokens, prompt_sizes)
     try:

@@ -143,7 +143,9 @@ def build_parts(
     )
     phases.end("K and V")
     graphs, graph_notes = None, ()
-    if resolved.graph_prompt_sizes is not None:
+    if model.states and resolved.graph_prompt_sizes is not None:
+        graph_notes = ("steps run without CUDA graphs: the model keeps states of sequences",)
+    elif resolved.graph_prompt_sizes is not None:
         from engine.builders.graphs import capture
 
         graphs, graph_notes = capture(model, cache, backend, resolved, capacity, group)
