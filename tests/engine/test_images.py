@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -26,6 +27,7 @@ from core.protocol.messages import EncodedPrompt, Submit
 from core.sampling import Finish
 from engine import LLM, SamplingParams
 from engine.attention.backends import CpuBackend
+from engine.loading import image_encoder
 from engine.memory.capacity import activation_bytes, input_attention_bytes
 from engine.vision.families import VISION_FAMILIES
 from engine.vision.image_file import read_image
@@ -209,8 +211,15 @@ def test_the_images_matter(expected, model_type):
 
 
 @pytest.mark.parametrize("model_type", ["gemma3", "mistral3", "qwen3_vl"])
-def test_several_ranks(vision_model, expected, model_type):
+def test_several_ranks(vision_model, expected, monkeypatch, model_type):
     """Rank 0 encodes images, and the others repeat what it does with the embeddings."""
+    lock, load = threading.Lock(), image_encoder.load_image_encoder
+
+    def load_alone(*arguments):
+        with lock:  # transformers patches its classes meanwhile; these ranks are threads
+            return load(*arguments)
+
+    monkeypatch.setattr(image_encoder, "load_image_encoder", load_alone)
     path = vision_model(model_type)
     with ranked_engine(path, 2, num_kv_blocks=44, **SMALL) as (engine, _):
         assert answers(SimpleNamespace(llm_engine=engine), prompts(path)) == expected(model_type)
