@@ -24,6 +24,6 @@ def test_the_page_has_every_family():
     assert documented().keys() == FAMILIES.keys(), "docs/models.md must list these"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/serving.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/operate.md"])
 def test_pages_give_the_number_of_families(page):
     assert f"[{len(FAMILIES)} families]" in (ROOT / page).read_text()
