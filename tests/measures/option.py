@@ -93,7 +93,7 @@ def _build_engine(launch: Any) -> None:
     from engine.__main__ import _build
     from engine.phases import Phases
 
-    _build(launch, Phases(), MagicMock())
+    _build(launch, Phases(), MagicMock(), 0)
 
 
 def _load_front_end(launch: Any) -> None:
