@@ -71,7 +71,8 @@ def combine_splits(
     The results are `slot_stride` slots apart. A row with one result is skipped, because it is final
     in `out`. The list ends at the first entry without results.
     """
-    plan = combining_plan(out, len(rows), 32)
+    # 32 results of 512 numbers spill registers on sm_80.
+    plan = combining_plan(out, len(rows), 32 if out.shape[2] <= 256 else 16)
     combine_splits_kernel[plan.grid](
         out, *results, rows, sinks, len(rows), slot_stride, *plan.scalars, **plan.options
     )
