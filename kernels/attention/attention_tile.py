@@ -106,26 +106,19 @@ def to_fp16(query):
 
 
 @triton.jit
-def load_query(
-    row_ptrs, is_row, key_ptr,
-    HEAD_DIM: tl.constexpr, TAIL_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-):
-    """Load queries for `attend_tile`: return query [M, BLOCK_D], row_scale, tail and tail_scale.
+def load_query(row_ptrs, is_row, key_ptr, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Load the first DIM numbers of rows of queries, [M, BLOCK_D], and return their row_scale.
 
-    row_ptrs: where the rows begin, [M]. Rows that are not `is_row` are zero.
+    row_ptrs: where the rows begin, [M]. Rows that are not `is_row` are zero. row_scale: [M] from
+    `to_fp16`, or [1] if it is not needed (Triton 3.6 cannot return None).
     """
     dims = tl.arange(0, BLOCK_D)
-    is_query = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+    is_query = is_row[:, None] & (dims < DIM)[None, :]
     query = tl.load(row_ptrs[:, None] + dims[None, :], mask=is_query, other=0.0)
-    row_scale, tail, tail_scale = None, None, None
-    if TAIL_DIM > 0:
-        tail_dims = HEAD_DIM + tl.arange(0, TAIL_DIM)
-        tail = tl.load(row_ptrs[:, None] + tail_dims[None, :], mask=is_row[:, None], other=0.0)
+    row_scale = tl.full((1,), 1.0, tl.float32)
     if query.dtype == tl.bfloat16 and key_ptr.dtype.element_ty != tl.bfloat16:
         query, row_scale = to_fp16(query)
-        if TAIL_DIM > 0:
-            tail, tail_scale = to_fp16(tail)
-    return query, row_scale, tail, tail_scale
+    return query, row_scale
 
 
 @triton.jit
@@ -163,7 +156,7 @@ def attend_tile(
     """Return the running sums after one more tile of keys.
 
     rows: where the tile's rows begin. is_read: which of them `load_rows` may read. is_seen: which
-    keys the queries see. row_scale, tail_scale: None, or from `to_fp16`.
+    keys the queries see. row_scale, tail_scale: from `load_query`.
 
     If the rows are latents, value_ptr is None: V is the first HEAD_DIM numbers of K's row, and the
     tile is read once for both. K has TAIL_DIM more numbers, for which `tail` has the queries. As
@@ -171,16 +164,16 @@ def attend_tile(
     """
     keys = load_rows(key_ptr, rows, is_read, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
     products = tl.dot(query, keys.T, input_precision=PRECISION)
-    if row_scale is not None:
+    if row_scale.shape[0] > 1:
         products *= row_scale[:, None]
     if TAIL_DIM > 0:
         tails = load_rows(
             key_ptr + HEAD_DIM, rows, is_read, query.dtype, TAIL_DIM, TAIL_DIM, MASKED
         )
-        if tail_scale is None:
-            products = tl.dot(tail, tails.T, products, input_precision=PRECISION)
-        else:
+        if row_scale.shape[0] > 1:
             products += tl.dot(tail, tails.T, input_precision=PRECISION) * tail_scale[:, None]
+        else:
+            products = tl.dot(tail, tails.T, products, input_precision=PRECISION)
     weights, correction, row_max, row_sum = softmax_step(
         products, is_seen, row_max, row_sum, score_scale, cap, MASKED
     )

@@ -66,10 +66,13 @@ def paged_decode_kernel(
 
     dims = tl.arange(0, BLOCK_D)
     head, is_head = tile_heads(tl.arange(0, BLOCK_M), GROUP, BLOCK_M)
-    query, row_scale, tail, tail_scale = load_query(
-        query_ptr + row * query_token_stride + head * query_head_stride, is_head, key_ptr,
-        HEAD_DIM, TAIL_DIM, BLOCK_D,
-    )
+    query_rows = query_ptr + row * query_token_stride + head * query_head_stride
+    query, row_scale = load_query(query_rows, is_head, key_ptr, HEAD_DIM, BLOCK_D)
+    tail, tail_scale = query, row_scale
+    if TAIL_DIM > 0:
+        tail, tail_scale = load_query(
+            query_rows + HEAD_DIM, is_head, key_ptr, TAIL_DIM, TAIL_DIM
+        )
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
     if sinks_ptr is not None:

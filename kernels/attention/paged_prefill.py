@@ -169,10 +169,15 @@ def paged_prefill_kernel(
     )
 
     row = (start + token).to(tl.int64)
-    query_rows = tl.multiple_of(row * query_token_stride + head * query_head_stride, 16)
-    query, row_scale, tail, tail_scale = load_query(
-        query_ptr + query_rows, is_row, key_ptr, HEAD_DIM, TAIL_DIM, BLOCK_D
+    query_rows = query_ptr + tl.multiple_of(
+        row * query_token_stride + head * query_head_stride, 16
     )
+    query, row_scale = load_query(query_rows, is_row, key_ptr, HEAD_DIM, BLOCK_D)
+    tail, tail_scale = query, row_scale
+    if TAIL_DIM > 0:
+        tail, tail_scale = load_query(
+            query_rows + HEAD_DIM, is_row, key_ptr, TAIL_DIM, TAIL_DIM
+        )
     if sinks_ptr is None or SEGMENT_TILES is not None:
         row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
         row_sum = tl.zeros((BLOCK_M,), tl.float32)
