@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.arguments import stride
 from kernels.cache.cache_write import check_rows, write_rows
-from kernels.elementwise.rotary import rotary_tiling, rotate_heads
+from kernels.elementwise.rotary import ROUNDED, rotary_tiling, rotate_heads
 from kernels.launch_plan import LaunchPlan, planned
 
 
@@ -127,6 +127,7 @@ def _plan(
             *(stride(cache, dim) for cache in (key_cache, value_cache) for dim in range(3)),
         ),
         tiling
+        | ROUNDED
         | {
             "BLOCK_SIZE": key_cache.shape[1],
             "REST": key_dim - rotary_dim,

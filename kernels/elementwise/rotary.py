@@ -13,6 +13,9 @@ from kernels.fp8 import to_cache_type
 from kernels.launch_plan import LaunchPlan, planned
 
 TILE = 1024
+ROUNDED = {"enable_fp_fusion": False}
+"""Launch option of kernels with `rotate_heads`. With fused multiply-adds, the compiler would drop
+the rounding of one of the two products."""
 
 
 @triton.jit
@@ -114,7 +117,7 @@ def _plan(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int)
             stride(cos, 0),
             stride(sin, 0),
         ),
-        tiling | {"num_warps": min(4, max(1, heads_per_tile * half_tile // 256))},
+        tiling | {"num_warps": min(4, max(1, heads_per_tile * half_tile // 256))} | ROUNDED,
     )
 
 
