@@ -130,12 +130,16 @@ class Bench:
     def time_us(self, calls: Sequence[Callable[[], Any]]) -> float | None:
         """Return the median microseconds per call over replays of a CUDA graph of the calls.
 
-        Returns None in a dry run.
+        Calls that wait for the GPU, as some of torch's do, cannot be captured: they are timed as
+        they are, host time included. Returns None in a dry run.
         """
         for call in calls:
             call()
         if self.is_dry:
             return None
+        if _waits_for_gpu(calls[0]):
+            times = [_elapsed_ms(call) for call in (list(calls) * 8)[: max(8, len(calls))]]
+            return statistics.median(times) * 1000
         calls = _graph_calls(calls, _elapsed_ms(calls[0]))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -145,6 +149,20 @@ class Bench:
         num_replays = max(5, min(50, int(REPLAYS_MS / first_ms)))
         times = [_elapsed_ms(graph.replay) for _ in range(num_replays)]
         return statistics.median(times) / len(calls) * 1000
+
+
+def _waits_for_gpu(call: Callable[[], Any]) -> bool:
+    """Return whether a call synchronizes. A capture of one that does would leave torch unusable."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call()
+    except RuntimeError as error:
+        if "synchronizing" not in str(error):
+            raise
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return False
 
 
 def _graph_calls(calls: Sequence[Callable[[], Any]], call_ms: float) -> list[Callable[[], Any]]:
