@@ -102,6 +102,7 @@ class Bench:
         assert isinstance(extension, Speculation)
         self._speculation = extension
         assert extension.policy.costs is not None
+        assert extension.proposer is not None
         self.costs: StepCosts = extension.policy.costs
         self._own = extension.proposer
 

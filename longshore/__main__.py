@@ -104,6 +104,12 @@ def _replay(arguments: list[str]) -> int:
     return run(arguments[1:], f"{NAME} replay")
 
 
+def _advise(arguments: list[str]) -> int:
+    from benchmarks.advise.__main__ import main as run
+
+    return run(arguments[1:], f"{NAME} advise")
+
+
 def _deploy(arguments: list[str]) -> int:
     from deploy.__main__ import main as run
 
@@ -127,6 +133,7 @@ COMMANDS = {
     "compare": Command("load-test all strategies, and write a report", _compare, "loadtest"),
     "load": Command("load-test any server, or draw the report again", _load, "loadtest"),
     "replay": Command("run a recording again, or with another strategy", _replay),
+    "advise": Command("find better options for what was recorded", _advise),
     "fleet": Command("serve a model on many machines, with Ray", _fleet, "ray"),
     "deploy": Command("deploy to SageMaker, and remove everything again", _deploy, "aws"),
 }

@@ -12,20 +12,19 @@ and no speed is measured.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from benchmarks.load.lengths import ALPACA, SHAREGPT, read_timed_trace
-from benchmarks.replay.cost import FittedCost, fitted
-from benchmarks.replay.figures import Figures, Tally, table
-from benchmarks.replay.forecast import forecast
+from benchmarks.replay.cost import fitted
+from benchmarks.replay.figures import Figures, table
+from benchmarks.replay.forecast import check_computable, forecast
+from benchmarks.replay.recorded import recorded_tally, title
 from benchmarks.replay.reproduce import reproduce
 from benchmarks.replay.roofline import GPUS, MODELS, Hardware
-from benchmarks.replay.script import Script, script_of
+from benchmarks.replay.script import Script, script_of, set_load
+from benchmarks.replay.settings import add_options, changed, given_options, positive
 from benchmarks.replay.synthetic import (
     BLOCK_SIZE,
     RooflineCost,
@@ -33,21 +32,12 @@ from benchmarks.replay.synthetic import (
     poisson,
     script_of_lengths,
 )
-from core.configuration.options import BatchingOptions, make_options, option_table
 from core.configuration.record import Value
-from core.configuration.sizing import sequence_limit
 from core.configuration.strategy_table import BATCHING_NAMES
 from core.errors import ConfigurationError
-from engine.observers.frames import AnyFrame, Arrived, Header, Scheduled
+from engine.observers.frames import Header
 from engine.observers.store import Recording, read_recording
-from strategies.factory import StrategySettings
 
-OPTIONS = (
-    "batching", "batch_size", "max_batch_delay", "max_rolling_batch_size",
-    "max_rolling_batch_prefill_tokens", "kv_reservation", "max_model_len", "num_kv_blocks",
-    "enable_prefix_caching", "preemption_mode",
-)  # fmt: skip
-"""Options of `serve` that a replay may change."""
 DEFAULT_LENGTH = 4096
 MEANS = {"sharegpt": SHAREGPT, "alpaca": ALPACA}
 EXAMPLES = """examples:
@@ -64,7 +54,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m benchmarks.r
     parser = make_parser(prog)
     given = parser.parse_args(arguments)
     try:
-        changes = {name: value for name in OPTIONS if (value := getattr(given, name)) is not None}
+        changes = given_options(given)
         if given.recording is None:
             return _assume(given, changes)
         recording = read_recording(given.recording, given.run)
@@ -89,7 +79,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         "--run", type=int, metavar="N", help="the engine's start to replay, from 1 (default: last)"
     )
     parser.add_argument(
-        "--load", type=_positive, default=1.0, metavar="X",
+        "--load", type=positive, default=1.0, metavar="X",
         help="let requests arrive X times as fast (default: 1)",
     )  # fmt: skip
     _add_requests(parser.add_argument_group("other requests"))
@@ -97,13 +87,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     machine.add_argument("--model", choices=MODELS, default="llama-3.1-8b")
     machine.add_argument("--gpu", choices=GPUS, default="h100")
     machine.add_argument("--gpus", type=int, default=1, metavar="N", help="that share the model")
-    group = parser.add_argument_group("options of `longshore serve` to change")
-    for name in OPTIONS:
-        row = option_table()[name]
-        group.add_argument(
-            f"--{name.replace('_', '-')}", type=row.parse, metavar=row.kind_text.upper(),
-            help=row.doc.replace("%", "%%"),
-        )  # fmt: skip
+    add_options(parser.add_argument_group("options of `longshore serve` to change"))
     return parser
 
 
@@ -112,11 +96,9 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
         "--trace", type=Path, metavar="CSV",
         help="take them from a file with the columns TIMESTAMP, ContextTokens, GeneratedTokens",
     )  # fmt: skip
+    group.add_argument("--rate", type=positive, metavar="R", help="let R a second arrive at random")
     group.add_argument(
-        "--rate", type=_positive, metavar="R", help="let R a second arrive at random"
-    )
-    group.add_argument(
-        "--duration", type=_positive, default=600.0, metavar="S",
+        "--duration", type=positive, default=600.0, metavar="S",
         help="--rate: for so many seconds (default: 600)",
     )  # fmt: skip
     group.add_argument(
@@ -126,15 +108,9 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seed", type=int, default=0, help="--rate: random seed (default: 0)")
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError("must be greater than 0")
-    return value
-
-
 def _reproduce(recording: Recording) -> int:
-    print(_title(recording), "", *table({"recorded": _recorded(recording)}), "", sep="\n")
+    rows = {"recorded": recorded_tally(recording).figures()}
+    print(title(recording), "", *table(rows), "", sep="\n")
     if not recording.is_whole and recording.header.settings.enable_prefix_caching:
         print("The beginning was deleted, so what was cached then is unknown: nothing is compared.")
         return 0
@@ -148,25 +124,16 @@ def _reproduce(recording: Recording) -> int:
 
 def _forecast(recording: Recording, changes: Mapping[str, Value], given: argparse.Namespace) -> int:
     header = recording.header
-    if header.executor == "library":
-        raise ValueError(
-            "a step of the library executor computes whole answers, so the time of another "
-            "schedule cannot be computed; leave the options out to reproduce the recorded one"
-        )
-    if header.drafts:
-        raise ValueError(
-            "which drafts of option.speculative_method another schedule would verify is unknown; "
-            "leave the options out to reproduce the recorded one"
-        )
+    check_computable(header)
     cost = fitted(recording.frames)
     settings = changed(header.settings, changes)
-    print(_title(recording), _quality(cost), "", sep="\n")
-    rows: dict[str, Figures | None] = {"recorded": _recorded(recording)}
+    print(title(recording), cost.quality, "", sep="\n")
+    rows: dict[str, Figures | None] = {"recorded": recorded_tally(recording).figures()}
     script = script_of(recording.frames, header.link_tokens)
     rows["recorded options, computed"], _ = forecast(header, header.settings, script, cost)
     if _has_requests(given):
         script = _other_requests(given, header)
-    _set_load(script, given.load)
+    set_load(script, given.load)
     found, num_refused = forecast(header, settings, script, cost)
     rows[_name(changes, given)] = found
     print(*table(rows), "", sep="\n")
@@ -185,7 +152,7 @@ def _assume(given: argparse.Namespace, changes: Mapping[str, Value]) -> int:
     num_refused = 0
     for name in names:
         script = _other_requests(given, header)
-        _set_load(script, given.load)
+        set_load(script, given.load)
         settings = changed(header.settings, {**changes, "batching": name})
         rows[str(name)], num_refused = forecast(header, settings, script, RooflineCost(hardware))
     efficiency = hardware.efficiency
@@ -226,90 +193,6 @@ def _name(changes: Mapping[str, Value], given: argparse.Namespace) -> str:
 def _print_refused(num_refused: int) -> None:
     if num_refused:
         print(f"{num_refused} requests do not fit with these options, and were refused.")
-
-
-def changed(settings: StrategySettings, changes: Mapping[str, Value]) -> StrategySettings:
-    """Return the settings of a strategy with other options of `serve`.
-
-    Raises ConfigurationError for a value that is out of range.
-    """
-    options = make_options(dict(changes))
-    strategy, memory = options.strategy, options.memory
-    batching = strategy.batching or settings.batching
-    limits = settings.limits
-    if changes.keys() & {"batching", "batch_size", "max_rolling_batch_size"}:
-        limits = dataclasses.replace(limits, max_sequences=_max_sequences(strategy, settings))
-    if strategy.max_rolling_batch_prefill_tokens is not None:
-        limits = dataclasses.replace(
-            limits, max_step_tokens=strategy.max_rolling_batch_prefill_tokens
-        )
-    values = {
-        "max_delay_s": strategy.max_batch_delay / 1000 if "max_batch_delay" in changes else None,
-        "kv_reservation": changes.get("kv_reservation"),
-        "max_model_len": memory.max_model_len,
-        "num_blocks": memory.num_kv_blocks,
-        "enable_prefix_caching": changes.get("enable_prefix_caching"),
-        "preemption_mode": changes.get("preemption_mode"),
-    }
-    given = {name: value for name, value in values.items() if value is not None}
-    return dataclasses.replace(
-        settings,
-        batching=batching,
-        limits=limits,
-        **given,  # pyright: ignore[reportArgumentType]
-    )
-
-
-def _max_sequences(strategy: BatchingOptions, settings: StrategySettings) -> int:
-    return sequence_limit(strategy, strategy.batching or settings.batching)
-
-
-def _recorded(recording: Recording) -> Figures | None:
-    tally = Tally(frame for frame in recording.frames if isinstance(frame, Arrived))
-    script_of(recording.frames, recording.header.link_tokens, tally.add)
-    steps = [frame for frame in recording.frames if isinstance(frame, Scheduled)]
-    tally.num_steps = len(steps)
-    tally.num_step_sequences = _num_rows(steps)
-    if steps:
-        tally.num_preemptions = steps[-1].num_preemptions - steps[0].num_preemptions
-    return tally.figures()
-
-
-def _num_rows(steps: Sequence[Scheduled]) -> int:
-    total = num_rows = 0
-    for step in steps:
-        num_rows = num_rows if step.ids is None else len(step.ids)
-        total += num_rows
-    return total
-
-
-def _set_load(script: Script, load: float) -> None:
-    """Let everything of a script happen `load` times as fast."""
-    script.arrivals = [msgspec.structs.replace(each, at=each.at / load) for each in script.arrivals]
-    script.aborts = [
-        msgspec.structs.replace(each, at_ns=round(each.at_ns / load)) for each in script.aborts
-    ]
-
-
-def _title(recording: Recording) -> str:
-    settings, frames = recording.header.settings, recording.frames
-    return (
-        f"{_count(frames, Arrived)} requests in {_count(frames, Scheduled)} steps of "
-        f"{settings.batching}, with up to {settings.limits.max_sequences} sequences and "
-        f"{settings.limits.max_step_tokens} tokens a step, {settings.num_blocks} blocks of "
-        f"{settings.layout.block_size} tokens"
-    )
-
-
-def _count(frames: Sequence[AnyFrame], kind: type[AnyFrame]) -> int:
-    return sum(isinstance(frame, kind) for frame in frames)
-
-
-def _quality(cost: FittedCost) -> str:
-    return (
-        f"cost model: on {cost.num_tested} steps that it was not fitted to, the median error is "
-        f"{cost.median_error:.1%}, and that of the sum {cost.total_error:+.1%}"
-    )
 
 
 if __name__ == "__main__":

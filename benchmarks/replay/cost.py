@@ -24,6 +24,9 @@ from engine.observers.frames import AnyFrame, Done, Scheduled
 MIN_STEPS = 20
 LONGEST_GAP_S = 0.05
 """Between two steps of an engine that is busy. A longer one is taken for waiting."""
+STRETCHES = 10
+T_90 = 1.833
+"""Student's t for 9 degrees of freedom: 90 % of values are within so many deviations."""
 NUM_FITS = 5
 """Each is weighted by the one before. With weights by the measured seconds, steps that happened to
 be fast would count most."""
@@ -58,18 +61,38 @@ def num_pairs(start: int, length: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class FittedCost:
-    """A cost model, and how it did on the steps that it was not fitted to."""
+class LinearCost:
+    """The factors a to e."""
 
     factors: tuple[float, ...]
+
+    def seconds(self, work: Work) -> float:
+        return float(np.dot(self.factors, (1, *work)))
+
+
+@dataclass(frozen=True, slots=True)
+class FittedCost(LinearCost):
+    """A cost model, and how it did on the steps that it was not fitted to."""
+
     num_tested: int
     median_error: float
     """Of the steps' seconds, relative."""
     total_error: float
     """Of the sum of all seconds, relative and signed."""
+    drift: float
+    """How far the sum is off in a tenth of the recording, relative: at most this in 9 of 10."""
 
-    def seconds(self, work: Work) -> float:
-        return float(np.dot(self.factors, (1, *work)))
+    @property
+    def quality(self) -> str:
+        return (
+            f"cost model: on {self.num_tested} steps that it was not fitted to, the median error "
+            f"is {self.median_error:.1%}, and that of the sum {self.total_error:+.1%}"
+        )
+
+    @property
+    def uncertainty(self) -> float:
+        """By how much all steps together may be off, relative."""
+        return self.drift + abs(self.total_error)
 
 
 def fitted(frames: Sequence[AnyFrame]) -> FittedCost:
@@ -88,7 +111,16 @@ def fitted(frames: Sequence[AnyFrame]) -> FittedCost:
         len(tested),
         float(np.median(np.abs(tested / seconds[1::2] - 1))),
         float(tested.sum() / seconds[1::2].sum() - 1),
+        _drift(tested, seconds[1::2]),
     )
+
+
+def _drift(expected: np.ndarray, seconds: np.ndarray) -> float:
+    stretches = zip(
+        np.array_split(expected, STRETCHES), np.array_split(seconds, STRETCHES), strict=True
+    )
+    ratios = [float(a.sum() / b.sum()) for a, b in stretches]
+    return T_90 * float(np.std(ratios, ddof=1))
 
 
 def _fit(features: np.ndarray, seconds: np.ndarray, expected: np.ndarray) -> np.ndarray:

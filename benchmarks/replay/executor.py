@@ -10,10 +10,8 @@ from core.beams import Hypotheses, Hypothesis
 from core.configuration.options import MOST_DRAFTS
 from core.plan import Chunk, StepPlan, StepResult
 from core.sampling import ChunkResult, Finish, Sampled, SequenceFailure
-from core.sequence import Sequence
 from strategies.base import Strategy
 from strategies.speculation.drafts import DraftedChunk
-from strategies.speculation.proposer import Lookup
 from strategies.speculation.speculation import Speculation
 
 FAILURE = "failed in the recording"
@@ -78,22 +76,15 @@ class ReplayExecutor:
         return Sampled(tuple(tokens), (0.0,) * count)
 
 
-class NoLookups:
-    """Is never asked: the drafts come from the recording."""
-
-    def begin(self, sequence: Sequence) -> Lookup:
-        raise NotImplementedError
-
-
 class RecordedDrafts(Speculation):
     """Drafts as many tokens as a step of the recording did. Which, does not matter."""
 
     def __init__(self, strategy: Strategy, script: Script, executor: ReplayExecutor) -> None:
-        super().__init__(strategy.memory, strategy.limits, NoLookups(), MOST_DRAFTS)
+        super().__init__(strategy.memory, strategy.limits, None, MOST_DRAFTS)
         self._script = script
         self._executor = executor
 
-    def _drafts(self, chunks: list[Chunk]) -> dict[int, tuple[int, ...]]:
+    def drafts(self, chunks: list[Chunk]) -> dict[int, tuple[int, ...]]:
         number, lengths = self._executor.num_steps, self._script.lengths
         return {
             index: (0,) * (lengths[key] - 1)

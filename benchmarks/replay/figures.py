@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -28,6 +29,17 @@ class Figures:
     num_preemptions: int
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """When a sequence got its tokens. Seconds."""
+
+    arrived: float
+    first_token: float | None
+    """None, as the next one, if it got none."""
+    last_token: float | None
+    num_tokens: int
+
+
 class Tally:
     """Collects the tokens of all sequences."""
 
@@ -40,16 +52,24 @@ class Tally:
         self._first: dict[int, float] = {}
         self._last: dict[int, float] = {}
         self._gaps: list[float] = []
-        self._num_tokens = 0
+        self._num_tokens: Counter[int] = Counter()
         self.num_steps = 0
         self.num_step_sequences = 0
         self.num_preemptions = 0
+        self.most_sequences = 0
+        """In a step."""
+        self.most_blocks = 0
+        """KV blocks held at once."""
+
+    def arrived(self, request_id: int, at: float, num_samples: int) -> None:
+        """Note that a request arrived at another time."""
+        self._arrived |= dict.fromkeys(range(request_id, request_id + num_samples), at)
 
     def add(self, sequence_id: int, at: float, count: int) -> None:
         """Count new tokens of a sequence. Unknown ids are ignored."""
         if sequence_id not in self._arrived:
             return
-        self._num_tokens += count
+        self._num_tokens[sequence_id] += count
         before = self._last.get(sequence_id)
         if before is None:
             self._first[sequence_id] = at
@@ -57,16 +77,29 @@ class Tally:
             self._gaps += [(at - before) / count] * count
         self._last[sequence_id] = at
 
+    def answers(self) -> list[Answer]:
+        """Return all sequences in order of arrival."""
+        return [
+            Answer(at, self._first.get(id), self._last.get(id), self._num_tokens[id])
+            for id, at in sorted(self._arrived.items(), key=lambda row: (row[1], row[0]))
+        ]
+
+    @property
+    def seconds(self) -> float:
+        """From the first arrival to the last token."""
+        if not self._last:
+            return 0.0
+        return max(max(self._last.values()) - min(self._arrived.values()), 1e-9)
+
     def figures(self) -> Figures | None:
         """Return the figures; None if no request got a token."""
         if not self._first:
             return None
-        arrived, last = self._arrived, self._last
-        seconds = max(max(last.values()) - min(arrived.values()), 1e-9)
+        arrived, last, seconds = self._arrived, self._last, self.seconds
         return Figures(
             num_requests=len(last),
             requests_per_s=len(last) / seconds,
-            tokens_per_s=self._num_tokens / seconds,
+            tokens_per_s=self._num_tokens.total() / seconds,
             first_token=_spread([at - arrived[id] for id, at in self._first.items()]),
             inter_token=_spread(self._gaps or [0.0]),
             end_to_end=_spread([at - arrived[id] for id, at in last.items()]),

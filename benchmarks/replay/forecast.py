@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import deque
+from collections.abc import Iterator
+from itertools import count
+
+import msgspec
 
 from benchmarks.replay.cost import Cost, work_of
 from benchmarks.replay.figures import Figures, Tally
 from benchmarks.replay.reproduce import make_engine, submit
 from benchmarks.replay.script import Script
 from core.errors import LongshoreError
+from core.plan import StepPlan
 from core.sampling import Finish
+from engine.executor import Observer
 from engine.observers.frames import Aborted, Arrived, Header
+from strategies.base import Strategy
 from strategies.factory import StrategySettings
 
 STOP_STRING = "stop_string"
+
+
+def check_computable(header: Header) -> None:
+    """Raise ValueError if no other schedule than the recorded one can be computed."""
+    if header.executor == "library":
+        raise ValueError(
+            "a step of the library executor computes whole answers, so the time of another "
+            "schedule cannot be computed; leave the options out to reproduce the recorded one"
+        )
+    if header.drafts:
+        raise ValueError(
+            "which drafts of option.speculative_method another schedule would verify is unknown; "
+            "leave the options out to reproduce the recorded one"
+        )
 
 
 def forecast(
@@ -22,15 +44,37 @@ def forecast(
 ) -> tuple[Figures | None, int]:
     """Serve the requests of a script on a computed clock. Return figures, and refused requests.
 
-    An answer has the tokens of the recording, and a client leaves when it did, if the answer has
-    not ended by then. Raises ValueError if a sequence of the greatest length does not fit.
+    An answer has the tokens of the recording, and a client leaves as long after its request as it
+    did, if the answer has not ended by then. Raises ValueError if a sequence of the greatest length
+    does not fit.
     """
-    return _Forecast(header, settings, script, cost).run()
+    tally, num_refused = serve(header, settings, script, cost)
+    return tally.figures(), num_refused
+
+
+def serve(
+    header: Header,
+    settings: StrategySettings,
+    script: Script,
+    cost: Cost,
+    num_users: int | None = None,
+) -> tuple[Tally, int]:
+    """Do as `forecast` does. Return what the answers got, and refused requests.
+
+    num_users: if given, requests do not arrive when they did: so many users each send the next one
+    when they have an answer.
+    """
+    return _Forecast(header, settings, script, cost, num_users).run()
 
 
 class _Forecast:
     def __init__(
-        self, header: Header, settings: StrategySettings, script: Script, cost: Cost
+        self,
+        header: Header,
+        settings: StrategySettings,
+        script: Script,
+        cost: Cost,
+        num_users: int | None,
     ) -> None:
         needed = settings.layout.blocks_for(settings.max_model_len)
         if needed > settings.num_blocks:
@@ -42,26 +86,28 @@ class _Forecast:
         self._script, self._cost = script, cost
         self._engine, self._executor = make_engine(header, settings, script, repeats=False)
         self._tally = Tally(script.arrivals)
-        leave = [abort for abort in script.aborts if abort.reason != STOP_STRING]
-        events: list[tuple[float, Arrived | Aborted]] = [
-            (each.at, each) for each in script.arrivals
-        ]
-        events += ((abort.at_ns / 1e9, abort) for abort in leave)
-        self._events = deque(sorted(events, key=lambda event: event[0]))
+        self._engine.observer = _Extremes(self._engine.strategy, self._tally)
+        self._events = _Events(script)
+        self._later: deque[Arrived] = deque()
+        """Requests that wait for a user."""
+        self._num_open: dict[int, int] = {}
+        """With users: the answers of each request that have not ended."""
+        if num_users is not None:
+            self._later = self._events.hold_back(num_users)
         self._num_refused = 0
 
-    def run(self) -> tuple[Figures | None, int]:
+    def run(self) -> tuple[Tally, int]:
         engine, tally, now = self._engine, self._tally, 0.0
         while self._events or engine.has_work():
             if not engine.has_work():
-                now = max(now, self._events[0][0])
-            while self._events and self._events[0][0] <= now:
-                self._apply(self._events.popleft()[1])
+                now = max(now, self._events.next_at)
+            for event in self._events.until(now):
+                self._apply(event, now)
             if engine.has_work():
                 now = self._step(now)
         tally.num_preemptions = engine.strategy.num_preemptions
         tally.num_steps, tally.num_step_sequences = engine.num_steps, engine.num_step_sequences
-        return tally.figures(), self._num_refused
+        return tally, self._num_refused
 
     def _step(self, now: float) -> float:
         """Run a step and return when it ends."""
@@ -75,23 +121,104 @@ class _Forecast:
         for output in outputs:
             if output.token_ids and output.finish is not Finish.ERROR:
                 self._tally.add(output.request_id + output.index, now, len(output.token_ids))
+            if output.finish is not None:
+                self._end_answer(output.request_id, now)
         return now
 
     def _wait(self, now: float) -> float:
         """Return when something may happen, as nothing can be scheduled now."""
         wake_at = self._engine.wake_at()
-        next_event = self._events[0][0] if self._events else math.inf
-        until = min(math.inf if wake_at is None else wake_at, next_event)
+        until = min(math.inf if wake_at is None else wake_at, self._events.next_at)
         if until == math.inf:
             raise RuntimeError("waiting requests can never be scheduled")
         return max(until, math.nextafter(now, math.inf))
 
-    def _apply(self, event: Arrived | Aborted) -> None:
+    def _apply(self, event: Arrived | Aborted, now: float) -> None:
         if isinstance(event, Aborted):
             self._engine.abort(event.id, event.index, event.reason)
+            self._end_answer(event.id, now, whole=event.index is None)
             return
         self._engine.next_id = event.id  # its script is known by this id
+        self._num_open[event.id] = event.num_answers
         try:
             submit(self._engine, self._script, event, event.at)
         except LongshoreError:  # such as a request too long for these options
             self._num_refused += 1
+            self._end_answer(event.id, now, whole=True)
+
+    def _end_answer(self, request_id: int, now: float, *, whole: bool = False) -> None:
+        """Let the user of a request whose answers have all ended send the next one."""
+        num_open = self._num_open.get(request_id)
+        if num_open is None:
+            return
+        if num_open > 1 and not whole:
+            self._num_open[request_id] = num_open - 1
+            return
+        del self._num_open[request_id]
+        if self._later:
+            arrived = self._events.send(self._later.popleft(), now)
+            self._tally.arrived(arrived.id, now, arrived.num_samples)
+
+
+class _Events:
+    """The arrivals that are still to come, and the clients that will leave, by time."""
+
+    def __init__(self, script: Script) -> None:
+        self._order = count()
+        self._leave: dict[int, list[tuple[float, Aborted]]] = {}
+        """By request: how long after its arrival."""
+        arrived = {each.id: each.at for each in script.arrivals}
+        for abort in script.aborts:
+            if abort.reason != STOP_STRING and abort.id in arrived:
+                after = abort.at_ns / 1e9 - arrived[abort.id]
+                self._leave.setdefault(abort.id, []).append((after, abort))
+        self._heap: list[tuple[float, int, Arrived | Aborted]] = []
+        for each in script.arrivals:
+            self._push(each.at, each)
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    @property
+    def next_at(self) -> float:
+        """When the next one happens; infinity without any."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def hold_back(self, num_sent: int) -> deque[Arrived]:
+        """Keep the first arrivals, and return the others."""
+        arrivals = [event for _, _, event in sorted(self._heap) if isinstance(event, Arrived)]
+        self._heap.clear()
+        for each in arrivals[:num_sent]:
+            self._push(each.at, each)
+        return deque(arrivals[num_sent:])
+
+    def send(self, arrived: Arrived, at: float) -> Arrived:
+        """Let a request that was held back arrive, and return it with that time."""
+        sent = msgspec.structs.replace(arrived, at=at)
+        self._push(at, sent)
+        return sent
+
+    def until(self, now: float) -> Iterator[Arrived | Aborted]:
+        """Yield and remove what happens up to now."""
+        while self._heap and self._heap[0][0] <= now:
+            yield heapq.heappop(self._heap)[2]
+
+    def _push(self, at: float, event: Arrived | Aborted) -> None:
+        heapq.heappush(self._heap, (at, next(self._order), event))
+        if isinstance(event, Arrived):
+            for after, abort in self._leave.get(event.id, ()):
+                heapq.heappush(self._heap, (at + after, next(self._order), abort))
+
+
+class _Extremes(Observer):
+    """Notes the largest step, and the most blocks."""
+
+    def __init__(self, strategy: Strategy, tally: Tally) -> None:
+        self._strategy = strategy
+        self._tally = tally
+
+    def scheduled(self, plan: StepPlan | None) -> None:
+        if plan is not None:
+            tally, memory = self._tally, self._strategy.memory
+            tally.most_sequences = max(tally.most_sequences, len(plan.chunks))
+            tally.most_blocks = max(tally.most_blocks, memory.num_held_blocks)

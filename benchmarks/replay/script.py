@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from core.beams import Beam, BeamSearch, Candidates, Hypothesis
 from core.part import Part
 from core.request import Request
@@ -182,6 +184,14 @@ def rows_of(frame: Scheduled, before: list[Row]) -> list[Row]:
     if frame.ids is None or frame.starts is None or frame.lengths is None:
         return [(id, start + length, length) for id, start, length in before]
     return list(zip(frame.ids, frame.starts, frame.lengths, strict=True))
+
+
+def set_load(script: Script, load: float) -> None:
+    """Let everything of a script happen `load` times as fast."""
+    script.arrivals = [msgspec.structs.replace(each, at=each.at / load) for each in script.arrivals]
+    script.aborts = [
+        msgspec.structs.replace(each, at_ns=round(each.at_ns / load)) for each in script.aborts
+    ]
 
 
 class RecordedPart(Part):

@@ -43,11 +43,11 @@ PACKAGES = frozenset(
 """The packages that move. Imports of all other modules stay as they are."""
 MOVED = (
     *sorted(PACKAGES - {"benchmarks"}),
-    *(f"benchmarks/{name}" for name in ("__init__.py", "load", "replay")),
+    *(f"benchmarks/{name}" for name in ("__init__.py", "advise", "load", "replay")),
     "models/demo",
 )  # fmt: skip
 """What moves below `longshore`. Of the benchmarks, only those parts move that `longshore replay`
-needs."""
+and `advise` need."""
 KEPT = ("LICENSE", "README.md", "pyproject.toml", PARENT)
 
 

@@ -59,9 +59,11 @@ class Speculation:
     """See `strategies.base.Extension`."""
 
     def __init__(
-        self, memory: KVMemory, limits: Limits, proposer: Proposer, num_draft_tokens: int
+        self, memory: KVMemory, limits: Limits, proposer: Proposer | None, num_draft_tokens: int
     ) -> None:
-        """num_draft_tokens: the most drafts of a sequence in a step, up to MOST_DRAFTS.
+        """proposer: None if `drafts` is replaced.
+
+        num_draft_tokens: the most drafts of a sequence in a step, up to MOST_DRAFTS.
 
         All drafts are verified, unless `policy` is replaced.
         """
@@ -83,7 +85,7 @@ class Speculation:
         if not self._is_on:
             return chunks
         try:
-            drafts = self._drafts(chunks)
+            drafts = self.drafts(chunks)
         except Exception:
             logger.exception("speculation failed, and is off from now on")
             self._is_on = False
@@ -132,8 +134,11 @@ class Speculation:
         self._end(chunks)
         return _joined(outputs)
 
-    def _drafts(self, chunks: list[Chunk]) -> dict[int, tuple[int, ...]]:
-        """Return the drafts to verify, by the chunk's index, within the budget of the step."""
+    def drafts(self, chunks: list[Chunk]) -> dict[int, tuple[int, ...]]:
+        """Return the drafts to verify, by the chunk's index, within the budget of the step.
+
+        A subclass may draft in another way.
+        """
         room = self._limits.max_step_tokens - sum(chunk.length for chunk in chunks)
         most = min(room, MOST_ROWS)
         decodes = [
@@ -198,7 +203,7 @@ class Speculation:
             return self._drafters[sequence]
         except KeyError:
             drafter = None
-            if is_verifiable(sequence.params, sequence.parts):
+            if self.proposer is not None and is_verifiable(sequence.params, sequence.parts):
                 drafter = _Drafter(self.proposer.begin(sequence))
             self._drafters[sequence] = drafter
             return drafter

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from pathlib import Path
 
 import msgspec
@@ -11,62 +10,17 @@ import pytest
 
 from benchmarks.replay.__main__ import main
 from benchmarks.replay.cost import Work, fitted
-from core.sampling import SamplingParams
-from engine.engine import Engine
-from engine.observers.recorder import Recorder
+from benchmarks.replay.settings import changed
 from engine.observers.store import RecordingWriter, read_recording
+from tests.benchmarks.replay.timed import OVERHEAD_S, TOKEN_S, record
 from tests.engine.observers.test_store import HEADER
-from tests.engine.serve.serving import FACTS
-from tests.strategies.fakes import FakeExecutor, strategy_of
-
-OVERHEAD_S, TOKEN_S = 0.02, 0.003
-
-
-class Clock:
-    """Steps take the time that the test's own cost model says."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def ns(self) -> int:
-        return round(self.now * 1e9)
-
-
-class TimedExecutor(FakeExecutor):
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(4)
-        self._clock = clock
-
-    def run(self, plan):
-        self._clock.now += OVERHEAD_S + TOKEN_S * plan.num_tokens
-        return super().run(plan)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The recording of a paged engine whose steps take a known time."""
     folder = tmp_path_factory.mktemp("recording")
-    clock, rng = Clock(), random.Random(0)
-    strategy = strategy_of(
-        "paged", num_blocks=8, max_model_len=16, max_step_tokens=8, max_sequences=2
-    )
-    engine = Engine(strategy, TimedExecutor(clock), FACTS)
-    writer = RecordingWriter(folder, HEADER, 2**20, 3600)
-    engine.observer = Recorder(
-        strategy,
-        lambda frames: writer.write(frames, is_idle=not engine.has_work()),
-        clock_ns=clock.ns,
-    )
-    arrivals = sorted(rng.uniform(0, 8) for _ in range(60))
-    while arrivals or engine.has_work():
-        if not engine.has_work():
-            clock.now = max(clock.now, arrivals[0])
-        while arrivals and arrivals[0] <= clock.now:
-            prompt = [rng.randrange(1, 20) for _ in range(rng.randint(1, 9))]
-            params = SamplingParams(max_tokens=rng.randint(1, 6), ignore_eos=True)
-            engine.add(prompt, params, arrivals.pop(0))
-        engine.step(clock.now)
-    writer.close()
+    record(folder)
     return folder
 
 
@@ -116,6 +70,13 @@ def test_the_recorded_options_are_computed_as_they_were(
     found = rows(capsys.readouterr().out)
     assert found["recorded options, computed"] == pytest.approx(found["recorded"], rel=0.03)
     assert found["batching=none"][2] > 2 * found["recorded"][2]
+
+
+def test_an_option_of_two_strategies_stays_as_it_is() -> None:
+    settings = changed(HEADER.settings, {"batching": "continuous"})
+    assert settings.limits == HEADER.settings.limits
+    assert changed(HEADER.settings, {"batching": "dynamic"}).limits.max_sequences == 32
+    assert changed(HEADER.settings, {"max_rolling_batch_size": 7}).limits.max_sequences == 7
 
 
 def test_more_load_waits_longer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
