@@ -25,6 +25,7 @@ _GEMMA = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
           "max_position_embeddings": 131072, "tie_word_embeddings": True}  # fmt: skip
 _GEMMA4 = {**_GEMMA, "vocab_size": 262144, "sliding_window_pattern": 6, "global_head_dim": 512}
 _QWEN = {"use_sliding_window": False, "max_window_layers": 28}
+_MAMBA2 = {"mamba_expand": 2, "mamba_n_groups": 1, "mamba_d_conv": 4}
 _DELTA_NET = {"linear_conv_kernel_dim": 4, "full_attention_interval": 4}
 _DEFAULTS: Mapping[str, Config] = {
     "cohere": {"tie_word_embeddings": True},
@@ -33,6 +34,7 @@ _DEFAULTS: Mapping[str, Config] = {
     "ernie4_5_moe": {"moe_layer_start_index": 1},
     "exaone4": {"sliding_window_pattern": 4},
     "exaone_moe": {"sliding_window_pattern": 4},
+    "falcon_h1": {"mamba_d_ssm": 1024, "mamba_n_heads": 128, "mamba_d_state": 256, **_MAMBA2},
     "gemma": {"tie_word_embeddings": True},
     "gemma2": {"tie_word_embeddings": True, "sliding_window_pattern": 2},
     "gemma3_text": {**_GEMMA, "vocab_size": 262208, "sliding_window_pattern": 6},
@@ -42,12 +44,16 @@ _DEFAULTS: Mapping[str, Config] = {
     "hy_v3": {"first_k_dense_replace": 1},
     "lfm2": {"conv_L_cache": 3, "tie_word_embeddings": True},
     "lfm2_moe": {"conv_L_cache": 3, "tie_word_embeddings": True, "num_dense_layers": 2},
+    "nemotron_h": {
+        "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128,
+        "conv_kernel": 4, "head_dim": 128, "num_key_value_heads": 8,
+    },
     "olmo3": {"sliding_window_pattern": 4},
     "qwen2": _QWEN,
     "qwen2_moe": _QWEN,
     "qwen3": _QWEN,
-    "granitemoehybrid": {"mamba_expand": 2, "mamba_n_groups": 1, "mamba_d_conv": 4},
-    "bamba": {"mamba_expand": 2, "mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_d_state": 256},
+    "granitemoehybrid": _MAMBA2,
+    "bamba": {"mamba_d_state": 256, **_MAMBA2},
     "qwen3_moe": _QWEN,
     "qwen3_next": _DELTA_NET,
     "qwen3_5_text": _DELTA_NET,
@@ -73,7 +79,10 @@ def text_settings(config: Config) -> dict[str, Any]:
     given = config.get("text_config") or config
     defaults = _DEFAULTS.get(given.get("model_type", ""), {})
     tied = config.get("tie_word_embeddings")
-    return {**defaults, **({} if tied is None else {"tie_word_embeddings": tied}), **given}
+    found = {**defaults, **({} if tied is None else {"tie_word_embeddings": tied}), **given}
+    if found.get("model_type") == "nemotron_h":  # many files give no other number of layers
+        found["num_hidden_layers"] = len(layer_types(found))
+    return found
 
 
 def layer_shapes(config: Config, num_kv_heads: int, head_dim: int) -> tuple[LayerShape, ...]:
@@ -143,6 +152,8 @@ def num_layer_parameters(config: Config, sizes: Mapping[str, int]) -> int:
 
 def has_experts(config: Config, index: int) -> bool:
     """Whether layer `index` is a mixture of experts, as the engine's `LayerSpec.has_experts`."""
+    if config.get("model_type") == "nemotron_h":
+        return layer_types(config)[index] == "moe"
     if _first(config, _COUNT_NAMES, 0) <= 1:
         return False
     kinds = config.get("mlp_layer_types")

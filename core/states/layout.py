@@ -15,7 +15,11 @@ ALIGNMENT = 64
 """Each tensor begins at a multiple of so many bytes."""
 WITH_STATE = {"conv", "linear_attention", "hybrid"}
 """Values of `layer_types` of layers that keep a state."""
-PUBLISHED = {"mamba": "linear_attention", "attention": "full_attention"}
+PUBLISHED = {
+    "mamba": "linear_attention", "M": "linear_attention",
+    "attention": "full_attention", "*": "full_attention",
+    "E": "moe", "-": "mlp",
+}  # fmt: skip
 """Other names of types in published files, by which transformers knows them."""
 WITH_ATTENTION = {"full_attention", "hybrid"}
 """Of layers that keep K and V, in models where others keep a state."""
@@ -65,10 +69,13 @@ def layer_states(config: Mapping[str, Any]) -> list[LayerState]:
 
 def layer_types(config: Mapping[str, Any]) -> list[str]:
     """Return transformers' type of each layer, which many published files give in other words."""
-    given: list[str] | None = config.get("layer_types")
+    names = ("layer_types", "layers_block_type", "hybrid_override_pattern")
+    given: Sequence[str] | None = next((config[name] for name in names if config.get(name)), None)
     if given:
         return [PUBLISHED.get(kind, kind) for kind in given]
     layers = range(config["num_hidden_layers"])
+    if config["model_type"] == "falcon_h1":
+        return ["hybrid" for _ in layers]
     if "full_attention_interval" in config:  # Qwen
         every = config["full_attention_interval"]
         return ["linear_attention" if (i + 1) % every else "full_attention" for i in layers]
@@ -92,11 +99,15 @@ def _delta_net(config: Mapping[str, Any]) -> LayerState:
 
 
 def _mamba2(config: Mapping[str, Any]) -> LayerState:
-    heads, size = config["mamba_n_heads"], config["mamba_d_state"]
-    inner = config["mamba_expand"] * config["hidden_size"]
-    matrices = StateShape((heads, size, inner // heads), is_fp32=True)
-    num_channels = inner + 2 * config["mamba_n_groups"] * size
-    return _tail(config["mamba_d_conv"], num_channels), matrices
+    if config["model_type"] == "nemotron_h":
+        heads, dim = config["mamba_num_heads"], config["mamba_head_dim"]
+        size, groups, taps = config["ssm_state_size"], config["n_groups"], config["conv_kernel"]
+    else:
+        heads, size = config["mamba_n_heads"], config["mamba_d_state"]
+        inner = config.get("mamba_d_ssm") or config["mamba_expand"] * config["hidden_size"]
+        dim, groups, taps = inner // heads, config["mamba_n_groups"], config["mamba_d_conv"]
+    matrices = StateShape((heads, size, dim), is_fp32=True)
+    return _tail(taps, heads * dim + 2 * groups * size), matrices
 
 
 def _tail(num_taps: int, num_channels: int) -> StateShape:
@@ -109,6 +120,8 @@ KINDS: Mapping[str, Callable[[Mapping[str, Any]], LayerState]] = {
     "lfm2_moe": _short_convolution,
     "granitemoehybrid": _mamba2,
     "bamba": _mamba2,
+    "falcon_h1": _mamba2,
+    "nemotron_h": _mamba2,
     "qwen3_next": _delta_net,
     "qwen3_5_text": _delta_net,
     "qwen3_5_moe_text": _delta_net,

@@ -208,4 +208,10 @@ def make_decoder(
     kind = Decoder
     if spec.family.is_gemma4:
         from engine.model.gemma4.decoder import Gemma4Decoder as kind
+    elif spec.family.has_one_part:
+        from engine.model.mixers.one_part import OnePartDecoder as kind
+    if spec.family.has_multipliers:
+        from engine.model.mixers.multipliers import Multipliers
+
+        loader.factors = Multipliers(spec.config, loader.device)
     return kind(loader, spec, num_layers, show_progress=show_progress)

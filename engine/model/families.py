@@ -33,6 +33,7 @@ class ExpertNames:
 
     A checkpoint stores either the tensors `gate`, `up` and `down` of each expert under
     `experts.N.`, or two tensors for all experts, named by `merged`: gate and up together, and down.
+    Without a gate, `gate` is "".
     """
 
     block: str = "mlp"
@@ -62,6 +63,10 @@ class ExpertNames:
     """Whether the router computes in fp32 in models of low precision."""
     always_normalizes: bool = False
     """Always normalize the top k scores to sum to 1, even without config.norm_topk_prob."""
+    least_sum: float = 1e-20
+    """Added to a sum of sigmoids before a division by it; DeepSeek's by default."""
+    latents: tuple[str, str] = ("", "")
+    """With config.moe_latent_size, the linear layers before and after the experts."""
     is_interleaved: bool = False
     """Whether the experts are stored as gpt-oss's: the merged tensors are [experts, in, out], and
     the outputs of gate and up alternate. Such experts clamp both."""
@@ -117,8 +122,12 @@ class Family:
     has_latents: bool = False
     """Whether attention is `engine.model.latent_attention`, whose tensors have fixed names."""
     state: str = ""
-    """Name of the part that takes attention's place in layers that keep a state; see
-    `engine.model.mixers`."""
+    """Name of the part that takes attention's place, or stands beside it, in layers that keep a
+    state; see `engine.model.mixers`."""
+    has_one_part: bool = False
+    """Whether a layer is one part and the norm before it; see `engine.model.mixers.one_part`."""
+    has_multipliers: bool = False
+    """Whether the config has factors for linear layers; see `engine.model.mixers.multipliers`."""
     is_gemma4: bool = False
     """Whether layers are those of `engine.model.gemma4`, whose tensors have fixed names."""
     experts: ExpertNames | None = None
@@ -145,6 +154,10 @@ LFM2 = replace(
     LLAMA, state="conv", norms=("operator_norm", "", "ffn_norm", ""), final_norm="embedding_norm",
     mlp="feed_forward", gate_up=("w1", "w3"), down="w2", out="out_proj",
     qk_norm="head", qk_norm_names=("q_layernorm", "k_layernorm"),
+)  # fmt: skip
+BAMBA = replace(
+    LLAMA, state="mamba", norms=("input_layernorm", "", "pre_ff_layernorm", ""),
+    mlp="feed_forward", final_norm="final_layernorm",
 )  # fmt: skip
 QWEN_STATE = replace(
     GEMMA, scales_embedding=False, state="linear_attn", qk_norm="head", gates_attention=True
@@ -237,7 +250,7 @@ FAMILIES: dict[str, Family] = {
         LFM2,
         experts=ExpertNames(
             block="feed_forward", gate="w1", up="w3", down="w2", score="sigmoid",
-            bias="expert_bias",
+            bias="expert_bias", least_sum=1e-6,
         ),
     ),
     "granitemoehybrid": replace(
@@ -253,10 +266,18 @@ FAMILIES: dict[str, Family] = {
             (".router.layer.", ".router."),
         ),
     ),
-    "bamba": replace(
-        LLAMA,
-        state="mamba", norms=("input_layernorm", "", "pre_ff_layernorm", ""),
-        mlp="feed_forward", final_norm="final_layernorm",
+    "bamba": BAMBA,
+    "falcon_h1": replace(BAMBA, has_multipliers=True),
+    "nemotron_h": replace(
+        UNGATED,
+        embedding="embeddings", final_norm="norm_f", norm=RMS_ROUNDED_LAST, has_one_part=True,
+        norms=("norm", "", "", ""), state="mixer", attention="mixer", mlp="mixer", rotary="none",
+        experts=replace(
+            DEEPSEEK_EXPERTS, block="mixer", gate="",
+            merged=("experts.up_proj", "experts.down_proj"),
+            latents=("fc1_latent_proj", "fc2_latent_proj"),
+        ),
+        renames=(("backbone.", "model."),),
     ),
     "qwen3_next": replace(QWEN_STATE, experts=SHARED_EXPERT),
     "qwen3_5_text": QWEN_STATE,

@@ -40,8 +40,8 @@ class Layer:
     def __init__(self, loader: Loader, spec: DecoderSpec, index: int, rotary: Rotary) -> None:
         name = layer_name(spec, index)
         self.norms = load_layer_norms(loader, spec, name)
-        self.attention = _make_attention(loader, spec, index, name, rotary)
-        self.mlp = _load_mlp(loader, spec, index, name)
+        self.attention = make_attention(loader, spec, index, name, rotary)
+        self.mlp = load_mlp(loader, spec, index, name)
         self.is_parallel = spec.is_parallel
         self.residual_scale = spec.residual_scale
 
@@ -296,18 +296,21 @@ class MLP:
         self.down.prepare(calls, gates, out, residual)
 
 
-def _make_attention(
+def make_attention(
     loader: Loader, spec: DecoderSpec, index: int, layer: str, rotary: Rotary
 ) -> Attention | LatentAttention | Mixer:
-    """Load the attention of layer `index`, or what takes its place.
+    """Load the attention of layer `index`, or what takes its place or stands beside it.
 
     layer: the layer's name in the checkpoint.
     """
-    if spec.layers[index].state:
-        from engine.model.mixers.choose import make_mixer
-
-        return make_mixer(loader, spec, index, f"{layer}.{spec.family.state}")
     name = f"{layer}.{spec.family.attention}"
+    if spec.layers[index].state:
+        from engine.model.mixers.choose import BesideAttention, make_mixer
+
+        mixer = make_mixer(loader, spec, index, f"{layer}.{spec.family.state}")
+        if not spec.layers[index].has_attention:
+            return mixer
+        return BesideAttention(mixer, Attention(loader, spec, index, name, rotary))
     if spec.latent is None:
         return Attention(loader, spec, index, name, rotary)
     from engine.model.latent_attention import LatentAttention
@@ -315,7 +318,7 @@ def _make_attention(
     return LatentAttention(loader, spec, index, name, rotary)
 
 
-def _load_mlp(loader: Loader, spec: DecoderSpec, index: int, name: str) -> MLP | Experts:
+def load_mlp(loader: Loader, spec: DecoderSpec, index: int, name: str) -> MLP | Experts:
     """Load the feed-forward block of layer `index`, whose name in the checkpoint is `name`."""
     family = spec.family
     names = family.experts

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from engine.group import Group
+from engine.group import After, Group
 from engine.model.checkpoint import Checkpoint
 from engine.model.elementwise import Elementwise, make_elementwise
 from engine.model.families import NormKind
@@ -71,6 +71,8 @@ class Loader:
         self.elementwise: Elementwise = make_elementwise(device)
         self.linears: list[Linear] = []
         """Linear layers that see each token once, so that a column may add to their outputs."""
+        self.factors: Callable[[Sequence[Source]], Sequence[After]] | None = None
+        """Returns what multiplies the outputs of merged linear layers; None: nothing does."""
         self.num_bytes = 0
         """Bytes of everything loaded so far."""
         self.num_weights = 0
@@ -136,6 +138,8 @@ class Loader:
             start = end
         format = self.format(weights, dtype)
         self.count(format.num_bytes, start * len(columns))
+        after = self.group.after_split_inputs() if is_partial else ()
+        factors = () if self.factors is None else self.factors(sources)
         linear = Linear(
             format,
             self._joined(sources, biases),
@@ -143,7 +147,7 @@ class Loader:
             in_features,
             dtype or self.dtype,
             columns,
-            self.group.after_split_inputs() if is_partial else (),
+            (*after, *factors),
         )
         if is_adaptable:
             self.linears.append(linear)

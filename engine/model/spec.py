@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from core.states.layout import LayerState
 
 EPS_NAMES = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")
-ACTIVATION_NAMES = ("hidden_activation", "hidden_act", "activation_function")
+ACTIVATION_NAMES = ("hidden_activation", "hidden_act", "activation_function", "mlp_hidden_act")
 MLP_WIDTH_NAMES = ("intermediate_size", "ffn_dim", "n_inner")
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
 """Config fields that are lists with one entry per layer."""
@@ -154,7 +154,8 @@ class DecoderSpec:
         """
         config: Any = deepcopy(self.config)
         for name in PER_LAYER:
-            if vars(config).get(name):  # not if it follows from other settings
+            stored = config.attribute_map.get(name, name)
+            if vars(config).get(stored):  # not if it follows from other settings
                 setattr(config, name, getattr(config, name)[:num_layers])
         num_dropped = len(self.layers) - num_layers
         if getattr(config, "num_kv_shared_layers", 0):
@@ -213,7 +214,7 @@ def read_spec(config: PreTrainedConfig, max_length: int) -> DecoderSpec:
             else getattr(given, "embedding_multiplier", 1.0)
         ),
         residual_scale=getattr(given, "residual_multiplier", 1.0),
-        logit_scale=getattr(given, "logit_scale", 1.0) / getattr(given, "logits_scaling", 1.0),
+        logit_scale=_logit_scale(given),
         logit_softcap=getattr(given, "final_logit_softcapping", None),
         is_tied=given.tie_word_embeddings,
         qk_norm=family.qk_norm if has_qk_norm else "",
@@ -296,7 +297,7 @@ def _layer(config: Any, family: Family, latent: LatentSizes | None, index: int) 
         window=None if family.windows == "none" or is_full else window,
         scale=_scale(config, family, head_dim, index),
         rope=_rope(config, family, index),
-        has_experts=family.experts is not None and _has_experts(config, index),
+        has_experts=_has_experts(config, family, index),
         num_kv_heads=_num_kv_heads(config, family),
         head_dim=head_dim,
         mlp_width=_mlp_width(config, is_shared=source is not None),
@@ -360,6 +361,11 @@ def _scale(config: Any, family: Family, head_dim: int, index: int) -> float:
     return scale / (index + 1) if divides else scale
 
 
+def _logit_scale(config: Any) -> float:
+    scale = getattr(config, "logit_scale", 1.0) * getattr(config, "lm_head_multiplier", 1.0)
+    return scale / getattr(config, "logits_scaling", 1.0)
+
+
 def _query_scaling(config: Any, max_length: int) -> QueryScaling | None:
     rope = config.rope_parameters
     beta, original = rope.get("llama_4_scaling_beta"), rope.get("original_max_position_embeddings")
@@ -401,7 +407,11 @@ def _ropes(config: Any) -> dict[str, dict[str, Any]]:
     return {"": parameters} if "rope_type" in parameters else dict(parameters)
 
 
-def _has_experts(config: Any, index: int) -> bool:
+def _has_experts(config: Any, family: Family, index: int) -> bool:
+    if family.experts is None:
+        return False
+    if family.has_one_part:
+        return config.layer_types[index] == "moe"
     if getattr(config, "num_local_experts", None) == 0:
         return False
     if not getattr(config, "enable_moe_block", True):

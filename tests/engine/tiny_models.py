@@ -50,6 +50,12 @@ MAMBA2 = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16}
 SHARED_EXPERT = {"shared_expert_intermediate_size": 16}
 MULTIPLIERS = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0,
                "attention_multiplier": 0.4}  # fmt: skip
+FALCON_MULTIPLIERS = {
+    "embedding_multiplier": 3.0, "lm_head_multiplier": 0.5, "key_multiplier": 0.7,
+    "attention_in_multiplier": 0.9, "attention_out_multiplier": 1.2, "ssm_in_multiplier": 1.3,
+    "ssm_out_multiplier": 0.8, "mlp_multipliers": [0.8, 1.3],
+    "ssm_multipliers": [1.1, 0.9, 0.8, 1.2, 0.7],
+}  # fmt: skip
 GEMMA4 = SMALL | WINDOW | {"global_head_dim": 32, "num_global_key_value_heads": 1,
                            "attention_k_eq_v": True, "final_logit_softcapping": 30.0}  # fmt: skip
 """Gemma 4's 31B: two sizes of heads, and K folded into V."""
@@ -169,6 +175,24 @@ OWN: dict[str, dict[str, object]] = {
         "time_step_limit": (0.05, 0.5),
     },
     "bamba": SMALL | MAMBA2 | {"attn_layer_indices": [1]},
+    "falcon_h1": SMALL
+    | MAMBA2
+    | FALCON_MULTIPLIERS
+    | {"mamba_d_ssm": 48, "mamba_rms_norm": True, "time_step_limit": (0.05, 0.5)},
+    "nemotron_h": SMALL
+    | EXPERTS
+    | {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+        "n_groups": 2,
+        "ssm_state_size": 16,
+        "time_step_min": 0.3,
+        "n_routed_experts": 4,
+        "moe_latent_size": 24,
+        "moe_shared_expert_intermediate_size": 24,
+        "routed_scaling_factor": 1.7,
+    },
     "qwen3_next": SMALL | DELTA_NET | EXPERTS | SHARED_EXPERT | {"mlp_only_layers": [1]},
     "qwen3_5_text": SMALL | DELTA_NET,
     "qwen3_5_moe_text": SMALL | DELTA_NET | EXPERTS | SHARED_EXPERT,

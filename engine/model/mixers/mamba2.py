@@ -1,9 +1,11 @@
-"""Mamba-2 (arXiv 2405.21060), as Granite 4 and Bamba have it: see `kernels.state.reference`.
+"""Mamba-2 (arXiv 2405.21060): see `kernels.state.reference`.
 
 ```
 x | B | C   convolution, silu ──▶ recurrence, + D x ──▶ * silu(z) ──▶ norm of each group ──▶ out
 z | dt      dt: rate = softplus(dt + bias), decay = -exp(A) * rate
 ```
+
+Falcon-H1 norms before it multiplies by silu(z), or has no norm.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ class Mamba2(Mixer):
 
     def __init__(self, loader: Loader, spec: DecoderSpec, index: int, name: str) -> None:
         config: Any = spec.config
-        if config.hidden_act != "silu":
-            raise UnsupportedModelError(f"its Mamba layers use {config.hidden_act}")
+        activation = getattr(config, "mamba_hidden_act", None) or config.hidden_act
+        if activation != "silu":
+            raise UnsupportedModelError(f"its Mamba layers use {activation}")
         state = spec.layers[index].state
         self._index = spec.state_index(index)
         heads, self._size, self._dim = state[1].dims
@@ -45,13 +48,15 @@ class Mamba2(Mixer):
         self._scale = -loader.fp32(f"{name}.A_log", heads).exp()
         self._offset = loader.fp32(f"{name}.dt_bias", heads)
         self._skip = loader.fp32(f"{name}.D", heads)
-        self._least, self._most = config.time_step_limit
+        self._least, self._most = _time_limits(config)
         self._clamps = self._least > 0 or self._most < float("inf")
         self._group = inner // (outer // self._size)
-        weight = loader.tensor(f"{name}.norm.weight", inner).unflatten(0, (-1, self._group))
+        weight = loader.optional(f"{name}.norm.weight", inner)
+        parts = () if weight is None else weight.unflatten(0, (-1, self._group))
         self._norms = [
-            RMSNorm(part.contiguous(), spec.norm_eps, RMS, loader.elementwise) for part in weight
+            RMSNorm(part.contiguous(), spec.norm_eps, RMS, loader.elementwise) for part in parts
         ]
+        self._norms_first = getattr(config, "mamba_norm_before_gate", False)
         self._gated = loader.elementwise.gated_activation
         self._softplus = make_softplus(loader.device)
 
@@ -82,12 +87,21 @@ class Mamba2(Mixer):
         ).flatten(1)
         if rows is not None:
             value, gate = value.index_select(0, rows), gate.index_select(0, rows)
-        gated = self._gated(torch.cat([gate, value], -1), "silu")
-        return self.out(self._normed(gated))
+        if self._norms_first:
+            return self.out(self._gated(torch.cat([gate, self._normed(value)], -1), "silu"))
+        return self.out(self._normed(self._gated(torch.cat([gate, value], -1), "silu")))
 
     def _normed(self, rows: Tensor) -> Tensor:
+        if not self._norms:
+            return rows
         if len(self._norms) == 1:
             return self._norms[0](rows)
         parts = rows.split(self._group, -1)
         normed = [norm(part.contiguous()) for norm, part in zip(self._norms, parts, strict=True)]
         return torch.cat(normed, -1)
+
+
+def _time_limits(config: Any) -> tuple[float, float]:
+    if config.model_type == "nemotron_h":
+        return config.time_step_min, float("inf")
+    return config.time_step_limit

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.errors import ConfigurationError
-from engine.model.activations import make_gated
+from engine.model.activations import make_gated, make_plain
 from engine.model.families import ExpertNames
 from engine.model.linear import (
     Format,
@@ -36,7 +36,11 @@ from engine.model.spec import DecoderSpec, of_layer
 
 SHARED_COUNT_NAMES = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 """Config fields that may hold the number of shared experts."""
-SHARED_WIDTH_NAMES = ("shared_expert_intermediate_size", "shared_intermediate_size")
+SHARED_WIDTH_NAMES = (
+    "shared_expert_intermediate_size",
+    "shared_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+)
 """Config fields that may hold the width of all shared experts."""
 Grouped = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(rows [M, K] sorted by expert, weights [E, N, K], ends [E] int32) -> [M, N]. ends[e] is the index
@@ -54,7 +58,14 @@ class Experts:
         self, loader: Loader, spec: DecoderSpec, index: int, block: str, names: ExpertNames
     ) -> None:
         """index: of the layer. block: the mixture's name in the checkpoint."""
-        hidden, width = spec.hidden_size, expert_width(spec, index)
+        width = expert_width(spec, index)
+        hidden = getattr(spec.config, "moe_latent_size", None) or spec.hidden_size
+        self._into_latents: Linear | None = None
+        self._out_of_latents: Linear | None = None
+        if hidden != spec.hidden_size:
+            before, after = (f"{block}.{name}" for name in names.latents)
+            self._into_latents = loader.linear([Source(before, hidden)], spec.hidden_size)
+            self._out_of_latents = loader.linear([Source(after, spec.hidden_size)], hidden)
         self.route = Router(loader, spec, index, block, names)
         count, self._top_k = self.route.num_experts, self.route.top_k
         self._grouped = choose_grouped(loader.device, loader.dtype, is_pinned=loader.is_pinned)
@@ -64,9 +75,13 @@ class Experts:
         weights = _Weights(loader, block, names, (count, hidden, width), share)
         self.gate_up, self.down = weights.gate_up, weights.down
         """[experts, 2 * share, hidden], gates first, and [experts, hidden, share]: each process
-        has its share of every expert's width."""
+        has its share of every expert's width. Without gates, [experts, share, hidden]."""
         self._gate_up_bias, self._down_bias = weights.gate_up_bias, weights.down_bias
-        self.activate = make_gated(spec.activation, loader)
+        self.activate = (
+            make_gated(spec.activation, loader)
+            if names.gate
+            else make_plain(spec.activation, loader, block)
+        )
         if names.is_interleaved:
             self._alpha, self._limit = spec.config.swiglu_alpha, spec.config.swiglu_limit
             self.activate = self._clamped_swiglu
@@ -79,6 +94,8 @@ class Experts:
     def compute(self, rows: Tensor, scores: Tensor, chosen: Tensor) -> Tensor:
         """Return the sum of these experts' outputs, [T, hidden]. scores, chosen: as the router's
         results."""
+        if self._into_latents is not None:
+            rows = self._into_latents(rows)
         by_expert, order = chosen.flatten().sort(stable=True)
         ends = torch.searchsorted(by_expert, self._ids, right=True, out_int32=True)
         gathered = rows.index_select(0, order // self._top_k)
@@ -90,7 +107,8 @@ class Experts:
             outputs = outputs + self._down_bias[by_expert]
         outputs = outputs * scores.flatten().index_select(0, order)[:, None]
         by_token = torch.empty_like(outputs).index_copy_(0, order, outputs)
-        return self._group.sum(by_token.view(len(rows), self._top_k, rows.shape[1]).sum(1))
+        total = self._group.sum(by_token.view(len(rows), self._top_k, rows.shape[1]).sum(1))
+        return total if self._out_of_latents is None else self._out_of_latents(total)
 
     def _multiply(self, rows: Tensor, weights: ExpertWeights, ends: Tensor) -> Tensor:
         if isinstance(weights, TritonExperts | SeparateExperts):
@@ -194,6 +212,7 @@ class _Weights:
     """This process's weights of all experts.
 
     gate_up [experts, 2 * share, hidden] with gates first, and down [experts, hidden, share].
+    Without gates, gate_up is [experts, share, hidden].
     """
 
     def __init__(
@@ -208,6 +227,7 @@ class _Weights:
         process's share of the width."""
         count, hidden, width = sizes
         own_rows = slice(share.start, share.stop)
+        parts = [name for name in (names.gate, names.up) if name]
         self.gate_up_bias: Tensor | None = None
         self.down_bias: Tensor | None = None
         gate_up, down = (f"{block}.{name}" for name in names.merged)
@@ -223,9 +243,9 @@ class _Weights:
                 self.down_bias = None
         elif gate_up in loader.checkpoint:
             gate_up_parts = (
-                part
-                for weight in loader.checkpoint.take(gate_up, count, 2 * width, hidden)
-                for part in (weight[:width][own_rows], weight[width:][own_rows])
+                part[own_rows]
+                for weight in loader.checkpoint.take(gate_up, count, len(parts) * width, hidden)
+                for part in weight.split(width)
             )
             down_parts = iter(loader.checkpoint.take(down, count, hidden, width))
         else:
@@ -233,12 +253,12 @@ class _Weights:
             gate_up_parts = (
                 slice_rows(loader.stored(f"{expert}.{name}", width, hidden), share)
                 for expert in experts
-                for name in (names.gate, names.up)
+                for name in parts
             )
             down_parts = (
                 loader.stored(f"{expert}.{names.down}", hidden, width) for expert in experts
             )
-        self.gate_up = _load(loader, gate_up_parts, count, 2 * len(share), range(hidden))
+        self.gate_up = _load(loader, gate_up_parts, count, len(parts) * len(share), range(hidden))
         self.down = _load(loader, down_parts, count, hidden, share)
 
 

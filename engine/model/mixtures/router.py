@@ -12,9 +12,6 @@ from engine.model.families import ExpertNames
 from engine.model.loader import Loader, Source
 from engine.model.spec import DecoderSpec, of_layer
 
-SMALLEST_SUM = 1e-20
-"""Added to a sum of sigmoids before a division by it, as in DeepSeek's code."""
-
 
 class Router:
     """Scores every expert for each token, and chooses the top k.
@@ -32,7 +29,7 @@ class Router:
         self._score = names.score
         self._normalizes = names.always_normalizes or getattr(config, "norm_topk_prob", False)
         self._scaling: float = getattr(config, names.scaling, None) or 1.0
-        self._group_score = names.group_score
+        self._group_score, self._least_sum = names.group_score, names.least_sum
         self._num_groups, self._num_kept = _groups(config)
         self._in_fp32 = names.routes_in_fp32
         self._linear = loader.linear(
@@ -71,7 +68,7 @@ class Router:
             best = scores.gather(1, chosen)
         if self._normalizes:
             total = best.sum(-1, keepdim=True)
-            best = best / (total + SMALLEST_SUM if is_sigmoid else total)
+            best = best / (total + self._least_sum if is_sigmoid else total)
         return best, chosen
 
     def _ranked(self, scores: Tensor) -> Tensor:

@@ -122,6 +122,8 @@ def test_a_mixed_batch_equals_single_requests(adapted, batching, decoder):
         ("gpt_neox", ("query_key_value", "dense", "dense_h_to_4h")),
         ("biogpt", ("q_proj", "k_proj", "v_proj", "fc1")),
         ("lfm2", ("in_proj", "out_proj", "q_proj", "w1", "w2")),
+        ("falcon_h1", ("in_proj", "out_proj", "k_proj", "gate_proj", "down_proj")),
+        ("nemotron_h", ("in_proj", "v_proj", "up_proj", "fc1_latent_proj", "fc2_latent_proj")),
         ("qwen3_next", ("q_proj", "in_proj_qkvz", "in_proj_ba", "out_proj")),
     ],
 )

@@ -17,7 +17,7 @@ from strategies.memory.states import StateMemory
 from tests.engine.greedy_answers import NUM_NEW, prompts, tokens
 
 OPTIONS = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 10}
-MODELS = ["lfm2", "qwen3_5_text", "bamba"]
+MODELS = ["lfm2", "qwen3_5_text", "falcon_h1"]
 
 
 @pytest.mark.parametrize("architecture", MODELS)
@@ -84,7 +84,23 @@ def test_bits_do_not_depend_on_chunks(tiny_model, architecture):
     assert logprobs(100) == logprobs(7)
 
 
-@pytest.mark.parametrize("architecture", ["lfm2", "qwen3_5_text", "qwen3_next"])
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("falcon_h1", {"mamba_norm_before_gate": False}),
+        ("falcon_h1", {"mamba_norm_before_gate": True, "mamba_rms_norm": False}),
+        ("nemotron_h", {"moe_latent_size": None}),
+        ("nemotron_h", {"layers_block_type": ["linear_attention", "mlp", "full_attention"]}),
+    ],
+)
+def test_other_forms(tiny_model, architecture, changes):
+    """The gate compares their logits with transformers'."""
+    path = tiny_model(architecture, changes=changes)
+    llm = LLM(path, num_kv_blocks=20, decoder="own", **OPTIONS)
+    assert llm.facts.decoder == f"own ({architecture})"
+
+
+@pytest.mark.parametrize("architecture", ["lfm2", "qwen3_5_text", "qwen3_next", "nemotron_h"])
 def test_quantized(tiny_model, architecture):
     def answers(step_tokens):
         options = OPTIONS | {"max_rolling_batch_prefill_tokens": step_tokens}
