@@ -11,7 +11,8 @@ Row = dict[str, Any]
 Figures = dict[str, float]
 UNITS = {"GB/s": "of copy", "TFLOP/s": "of matmul"}
 """By the unit of a rate: the column with its fraction of the ceiling (`best_rates`)."""
-FRACTIONS = (*UNITS.values(), "of roofline", "GPU of roofline", "share")
+ROOFLINE = "of roofline"
+FRACTIONS = (*UNITS.values(), ROOFLINE, "GPU of roofline", "share")
 
 
 def derived(section: str, row: Row, rows: Sequence[Row], ceilings: Figures) -> Figures:
@@ -49,12 +50,15 @@ def rates(row: Row) -> Figures:
 def _rates_and_peers(row: Row, ceilings: Figures) -> Figures:
     """Return rates, fractions of the ceilings, and "best peer".
 
-    "best peer" is the fastest other implementation's time over ours: above 1, ours is faster.
+    If bytes and FLOPs are both known, the larger fraction is that of the roofline. "best peer" is
+    the fastest other implementation's time over ours: above 1, ours is faster.
     """
     found = rates(row)
     for unit, rate in list(found.items()):
         if unit in ceilings:
             found[UNITS[unit]] = round(rate / ceilings[unit], 3)
+    if found.keys() >= set(UNITS.values()):
+        found[ROOFLINE] = max(found[name] for name in UNITS.values())
     ours, *others = row.get("us", {"": None}).values()
     others = [us for us in others if us is not None]
     if ours and others:
@@ -78,7 +82,7 @@ def _roofline(row: Row, ceilings: Figures) -> Figures:
         return {}
     least_us = row["bytes"] / ceilings["GB/s"] / 1e3
     found = {"roofline us": round(least_us, 1)}
-    for column, name in (("step us", "of roofline"), ("GPU us", "GPU of roofline")):
+    for column, name in (("step us", ROOFLINE), ("GPU us", "GPU of roofline")):
         if row[column]:
             found[name] = round(least_us / row[column], 3)
     return found

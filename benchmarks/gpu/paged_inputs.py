@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels.attention.batch import PagedBatch
+from kernels.attention.sdpa import Scratch, paged_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +19,24 @@ class Shape:
     heads: int
     kv_heads: int
     head_dim: int
+    latent_dim: int | None = None
+    """Dims of V if rows are latents, in which V is the first part of K; None if V is separate."""
 
     def __str__(self) -> str:
-        return f"{self.heads}/{self.kv_heads}/{self.head_dim}"
+        dims = (self.heads, self.kv_heads, self.head_dim, self.latent_dim)
+        return "/".join(str(dim) for dim in dims if dim is not None)
+
+    @property
+    def value_dim(self) -> int:
+        return self.latent_dim or self.head_dim
 
 
 SHAPES = (Shape(32, 32, 128), Shape(32, 8, 128))
 DRY_SHAPES = (Shape(2, 2, 64), Shape(4, 1, 64))
+
+
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 5e-3}
+"""Limits of `relative_error`. fp8 caches are decoded exactly, so the same limits apply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +47,18 @@ class Lengths:
     contexts: tuple[int, ...]
 
     def kv_bytes(self, shape: Shape, itemsize: int) -> int:
-        return sum(self.contexts) * 2 * shape.kv_heads * shape.head_dim * itemsize
+        row_dim = shape.head_dim if shape.latent_dim else 2 * shape.head_dim
+        return sum(self.contexts) * shape.kv_heads * row_dim * itemsize
 
     def query_bytes(self, shape: Shape, itemsize: int) -> int:
         """Return the bytes of queries and outputs."""
-        return sum(self.queries) * 2 * shape.heads * shape.head_dim * itemsize
+        return sum(self.queries) * shape.heads * (shape.head_dim + shape.value_dim) * itemsize
 
     def flop(self, shape: Shape) -> int:
         """Return the FLOPs of causal attention: QK and PV matmuls, two FLOPs per multiply-add."""
         lengths = zip(self.queries, self.contexts, strict=True)
         num_pairs = sum(new * (context - new) + new * (new + 1) // 2 for new, context in lengths)
-        return 4 * shape.heads * shape.head_dim * num_pairs
+        return 2 * shape.heads * (shape.head_dim + shape.value_dim) * num_pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +70,7 @@ class PagedInputs:
     key_cache: Tensor
     """[blocks, block_size, kv_heads, head_dim]; the memory order depends on the layout."""
     value_cache: Tensor
+    """Like key_cache; a view of its first dims if rows are latents."""
     tables: list[Tensor]
     """One block table [N, B] int32 per input set; the sets share no blocks."""
     query_starts: Tensor
@@ -67,6 +82,18 @@ class PagedInputs:
     @property
     def scale(self) -> float:
         return self.query.shape[2] ** -0.5
+
+    def new_out(self) -> Tensor:
+        """Return an output [T, heads, dim of V], filled with NaN."""
+        shape = (*self.query.shape[:2], self.value_cache.shape[3])
+        return self.query.new_full(shape, float("nan"))
+
+    def exact(self, *, key_scale: float = 1.0, value_scale: float = 1.0, **options: Any) -> Tensor:
+        """Return the attention over the first table in fp64, by kernels.attention.sdpa, which tests
+        check against the definition. options: window, softcap and sinks."""
+        keys, values = _fp64(self.key_cache) * key_scale, _fp64(self.value_cache) * value_scale
+        batch, query = self.batch(self.tables[0]), self.query.double()
+        return paged_attention(query, keys, values, batch, Scratch(), scale=self.scale, **options)
 
     def batch(self, table: Tensor) -> PagedBatch:
         """Return the batch for kernels.attention.sdpa, with an empty slot mapping."""
@@ -95,12 +122,17 @@ def make_inputs(
         _table(blocks.split(num_blocks), max(num_blocks)) for blocks in pool.split(sum(num_blocks))
     ]
     cache_shape = (len(pool), block_size, shape.kv_heads, shape.head_dim)
+    keys = random_cache(cache_shape, cache_dtype or dtype, layout, device)
+    if shape.latent_dim is None:
+        values = random_cache(cache_shape, cache_dtype or dtype, layout, device)
+    else:
+        values = keys[..., : shape.latent_dim]
     return PagedInputs(
         query=torch.randn(
             sum(lengths.queries), shape.heads, shape.head_dim, dtype=dtype, device=device
         ),
-        key_cache=random_cache(cache_shape, cache_dtype or dtype, layout, device),
-        value_cache=random_cache(cache_shape, cache_dtype or dtype, layout, device),
+        key_cache=keys,
+        value_cache=values,
         tables=tables,
         query_starts=_int32([0, *accumulate(lengths.queries)], device),
         context_lens=_int32(lengths.contexts, device),
@@ -132,6 +164,21 @@ def ragged(num_sequences: int, longest: int) -> tuple[int, ...]:
     ranks = [7 * index % num_sequences for index in range(num_sequences)]
     num_steps = max(1, num_sequences - 1)
     return tuple(max(1, longest * (1 + 15 * rank // num_steps) // 16) for rank in ranks)
+
+
+def relative_error(result: Tensor, exact: Tensor) -> float:
+    """Return |result - exact| / |exact|; NaN if the result has one."""
+    return float((result.double() - exact.double()).norm() / exact.double().norm())
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _fp64(cache: Tensor) -> Tensor:
+    if cache.dtype == torch.uint8:
+        cache = cache.view(torch.float8_e4m3fn)
+    return (cache.float() if cache.dtype.itemsize == 1 else cache).double()
 
 
 def _table(rows: Sequence[Tensor], width: int) -> Tensor:

@@ -23,9 +23,10 @@ class Section:
 
 SECTIONS = {
     "ceilings": Section("Peak copy and matmul rates", "ceilings", 10),
-    "flashinfer": Section("FlashInfer build", "kernels.flashinfer", 120),
-    "correctness": Section("Kernels against reference implementations", "kernels.correctness", 60),
+    "flashinfer": Section("FlashInfer build", "kernels.flashinfer", 180),
+    "correctness": Section("Kernels against reference implementations", "kernels.correctness", 98),
     "decode": Section("Decode", "kernels.decode", 44),
+    "latents": Section("Decode over latents (MLA)", "kernels.latents", 12),
     "prefill": Section("Prefill", "kernels.prefill", 37),
     "elementwise": Section("Norms, gated activation, rotary embedding", "kernels.elementwise", 11),
     "sampling": Section("Sampling of 128k logits", "kernels.sampling", 6),

@@ -78,6 +78,13 @@ TARGETS = (
         is_limit=True,
     ),
     Target(
+        "`latents`: decode over latents, every shape",
+        "≥ FlashInfer's speed",
+        "latents",
+        lambda rows: _ratios(rows, "flashinfer", "ours"),
+        "{:.2f}× its speed",
+    ),
+    Target(
         "`roofline`: decode step of the 7B, batch 50",
         "≥ 85 % of the roofline",
         "roofline",

@@ -1,7 +1,8 @@
 """Checks the kernels on this device at real sizes, against fp64 attention and torch operations.
 
 Outputs are filled with NaN before each attention call, and each call runs twice: results that
-differ indicate a data race.
+differ indicate a data race. Layers with state and the kernels of option.batch_invariant have their
+checks beside their benchmarks.
 """
 
 from __future__ import annotations
@@ -15,25 +16,27 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.kernels import invariant, states
 from benchmarks.gpu.paged_inputs import (
+    TOLERANCE,
     Lengths,
     PagedInputs,
     Shape,
+    dtype_name,
     make_inputs,
     ragged,
     random_cache,
+    relative_error,
 )
+from kernels.arguments import LATENT_DIMS
 from kernels.attention.paged_decode import paged_decode
 from kernels.attention.paged_prefill import paged_prefill, prefill_work
 from kernels.attention.prefill_work import PrefillWork
-from kernels.attention.sdpa import Scratch, paged_attention
 from kernels.attention.work_list import UNIT, WAVES, make_work_list
 from kernels.cache import block_copy, cache_write, rotary_cache_write, swap, torch_cache
 from kernels.cache.cache_table import cache_table
 from kernels.elementwise import torch_elementwise
 
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 5e-3}
-"""Limit of |out - exact| / |exact|. fp8 caches are decoded exactly, so the same limits apply."""
 KEY_SCALE, VALUE_SCALE = 0.5, 2.0
 
 
@@ -51,12 +54,14 @@ class Case:
     def __str__(self) -> str:
         cache = self.cache_dtype or self.dtype
         options = " ".join(f"{name}={value}" for name, value in self.options.items())
-        types = f"{_name(self.dtype)} over {_name(cache)}"
+        types = f"{dtype_name(self.dtype)} over {dtype_name(cache)}"
         return f"{self.shape} {types} {self.block_size} {self.layout} {options}".strip()
 
 
 def run(bench: Bench) -> None:
     _moves(bench)
+    states.check(bench)
+    invariant.check(bench)
     for case in _dry_cases() if bench.is_dry else _cases():
         if bench.has_no_time_for(f"{case} and the remaining cases"):
             return
@@ -75,6 +80,9 @@ def _cases() -> Iterator[Case]:
     yield Case(usual, block_size=32, options={"window": 300}, num_splits=16)
     yield Case(usual, half, block_size=64)
     yield Case(usual, single)
+    yield from _latents()
+    for dtype, cache_dtype in ((None, None), (half, fp8[1]), (single, None)):
+        yield Case(Shape(32, 4, 512), dtype or torch.bfloat16, cache_dtype)
     for dim in (64, 80, 96, 192, 256):
         yield Case(Shape(16, 4, dim), layout="HND")
     yield Case(Shape(28, 4, 128), options={"softcap": 50.0}, num_splits=64)
@@ -84,8 +92,23 @@ def _cases() -> Iterator[Case]:
     yield Case(usual, half, torch.float8_e4m3fn, options={"scales": True})
 
 
+def _latents() -> Iterator[Case]:
+    """Yield the heads of DeepSeek V3, of V2 Lite, and of GLM-4.7-Flash."""
+    large, small = LATENT_DIMS
+    for heads in (128, 16, 20):
+        yield Case(Shape(heads, 1, *large))
+    yield Case(Shape(32, 1, *small), num_splits=16)
+    yield Case(Shape(128, 1, *large), cache_dtype=torch.uint8, options={"scales": True})
+    yield Case(Shape(16, 1, *large), torch.float16, torch.float8_e4m3fn, options={"scales": True})
+    yield Case(Shape(128, 1, *large), torch.float16, block_size=64)
+    for dims in LATENT_DIMS:
+        yield Case(Shape(16, 1, *dims), torch.float32)
+
+
 def _dry_cases() -> Iterator[Case]:
     yield Case(Shape(2, 1, 64), torch.float16, options={"window": 200, "sinks": True})
+    yield Case(Shape(3, 1, *LATENT_DIMS[1]), torch.float16, num_splits=1)
+    yield Case(Shape(2, 1, 512), torch.float16, num_splits=1)
     options = {"softcap": 9.0, "scales": True}
     yield Case(Shape(2, 2, 64), torch.float16, torch.uint8, 32, "HND", options, 2)
 
@@ -153,29 +176,11 @@ def _compare(
     inputs: PagedInputs, attend: Callable[[Tensor], Any], options: dict[str, Any]
 ) -> float:
     """Return the relative error, or infinity if the two calls differ or a NaN remains."""
-    first, second = (torch.full_like(inputs.query, float("nan")) for _ in range(2))
+    first, second = inputs.new_out(), inputs.new_out()
     attend(first)
     attend(second)
-    exact = _exact(inputs, options)
-    error = float((first.double() - exact).norm() / exact.norm())
+    error = relative_error(first, inputs.exact(**options))
     return error if torch.equal(first, second) and error == error else float("inf")
-
-
-def _exact(inputs: PagedInputs, options: dict[str, Any]) -> Tensor:
-    """Compute attention in fp64 with kernels.attention.sdpa, which tests check against the
-    definition."""
-    options = dict(options)
-    keys = _numbers(inputs.key_cache) * options.pop("key_scale", 1.0)
-    values = _numbers(inputs.value_cache) * options.pop("value_scale", 1.0)
-    batch = inputs.batch(inputs.tables[0])
-    query = inputs.query.double()
-    return paged_attention(query, keys, values, batch, Scratch(), scale=inputs.scale, **options)
-
-
-def _numbers(cache: Tensor) -> Tensor:
-    if cache.dtype == torch.uint8:
-        cache = cache.view(torch.float8_e4m3fn)
-    return (cache.float() if cache.dtype.itemsize == 1 else cache).double()
 
 
 def _moves(bench: Bench) -> None:
@@ -184,7 +189,7 @@ def _moves(bench: Bench) -> None:
         types.append(torch.float8_e4m3fn)
     for layout in ("NHD", "HND"):
         for dtype in types:
-            case = f"cache write {_name(dtype)} {layout}"
+            case = f"cache write {dtype_name(dtype)} {layout}"
             bench.attempt(case, partial(_cache_write, bench, dtype, layout, case))
             case = f"rotary and {case}"
             bench.attempt(case, partial(_rotary_write, bench, dtype, layout, case))
@@ -257,7 +262,3 @@ def _verdict(bench: Bench, case: str, results: list[Tensor], expected: list[Tens
         for a, b in pairs
     )
     bench.row(case=case, verdict="ok" if is_equal else "WRONG")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

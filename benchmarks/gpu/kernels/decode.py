@@ -63,9 +63,9 @@ def decode_calls(bench: Bench, inputs: PagedInputs, shape: Shape) -> peers.Calls
     num_wanted = wanted_splits(inputs.query, inputs.key_cache, bench.num_processors, MODEL_LENGTH)
     work = make_work_list(inputs.context_lens, num_wanted)
     scratch = torch.empty(
-        scratch_numel(len(work.items), shape.heads, shape.head_dim), device=bench.device
+        scratch_numel(len(work.items), shape.heads, shape.value_dim), device=bench.device
     )
-    out = torch.empty_like(inputs.query)
+    out = inputs.new_out()
     return [
         lambda table=table: paged_decode(
             inputs.query,

@@ -49,7 +49,7 @@ def sdpa_prefill(inputs: PagedInputs, shape: Shape, backend: SDPBackend) -> Call
     ]
 
 
-def flashinfer_decode(inputs: PagedInputs, shape: Shape, layout: str) -> Calls:
+def flashinfer_decode(inputs: PagedInputs, shape: Shape, layout: str = "NHD") -> Calls:
     """Return a call of FlashInfer for each block table, on the same caches."""
     flashinfer: Any = importlib.import_module("flashinfer")
     make = partial(
@@ -59,11 +59,37 @@ def flashinfer_decode(inputs: PagedInputs, shape: Shape, layout: str) -> Calls:
     return _flashinfer(make, inputs, shape, layout)
 
 
-def flashinfer_prefill(inputs: PagedInputs, shape: Shape, layout: str) -> Calls:
+def flashinfer_prefill(inputs: PagedInputs, shape: Shape, layout: str = "NHD") -> Calls:
     """Return a call of FlashInfer for each block table, on the same caches."""
     flashinfer: Any = importlib.import_module("flashinfer")
     make = flashinfer.BatchPrefillWithPagedKVCacheWrapper
     return _flashinfer(make, inputs, shape, layout, inputs.query_starts, causal=True)
+
+
+def flashinfer_latents(inputs: PagedInputs, shape: Shape) -> Calls:
+    """Return a call of FlashInfer's attention over latents for each block table.
+
+    Its latents and rotated keys are two tensors, here copies of the two parts of our rows. All
+    sequences must be decodes, and the layout NHD.
+    """
+    mla: Any = importlib.import_module("flashinfer.mla")
+    latent_dim, workspace = shape.value_dim, _workspace(inputs)
+    dims = (latent_dim, shape.head_dim - latent_dim)
+    query, caches = (
+        [part.contiguous() for part in rows.split(dims, -1)]
+        for rows in (inputs.query, inputs.key_cache[:, :, 0])
+    )
+    types, out = (inputs.query.dtype, inputs.key_cache.dtype), inputs.new_out()
+    block_size = inputs.key_cache.shape[1]
+    calls: Calls = []
+    for table in inputs.tables:
+        wrapper = mla.BatchMLAPagedAttentionWrapper(workspace)
+        starts, pages, _ = page_lists(inputs, table, block_size)
+        lengths = (inputs.query_starts, starts, pages, inputs.context_lens)
+        sizes = (shape.heads, *dims, block_size)
+        wrapper.plan(*lengths, *sizes, False, inputs.scale, *types)
+        calls.append(lambda wrapper=wrapper: wrapper.run(*query, *caches, out=out))
+    return calls
 
 
 def _flashinfer(

@@ -62,7 +62,7 @@ def prefill_calls(inputs: PagedInputs, work: PrefillWork | None = None) -> peers
     layers share it.
     """
     work = work or _work(inputs, 0)
-    out = torch.empty_like(inputs.query)
+    out = inputs.new_out()
     _, num_heads, head_dim = out.shape
     scratch = torch.empty(scratch_numel(work.num_slots, num_heads, head_dim), device=out.device)
     return [

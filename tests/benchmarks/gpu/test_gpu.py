@@ -257,6 +257,8 @@ def test_rates_are_shares_of_this_runs_ceilings_and_peers_are_ratios(tmp_path):
         {"event": "row", "row": {"bytes": 6_000_000, "us": {"ours": 2.0, "a": 1.0, "b": None}}},
         begin("prefill"),
         {"event": "row", "row": {"flop": 8_000_000_000, "us": {"ours": 20.0, "a": 30.0}}},
+        begin("latents"),
+        {"event": "row", "row": {"bytes": 20_000_000, "flop": 8_000_000_000, "us": {"ours": 20.0}}},
     ):
         report.take(event)
     report.write(tmp_path)
@@ -265,6 +267,9 @@ def test_rates_are_shares_of_this_runs_ceilings_and_peers_are_ratios(tmp_path):
     decode, prefill = (found["sections"][name]["rows"][0] for name in ("decode", "prefill"))
     assert (decode["GB/s"], decode["of copy"], decode["best peer"]) == (3000.0, 0.75, 0.5)
     assert (prefill["TFLOP/s"], prefill["of matmul"], prefill["best peer"]) == (400.0, 0.5, 1.5)
+    assert "of roofline" not in decode | prefill
+    [latents] = found["sections"]["latents"]["rows"]
+    assert (latents["of copy"], latents["of matmul"], latents["of roofline"]) == (0.25, 0.5, 0.5)
     assert "75%" in report.text()
 
 

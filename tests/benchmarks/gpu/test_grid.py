@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -17,6 +18,7 @@ from benchmarks.gpu.paged_inputs import Lengths, Shape, make_inputs, ragged
 from benchmarks.gpu.sections import SECTIONS
 from kernels import dry_run
 from kernels.cache import torch_cache
+from kernels.state import reference
 
 H200_BYTES = 130 * 2**30
 
@@ -46,6 +48,7 @@ class PretendBench(Bench):
     ("section", "num_rows"),
     [
         ("decode", 98),
+        ("latents", 24),
         ("prefill", 30),
         ("sweep", 6),
     ],
@@ -67,6 +70,10 @@ def test_every_case_launches_its_kernel(section, num_rows, monkeypatch):
         assert section != "sweep" or "programs_per_processor=5" in row["best"]
 
 
+def _zeros_like(index, *arguments, **_):
+    return torch.zeros_like(arguments[index])
+
+
 @contextmanager
 def numbers_of_meta_tensors():
     """Let the host read zeros from tensors without memory, and find all tensors equal."""
@@ -78,6 +85,9 @@ def numbers_of_meta_tensors():
             patches.enter_context(patch.object(torch, name, lambda *_, **__: True))
         for name in ("copy_blocks", "gather_blocks", "scatter_blocks"):
             patches.enter_context(patch.object(torch_cache, name, lambda *_: None))
+        for name, index in {"conv_rows": 0, "state_step": 2}.items():
+            like = partial(_zeros_like, index)
+            patches.enter_context(patch.object(reference, name, like))
         yield
 
 
@@ -85,7 +95,7 @@ def numbers_of_meta_tensors():
     ("section", "num_rows"),
     [
         ("ceilings", 4),
-        ("correctness", 32),
+        ("correctness", 77),
         ("elementwise", 24),
         ("sampling", 14),
         ("quantized", 24),
@@ -120,6 +130,14 @@ def test_bytes_and_operations_are_counted():
     assert lengths.query_bytes(shape, 2) == 4 * 2 * 2 * 64 * 2
 
 
+def test_a_latent_is_counted_once():
+    """DeepSeek V3's 128 heads compute 278,528 operations with each row of 1,152 bytes."""
+    lengths, shape = Lengths((1,), (10,)), Shape(128, 1, 576, 512)
+    assert lengths.flop(shape) == 10 * 278_528
+    assert lengths.kv_bytes(shape, 2) == 10 * 1152
+    assert lengths.query_bytes(shape, 2) == 128 * (576 + 512) * 2
+
+
 def test_ragged_lengths_are_distinct_and_include_the_longest():
     lengths = ragged(16, 4096)
     assert len(set(lengths)) == 16
@@ -142,6 +160,36 @@ def test_flashinfer_gets_the_same_blocks():
     assert starts.tolist() == [0, 3, 4]
     assert blocks.tolist() == [*inputs.tables[0][0].tolist(), int(inputs.tables[0][1, 0])]
     assert last.tolist() == [1, 16]
+
+
+def test_flashinfer_gets_latents_and_rotated_keys_apart(monkeypatch):
+    plans = []
+
+    class Wrapper:
+        def __init__(self, workspace):
+            pass
+
+        def plan(self, *arguments):
+            plans.append(arguments)
+
+        def run(self, *rows, out):
+            return rows, out
+
+    mla = SimpleNamespace(BatchMLAPagedAttentionWrapper=Wrapper)
+    monkeypatch.setattr(peers.importlib, "import_module", {"flashinfer.mla": mla}.get)
+    cpu, shape = torch.device("cpu"), Shape(8, 1, 320, 256)
+    inputs = make_inputs(shape, Lengths((1, 1), (33, 16)), device=cpu, dtype=torch.float16)
+    [call] = peers.flashinfer_latents(inputs, shape)
+    rows, out = call()
+    assert all(part.is_contiguous() for part in rows)
+    [[starts, page_starts, pages, lengths, *sizes]] = plans
+    assert torch.equal(torch.cat(rows[:2], -1), inputs.query)
+    assert torch.equal(torch.cat(rows[2:], -1), inputs.key_cache[:, :, 0])
+    assert (starts.tolist(), page_starts.tolist()) == ([0, 1, 2], [0, 3, 4])
+    assert (len(pages), lengths.tolist(), out.shape) == (4, [33, 16], (2, 8, 256))
+    half = torch.float16
+    assert sizes == [8, 256, 64, 16, False, inputs.scale, half, half]
+    assert {part.dtype for part in (starts, page_starts, pages, lengths)} == {torch.int32}
 
 
 def test_flashinfer_plans_with_the_types_and_the_scale_of_the_inputs(monkeypatch):
