@@ -38,7 +38,15 @@ class StateSlots(NamedTuple):
     reads: int = -1
     """The slot with the state before the chunk; not read at position 0, where the state is 0."""
     writes: int = -1
-    """The slot that gets the state after the chunk."""
+    """The slot that gets the state after the chunk, or after the first of its last tokens, if there
+    are more slots."""
+    ahead: tuple[int, ...] = ()
+    """One slot for the state after each of so many last tokens, which may be taken back."""
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """The slots that get the states after the chunk's last tokens, in their order."""
+        return (self.writes, *self.ahead)
 
 
 NO_STATE = StateSlots()

@@ -46,6 +46,9 @@ from engine.vision.families import VISION_FAMILIES
 from strategies.base import Limits
 from strategies.factory import StrategySettings
 
+MOST_DRAFTING = 4
+"""How many sequences that keep a state may have all their drafts in one step. More hardly pay."""
+
 
 class MachineShare(NamedTuple):
     """Who else has memory of this machine."""
@@ -87,6 +90,13 @@ class Resolved:
     speculation: SpeculationOptions | None = None
     """None without `option.speculative_method`."""
 
+    @property
+    def num_spare_states(self) -> int:
+        """How many states to keep beside those of the sequences, so that drafts are taken back."""
+        if self.speculation is None:
+            return 0
+        return self.speculation.chosen[1] * min(MOST_DRAFTING, self.limits.max_sequences)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
@@ -98,7 +108,9 @@ class Capacity:
     num_blocks: int
     num_swap_blocks: int = 0
     num_states: int = 0
-    """Sequences that may run at once, as each keeps a state; 0 if the model keeps none."""
+    """One for each sequence that may run at once, and spare ones; 0 if the model keeps none."""
+    num_spare_states: int = 0
+    """Of them, those that hold the states after drafts."""
     num_swap_states: int = 0
     state_bytes: int = 0
     """Bytes of a sequence's state."""
@@ -109,7 +121,7 @@ class Capacity:
 
     def max_sequences(self, limit: int) -> int:
         """Return how many sequences may run at once. limit: that of the options."""
-        return min(limit, self.num_states or limit)
+        return min(limit, self.num_states - self.num_spare_states or limit)
 
 
 def resolve(

@@ -29,8 +29,13 @@ class StrategySettings:
     preemption_mode: PreemptionMode
     num_swap_blocks: int
     num_states: int = 0
-    """How many sequences' states there is room for; 0 if the model keeps none."""
+    """How many states there is room for: one for each sequence that runs, and spare ones; 0 if the
+    model keeps none."""
     num_swap_states: int = 0
+
+    @property
+    def num_spare_states(self) -> int:
+        return max(0, self.num_states - self.limits.max_sequences)
 
 
 def make_strategy(settings: StrategySettings) -> Strategy:
@@ -65,6 +70,7 @@ def _blocks(settings: StrategySettings) -> PagedMemory:
             settings.num_blocks,
             settings.layout,
             num_states=settings.num_states,
+            num_spare_states=settings.num_spare_states,
             num_host_blocks=settings.num_swap_blocks,
             num_host_states=settings.num_swap_states,
         )
@@ -82,7 +88,12 @@ def _slots(settings: StrategySettings) -> SlotMemory:
     if settings.num_states:
         from strategies.memory.states import StateSlotMemory
 
-        return StateSlotMemory(settings.num_blocks, settings.layout, num_states=settings.num_states)
+        return StateSlotMemory(
+            settings.num_blocks,
+            settings.layout,
+            num_states=settings.num_states,
+            num_spare_states=settings.num_spare_states,
+        )
     from strategies.memory.slots import SlotMemory
 
     return SlotMemory(settings.num_blocks, settings.layout)

@@ -80,11 +80,6 @@ def build_packed(
     columns = _columns(model, parts.passes)
     speculative: Speculative | None = None
     if resolved.speculation is not None:
-        if model.states:
-            raise ConfigurationError(
-                "option.speculative_method: the model keeps a state of each sequence, from which "
-                "rejected tokens cannot be taken back; leave the option out"
-            )
         from engine.speculation.start import Speculative
 
         sampler = Sampler(Staging(model.device), sampling_stages(grammars))

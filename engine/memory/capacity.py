@@ -62,7 +62,7 @@ def measure(resolved: Resolved, model: PackedModel, group: Group) -> Capacity:
     usable = limits.max_sequences * blocks_of_longest
     per_block = layout.block_bytes
     num_swap_blocks, reserved_bytes = 0, 0
-    states = _room_for_states(model, limits.max_sequences)
+    states = _room_for_states(model, limits.max_sequences, resolved.num_spare_states)
     if memory.num_kv_blocks is not None:
         num_blocks = layout.num_blocks(model.shapes, memory.num_kv_blocks, itemsize)
     else:
@@ -80,7 +80,7 @@ def measure(resolved: Resolved, model: PackedModel, group: Group) -> Capacity:
     num_swap_states = 0
     if resolved.may_swap:
         swap_bytes = swap_budget(memory, resolved.share)
-        num_swap_states = states.within(swap_bytes // 2, least=0).count
+        num_swap_states = states.within(swap_bytes // 2, least=0).num_sequences
         swap_bytes -= num_swap_states * states.bytes_each
         num_swap_blocks = group.lowest(min(usable, swap_bytes // per_block))
     longest = layout.longest(num_blocks, limits.max_model_len)
@@ -92,6 +92,7 @@ def measure(resolved: Resolved, model: PackedModel, group: Group) -> Capacity:
         num_blocks=num_blocks,
         num_swap_blocks=num_swap_blocks,
         num_states=states.count,
+        num_spare_states=states.num_spare,
         num_swap_states=num_swap_states,
         state_bytes=states.bytes_each,
         kv_bytes=num_blocks * per_block,
@@ -102,33 +103,44 @@ def measure(resolved: Resolved, model: PackedModel, group: Group) -> Capacity:
 
 @dataclass(frozen=True, slots=True)
 class StateRoom:
-    """Slots for the states of sequences, one for each sequence that runs."""
+    """Slots for the states of sequences, one for each sequence that runs, and spare ones."""
 
     bytes_each: int
-    count: int
+    num_sequences: int
+    num_spare: int
+
+    @property
+    def count(self) -> int:
+        return self.num_sequences + self.num_spare
 
     @property
     def num_bytes(self) -> int:
         return self.bytes_each * self.count
 
     def within(self, num_bytes: int, least: int = 1) -> StateRoom:
-        """Return as many slots as these bytes hold, but not fewer than `least`."""
+        """Return as many slots as these bytes hold, but of sequences not fewer than `least`.
+
+        At most half of them are spare.
+        """
         if self.num_bytes <= num_bytes:
             return self
-        return StateRoom(self.bytes_each, max(least, num_bytes // self.bytes_each))
+        count = max(least, num_bytes // self.bytes_each)
+        num_spare = min(self.num_spare, count // 2)
+        return StateRoom(self.bytes_each, count - num_spare, num_spare)
 
     def notes(self, max_sequences: int) -> tuple[str, ...]:
         if not self.count:
             return ()
+        drafts = f" and {self.num_spare} drafts" if self.num_spare else ""
         note = (
             f"each sequence keeps a state of {size_text(self.bytes_each)} beside its K and V: "
-            f"{size_text(self.num_bytes)} for {self.count}; prefixes are not cached"
+            f"{size_text(self.num_bytes)} for {self.num_sequences}{drafts}; prefixes are not cached"
         )
-        if self.count == max_sequences:
+        if self.num_sequences == max_sequences:
             return (note,)
         return (
             note,
-            f"batches lowered from {max_sequences} to {self.count}: their states would take more "
+            f"batches lowered from {max_sequences} to {self.num_sequences}: states would take more "
             "than half of the memory for K and V; raise option.kv_cache_memory_bytes or "
             "option.gpu_memory_utilization",
         )
@@ -138,12 +150,12 @@ def size_text(num_bytes: int) -> str:
     return f"{num_bytes / MIB:,.1f} MiB" if num_bytes >= MIB else f"{num_bytes / 1024:,.1f} KiB"
 
 
-def _room_for_states(model: PackedModel, max_sequences: int) -> StateRoom:
+def _room_for_states(model: PackedModel, max_sequences: int, num_spare: int) -> StateRoom:
     if not model.states:
-        return StateRoom(0, 0)
+        return StateRoom(0, 0, 0)
     from core.states.layout import slot_bytes
 
-    return StateRoom(slot_bytes(model.states, model.dtype.itemsize), max_sequences)
+    return StateRoom(slot_bytes(model.states, model.dtype.itemsize), max_sequences, num_spare)
 
 
 def _with_room_for_input(model: PackedModel, limits: StepLimits) -> tuple[int, tuple[str, ...]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from core.configuration.kv_layout import CacheGroup
-from core.plan import BlockTable, Chunk, StepPlan
+from core.plan import BlockTable, Chunk, StateSlots, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence as TokenSequence
 from engine.executor import Executor
@@ -95,11 +95,14 @@ class StepTimer:
             sequence = TokenSequence(number, tokens, DRAWN if kind.is_drawn else GREEDY)
             end = kind.context + max(width, 2)
             tables = tuple(self._table(group, number, end) for group in self._groups)
-            chunk = Chunk(sequence, kind.context - 1, 1, tables, samples_token=True)
             drafts = self._tokens[: min(width, kind.num_rows - first) - 1]
+            ahead = tuple(range(first + 1, first + 1 + len(drafts)))
             if kind.is_mixed and not number:
-                drafts = self._tokens[:1]
-            yield drafted(chunk, tuple(drafts)) if drafts else chunk
+                drafts, ahead = self._tokens[:1], (kind.num_rows,)
+            # Each row has a slot of its own, if the model keeps states.
+            state = StateSlots(first, first, ahead)
+            chunk = Chunk(sequence, kind.context - 1, 1, tables, samples_token=True, state=state)
+            yield drafted(chunk, tuple(drafts), state=state) if drafts else chunk
 
     def _table(self, group: CacheGroup, number: int, num_tokens: int) -> BlockTable:
         """Return a table of blocks that other sequences may have too, since nobody reads them."""
@@ -108,12 +111,16 @@ class StepTimer:
 
 
 def measure_costs(
-    timer: StepTimer, limits: Limits, num_drafts: int, max_model_len: int
+    timer: StepTimer, limits: Limits, num_drafts: int, max_model_len: int, num_ahead: int
 ) -> StepCosts:
-    """Measure steps in at most some MOST_SECONDS."""
+    """Measure steps in at most some MOST_SECONDS.
+
+    num_drafts: the most of a sequence. num_ahead: the most in a step, and not fewer.
+    """
     context = max(1, min(CONTEXT, max_model_len - num_drafts - 1))
     longer = max(context, min(LONG * CONTEXT, max_model_len - num_drafts - 1))
-    most = min(limits.max_step_tokens, limits.max_sequences * (1 + num_drafts))
+    num_drafting = min(limits.max_sequences, num_ahead // num_drafts)
+    most = min(limits.max_step_tokens, num_drafting * (1 + num_drafts))
     kinds = {
         has_drafts: [Kind(rows, context, has_drafts) for rows in ROWS if rows <= limit]
         for has_drafts, limit in ((False, limits.max_sequences), (True, most))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from core.configuration.options import SpeculationOptions, SpeculativeMethod
+from core.errors import ConfigurationError
 from core.part import Feature
 from core.protocol.stats import Total
 from engine.executor import Executor
@@ -28,6 +29,15 @@ class Speculative(Feature):
         """Let a strategy add drafts to its steps. sampler: as in `DraftColumn`."""
         method, self._num_drafts = options.chosen
         assert method is not None, "speculation is on"
+        ahead = strategy.memory.states.num_ahead
+        if ahead is not None:
+            self._num_drafts = min(self._num_drafts, ahead)
+        if not self._num_drafts:
+            raise ConfigurationError(
+                "option.speculative_method: there is no memory for a second state, from which a "
+                "sequence goes on if its draft was wrong; raise option.kv_cache_memory_bytes or "
+                "option.gpu_memory_utilization, or leave the option out"
+            )
         self._method: SpeculativeMethod = method
         self._always = options.speculation == "always"
         self._strategy = strategy
@@ -48,7 +58,9 @@ class Speculative(Feature):
         timer = StepTimer(
             executor, memory.layout.groups, memory.num_blocks, vocab_size, self._num_drafts
         )
-        costs = measure_costs(timer, limits, self._num_drafts, max_model_len)
+        ahead = memory.states.num_ahead
+        most = limits.max_sequences * self._num_drafts if ahead is None else ahead
+        costs = measure_costs(timer, limits, self._num_drafts, max_model_len, most)
         self._speculation.policy = Policy(costs)
         lines = _break_evens(costs, limits.max_sequences, self._num_drafts)
         rows = min(1 + self._num_drafts, len(costs.drafted) - 1)

@@ -33,7 +33,8 @@ class StateColumn(Column):
         for chunk, start in places:
             end = start + chunk.length
             spans.append((start, end))
-            writes[end - 1] = chunk.state.writes
+            written = chunk.state.written
+            writes[end - len(written) : end] = written
             in_prompt[start:end] = tokens[1, start:end] < chunk.sequence.num_prompt_tokens
         starts = np.array([0, *(end for _, end in spans)], np.int32)
         arrays = (starts, np.array(reads, np.int64), writes, in_prompt)

@@ -39,6 +39,24 @@ class States:
         """Whether there is room for a group of so many sequences."""
         return True
 
+    @property
+    def num_ahead(self) -> int | None:
+        """After how many more tokens of a step a state can be kept beside; None: there is none."""
+        return None
+
+    def with_ahead(self, sequence_id: int, state: StateSlots, count: int) -> StateSlots:
+        """Return the slots of a chunk with `count` more tokens, up to `num_ahead`.
+
+        Call `settle` before the next chunk of the sequence, once it is known which tokens stay.
+        """
+        return state
+
+    def settle(self, sequence_id: int, count: int) -> None:
+        """Keep the state after `count` of the tokens of `with_ahead`, and free the others.
+
+        It is no error if the sequence has lost its states meanwhile.
+        """
+
 
 class KVMemory(ABC):
     """Allocates blocks to sequences. A sequence has a block table in each cache group.

@@ -11,6 +11,9 @@ step k      parent writes 3
 step k+1    parent reads 3, writes 5     child reads 3, writes 1     child reads 3, writes 8
             3 is free once the step is planned
 ```
+
+A chunk whose last tokens may be taken back leaves the state after each of them in a slot. These are
+spare slots, which no sequence ever needs to run.
 """
 
 from __future__ import annotations
@@ -67,10 +70,10 @@ class Slots:
             self.release(id)
         return tuple(pairs.items())
 
-    def keep(self, sequence_ids: Container[int]) -> None:
-        """Keep only the slots of these sequences, and count anew."""
+    def keep(self, sequence_ids: Container[int], left: Collection[int] = ()) -> None:
+        """Keep only the slots of these sequences, and count anew. left: slots held besides."""
         self.held = {id: slot for id, slot in self.held.items() if id in sequence_ids}
-        self.pool = BlockPool(self.count, ((slot,) for slot in self.held.values()))
+        self.pool = BlockPool(self.count, ((slot,) for slot in (*self.held.values(), *left)))
 
     def check_integrity(self, left: Collection[int] = ()) -> None:
         """Raise AssertionError if a slot is lost. left: slots that are held besides."""
@@ -82,8 +85,12 @@ class RunningStates(States):
 
     can_compute_twice = False
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, num_spare: int = 0) -> None:
+        """num_spare: how many of the slots are for `with_ahead`."""
         self.slots = Slots(count)
+        self._num_spare = num_spare
+        self._ahead: dict[int, tuple[int, ...]] = {}
+        """Spare slots by sequence id."""
         self._left: dict[int, int] = {}
         """By sequence id: shared slots that the step that is being planned leaves. It still reads
         them, so nobody may write them."""
@@ -103,7 +110,37 @@ class RunningStates(States):
         return num_sequences + (num_sequences > 1)
 
     def can_hold(self, num_sequences: int) -> bool:
-        return self.num_places(num_sequences) <= self.slots.count
+        return self.num_places(num_sequences) <= self.slots.count - self._num_spare
+
+    @property
+    def num_ahead(self) -> int:
+        return self._num_spare - len(self._slots_ahead)
+
+    @property
+    def _slots_ahead(self) -> list[int]:
+        return [slot for slots in self._ahead.values() for slot in slots]
+
+    def has_ahead(self, sequence_id: int) -> bool:
+        """Whether it is not known yet which of its slots has the sequence's state."""
+        return sequence_id in self._ahead
+
+    def with_ahead(self, sequence_id: int, state: StateSlots, count: int) -> StateSlots:
+        self.settle(sequence_id, 0)  # of a step that was lost
+        self._ahead[sequence_id] = tuple(self.slots.pool.allocate(count))
+        return StateSlots(state.reads, state.writes, self._ahead[sequence_id])
+
+    def settle(self, sequence_id: int, count: int) -> None:
+        ahead = self._ahead.pop(sequence_id, ())
+        if not ahead:
+            return
+        slots = [self.slots.held[sequence_id], *ahead]
+        self.slots.held[sequence_id] = slots.pop(count)
+        self.slots.pool.release(slots)
+
+    def release(self, sequence_id: int) -> None:
+        """Free all slots of a sequence. It is no error if it holds none."""
+        self.settle(sequence_id, 0)
+        self.slots.release(sequence_id)
 
     def end_plan(self) -> None:
         """Free the slots that the step leaves. None of its chunks is still to be planned."""
@@ -113,10 +150,12 @@ class RunningStates(States):
     def rebuild(self, sequence_ids: Container[int]) -> None:
         self.slots.held |= self._left  # what is being planned will not run
         self._left = {}
-        self.slots.keep(sequence_ids)
+        self._ahead = {id: slots for id, slots in self._ahead.items() if id in sequence_ids}
+        self.slots.keep(sequence_ids, self._slots_ahead)
 
     def check_integrity(self) -> None:
-        self.slots.check_integrity(self._left.values())
+        assert self._ahead.keys() <= self.slots.held.keys(), "spare slots of a sequence that ended"
+        self.slots.check_integrity([*self._left.values(), *self._slots_ahead])
 
 
 class StateMemory(KVMemory):
@@ -125,10 +164,16 @@ class StateMemory(KVMemory):
     states: RunningStates
 
     def __init__(
-        self, num_blocks: int, layout: KVLayout, *, num_states: int, **options: Any
+        self,
+        num_blocks: int,
+        layout: KVLayout,
+        *,
+        num_states: int,
+        num_spare_states: int = 0,
+        **options: Any,
     ) -> None:
         super().__init__(num_blocks, layout, **options)
-        self.states = RunningStates(num_states)
+        self.states = RunningStates(num_states, num_spare_states)
         self._slots = self.states.slots
 
     def reserve(self, spans: Collection[Span]) -> bool:
@@ -145,7 +190,7 @@ class StateMemory(KVMemory):
 
     def release(self, sequence_id: int) -> None:
         super().release(sequence_id)
-        self._slots.release(sequence_id)
+        self.states.release(sequence_id)
 
     def take_moves(self) -> BlockMoves:
         self.states.end_plan()
@@ -177,6 +222,7 @@ class StatePagedMemory(StateMemory, PagedMemory):
         layout: KVLayout,
         *,
         num_states: int,
+        num_spare_states: int = 0,
         num_host_blocks: int = 0,
         num_host_states: int = 0,
     ) -> None:
@@ -184,6 +230,7 @@ class StatePagedMemory(StateMemory, PagedMemory):
             num_blocks,
             layout,
             num_states=num_states,
+            num_spare_states=num_spare_states,
             num_host_blocks=num_host_blocks,
             caches_prefixes=False,
         )
@@ -194,7 +241,9 @@ class StatePagedMemory(StateMemory, PagedMemory):
     def swap_out(self, sequence_ids: Iterable[int]) -> bool:
         ids = [id for id in sequence_ids if id in self._slots.held]
         num_slots = len({self._slots.held[id] for id in ids})
-        if num_slots > self._host_slots.pool.num_free or not super().swap_out(ids):
+        if any(map(self.states.has_ahead, ids)) or num_slots > self._host_slots.pool.num_free:
+            return False
+        if not super().swap_out(ids):
             return False
         self._state_swap_outs += self._slots.move(ids, self._host_slots)
         return True

@@ -8,7 +8,7 @@ next sampled token is the one that a step without drafts would have sampled, wha
 from __future__ import annotations
 
 from core.part import Part
-from core.plan import Chunk
+from core.plan import NO_STATE, Chunk, StateSlots
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from strategies.group import Grouping
@@ -26,15 +26,22 @@ class DraftedChunk(Chunk, frozen=True):
 
 
 def drafted(
-    chunk: Chunk, drafts: tuple[int, ...], sequence: Sequence | None = None
+    chunk: Chunk,
+    drafts: tuple[int, ...],
+    sequence: Sequence | None = None,
+    state: StateSlots = NO_STATE,
 ) -> DraftedChunk:
-    """Return a decode's chunk with drafts, whose slots must be reserved by then."""
+    """Return a decode's chunk with drafts, whose slots must be reserved by then.
+
+    state: where the states before the chunk and after each of its tokens are, if there are states.
+    """
     return DraftedChunk(
         sequence=sequence or chunk.sequence,
         start=chunk.start,
         length=chunk.length + len(drafts),
         tables=chunk.tables,
         samples_token=True,
+        state=state,
         drafts=drafts,
     )
 

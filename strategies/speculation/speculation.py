@@ -140,7 +140,8 @@ class Speculation:
         A subclass may draft in another way.
         """
         room = self._limits.max_step_tokens - sum(chunk.length for chunk in chunks)
-        most = min(room, MOST_ROWS)
+        ahead = self._memory.states.num_ahead
+        most = min(room, MOST_ROWS if ahead is None else ahead)
         decodes = [
             (index, chunk)
             for index, chunk in enumerate(chunks)
@@ -222,17 +223,19 @@ class Speculation:
             chunk = msgspec.structs.replace(chunk, tables=self._memory.tables(id))
         # How many tokens it has is known only when the step is done.
         chunk.sequence.needs_newest_token = True
-        return drafted(chunk, drafts)
+        state = self._memory.states.with_ahead(id, chunk.state, len(drafts))
+        return drafted(chunk, drafts, state=state)
 
     def _settle(self, chunk: DraftedChunk, result: StepResult) -> None:
         """Count the accepted drafts of a step that is done."""
         sequence = chunk.sequence
         sequence.needs_newest_token = False  # or it would not be verifiable
         sampled = result.get(sequence.id)
+        num_accepted = len(sampled.token_ids) - 1 if isinstance(sampled, Sampled) else 0
+        self._memory.states.settle(sequence.id, num_accepted)
         drafter = self._drafters.get(sequence)
         if not isinstance(sampled, Sampled) or drafter is None:
             return
-        num_accepted = len(sampled.token_ids) - 1
         was_rejected = num_accepted < len(chunk.drafts)
         drafter.history.add(num_accepted, was_rejected=was_rejected)
         self.policy.acceptance.add(drafter.match, num_accepted, was_rejected=was_rejected)

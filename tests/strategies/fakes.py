@@ -108,14 +108,15 @@ class FakeExecutor:
 
         All chunks of a step run at the same time: none may write what another one reads.
         """
-        reads, writes = chunk.state
-        if writes < 0:
+        if chunk.state.writes < 0:
             return
         if chunk.start:
             expected = self.digest(chunk.sequence, prefix[: chunk.start])
-            assert self.states[reads] == expected, "the state of another prefix"
-        assert writes not in new_states, "two chunks write one state"
-        new_states[writes] = self.digest(chunk.sequence, prefix)
+            assert self.states[chunk.state.reads] == expected, "the state of another prefix"
+        first = chunk.end + 1 - len(chunk.state.written)
+        for end, slot in enumerate(chunk.state.written, start=first):
+            assert slot not in new_states, "two chunks write one state"
+            new_states[slot] = self.digest(chunk.sequence, prefix[:end])
 
     def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> FakeStep:
         return FakeStep(self.run(plan))
@@ -325,9 +326,8 @@ def check_plan(strategy: Strategy, plan: StepPlan) -> None:
                 block = table.blocks[position // group.block_size]
                 assert read[block] is chunk, "a written block is in another sequence's table"
             others = {other.state.reads for other in plan.chunks if other is not chunk}
-            assert chunk.state.writes not in others - {-1}, (
-                "a written state is read by another chunk"
-            )
+            written = {*chunk.state.written} - {-1}
+            assert not written & others, "a written state is read by another chunk"
 
 
 def _abort(

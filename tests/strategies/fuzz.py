@@ -298,6 +298,7 @@ class Run:
     """One seed."""
 
     has_states: ClassVar[bool] = False
+    num_spare_states: ClassVar[int] = 0
 
     def __init__(self, seed: int, counts: Counter[str], groups: Groups = ONE_GROUP) -> None:
         self.rng = rng = random.Random(seed)
@@ -336,7 +337,8 @@ class Run:
         )
         rates = dict.fromkeys(kinds, rate)
         if self.has_states:
-            self.settings["num_states"] = self.settings["max_sequences"]
+            num_states = self.settings["max_sequences"] + self.num_spare_states
+            self.settings["num_states"] = num_states
             self.settings["num_swap_states"] = rng.choice((0, 2, 40))
         self.saboteur = Saboteur(rng) if self.focus == "exceptions" else None
         self.strategy = strategy_of(batching, **self.settings)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.speculation import GivenProposer
 from core.errors import ConfigurationError
 from engine import LLM, LoRARequest, SamplingParams
 from engine.serve.meter import Meter
@@ -120,6 +121,41 @@ def test_families_with_windows_latents_and_experts(tiny_model, expected, archite
     )
     assert answers(llm) == expected(architecture)
     assert counts(llm).num_accepted > 0
+
+
+@pytest.mark.matrix(cases=2)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batching": "paged", "preemption_mode": "swap", "async_scheduling": True,
+         "num_kv_blocks": 40},
+        {"batching": "continuous", "num_kv_blocks": 120},
+    ],
+    ids=lambda options: options["batching"],
+)  # fmt: skip
+@pytest.mark.parametrize("architecture", ["qwen3_5_text", "bamba", "lfm2"])
+def test_states_are_taken_back(tiny_model, expected, architecture, options):
+    llm = LLM(
+        tiny_model(architecture, is_wide=True),
+        speculative_method="ngram",
+        num_speculative_tokens=4,
+        max_rolling_batch_size=8,
+        **ALWAYS,
+        **SMALL,
+        **options,
+    )
+    strategy = llm.llm_engine.strategy
+    known = {
+        tuple(prompt): outputs[0][1]
+        for prompt, (_, outputs) in zip(prompts(), expected(architecture), strict=True)
+    }
+    assert isinstance(strategy.extension, Speculation)
+    strategy.extension.proposer = GivenProposer(known, 0.7, VOCABULARY)
+    assert answers(llm) == expected(architecture)
+    assert 0.1 < counts(llm).num_accepted / counts(llm).num_draft_tokens < 0.9
+    assert strategy.memory.states.num_ahead == 4 * 4, "all spare slots are free"
+    if strategy.shares_prompts:
+        assert strategy.num_preemptions > 0
 
 
 def test_adapters_answer_the_same(tiny_model, tmp_path):

@@ -66,7 +66,9 @@ def _whole(chunk: Chunk, newest: dict[int, int]) -> Chunk:
         return chunk
     sequence = copy(chunk.sequence)
     sequence.token_ids = [*_known(chunk, newest), *chunk.drafts]
-    return Chunk(sequence, chunk.start, chunk.length, chunk.tables, samples_token=True)
+    return Chunk(
+        sequence, chunk.start, chunk.length, chunk.tables, samples_token=True, state=chunk.state
+    )
 
 
 def _verified(chunk: DraftedChunk, newest: dict[int, int]) -> Sampled:

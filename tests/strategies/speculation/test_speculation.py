@@ -15,8 +15,6 @@ from tests.strategies.fakes import EOS, strategy_of
 from tests.strategies.fuzz import ONE_GROUP, SEVERAL_GROUPS, Executor, Run, fuzz
 from tests.strategies.speculation.drafting import Certain, Drafting, Oracle, speculate
 
-NUM_SEEDS = 120
-
 
 class DraftingExecutor(Drafting, Executor):
     pass
@@ -36,11 +34,21 @@ class DraftRun(Run):
         self.counts["accepted"] += self.speculation.counts.num_accepted
 
 
-def test_random_workloads_with_drafts():
+class DraftRunWithStates(DraftRun):
+    """Each draft's state has a slot of its own until it is accepted or not."""
+
+    has_states = True
+    num_spare_states = 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_seeds"), [(DraftRun, 80), (DraftRunWithStates, 40)], ids=["plain", "states"]
+)
+def test_random_workloads_with_drafts(kind, num_seeds):
     counts: Counter[str] = Counter()
-    kinds = [ONE_GROUP, ONE_GROUP, *SEVERAL_GROUPS.values()]
-    for seed in range(NUM_SEEDS):
-        fuzz(seed, counts, kinds[seed % len(kinds)], DraftRun)
+    groups = [ONE_GROUP, ONE_GROUP, *SEVERAL_GROUPS.values()]
+    for seed in range(num_seeds):
+        fuzz(seed, counts, groups[seed % len(groups)], kind)
     assert counts["answers"] > 0
     assert counts["preemptions"] > 0
     assert 0.3 < counts["accepted"] / counts["draft tokens"] < 0.9
