@@ -180,7 +180,7 @@ class Loader:
             self.count(format.num_bytes, weight.shape[0] * width)
         bias = self._bias(Source(name, vocab_size))
         if bias is not None:
-            bias = _vocabulary(bias, self.shard)
+            bias = self.place(_vocabulary(bias, self.shard))
         after = self.group.after_head(vocab_size)
         return Linear(format, bias, {}, width, self.dtype, after=after)
 
