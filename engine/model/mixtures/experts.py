@@ -42,6 +42,8 @@ SHARED_WIDTH_NAMES = (
     "moe_shared_expert_intermediate_size",
 )
 """Config fields that may hold the width of all shared experts."""
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+"""gpt-oss's, which its configuration names since transformers 5.18 or later."""
 Grouped = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(rows [M, K] sorted by expert, weights [E, N, K], ends [E] int32) -> [M, N]. ends[e] is the index
 after the last row of expert e."""
@@ -83,7 +85,8 @@ class Experts:
             else make_plain(spec.activation, loader, block)
         )
         if names.is_interleaved:
-            self._alpha, self._limit = spec.config.swiglu_alpha, spec.config.swiglu_limit
+            self._alpha = getattr(spec.config, "swiglu_alpha", SWIGLU_ALPHA)
+            self._limit = getattr(spec.config, "swiglu_limit", SWIGLU_LIMIT)
             self.activate = self._clamped_swiglu
             self._sigmoid = loader.elementwise.sigmoid
 
