@@ -42,22 +42,36 @@ The sizes have not been timed on a GPU.
 
 
 @triton.jit
-def partial_sums(
-    sums, rows, codes, scale_ptr, zero_ptr, group, output, is_output, num_outputs,
-    KIND: tl.constexpr,
+def scale_and_zero(
+    scale_ptr, zero_ptr, group, output, is_output, num_outputs, KIND: tl.constexpr
 ):
-    """Add to sums [M, N] the products of rows [M, K] and codes [N, K], all of one group."""
+    """Load the scales and zeros [N] of one group. For fp8 and fp4, there are no zeros."""
     place = group * num_outputs + output
     scale = tl.load(scale_ptr + place, mask=is_output, other=0)
-    if KIND == "fp8":
-        weights = e4m3_decode(codes, rows.dtype)
-    elif KIND == "fp4":
-        weights = e2m1_decode(codes, rows.dtype)
+    zero = scale
+    if KIND == "fp4":
         scale = e8m0_decode(scale)
-    else:
+    elif KIND != "fp8":
         zero = tl.load(zero_ptr + place, mask=is_output, other=0)
-        weights = (codes.to(tl.int16) - zero.to(tl.int16)[:, None]).to(rows.dtype)
-    return sums + tl.dot(rows, weights.T) * scale[None, :]
+    return scale, zero
+
+
+@triton.jit
+def decoded(codes, zero, dtype: tl.constexpr, KIND: tl.constexpr):
+    """Return codes [N, K] as numbers, exactly, without their scale."""
+    if KIND == "fp8":
+        numbers = e4m3_decode(codes, dtype)
+    elif KIND == "fp4":
+        numbers = e2m1_decode(codes, dtype)
+    else:
+        numbers = (codes.to(tl.int16) - zero.to(tl.int16)[:, None]).to(dtype)
+    return numbers
+
+
+@triton.jit
+def partial_sums(sums, rows, codes, scale, zero, KIND: tl.constexpr):
+    """Add to sums [M, N] the products of rows [M, K] and codes [N, K], all of one group."""
+    return sums + tl.dot(rows, decoded(codes, zero, rows.dtype, KIND).T) * scale[None, :]
 
 
 @triton.jit
@@ -76,24 +90,28 @@ def quantized_tile(
     code_ptrs = codes_ptr + output.to(tl.int64)[:, None] * code_stride + inputs
     is_row, is_code = is_row[:, None], is_output[:, None]
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    # The compiler loads only the operands of tl.dot ahead. So scales are loaded an iteration early.
+    scale, zero = scale_and_zero(scale_ptr, zero_ptr, 0, output, is_output, num_outputs, KIND)
     for first in range(0, num_inputs, BLOCK_K * PER_BYTE):
         rows = tl.load(row_ptrs + first, mask=is_row, other=0.0)
         codes = tl.load(code_ptrs + first // PER_BYTE, mask=is_code, other=0)
+        place = first + BLOCK_K
+        next_scale, next_zero = scale_and_zero(
+            scale_ptr, zero_ptr, place // group_size, output, is_output & (place < num_inputs),
+            num_outputs, KIND,
+        )
         if PER_BYTE == 2:  # the second half of the inputs is in the upper halves of the bytes
-            sums = partial_sums(
-                sums, rows, codes & 15, scale_ptr, zero_ptr, first // group_size, output,
-                is_output, num_outputs, KIND,
+            sums = partial_sums(sums, rows, codes & 15, scale, zero, KIND)
+            rows = tl.load(row_ptrs + place, mask=is_row, other=0.0)
+            codes >>= 4
+            scale, zero = next_scale, next_zero
+            place += BLOCK_K
+            next_scale, next_zero = scale_and_zero(
+                scale_ptr, zero_ptr, place // group_size, output, is_output & (place < num_inputs),
+                num_outputs, KIND,
             )
-            rows = tl.load(row_ptrs + first + BLOCK_K, mask=is_row, other=0.0)
-            sums = partial_sums(
-                sums, rows, codes >> 4, scale_ptr, zero_ptr, (first + BLOCK_K) // group_size,
-                output, is_output, num_outputs, KIND,
-            )
-        else:
-            sums = partial_sums(
-                sums, rows, codes, scale_ptr, zero_ptr, first // group_size, output,
-                is_output, num_outputs, KIND,
-            )
+        sums = partial_sums(sums, rows, codes, scale, zero, KIND)
+        scale, zero = next_scale, next_zero
     return sums
 
 

@@ -73,4 +73,5 @@ def pinned(format: Format) -> Format:
         return SideBySide([pinned(part) for part in format.formats], format.sizes)
     assert isinstance(format, TritonCodes), f"{type(format).__name__} is not for CUDA"
     format.product = partial(format.product, is_pinned=True)
+    format.max_rows = float("inf")
     return format

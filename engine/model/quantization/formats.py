@@ -16,12 +16,15 @@ from engine.model.linear import Format, Panels, Quantized, Stored, choose_format
 from engine.model.quantization.integers import Integers
 from engine.model.quantization.kernel_codes import KernelCodes, KernelWeight, has_kernel
 from engine.model.quantization.weights import (
-    MAX_FLOAT8,
     Float8Weight,
     IntegerWeight,
     PermutedWeight,
     joined,
 )
+
+MAX_KERNEL_ROWS = 64
+"""Rows up to which a product reads the codes themselves. With more, it takes longer than
+dequantizing the weight and calling the library's product."""
 
 
 class Dequantizing(Format):
@@ -45,19 +48,24 @@ class TritonCodes(Format):
     def __init__(self, weight: KernelWeight) -> None:
         """weight: `has_kernel` must be true for it."""
         # Imported only here, so that CPUs do not need Triton.
+        from kernels.linear.dequantize import dequantize
         from kernels.linear.quantized_linear import quantized_linear
 
         laid_out = KernelCodes.of(weight)
         self.product = quantized_linear
+        self._dequantize = dequantize
         self._codes, self._scales = laid_out.codes, laid_out.scales.T.contiguous()
         self._zeros = None if laid_out.zeros is None else laid_out.zeros.T.contiguous()
         self._kind, self._group_size = laid_out.kind, laid_out.group_size
         self.num_bytes = laid_out.num_bytes
+        self.max_rows: float = MAX_KERNEL_ROWS
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        return self.product(
-            rows, self._codes, self._scales, self._zeros, bias, self._kind, self._group_size
-        )
+        weight = self._codes, self._scales, self._zeros
+        if len(rows) <= self.max_rows:
+            return self.product(rows, *weight, bias, self._kind, self._group_size)
+        dense = self._dequantize(*weight, self._kind, self._group_size, rows.dtype)
+        return F.linear(rows, dense, None if bias is None else bias.to(rows.dtype))
 
 
 class ScaledFloat8(Format):
@@ -67,6 +75,9 @@ class ScaledFloat8(Format):
     """
 
     def __init__(self, weight: Float8Weight) -> None:
+        from kernels.linear.row_codes import row_codes
+
+        self._row_codes = row_codes
         self._codes, self._scales = weight.codes.T, weight.scales.T.contiguous()
         self.num_bytes = weight.num_bytes
 
@@ -78,8 +89,7 @@ class ScaledFloat8(Format):
         return is_scaled_by_output and dtype == torch.bfloat16 and not any(n % 16 for n in sizes)
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        scales = rows.abs().amax(1, keepdim=True).float().clamp(min=1e-12) / MAX_FLOAT8
-        codes = (rows / scales).clamp(-MAX_FLOAT8, MAX_FLOAT8).to(torch.float8_e4m3fn)
+        codes, scales = self._row_codes(rows)
         return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
             codes, self._codes, scales, self._scales, bias=bias, out_dtype=rows.dtype
         )
