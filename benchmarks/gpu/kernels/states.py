@@ -20,6 +20,7 @@ from kernels.state.state_tiles import state_tiles
 
 Heads = tuple[int, int, int, int, bool]
 """Key heads, heads, dims of keys and of values; whether it is the delta rule."""
+Tokens = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 HEADS: dict[str, Heads] = {
     "Qwen 3.5 4B": (16, 32, 128, 128, True),
     "Nemotron-H 8B": (8, 128, 128, 64, False),
@@ -63,7 +64,7 @@ def _check_recurrence(
     tokens, shape = _tokens(bench, heads, len(batch.writes), dtype)
     pool = _mixed_pool(batch, shape, {"device": bench.device})
     skip = torch.randn(heads[1], device=bench.device)
-    options = {"batch": batch, "is_delta": heads[4], "skip": skip}
+    options: dict[str, Any] = {"batch": batch, "is_delta": heads[4], "skip": skip}
     errors = _errors(
         lambda states: form(*tokens, states, **options),
         lambda states: reference.state_step(*tokens, states, **options),
@@ -79,7 +80,8 @@ def _check_convolution(bench: Bench, case: str, dtype: torch.dtype, taps: int) -
     before, after, rows = torch.randn(len(batch.writes), 3 * channels, **options).chunk(3, 1)
     weight, bias = torch.randn(taps + 1, channels, **options).split([taps, 1])
     pool = _mixed_pool(batch, (taps - 1, channels), options)
-    given = {"silu": True} if taps == TAPS else {"before": before, "after": after}
+    gates = {"before": before, "after": after}
+    given: dict[str, Any] = {"silu": True} if taps == TAPS else gates
     inputs = (rows, weight, bias[0] if taps == TAPS else None)
     errors = _errors(
         lambda tails: conv_rows(*inputs, tails, batch, **given),
@@ -100,7 +102,8 @@ def _recurrence(bench: Bench, name: str, heads: Heads, count: int, length: int) 
     tokens, shape = _tokens(bench, heads, count * length, bench.dtype)
     pool = torch.randn(count, *shape, device=bench.device)
     pools = [pool.clone() for _ in range(bench.num_sets(pool.nbytes, 8))]
-    options = {"batch": _batch(bench, (length,) * count), "is_delta": heads[4]}
+    batch = _batch(bench, (length,) * count)
+    options: dict[str, Any] = {"batch": batch, "is_delta": heads[4]}
     query, _, value, _, _ = tokens
     num_bytes = 2 * pool.nbytes + 2 * value.nbytes + 2 * query.nbytes
     errors = _errors(
@@ -137,7 +140,7 @@ def _models(bench: Bench) -> dict[str, Heads]:
 
 def _tokens(
     bench: Bench, heads: Heads, size: int, dtype: torch.dtype
-) -> tuple[tuple[Tensor, ...], tuple[int, int, int]]:
+) -> tuple[Tokens, tuple[int, int, int]]:
     """Return queries, keys, values, decays and rates of `size` tokens, and the shape of a state."""
     num_key_heads, num_heads, key_dim, value_dim, _ = heads
     options = {"dtype": dtype, "device": bench.device}
