@@ -27,6 +27,7 @@ def _begin() -> None:
     g.headers = {}
     g.body = None  # until a hook reads or replaces the body (container/hooks/)
     g.charge = _ignore
+    g.api_key = ""
     g.record = RequestRecord()
 
 

@@ -25,6 +25,10 @@ from core.configuration.options import Options
 from core.protocol.facts import Facts
 from core.protocol.stats import Histogram, Stats
 
+WAITING = ("slots", "blocks", "batch", "budget")
+"""Why the first waiting request may wait; docs/operate.md explains them."""
+DEFERRED = ("batch",)
+"""Of these, what is no lack of capacity."""
 MIMETYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -92,6 +96,20 @@ class _EngineMetrics:
             if "kv_" in name and not facts.num_kv_blocks:
                 continue  # the task has no KV cache
             yield self._gauge(name, doc, value)
+        waiting = dict.fromkeys(WAITING, 0) | stats.waiting
+        num_deferred = sum(count for reason, count in waiting.items() if reason in DEFERRED)
+        by_reason = (
+            ("vllm:num_requests_waiting_by_reason",
+             {"capacity": sum(waiting.values()) - num_deferred, "deferred": num_deferred},
+             "Sequences that wait, by reason: capacity, or deferred for a batch to fill."),
+            ("longshore:requests_waiting", waiting,
+             "Sequences that wait, by why the first does: slots, blocks, batch or budget."),
+        )  # fmt: skip
+        for name, counts, doc in by_reason:
+            family = GaugeMetricFamily(name, doc, labels=(*self._labels, "reason"))
+            for reason, count in counts.items():
+                family.add_metric((*self._labels.values(), reason), count)
+            yield family
 
     def _infos(self) -> Iterator[Metric]:
         """Yield the gauges whose labels hold the information."""

@@ -64,6 +64,8 @@ class RequestContext:
     """Returns whether the client has closed its connection."""
     charge: Callable[[int], None]
     """Counts tokens, of the prompt or generated, against the limit of the request's API key."""
+    api_key: str
+    """The name of that key; '' without any."""
     record: RequestRecord
     """The figures of the request for the log and the traces."""
     is_new_warning: Callable[[str], bool]
@@ -157,6 +159,7 @@ def request_context(accept_header: str = "Accept") -> RequestContext:
         body=body,
         has_hung_up=disconnect_check(request.environ),
         charge=g.charge,
+        api_key=g.api_key,
         record=g.record,
         is_new_warning=current_app.extensions[WARNED].add,
         response_headers=g.headers,

@@ -90,16 +90,23 @@ class Submit(NewRequest, frozen=True):
     """Name of a loaded variant; '' for the model itself."""
     images: tuple[PromptImage, ...] = ()
     """The images of the prompt, in the order of their positions."""
+    api_key: str = ""
+    """The name of the API key that it came with; '' without any."""
 
     @classmethod
     def of(
-        cls, prompt: EncodedPrompt, token_ids: Sequence[int], params: SamplingParams, variant: str
+        cls,
+        prompt: EncodedPrompt,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        variant: str,
+        api_key: str,
     ) -> Submit:
         """Return the request for a prompt. Its id is still to be set.
 
         token_ids: those of the prompt that are left after truncation.
         """
-        return cls("", list(token_ids), params, variant, prompt.images)
+        return cls("", list(token_ids), params, variant, prompt.images, api_key)
 
     @property
     def num_queued_tokens(self) -> int:

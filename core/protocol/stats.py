@@ -105,6 +105,8 @@ class Stats(msgspec.Struct, kw_only=True):
     num_running: int = 0
     """Running sequences: the batch size."""
     num_waiting: int = 0
+    waiting: dict[str, int] = {}
+    """Of them, by why the first one waits (`strategies.base.Blocked`); the others wait behind."""
     num_held_blocks: int = 0
     num_filled_tokens: int = 0
     """Token slots already written in held blocks. The other slots of these blocks are reserved, or

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -31,6 +31,7 @@ from core.protocol.stats import Receipt, Total
 from core.request import Request
 from core.sampling import Finish
 from engine.executor import FailedAt, Observer
+from engine.observers.payer import Payer
 from strategies.base import Strategy
 
 ROW = 4096
@@ -90,6 +91,9 @@ class Ledger(Observer, Feature):
         that planned nothing; moves of blocks alone; ended, for requests that had ended by then."""
         self.closed = Receipt()
         """The sum of the receipts of all requests that have ended."""
+        self._by_key: dict[str, Receipt] = {}
+        """Of them, those that came with an API key, by its name."""
+        self._num_by_key: Counter[str] = Counter()
 
     def added(self, request: Request) -> None:
         account = Account(request, set(range(request.params.num_answers)))
@@ -172,7 +176,36 @@ class Ledger(Observer, Feature):
                 "KV blocks held by requests that have ended, each times how long.",
                 {"": self.closed.kv_block_ns / 1e9},
             ),
+            *self._totals_by_key(),
         )
+
+    def _totals_by_key(self) -> Iterator[Total]:
+        """Yield what requests that have ended have cost, if they came with API keys."""
+        if not self._by_key:
+            return
+        figures: dict[str, tuple[str, Callable[[Receipt], float]]] = {
+            "compute_seconds": (
+                "The engine's time that they are charged with.",
+                lambda receipt: receipt.compute_ns / 1e9,
+            ),
+            "queued_seconds": (
+                "Their time in the queue.",
+                lambda receipt: sum(receipt.queued_ns.values()) / 1e9,
+            ),
+            "kv_block_seconds": (
+                "KV blocks that they held, each times how long.",
+                lambda receipt: receipt.kv_block_ns / 1e9,
+            ),
+        }
+        yield Total(
+            "longshore:api_key_requests",
+            "Requests that have ended, by API key.",
+            {**self._num_by_key},
+            "api_key",
+        )
+        for name, (doc, figure) in figures.items():
+            values = {key: figure(receipt) for key, receipt in self._by_key.items()}
+            yield Total(f"longshore:api_key_{name}", doc, values, "api_key")
 
     def _charge(self, plan: StepPlan) -> None:
         """Divide the time since the last reading of the clock among the sequences of a plan."""
@@ -289,6 +322,10 @@ class Ledger(Observer, Feature):
         for id in account.request.sequence_ids:
             del self._of_sequence[id]
         self.closed.add(account.receipt)
+        payer = Payer.of(account.request.parts)
+        if payer is not None:
+            self._num_by_key[payer.name] += 1
+            self._by_key.setdefault(payer.name, Receipt()).add(account.receipt)
         if not self._accounts:
             self._waited.clear()
 

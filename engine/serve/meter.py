@@ -113,6 +113,7 @@ class Meter:
             msgspec.convert(msgspec.to_builtins(self._sums), Stats),
             num_running=strategy.num_running,
             num_waiting=len(strategy.waiting),
+            waiting={strategy.blocked_by: len(strategy.waiting)},
             infos=_infos(engine),
             totals=tuple(total for feature in engine.features for total in feature.totals()),
             num_held_blocks=strategy.memory.num_held_blocks,

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from core.errors import RequestError
 from core.protocol.messages import FromEngine, NewRequest, Ready, Submit
 from engine.engine import Engine
+from engine.observers.ledger import Ledger
+from engine.observers.payer import Payer
 from engine.sampling.grammars import Grammars
 from engine.serve.adapter_service import AdapterService
 from engine.serve.connection import Connection, Inbound
@@ -20,6 +22,7 @@ class TextService:
     def __init__(self, engine: Engine, connection: Connection) -> None:
         self.engine = engine
         self._adapters = AdapterService(engine, connection)
+        self._ledger = Ledger.of(engine.features)
         self._grammars = GrammarCompiler(Grammars.of(engine.features), connection.inbox)
 
     def ready(self) -> Ready:
@@ -33,7 +36,8 @@ class TextService:
             raise RequestError("task", f"this container serves {self.engine.facts.task}")
         engine = self.engine
         images = image_parts(message, engine.facts, engine.parts_in_use)
-        parts = (*self._adapters.parts(message.variant), *images)
+        payer = (Payer(message.api_key),) if self._ledger and message.api_key else ()
+        parts = (*self._adapters.parts(message.variant), *images, *payer)
         return engine.add(message.prompt_token_ids, message.params, now, parts)
 
     def handle(self, client: bytes, message: Inbound) -> None:

@@ -78,7 +78,7 @@ class Generations:
             prompt.check(params, facts)
         decoding.check_result(len(token_ids))
         submitted = context.record.now()
-        request = Submit.of(prompt, token_ids, params, variant)
+        request = Submit.of(prompt, token_ids, params, variant, context.api_key)
         if digest := self._engines.digest(variant):
             context.response_headers[DIGEST_HEADER] = digest
         stream = self._engines.submit(request, context.session)

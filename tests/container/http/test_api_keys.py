@@ -21,6 +21,7 @@ from container.wire.engine_client import EngineClient
 from core.configuration.options import Options, make_options
 from core.errors import ConfigurationError, RateLimitError
 from core.protocol.launch import Launch
+from core.protocol.messages import Submit
 from core.text.tokenizer import Tokenizer
 from tests.clock import Clock
 from tests.container.fake_engine import FakeEngine, fails
@@ -62,7 +63,8 @@ def guarded(
     return make
 
 
-def test_a_key_in_either_header_is_admitted(guarded: Guarded) -> None:
+def test_a_key_in_either_header_is_admitted(guarded: Guarded, engine: FakeEngine) -> None:
+    """And the engine learns its name, for receipts."""
     http = guarded("first-key\nsecond-key name=b\n")
     for headers in (
         {"Authorization": "Bearer first-key"},
@@ -71,6 +73,11 @@ def test_a_key_in_either_header_is_admitted(guarded: Guarded) -> None:
         {"Authorization": "AWS4-HMAC-SHA256 Credential=x", "X-Api-Key": "first-key"},
     ):
         assert http.post("/invocations", json=BODY, headers=headers).status_code == 200
+    first, second, third, fourth = (
+        submit.api_key for submit in engine.of_type(Submit) if isinstance(submit, Submit)
+    )
+    assert (second, third) == ("b", "b")
+    assert first == fourth != ""
 
 
 def test_the_live_page_needs_no_key_but_its_events_do(guarded: Guarded) -> None:

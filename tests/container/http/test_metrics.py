@@ -22,8 +22,9 @@ from tests.container.conftest import Serve, eventually
 from tests.container.fake_engine import FACTS, FakeEngine, fails, says
 
 STATS = Stats(
-    num_running=3, num_waiting=2, num_held_blocks=10, num_filled_tokens=120, num_steps=9,
-    num_step_sequences=20, host_s=0.75, num_prompt_tokens=50, num_generated_tokens=60,
+    num_running=3, num_waiting=2, waiting={"blocks": 2}, num_held_blocks=10,
+    num_filled_tokens=120, num_steps=9, num_step_sequences=20, host_s=0.75, num_prompt_tokens=50,
+    num_generated_tokens=60,
     num_prefix_queries=70, num_prefix_hits=30, num_swaps=1, num_recomputes=4,
     finished={"length": 5, "stop": 1}, aborted={"disconnect": 3}, refused={"invalid": 8},
 )  # fmt: skip
@@ -58,6 +59,10 @@ def test_metrics_have_the_engines_values(
     found = samples(http)
     assert found["vllm:num_requests_running"] == 3
     assert found["vllm:num_requests_waiting"] == 2
+    assert found["vllm:num_requests_waiting_by_reason:capacity"] == 2
+    assert found["vllm:num_requests_waiting_by_reason:deferred"] == 0
+    assert found["longshore:requests_waiting:blocks"] == 2
+    assert found["longshore:requests_waiting:slots"] == 0
     assert found["vllm:kv_cache_usage_perc"] == 10 / FACTS.num_kv_blocks
     assert found["longshore:kv_blocks"] == FACTS.num_kv_blocks
     assert found["longshore:kv_tokens_filled"] == 120

@@ -12,6 +12,7 @@ from core.protocol.stats import Receipt
 from core.sampling import SamplingParams
 from engine.engine import Engine
 from engine.observers.ledger import ROW, Ledger, joined
+from engine.observers.payer import Payer
 from engine.observers.recorder import Recorder
 from tests.engine.serve.serving import FACTS
 from tests.strategies.fakes import FakeExecutor, strategy_of
@@ -208,6 +209,22 @@ def test_metrics_count_all_of_the_time() -> None:
     assert seconds.values == {"idle": 1.0, "between_steps": 0.0, "requests": 4.0}
     assert queued.values == {}
     assert blocks.values == {"": 6.0}
+
+
+def test_api_keys_have_totals_of_their_own() -> None:
+    engine, ledger, _ = engine_of(10**9)
+    for name, num_tokens in (("ours", 2), ("theirs", 1), ("ours", 1)):
+        engine.add([5], params(num_tokens), 0.0, (Payer(name),))
+        drain(engine)
+    engine.add([5], params(1), 0.0)
+    drain(engine)
+    totals = {total.name: total.values for total in ledger.totals() if total.label == "api_key"}
+    assert totals == {
+        "longshore:api_key_requests": {"ours": 2, "theirs": 1},
+        "longshore:api_key_compute_seconds": {"ours": 3.0, "theirs": 1.0},
+        "longshore:api_key_queued_seconds": {"ours": 0.0, "theirs": 0.0},
+        "longshore:api_key_kv_block_seconds": {"ours": 3.0, "theirs": 1.0},
+    }
 
 
 def test_an_aborted_request_has_paid_too() -> None:

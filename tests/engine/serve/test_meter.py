@@ -108,6 +108,7 @@ def test_held_and_filled_memory_and_steps(batching):
     running = 1 if batching == "none" else 2
     assert (seen.num_held_blocks, seen.num_filled_tokens) == (num_held, 5 * running)
     assert (seen.num_running, seen.num_waiting) == (running, 2 - running)
+    assert batching != "none" or seen.waiting == {"slots": 1}
     assert (seen.num_steps, seen.num_step_sequences) == (1, running)
     assert engine.num_step_tokens == 5 * running
 
