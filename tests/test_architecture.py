@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "strategies": {"core"},
     "engine": {"core", "kernels", "strategies"},
     "container": {"core"},  # talks to the engine only over the socket
-    "benchmarks": {"core", "engine", "kernels", "strategies"},
+    "benchmarks": {"container", "core", "engine", "kernels", "strategies"},
     "loadtest": set(),  # talks HTTP to any server
     "models": set(),
     "deploy": set(),  # runs the load test as a command

@@ -3,7 +3,7 @@
 Without options, the schedule is computed again from the recorded requests, and compared step for
 step; if it differs, the first difference is printed and the exit code is 1. With options, computes
 what would have happened with them: the same requests at the same times, and a cost model of a step
-that is fitted to the recording. --trace and --rate replace the requests.
+that is fitted to the recording. --trace and --rate replace the requests. --page shows any moment.
 
 Without DIR, computes what a GPU that you do not have would do, from its data sheet: no model runs,
 and no speed is measured.
@@ -39,11 +39,13 @@ from engine.observers.frames import Header
 from engine.observers.store import Recording, read_recording
 
 DEFAULT_LENGTH = 4096
+PAGE_PORT = 8090
 MEANS = {"sharegpt": SHAREGPT, "alpaca": ALPACA}
 EXAMPLES = """examples:
   %(prog)s DIR                                    # is the schedule reproduced?
   %(prog)s DIR --batching continuous              # another strategy
   %(prog)s DIR --max-rolling-batch-size 64 --load 1.5   # other limits, half as many requests more
+  %(prog)s DIR --page                             # look at it in a browser
   %(prog)s DIR --trace azure_llm_2023_conv.csv    # other requests
   %(prog)s --model llama-3.1-8b --gpu h100 --rate 8     # all strategies on a GPU
 """
@@ -55,10 +57,15 @@ def main(arguments: list[str] | None = None, prog: str = "python -m benchmarks.r
     given = parser.parse_args(arguments)
     try:
         changes = given_options(given)
-        if given.recording is None:
+        if given.recording is None and given.page is None:
             return _assume(given, changes)
+        if given.recording is None:
+            raise ValueError("--page needs DIR, the folder of a recording")
         recording = read_recording(given.recording, given.run)
-        if changes or given.load != 1.0 or _has_requests(given):
+        is_changed = bool(changes or given.load != 1.0 or _has_requests(given))
+        if given.page is not None:
+            return _serve_page(recording, given.page, is_changed=is_changed)
+        if is_changed:
             return _forecast(recording, changes, given)
         return _reproduce(recording)
     except (OSError, ValueError, ConfigurationError) as error:
@@ -81,6 +88,11 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--load", type=positive, default=1.0, metavar="X",
         help="let requests arrive X times as fast (default: 1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--page", type=int, nargs="?", const=PAGE_PORT, metavar="PORT",
+        help="serve a page of the recording on this machine: any moment, and why requests waited "
+        "(default port: %(const)s)",
     )  # fmt: skip
     _add_requests(parser.add_argument_group("other requests"))
     machine = parser.add_argument_group("without DIR: the machine")
@@ -106,6 +118,17 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
         help="--rate: log-normal lengths with the means of this data set (default: sharegpt)",
     )  # fmt: skip
     group.add_argument("--seed", type=int, default=0, help="--rate: random seed (default: 0)")
+
+
+def _serve_page(recording: Recording, port: int, *, is_changed: bool) -> int:
+    if is_changed:
+        raise ValueError("--page shows what was recorded; leave the other options out")
+    from benchmarks.replay.page.server import serve_page
+    from benchmarks.replay.page.tape import Tape
+
+    print(f"replaying {title(recording)}", flush=True)
+    serve_page(Tape(recording), title(recording), port)
+    return 0
 
 
 def _reproduce(recording: Recording) -> int:

@@ -149,6 +149,11 @@ class Ledger(Observer, Feature):
             output if output.finish is None else self._with_receipt(output) for output in outputs
         ]
 
+    def receipt_of(self, request_id: int) -> Receipt | None:
+        """Return the receipt of an open request, which grows until the request has ended."""
+        account = self._accounts.get(request_id)
+        return None if account is None else account.receipt
+
     def num_charged_ns(self) -> int:
         """Return the time that all requests together are charged with."""
         open_ns = (account.receipt.compute_ns for account in self._accounts.values())

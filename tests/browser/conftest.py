@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page
 from models.windows import write
 from tests.browser.chromium import NoBrowserError, chromium
 from tests.browser.demo_server import demo_server
+from tests.browser.replay_page import replay_page
 
 SMALL = ("--max-model-len", "512", "--num-kv-blocks", "96")
 
@@ -56,6 +57,13 @@ def with_windows(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def all_strategies(browser: Browser) -> Iterator[str]:
     with demo_server("--strategies", "all", *SMALL) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def recording(browser: Browser) -> Iterator[str]:
+    """The page of a recording."""
+    with replay_page() as url:
         yield url
 
 

@@ -39,7 +39,8 @@ export function batchLegend(list, settings) {
 }
 
 // The time axis of a chart, in the engine's seconds: it starts at `from` and is `seconds` long, and
-// bars are drawn up to `now`. `ticks` are [time, text].
+// bars are drawn up to `now`. `ticks` are [time, text]. If given, `mark` is a time with a line, and
+// `selected` the id of a row that stands out.
 export function lastSeconds(history, localNow) {
   const now = history.time(localNow);
   const ticks = [0, 5, 10, 15, 20].map((age) => [now - age, age === 0 ? "now" : `−${age} s`]);
@@ -47,17 +48,20 @@ export function lastSeconds(history, localNow) {
   return { from: now - WINDOW_S, seconds: WINDOW_S, now, ticks, during };
 }
 
+// Returns the ids of the rows, from the top, and their height.
 export function drawBatch(canvas, history, settings, period) {
   const { context, width, height } = begin(canvas);
   const { from: left, now } = period;
   const scale = (width - GUTTER) / period.seconds;
   const x = (time) => GUTTER + (Math.max(left, Math.min(now, time)) - left) * scale;
   drawAxis(context, width, height, period);
+  if (period.mark !== undefined) drawMark(context, x(period.mark), height);
   const rows = visibleRows(history, left, height - AXIS);
   const rowHeight = Math.max(ROW.min, Math.min(ROW.max, (height - AXIS) / Math.max(1, rows.length)));
   const batchEnds = settings.batching === "dynamic" ? endsOfBatches(history, now) : null;
   rows.forEach((row, index) => {
     const top = index * rowHeight;
+    if (row.id === period.selected) drawSelected(context, top, width, rowHeight);
     for (const [phase, from, to] of spans(row, now, settings, batchEnds)) {
       if (to < left) continue;
       const [start, end] = [x(from), x(to)];
@@ -68,6 +72,12 @@ export function drawBatch(canvas, history, settings, period) {
   });
   if (!rows.length) drawEmpty(context, width, height, period);
   canvas.ariaLabel = describe(rows, history.snapshot, period);
+  return { ids: rows.map(({ id }) => id), rowHeight };
+}
+
+// The most rows that a chart of this height can show.
+export function mostRows(canvas) {
+  return Math.floor((canvas.clientHeight - AXIS) / ROW.min);
 }
 
 // The library executor writes whole answers in one step, so prefill and decode are not told apart.
@@ -160,6 +170,16 @@ function drawAxis(context, width, height, { from, seconds, ticks }) {
     context.textAlign = share > 0.97 ? "right" : share < 0.03 ? "left" : "center";
     context.fillText(text, x, height - 3);
   }
+}
+
+function drawMark(context, x, height) {
+  context.fillStyle = palette().text;
+  context.fillRect(Math.round(x) - 1, 0, 1, height - AXIS);
+}
+
+function drawSelected(context, top, width, rowHeight) {
+  context.fillStyle = palette().line;
+  context.fillRect(0, top, width, rowHeight);
 }
 
 function drawEmpty(context, width, height, { during }) {

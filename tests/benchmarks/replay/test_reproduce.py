@@ -9,7 +9,8 @@ from collections import Counter
 import msgspec
 import pytest
 
-from benchmarks.replay.reproduce import reproduce
+from benchmarks.replay.reproduce import Replay, reproduce
+from benchmarks.replay.script import script_of
 from engine.observers.frames import VERSION, AnyFrame, Header, Scheduled
 from engine.observers.recorder import Recorder, link_tokens
 from engine.observers.store import Recording
@@ -85,6 +86,18 @@ def test_random_traffic_is_reproduced_step_for_step(kind: type[Run]) -> None:
     assert kind is not Run or {name for name, count in counts.items() if count > 0} >= KINDS
     assert len(strategies) == 4
     assert num_bytes / counts["chunks"] < 60, num_bytes / counts["chunks"]
+
+
+@pytest.mark.parametrize("kind", NUM_SEEDS)
+def test_a_saved_replay_goes_on_alike(kind: type[Run]) -> None:
+    for seed in range(4):
+        recording = record(seed, Counter(), next(iter(SEVERAL_GROUPS.values())), kind)
+        if recording is None:
+            continue
+        replay = Replay(recording, script_of(recording.frames, recording.header.link_tokens))
+        assert replay.run_to(len(recording.frames) // 2) is None
+        saved = replay.save()
+        assert [saved.load().run(), replay.run(), saved.load().run()] == [None] * 3
 
 
 def test_a_difference_names_its_step() -> None:

@@ -1,0 +1,59 @@
+"""The page of a recording: one scrubs, the pictures follow, and a request says why it waited."""
+
+from __future__ import annotations
+
+import re
+
+from playwright.sync_api import Page
+
+from tests.browser.replay_page import LONGEST_ANSWER_MS
+
+MOVE = """(slider, share) => {
+  slider.value = share * slider.max;
+  slider.dispatchEvent(new Event("input"));
+}"""
+
+
+def open_recording(page: Page, url: str) -> None:
+    page.goto(url)
+    page.wait_for_selector("#status.live", timeout=LONGEST_ANSWER_MS)
+    page.wait_for_selector("#batch[aria-label*='around this moment']")
+
+
+def scrub(page: Page, share: float) -> None:
+    """Move to a share of the recording, and wait for the state of that moment."""
+    with page.expect_response(re.compile("moment")):
+        page.locator("#scrub").evaluate(MOVE, share)
+
+
+def test_the_pictures_follow_the_moment(page: Page, recording: str) -> None:
+    open_recording(page, recording)
+    assert int(page.inner_text("#queue")) > 0, "it opens where most requests wait"
+    seen = set()
+    for share in (0.0, 0.3, 0.6, 1.0):
+        scrub(page, share)
+        page.wait_for_timeout(100)
+        seen.add((page.inner_text("#moment"), page.get_attribute("#blocks", "aria-label")))
+    assert len(seen) == 4
+    assert page.get_attribute("#batch", "aria-label").endswith("0 running, 0 waiting")
+    before = page.inner_text("#moment")
+    page.click("#before")
+    assert page.inner_text("#moment") != before
+
+
+def test_a_click_on_a_request_says_why_it_waited(page: Page, recording: str) -> None:
+    open_recording(page, recording)
+    page.locator("#batch").click(position={"x": 200, "y": 6})
+    page.wait_for_selector("#why .receipt", timeout=LONGEST_ANSWER_MS)
+    clicked = page.inner_text("#request-name")
+    assert re.fullmatch(r"#\d+", clicked)
+    for id in range(40):
+        page.fill("#request", str(id))
+        with page.expect_response(re.compile("request")):
+            page.click("#choose button")
+        page.wait_for_selector("#why .receipt", timeout=LONGEST_ANSWER_MS)
+        if "blocks held by" in page.inner_text("#why"):
+            break
+    assert re.search(r"ms for \d+ blocks held by #\d+", page.inner_text("#why"))
+    page.locator(".chips .chip").first.click()
+    page.wait_for_selector(f"#request-name:not(:text-is('#{id}'))")
