@@ -144,7 +144,7 @@ def _build(launch: Launch, phases: Phases, connection: Connection, copy: int) ->
     with explaining_out_of_memory():
         if launch.task.kind == "generation":
             from engine.build import build_engine
-            from engine.digest import with_digest
+            from engine.resolve import with_digest
             from engine.serve.text_service import TextService
 
             _end_imports(phases)

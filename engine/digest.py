@@ -1,4 +1,4 @@
-"""Tells apart what may change the bits of an answer: weights, formats, code and processors."""
+"""Tells models and kernels apart by their files."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import hashlib
 import os
 import platform
 from collections.abc import Iterable
-from importlib.metadata import version
 from pathlib import Path
 
-import msgspec
 import torch
 
-from core.configuration.options import MemoryOptions, ModelOptions
-from core.protocol.facts import Facts
 from kernels.cpu import shared_library
 from kernels.cpu.shared_library import LibraryError, host_target, load_library
 
@@ -25,29 +21,6 @@ _WHOLE_BYTES = 2**20
 """Files up to this size are read whole."""
 _MAX_HEADER_BYTES = 10**8
 """The limit of safetensors itself."""
-
-
-def with_digest(facts: Facts, model: ModelOptions, memory: MemoryOptions) -> Facts:
-    """Return the facts of an engine that generates with its digest, as `Facts` documents it.
-
-    Raises OSError if a file of the model cannot be read.
-    """
-    model_dir = Path(facts.model)
-    random = "random" if model.load_format == "dummy" else ""
-    processor, kernels_digest = _kernels(facts.device)
-    code = [version("longshore"), torch.__version__, kernels_digest, facts.executor, facts.decoder]
-    if b"longrope" in (model_dir / "config.json").read_bytes():
-        code.append(str(memory.max_model_len))  # chooses between its factors
-    parts = (
-        f"{random}{digest_model(model_dir)[:12]}",
-        facts.quantization or "plain",
-        facts.dtype,
-        facts.kv_dtype,
-        processor,
-        hashlib.sha256("\0".join(code).encode()).hexdigest()[:8],
-        str(facts.num_ranks),
-    )
-    return msgspec.structs.replace(facts, digest=".".join(parts))
 
 
 def digest_model(model_dir: Path) -> str:
@@ -83,7 +56,7 @@ def _digest_file(path: Path) -> bytes:
     return digest.digest()
 
 
-def _kernels(device: str) -> tuple[str, str]:
+def kernels_digest(device: str) -> tuple[str, str]:
     """Return the name of the processor's instruction set, and a digest of the kernels for it.
 
     On CPUs that of the compiled library, so that it also tells compilers apart.

@@ -81,7 +81,7 @@ def _run(
 ) -> NoReturn:
     """Build this rank's parts and obey orders. Raises EOFError if rank 0 closes the pipe."""
     # Imported here, so that this process beats during these imports.
-    from engine.builders.load import load
+    from engine.build import load
     from engine.builders.packed import build_parts
     from engine.device import choose_device, explaining_out_of_memory
     from engine.phases import Phases

@@ -6,29 +6,32 @@ decided by `engine.memory.capacity.measure`.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
+import msgspec
 import torch
 from transformers import PreTrainedConfig
 
-from core.configuration.batching import choose_batching
+from core.configuration.batching import (
+    StepLimits,
+    choose_batching,
+    packed_limits,
+    sequence_limit,
+)
 from core.configuration.kv_layout import KVLayout
 from core.configuration.options import (
     DecoderChoice,
     LoraOptions,
     MemoryOptions,
+    ModelOptions,
     Options,
     SpeculationOptions,
 )
-from core.configuration.sizing import (
-    LENGTH_NAMES,
-    StepLimits,
-    fit_length,
-    length_limit,
-    packed_limits,
-    sequence_limit,
-)
+from core.configuration.sizing import LENGTH_NAMES, fit_length, length_limit
 from core.configuration.strategy_table import (
     DEFAULT_FOR_OTHERS,
     DEFAULT_FOR_PACKED,
@@ -45,9 +48,6 @@ from engine.phases import Phases
 from engine.vision.families import VISION_FAMILIES
 from strategies.base import Limits
 from strategies.factory import StrategySettings
-
-MOST_DRAFTING = 4
-"""How many sequences that keep a state may have all their drafts in one step. More hardly pay."""
 
 
 class MachineShare(NamedTuple):
@@ -90,13 +90,6 @@ class Resolved:
     speculation: SpeculationOptions | None = None
     """None without `option.speculative_method`."""
 
-    @property
-    def num_spare_states(self) -> int:
-        """How many states to keep beside those of the sequences, so that drafts are taken back."""
-        if self.speculation is None:
-            return 0
-        return self.speculation.chosen[1] * min(MOST_DRAFTING, self.limits.max_sequences)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
@@ -104,24 +97,17 @@ class Capacity:
 
     layout: KVLayout
     max_model_len: int
+    max_sequences: int
     max_step_tokens: int
     num_blocks: int
     num_swap_blocks: int = 0
     num_states: int = 0
-    """One for each sequence that may run at once, and spare ones; 0 if the model keeps none."""
-    num_spare_states: int = 0
-    """Of them, those that hold the states after drafts."""
+    """As in `StrategySettings`."""
     num_swap_states: int = 0
-    state_bytes: int = 0
-    """Bytes of a sequence's state."""
     kv_bytes: int = 0
     activation_bytes: int = 0
     notes: tuple[str, ...] = ()
     """About limits that were changed to fit one another."""
-
-    def max_sequences(self, limit: int) -> int:
-        """Return how many sequences may run at once. limit: that of the options."""
-        return min(limit, self.num_states - self.num_spare_states or limit)
 
 
 def resolve(
@@ -250,6 +236,7 @@ def assume(resolved: Resolved) -> Capacity:
     return Capacity(
         layout=layout,
         max_model_len=length,
+        max_sequences=limits.max_sequences,
         max_step_tokens=limits.max_step_tokens,
         num_blocks=num_blocks,
         notes=notes,
@@ -258,10 +245,7 @@ def assume(resolved: Resolved) -> Capacity:
 
 def strategy_settings(resolved: Resolved, capacity: Capacity) -> StrategySettings:
     memory = resolved.memory
-    limits = Limits(
-        max_sequences=capacity.max_sequences(resolved.limits.max_sequences),
-        max_step_tokens=capacity.max_step_tokens,
-    )
+    limits = Limits(max_sequences=capacity.max_sequences, max_step_tokens=capacity.max_step_tokens)
     return StrategySettings(
         batching=resolved.batching,
         num_blocks=capacity.num_blocks,
@@ -324,7 +308,7 @@ def facts_of(
         dtype=dtype_name(model.dtype),
         kv_dtype=kv_dtype_name(resolved.kv_dtype),
         max_model_len=capacity.max_model_len,
-        max_sequences=capacity.max_sequences(resolved.limits.max_sequences),
+        max_sequences=capacity.max_sequences,
         max_step_tokens=capacity.max_step_tokens,
         block_size=resolved.memory.block_size,
         num_kv_blocks=capacity.num_blocks,
@@ -342,6 +326,32 @@ def facts_of(
         unavailable=model.unavailable,
         notes=notes,
     )
+
+
+def with_digest(facts: Facts, model: ModelOptions, memory: MemoryOptions) -> Facts:
+    """Return the facts of an engine that generates with its digest, as `Facts` documents it.
+
+    It tells apart what may change the bits of an answer: weights, formats, code and processors.
+    Raises OSError if a file of the model cannot be read.
+    """
+    from engine.digest import digest_model, kernels_digest  # only servers need it
+
+    model_dir = Path(facts.model)
+    random = "random" if model.load_format == "dummy" else ""
+    processor, kernels = kernels_digest(facts.device)
+    code = [version("longshore"), torch.__version__, kernels, facts.executor, facts.decoder]
+    if b"longrope" in (model_dir / "config.json").read_bytes():
+        code.append(str(memory.max_model_len))  # chooses between its factors
+    parts = (
+        f"{random}{digest_model(model_dir)[:12]}",
+        facts.quantization or "plain",
+        facts.dtype,
+        facts.kv_dtype,
+        processor,
+        hashlib.sha256("\0".join(code).encode()).hexdigest()[:8],
+        str(facts.num_ranks),
+    )
+    return msgspec.structs.replace(facts, digest=".".join(parts))
 
 
 def trained_length(config: PreTrainedConfig) -> int | None:

@@ -42,9 +42,19 @@ def make_strategy(settings: StrategySettings) -> Strategy:
     """Make the strategy that the settings name, with its memory. No other one is imported."""
     limits = settings.limits
     if settings.batching == "paged":
+        from strategies.memory.blocks import PagedMemory
         from strategies.paged import PagedStrategy
 
-        return PagedStrategy(_blocks(settings), limits, settings.preemption_mode)
+        if settings.num_states:
+            blocks = _blocks_and_states(settings)
+        else:
+            blocks = PagedMemory(
+                settings.num_blocks,
+                settings.layout,
+                num_host_blocks=settings.num_swap_blocks,
+                caches_prefixes=settings.enable_prefix_caching,
+            )
+        return PagedStrategy(blocks, limits, settings.preemption_mode)
     slots = _slots(settings)
     match settings.batching:
         case "none":
@@ -62,25 +72,16 @@ def make_strategy(settings: StrategySettings) -> Strategy:
             return ContinuousStrategy(slots, limits, reservation, longest)
 
 
-def _blocks(settings: StrategySettings) -> PagedMemory:
-    if settings.num_states:
-        from strategies.memory.states import StatePagedMemory
+def _blocks_and_states(settings: StrategySettings) -> PagedMemory:
+    from strategies.memory.states import StatePagedMemory
 
-        return StatePagedMemory(
-            settings.num_blocks,
-            settings.layout,
-            num_states=settings.num_states,
-            num_spare_states=settings.num_spare_states,
-            num_host_blocks=settings.num_swap_blocks,
-            num_host_states=settings.num_swap_states,
-        )
-    from strategies.memory.blocks import PagedMemory
-
-    return PagedMemory(
+    return StatePagedMemory(
         settings.num_blocks,
         settings.layout,
+        num_states=settings.num_states,
+        num_spare_states=settings.num_spare_states,
         num_host_blocks=settings.num_swap_blocks,
-        caches_prefixes=settings.enable_prefix_caching,
+        num_host_states=settings.num_swap_states,
     )
 
 

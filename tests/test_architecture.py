@@ -191,7 +191,7 @@ def test_llguidance_is_imported_by_the_first_grammar(modules):
     "modules",
     [
         "engine.serve.server, engine.serve.task_service, engine.tasks.build",
-        "engine.builders.load, engine.builders.packed, engine.ranks.follower",
+        "engine.build, engine.builders.packed, engine.ranks.follower",
     ],
 )
 def test_engines_of_handlers_and_other_ranks_do_not_import_transformers_models(modules):

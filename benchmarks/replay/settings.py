@@ -6,9 +6,9 @@ import argparse
 import dataclasses
 from collections.abc import Mapping
 
+from core.configuration.batching import sequence_limit
 from core.configuration.options import BatchingOptions, make_options, option_table
 from core.configuration.record import Value
-from core.configuration.sizing import sequence_limit
 from core.configuration.strategy_table import STRATEGIES
 from strategies.factory import StrategySettings
 

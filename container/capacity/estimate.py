@@ -12,16 +12,11 @@ from dataclasses import dataclass, replace
 from container.capacity.decoder import DTYPE_BYTES, Decoder
 from container.capacity.instances import Instance
 from container.capacity.placement import place
+from core.configuration.batching import packed_limits
 from core.configuration.kv_layout import LENGTHS, bytes_per_block, plan_layout
 from core.configuration.options import Options
 from core.configuration.record import Reserved
-from core.configuration.sizing import (
-    fit_length,
-    gpu_kv_budget,
-    length_limit,
-    packed_limits,
-    reserved_tokens,
-)
+from core.configuration.sizing import fit_length, gpu_kv_budget, length_limit, reserved_tokens
 from core.configuration.step_size import StepSize, graph_sizes
 from core.configuration.strategy_table import (
     BATCHING_NAMES,

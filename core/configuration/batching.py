@@ -1,16 +1,20 @@
-"""Which batching strategy the options choose, and why."""
+"""Which batching strategy the options choose, why, and the limits of its steps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.configuration.options import BatchingOptions
+from core.configuration.options import BatchingOptions, Options
+from core.configuration.sizing import length_limit
 from core.configuration.strategy_table import (
     DEFAULT_FOR_OTHERS,
     DEFAULT_FOR_PACKED,
     STRATEGIES,
     Batching,
 )
+
+DEFAULT_STEP_TOKENS = {"cuda": 8192, "cpu": 512}
+DEFAULT_BATCH_SIZE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +65,37 @@ def _without_rolling_batch(strategy: BatchingOptions) -> Choice:
         None,
         f"default: {DEFAULT_FOR_PACKED} on the packed executor, otherwise {DEFAULT_FOR_OTHERS}",
     )
+
+
+def sequence_limit(strategy: BatchingOptions, batching: Batching) -> int:
+    """Return the maximum number of sequences that a strategy runs at once, given enough memory."""
+    match STRATEGIES[batching].limit_option:
+        case None:
+            return 1
+        case "batch_size":
+            return strategy.batch_size or DEFAULT_BATCH_SIZE
+        case "max_rolling_batch_size":
+            return strategy.max_rolling_batch_size
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The limits that follow from the options and the model's config, before memory is known."""
+
+    max_model_len: int
+    max_sequences: int
+    max_step_tokens: int
+
+
+def packed_limits(
+    options: Options, batching: Batching, device: str, trained_len: int | None
+) -> StepLimits:
+    """Return the limits of a strategy on the packed executor. device: cuda or cpu.
+
+    Raises ConfigurationError as `length_limit` does.
+    """
+    budget = options.strategy.max_rolling_batch_prefill_tokens
+    step_tokens = budget or DEFAULT_STEP_TOKENS[device]
+    # With fewer tokens per step than sequences, the newest sequences would never be scheduled.
+    max_sequences = min(sequence_limit(options.strategy, batching), step_tokens)
+    return StepLimits(length_limit(options.memory, trained_len), max_sequences, step_tokens)

@@ -5,17 +5,14 @@ The engine and `longshore plan` share this arithmetic. It needs no torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from core.configuration.strategy_table import STRATEGIES, Batching, KVReservation
+from core.configuration.strategy_table import KVReservation
 from core.errors import ConfigurationError, InsufficientMemoryError
 
 if TYPE_CHECKING:
-    from core.configuration.options import BatchingOptions, MemoryOptions, Options
+    from core.configuration.options import MemoryOptions
 
-DEFAULT_STEP_TOKENS = {"cuda": 8192, "cpu": 512}
-DEFAULT_BATCH_SIZE = 32
 DEFAULT_MODEL_LEN = 2048
 LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 """The fields of config.json that may hold the longest sequence the model was trained for."""
@@ -38,40 +35,6 @@ def reserved_tokens(
             return min(num_prompt_tokens + power_of_two, max_model_len)
         case "oracle":
             return num_prompt_tokens + max_tokens
-
-
-def sequence_limit(strategy: BatchingOptions, batching: Batching) -> int:
-    """Return the maximum number of sequences that a strategy runs at once, given enough memory."""
-    match STRATEGIES[batching].limit_option:
-        case None:
-            return 1
-        case "batch_size":
-            return strategy.batch_size or DEFAULT_BATCH_SIZE
-        case "max_rolling_batch_size":
-            return strategy.max_rolling_batch_size
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """The limits that follow from the options and the model's config, before memory is known."""
-
-    max_model_len: int
-    max_sequences: int
-    max_step_tokens: int
-
-
-def packed_limits(
-    options: Options, batching: Batching, device: str, trained_len: int | None
-) -> StepLimits:
-    """Return the limits of a strategy on the packed executor. device: cuda or cpu.
-
-    Raises ConfigurationError as `length_limit` does.
-    """
-    budget = options.strategy.max_rolling_batch_prefill_tokens
-    step_tokens = budget or DEFAULT_STEP_TOKENS[device]
-    # With fewer tokens per step than sequences, the newest sequences would never be scheduled.
-    max_sequences = min(sequence_limit(options.strategy, batching), step_tokens)
-    return StepLimits(length_limit(options.memory, trained_len), max_sequences, step_tokens)
 
 
 def length_limit(memory: MemoryOptions, trained_len: int | None) -> int:

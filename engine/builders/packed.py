@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from core.configuration.options import LoraOptions
 from core.errors import ConfigurationError
@@ -26,7 +25,7 @@ from engine.engine import Engine
 from engine.group import Group, SharedFeature
 from engine.loading.model_source import ModelSource
 from engine.loading.packed_model import PackedModel
-from engine.memory.capacity import measure
+from engine.memory.capacity import Beside, measure
 from engine.model.linear import uses_panels
 from engine.phases import Phases
 from engine.resolve import Capacity, Resolved, facts_of, strategy_settings
@@ -40,15 +39,13 @@ from engine.step.packed_executor import PackedExecutor
 from engine.step.passes import Passes, Runner
 from strategies.factory import make_strategy
 
-if TYPE_CHECKING:
-    from engine.attention.states import StatePool
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedParts:
     """What runs a packed model's steps, besides the model."""
 
     capacity: Capacity
+    beside: Beside
     passes: Passes
     features: tuple[SharedFeature, ...]
     """Those with weights of their own."""
@@ -77,7 +74,12 @@ def build_packed(
     settings = strategy_settings(resolved, parts.capacity)
     strategy = make_strategy(settings)
     features: list[Feature] = [*text_features(grammars), *parts.features]
-    columns = _columns(model, parts.passes)
+    columns: list[Column] = [
+        ScoreColumn(model.device),
+        BeamColumn(),
+        *model.shared_columns(parts.passes.model_time),
+        *parts.beside.columns(),
+    ]
     speculative: Speculative | None = None
     if resolved.speculation is not None:
         from engine.speculation.start import Speculative
@@ -92,7 +94,7 @@ def build_packed(
         columns,
         None if lead is None else lead(parts),
     )
-    check_steps(executor, _first_steps(parts.capacity))
+    check_steps(executor, _first_steps(parts.passes.cache))
     phases.end("first steps")
     if speculative is not None:
         vocab_size = resolved.source.config.get_text_config().vocab_size
@@ -116,7 +118,13 @@ def build_parts(
     """Build what every process of the group has. The limits are the same in all of them."""
     block_size, kv_dtype = resolved.memory.block_size, resolved.kv_dtype
     features, feature_notes = _start_features(resolved.lora, resolved.source, model)
-    capacity = measure(resolved, model, group)
+    beside = Beside()
+    if model.states:
+        from engine.memory.state_room import StateRoom
+
+        beside = StateRoom(model, resolved)
+        model.unavailable.update(NOT_WITH_STATES)
+    capacity = measure(resolved, model, group, beside)
     backend, backend_notes = make_backend(
         model.device,
         model.shapes,
@@ -125,21 +133,19 @@ def build_parts(
         kv_dtype,
         in_segments=resolved.source.is_pinned,
     )
-    num_blocks, num_swap_blocks = capacity.num_blocks, capacity.num_swap_blocks
-    states = _make_states(model, capacity)
     cache = KVCache(
         model.shapes,
-        num_blocks,
+        capacity.num_blocks,
         capacity.layout,
         kv_dtype,
         model.device,
-        num_swap_blocks,
-        states,
+        capacity.num_swap_blocks,
+        beside.pool(),
     )
     phases.end("K and V")
     graphs, graph_notes = None, ()
-    if model.states and resolved.graph_prompt_sizes is not None:
-        graph_notes = ("steps run without CUDA graphs: the model keeps states of sequences",)
+    if resolved.graph_prompt_sizes is not None and beside.why_no_graphs:
+        graph_notes = (f"steps run without CUDA graphs: {beside.why_no_graphs}",)
     elif resolved.graph_prompt_sizes is not None:
         from engine.builders.graphs import capture
 
@@ -147,48 +153,35 @@ def build_parts(
     if graphs is not None:
         phases.end(f"{len(graphs)} CUDA graphs")
     notes = feature_notes + resolved.source.notes + capacity.notes + backend_notes + graph_notes
-    notes += _notes_on_bits(model, backend, group, is_promised=resolved.source.is_batch_invariant)
+    notes += _notes_on_bits(
+        model, backend, group, beside.why_bits_vary, is_promised=resolved.source.is_batch_invariant
+    )
     return PackedParts(
         capacity=capacity,
+        beside=beside,
         passes=Passes(model, cache, backend, graphs),
         features=features,
         notes=notes,
     )
 
 
-def _make_states(model: PackedModel, capacity: Capacity) -> StatePool | None:
-    if not model.states:
-        return None
-    from engine.attention.states import StatePool
-
-    slots = capacity.num_states, model.dtype, model.device, capacity.num_swap_states
-    return StatePool(model.states, *slots)
-
-
-def _columns(model: PackedModel, passes: Passes) -> list[Column]:
-    """Return the features that sequences of this engine may use in a step."""
-    shared = model.shared_columns(passes.model_time)
-    columns: list[Column] = [ScoreColumn(model.device), BeamColumn(), *shared]
-    if model.states:
-        from engine.step.state_column import StateColumn
-
-        columns.append(StateColumn())
-        model.unavailable.update(NOT_WITH_STATES)
-    return columns
-
-
 def _notes_on_bits(
-    model: PackedModel, backend: AttentionBackend, group: Group, *, is_promised: bool
+    model: PackedModel,
+    backend: AttentionBackend,
+    group: Group,
+    why_on_gpus: str,
+    *,
+    is_promised: bool,
 ) -> tuple[str, ...]:
     """Say why answers may depend on the batch, if they may on this CPU (docs/same-bits.md).
 
-    is_promised: whether option.batch_invariant is true. Raises ConfigurationError if that cannot
-    be kept.
+    why_on_gpus: why they do on GPUs, whatever the options say. is_promised: whether
+    option.batch_invariant is true. Raises ConfigurationError if that cannot be kept.
     """
     is_cpu = model.device.type == "cpu"
     notes = _exceptions_on_cpus(model, backend, group) if is_cpu else ()
-    if model.states and is_promised and not is_cpu:
-        notes = (f"{BITS}: states are computed in tiles, which begin where a chunk does",)
+    if why_on_gpus and is_promised and not is_cpu:
+        notes = (f"{BITS}: {why_on_gpus}",)
     if not is_promised:
         return notes
     if notes:
@@ -228,9 +221,9 @@ def _start_features(
     return (adapters,), (note,)
 
 
-def _first_steps(capacity: Capacity) -> list[StepPlan]:
+def _first_steps(cache: KVCache) -> list[StepPlan]:
     """Return a prompt, and a decode step with every kind of block move that may happen."""
-    swaps = ((0, 0),) if capacity.num_swap_blocks else ()
-    copies = ((0, 1),) if capacity.num_blocks > 1 else ()
-    groups = capacity.layout.groups
-    return [prompt_step(groups), decode_step(groups, BlockMoves(swaps, swaps, copies))]
+    swaps = ((0, 0),) if len(cache.host) else ()
+    copies = ((0, 1),) if len(cache.blocks[0]) > 1 else ()
+    moves = BlockMoves(swaps, swaps, copies)
+    return [prompt_step(cache.groups), decode_step(cache.groups, moves)]

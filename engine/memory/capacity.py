@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from core.configuration.batching import StepLimits
 from core.configuration.kv_layout import plan_layout
 from core.configuration.options import MemoryOptions
-from core.configuration.sizing import (
-    StepLimits,
-    blocks_for,
-    fit_length,
-    gpu_kv_budget,
-)
+from core.configuration.sizing import blocks_for, fit_length, gpu_kv_budget
 from core.configuration.step_size import graph_sizes
 from core.errors import InsufficientMemoryError
 from core.process.host_memory import available_host_memory
 from engine.attention.backends import make_backend
 from engine.group import Group
-from engine.loading.packed_model import PackedModel
+from engine.loading.packed_model import Encoder, PackedModel
 from engine.memory.largest_step import ScratchBytes, peak_bytes, run_forward, run_step
 from engine.resolve import Capacity, MachineShare, Resolved
 from engine.step.block_tables import table_bytes
+from engine.step.column import Column
 
-MIB = 2**20
+if TYPE_CHECKING:
+    from engine.attention.states import StatePool
+
 GIB = 2**30
 MAX_DEFAULT_ON_CPU = 4 * GIB
 MAX_DEFAULT_SWAP = 4 * GIB
@@ -40,16 +39,57 @@ larger than the weights, more sequences hardly add tokens per second.
 MIN_DEFAULT_ON_CPU = 128 * 2**20
 
 
-def measure(resolved: Resolved, model: PackedModel, group: Group) -> Capacity:
+class Beside:
+    """What a model keeps of its sequences beside the blocks of their K and V: nothing.
+
+    A kind of model that keeps something overrides what that changes. `take` and `take_swap`
+    are called first, where the sizes follow from the memory.
+    """
+
+    num_sequences: int = 0
+    """Sequences that there is room for; 0 if nothing limits them."""
+    num_states: int = 0
+    """As in `StrategySettings`."""
+    num_swap_states: int = 0
+    why_no_graphs: str = ""
+    """Why steps cannot be CUDA graphs."""
+    why_bits_vary: str = ""
+    """Why the last bits of an answer may depend on its batch on a GPU."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
+    def take(self, num_bytes: int) -> int:
+        """Take some of the device's memory for K and V. Return the bytes that are left."""
+        return num_bytes
+
+    def take_swap(self, num_bytes: int) -> int:
+        """Take some of the host's memory for swapped blocks. Return the bytes that are left."""
+        return num_bytes
+
+    def pool(self) -> StatePool | None:
+        """Allocate the memory that was taken."""
+        return None
+
+    def columns(self) -> Sequence[Column]:
+        """Return the columns that every step has."""
+        return ()
+
+
+def measure(resolved: Resolved, model: PackedModel, group: Group, beside: Beside) -> Capacity:
     """Choose the number of KV blocks. Limits are changed to fit the memory and one another.
 
-    group: the ranks that share the model; the rank with the least memory decides.
+    group: the ranks that share the model; the rank with the least memory decides. beside: takes
+    memory, too.
 
     Raises InsufficientMemoryError if the largest step does not fit beside the weights, and as
     `fit_length` does.
     """
     memory, limits = resolved.memory, resolved.limits
-    step_tokens, step_notes = _with_room_for_input(model, limits)
+    step_tokens, step_notes = limits.max_step_tokens, ()
+    if model.encoder is not None and model.encoder.undivided_tokens:
+        step_tokens, step_notes = _with_room_for_input(model.encoder, limits)
     itemsize = resolved.kv_dtype.itemsize
     layout = plan_layout(
         model.shapes,
@@ -62,111 +102,43 @@ def measure(resolved: Resolved, model: PackedModel, group: Group) -> Capacity:
     usable = limits.max_sequences * blocks_of_longest
     per_block = layout.block_bytes
     num_swap_blocks, reserved_bytes = 0, 0
-    states = _room_for_states(model, limits.max_sequences, resolved.num_spare_states)
     if memory.num_kv_blocks is not None:
         num_blocks = layout.num_blocks(model.shapes, memory.num_kv_blocks, itemsize)
     else:
         if model.device.type == "cuda":
             reserved_bytes = _bytes_beside_blocks(resolved, model, step_tokens)
             reserved_bytes += (len(layout.groups) - 1) * _table_bytes(resolved)
-        budget = kv_budget(memory, resolved.share, model.device, reserved_bytes)
-        states = states.within(budget // 2)
-        budget -= states.num_bytes
+        budget = beside.take(kv_budget(memory, resolved.share, model.device, reserved_bytes))
         if model.device.type == "cpu" and memory.kv_cache_memory_bytes is None:
             budget = min(
                 budget, useful_kv_bytes(model.weights_bytes, blocks_of_longest * per_block)
             )
         num_blocks = group.lowest(min(usable, budget // per_block))
-    num_swap_states = 0
     if resolved.may_swap:
-        swap_bytes = swap_budget(memory, resolved.share)
-        num_swap_states = states.within(swap_bytes // 2, least=0).num_sequences
-        swap_bytes -= num_swap_states * states.bytes_each
+        swap_bytes = beside.take_swap(swap_budget(memory, resolved.share))
         num_swap_blocks = group.lowest(min(usable, swap_bytes // per_block))
     longest = layout.longest(num_blocks, limits.max_model_len)
     length, notes = fit_length(memory, limits.max_model_len, longest)
     return Capacity(
         layout=layout,
         max_model_len=length,
+        max_sequences=beside.num_sequences or limits.max_sequences,
         max_step_tokens=step_tokens,
         num_blocks=num_blocks,
         num_swap_blocks=num_swap_blocks,
-        num_states=states.count,
-        num_spare_states=states.num_spare,
-        num_swap_states=num_swap_states,
-        state_bytes=states.bytes_each,
+        num_states=beside.num_states,
+        num_swap_states=beside.num_swap_states,
         kv_bytes=num_blocks * per_block,
         activation_bytes=reserved_bytes,
-        notes=notes + step_notes + states.notes(limits.max_sequences),
+        notes=notes + step_notes + beside.notes,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class StateRoom:
-    """Slots for the states of sequences, one for each sequence that runs, and spare ones."""
-
-    bytes_each: int
-    num_sequences: int
-    num_spare: int
-
-    @property
-    def count(self) -> int:
-        return self.num_sequences + self.num_spare
-
-    @property
-    def num_bytes(self) -> int:
-        return self.bytes_each * self.count
-
-    def within(self, num_bytes: int, least: int = 1) -> StateRoom:
-        """Return as many slots as these bytes hold, but of sequences not fewer than `least`.
-
-        At most half of them are spare.
-        """
-        if self.num_bytes <= num_bytes:
-            return self
-        count = max(least, num_bytes // self.bytes_each)
-        num_spare = min(self.num_spare, count // 2)
-        return StateRoom(self.bytes_each, count - num_spare, num_spare)
-
-    def notes(self, max_sequences: int) -> tuple[str, ...]:
-        if not self.count:
-            return ()
-        drafts = f" and {self.num_spare} drafts" if self.num_spare else ""
-        note = (
-            f"each sequence keeps a state of {size_text(self.bytes_each)} beside its K and V: "
-            f"{size_text(self.num_bytes)} for {self.num_sequences}{drafts}; prefixes are not cached"
-        )
-        if self.num_sequences == max_sequences:
-            return (note,)
-        return (
-            note,
-            f"batches lowered from {max_sequences} to {self.num_sequences}: states would take more "
-            "than half of the memory for K and V; raise option.kv_cache_memory_bytes or "
-            "option.gpu_memory_utilization",
-        )
-
-
-def size_text(num_bytes: int) -> str:
-    return f"{num_bytes / MIB:,.1f} MiB" if num_bytes >= MIB else f"{num_bytes / 1024:,.1f} KiB"
-
-
-def _room_for_states(model: PackedModel, max_sequences: int, num_spare: int) -> StateRoom:
-    if not model.states:
-        return StateRoom(0, 0, 0)
-    from core.states.layout import slot_bytes
-
-    return StateRoom(slot_bytes(model.states, model.dtype.itemsize), max_sequences, num_spare)
-
-
-def _with_room_for_input(model: PackedModel, limits: StepLimits) -> tuple[int, tuple[str, ...]]:
+def _with_room_for_input(encoder: Encoder, limits: StepLimits) -> tuple[int, tuple[str, ...]]:
     """Return the tokens of a step with room for an encoder's input besides all decodes, and notes.
 
-    Some models must compute all of an input in one step. Without room for that, it could wait
-    forever.
+    Without that room, an input that must be computed in one step could wait forever.
     """
-    encoder = model.encoder
-    if encoder is None or not encoder.undivided_tokens:
-        return limits.max_step_tokens, ()
     needed = limits.max_sequences + encoder.undivided_tokens
     if limits.max_step_tokens >= needed:
         return limits.max_step_tokens, ()

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
+from core.configuration.batching import sequence_limit
 from core.configuration.kv_layout import KVLayout
 from core.configuration.options import Options
-from core.configuration.sizing import sequence_limit
 from core.configuration.task import Task, check_options, choose_batching_of
 from core.protocol.facts import Facts
 from engine.device import choose_device, use_expandable_segments

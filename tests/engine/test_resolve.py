@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import T5Config
 
-from core.configuration.sizing import StepLimits
+from core.configuration.batching import StepLimits
 from core.errors import ConfigurationError
 from engine.resolve import assume, kv_dtype_name
 from tests.engine.resolved import resolved

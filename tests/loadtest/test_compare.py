@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from core.configuration.batching import DEFAULT_BATCH_SIZE
 from core.configuration.options import Options
-from core.configuration.sizing import DEFAULT_BATCH_SIZE
 from loadtest.load.request import Words
 from loadtest.load.request_plan import Load, make_plan, most_sequences
 from loadtest.load.workloads import WORKLOADS

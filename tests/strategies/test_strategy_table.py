@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from core.configuration.batching import sequence_limit
 from core.configuration.options import Options, make_options
-from core.configuration.sizing import sequence_limit
 from core.configuration.strategy_table import BATCHING_NAMES, LIBRARY_NAMES, STRATEGIES
 from deploy.sagemaker.command_line import STRATEGIES as DEPLOYED
 from loadtest.report.style import OURS as COLOURED

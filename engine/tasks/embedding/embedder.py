@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import AutoModel
 
+from core.configuration.batching import DEFAULT_STEP_TOKENS
 from core.configuration.options import Options
-from core.configuration.sizing import DEFAULT_STEP_TOKENS
 from core.configuration.task import EMBEDDING
 from core.errors import ConfigurationError, RequestError
 from core.foreign_code import contained

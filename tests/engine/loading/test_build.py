@@ -20,8 +20,8 @@ from core.errors import (
 )
 from engine import LLM, SamplingParams
 from engine.attention.backends import TorchBackend
+from engine.build import load
 from engine.builders.graphs import capture
-from engine.builders.load import load
 from engine.device import (
     cpu_has_bf16,
 )
@@ -239,10 +239,8 @@ def test_on_cuda_the_allocator_and_the_kernel_cache_are_set_up_first(llama, monk
         raise ConfigurationError(f"read after {calls}")
 
     for name in ("use_expandable_segments", "use_writable_kernel_cache"):
-        monkeypatch.setattr(
-            f"engine.builders.load.{name}", lambda name=name: calls.append(name) or ()
-        )
-    monkeypatch.setattr("engine.builders.load.read_config", read_config)
+        monkeypatch.setattr(f"engine.build.{name}", lambda name=name: calls.append(name) or ())
+    monkeypatch.setattr("engine.build.read_config", read_config)
     for device, expected in (
         ("cpu", []),
         ("cuda", ["use_expandable_segments", "use_writable_kernel_cache"]),
@@ -260,7 +258,7 @@ def test_the_start_says_how_many_graphs_it_captured_and_how_long_that_took(llama
     def resolve_with_graphs(options, source, num_ranks):
         return replace(resolve(options, source, num_ranks), graph_prompt_sizes=(4, 8))
 
-    monkeypatch.setattr("engine.builders.load.resolve", resolve_with_graphs)
+    monkeypatch.setattr("engine.build.resolve", resolve_with_graphs)
     monkeypatch.setattr("engine.builders.graphs.capture", imitate)
     facts = LLM(llama, dtype="fp32").facts
     assert list(facts.phases)[-3:] == ["K and V", "6 CUDA graphs", "first steps"]

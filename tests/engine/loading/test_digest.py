@@ -9,7 +9,8 @@ import pytest
 
 from core.configuration.options import make_options
 from engine.build import build_engine
-from engine.digest import digest_model, with_digest
+from engine.digest import digest_model
+from engine.resolve import with_digest
 
 WEIGHTS = "model.safetensors"
 
@@ -72,5 +73,5 @@ def test_the_digest_of_an_engine_names_what_may_change_bits(tiny_model, monkeypa
     assert digest(engine, load_format="dummy") == [
         f"random{first[0]}", "plain", "bfloat16", "bfloat16", *first[4:]
     ]  # fmt: skip
-    monkeypatch.setattr("engine.digest.version", lambda name: "another")
+    monkeypatch.setattr("engine.resolve.version", lambda name: "another")
     assert [a == b for a, b in zip(first, digest(engine), strict=True)].index(False, 4) == 5

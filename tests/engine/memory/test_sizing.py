@@ -15,6 +15,7 @@ from core.process.host_memory import available_host_memory
 from engine import LLM
 from engine.group import Group
 from engine.memory.capacity import (
+    Beside,
     activation_bytes,
     kv_budget,
     measure,
@@ -65,7 +66,8 @@ def test_ranks_share_the_memory_of_their_own_machine_only(llama, monkeypatch):
     group.shard = Shard(0, 4)
 
     def blocks(**options):
-        capacity = measure(resolved(num_ranks=4, preemption_mode="swap", **options), model, group)
+        found = resolved(num_ranks=4, preemption_mode="swap", **options)
+        capacity = measure(found, model, group, Beside())
         return capacity.num_blocks, capacity.num_swap_blocks
 
     per_block = 3 * 2 * 2 * 8 * 16 * 4

@@ -13,9 +13,8 @@ import torch
 
 from core.configuration.options import make_options
 from core.sampling import Finish
-from engine.build import build_rank_0
+from engine.build import build_rank_0, load
 from engine.builders.lead import leading
-from engine.builders.load import load
 from engine.builders.packed import build_parts
 from engine.engine import Engine
 from engine.phases import Phases

@@ -57,9 +57,9 @@ from engine import follow
 def fail(*_):
     raise MemoryError("tried to allocate 2 GiB")
 
-for name in ("load", "packed"):
-    fake = types.SimpleNamespace(build_parts=fail, load=fail)
-    sys.modules[f"engine.builders.{name}"] = fake
+fake = types.SimpleNamespace(build_parts=fail, load=fail)
+for name in ("build", "builders.packed"):
+    sys.modules[f"engine.{name}"] = fake
 sys.exit(follow.main())
 """
 """A rank with too little memory for its part of the model."""

@@ -1,0 +1,103 @@
+"""Slots for the states of sequences: one for each sequence that runs, and spare ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from core.states.layout import slot_bytes
+from engine.attention.states import StatePool
+from engine.loading.packed_model import PackedModel
+from engine.memory.capacity import Beside
+from engine.resolve import Resolved
+from engine.step.column import Column
+from engine.step.state_column import StateColumn
+
+MIB = 2**20
+MOST_DRAFTING = 4
+"""How many sequences may have all their drafts in one step. More hardly pay."""
+
+
+class StateRoom(Beside):
+    """The states that a model keeps. They take at most half of the memory for K and V."""
+
+    why_no_graphs = "the model keeps states of sequences"
+    why_bits_vary = "states are computed in tiles, which begin where a chunk does"
+
+    def __init__(self, model: PackedModel, resolved: Resolved) -> None:
+        self._model = model
+        self._max_sequences = resolved.limits.max_sequences
+        num_spare = 0
+        if resolved.speculation is not None:  # drafts are taken back
+            num_spare = resolved.speculation.chosen[1] * min(MOST_DRAFTING, self._max_sequences)
+        bytes_each = slot_bytes(model.states, model.dtype.itemsize)
+        self._keep(_Slots(bytes_each, self._max_sequences, num_spare))
+
+    def _keep(self, slots: _Slots) -> None:
+        self._slots = slots
+        self.num_sequences, self.num_states = slots.num_sequences, slots.count
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        slots = self._slots
+        drafts = f" and {slots.num_spare} drafts" if slots.num_spare else ""
+        note = (
+            f"each sequence keeps a state of {_size_text(slots.bytes_each)} beside its K and V: "
+            f"{_size_text(slots.num_bytes)} for {slots.num_sequences}{drafts}; "
+            "prefixes are not cached"
+        )
+        if slots.num_sequences == self._max_sequences:
+            return (note,)
+        return (
+            note,
+            f"batches lowered from {self._max_sequences} to {slots.num_sequences}: states would "
+            "take more than half of the memory for K and V; raise option.kv_cache_memory_bytes or "
+            "option.gpu_memory_utilization",
+        )
+
+    def take(self, num_bytes: int) -> int:
+        self._keep(self._slots.within(num_bytes // 2))
+        return num_bytes - self._slots.num_bytes
+
+    def take_swap(self, num_bytes: int) -> int:
+        self.num_swap_states = self._slots.within(num_bytes // 2, least=0).num_sequences
+        return num_bytes - self.num_swap_states * self._slots.bytes_each
+
+    def pool(self) -> StatePool:
+        model = self._model
+        return StatePool(
+            model.states, self.num_states, model.dtype, model.device, self.num_swap_states
+        )
+
+    def columns(self) -> Sequence[Column]:
+        return (StateColumn(),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    bytes_each: int
+    num_sequences: int
+    num_spare: int
+
+    @property
+    def count(self) -> int:
+        return self.num_sequences + self.num_spare
+
+    @property
+    def num_bytes(self) -> int:
+        return self.bytes_each * self.count
+
+    def within(self, num_bytes: int, least: int = 1) -> _Slots:
+        """Return as many slots as these bytes hold, but of sequences not fewer than `least`.
+
+        At most half of them are spare.
+        """
+        if self.num_bytes <= num_bytes:
+            return self
+        count = max(least, num_bytes // self.bytes_each)
+        num_spare = min(self.num_spare, count // 2)
+        return _Slots(self.bytes_each, count - num_spare, num_spare)
+
+
+def _size_text(num_bytes: int) -> str:
+    return f"{num_bytes / MIB:,.1f} MiB" if num_bytes >= MIB else f"{num_bytes / 1024:,.1f} KiB"
