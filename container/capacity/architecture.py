@@ -88,7 +88,8 @@ def text_settings(config: Config) -> dict[str, Any]:
 def layer_shapes(config: Config, num_kv_heads: int, head_dim: int) -> tuple[LayerShape, ...]:
     """Return what each layer keeps of a token, as the engine's `DecoderSpec.shapes`."""
     if config.get("model_type") in LATENT_TYPES:
-        latent = LayerShape(1, config["kv_lora_rank"] + config["qk_rope_head_dim"], 0)
+        rank = config["kv_lora_rank"]
+        latent = LayerShape(1, rank + config["qk_rope_head_dim"], 0, shared_dim=rank)
         return (latent,) * config["num_hidden_layers"]
     windows = _windows(config)
     plain = LayerShape(num_kv_heads, head_dim, head_dim)
@@ -117,7 +118,21 @@ def _full_shape(config: Config, index: int, num_kv_heads: int) -> LayerShape:
     of_layers: Mapping[str, Config] = config.get("per_layer_config") or {}
     given = of_layers.get(str(index), once)
     dim: int = given["head_dim"]
-    return LayerShape(given.get("num_key_value_heads") or num_kv_heads, dim, dim)
+    still = dim - _rotated_dims(config, dim)
+    num_kv_heads = given.get("num_key_value_heads") or num_kv_heads
+    return LayerShape(num_kv_heads, dim, dim - still, shared_dim=still)
+
+
+def _rotated_dims(config: Config, dim: int) -> int:
+    """Return how many dims of a head differ in K and V, in Gemma 4's layers that read all tokens.
+
+    Only these are kept twice if K is folded into V.
+    """
+    if not config.get("attention_k_eq_v") or config.get("num_kv_shared_layers"):
+        return dim
+    rope: Mapping[str, Config] = config.get("rope_parameters") or {}
+    given = rope.get("full_attention", {"partial_rotary_factor": 0.25})
+    return 2 * int(given.get("partial_rotary_factor", 1.0) * dim // 2)
 
 
 def states(config: Config) -> tuple[LayerState, ...]:
@@ -133,7 +148,7 @@ def unfreed_shapes(config: Config, shapes: tuple[LayerShape, ...]) -> tuple[Laye
         key_dim = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
         whole = LayerShape(config["num_attention_heads"], key_dim, config["v_head_dim"])
         return (whole,) * len(shapes)
-    return tuple(replace(shape, window=None, source=None) for shape in shapes)
+    return tuple(LayerShape(shape.num_kv_heads, *shape.dims) for shape in shapes)
 
 
 def num_layer_parameters(config: Config, sizes: Mapping[str, int]) -> int:

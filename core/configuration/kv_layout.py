@@ -20,16 +20,41 @@ TABLE_COST = 0.01
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """The K and V that a layer keeps of one token, and how long it reads them."""
+    """The K and V that a layer keeps of one token, and how long it reads them.
+
+    ```
+    row of a head, if K and V share dims | V's own (value_dim) | shared (shared_dim) | K's own |
+                                                               <------- key_dim ------------->
+    ```
+    """
 
     num_kv_heads: int
     key_dim: int
     value_dim: int
-    """May differ from `key_dim`. 0: V is the first part of K's row (a latent)."""
+    """V's own dims, without those that are K's, too. 0: V is the first part of K (a latent)."""
     window: int | None = None
     """How many of the newest tokens the layer reads, the current one included; None: all."""
     source: int | None = None
     """The earlier layer whose K and V it reads, so that it keeps none itself; None: its own."""
+    shared_dim: int = 0
+    """The first dims of K that are the last dims of V; 0: K and V lie apart."""
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether V is a part of K."""
+        return self.value_dim == 0
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        """All dims of K and of V, of one head."""
+        return self.key_dim, self.value_dim + self.shared_dim
+
+    @property
+    def row_dims(self) -> tuple[int, ...]:
+        """The dims of each tensor that holds K and V: of both, or of K and of V."""
+        if self.shared_dim:
+            return (self.value_dim + self.key_dim,)
+        return self.key_dim, self.value_dim
 
     @property
     def numel(self) -> int:
@@ -232,12 +257,13 @@ def _splits(
     for count in {-(-num_layers // number) for number in range(1, num_layers + 1)}:
         num_parts = min(MOST_PARTS, size // (count * numel * block_size))
         # Kernels step from one of a block's parts to the next by the size of a layer's K or V.
-        is_even = kind.key_dim == kind.value_dim and size * 2 % (block_size * numel) == 0
+        num_tensors = len(kind.row_dims)
+        is_even = len(set(kind.row_dims)) == 1 and size * num_tensors % (block_size * numel) == 0
         if num_parts > 1 and not is_even:
             num_parts = 1
         if num_parts == 0:
             continue
-        stride = size * 2 // (block_size * numel) if num_parts > 1 else 1
+        stride = size * num_tensors // (block_size * numel) if num_parts > 1 else 1
         group = CacheGroup(
             block_size * num_parts, kind.window, num_parts=num_parts, part_stride=stride
         )

@@ -30,7 +30,8 @@ from kernels.elementwise import torch_elementwise
 class AttentionBackend(Protocol):
     """Computes one layer's attention over its KV cache.
 
-    keys, values: the layer's cache, [num_blocks, block_size, kv_heads, head_dim or value_dim].
+    keys, values: the layer's cache, [num_blocks, block_size, kv_heads, head_dim or value_dim]. If K
+    and V share dims, `write` gets only those of V that are not K's.
     """
 
     block_kernels: BlockKernels
@@ -79,7 +80,7 @@ def make_backend(
             return CpuBackend(), ()
         return sdpa_backend(device), (f"attention runs on torch's SDPA, slowly: {reason}",)
     reason = _unsupported_in_triton(shapes, block_size)
-    if in_segments and not all(shape.value_dim for shape in shapes):
+    if in_segments and any(shape.is_latent for shape in shapes):
         reason = "torch computes the products of latent attention"
     if reason is not None and in_segments:
         raise ConfigurationError(
@@ -182,7 +183,7 @@ def _unsupported_in_cpp(shapes: Sequence[LayerShape], kv_dtype: torch.dtype) -> 
     if kv_dtype not in SUFFIXES:
         return f"a KV cache of {str(kv_dtype).removeprefix('torch.')} is supported only on GPUs"
     for shape in shapes:
-        for dim in (shape.key_dim, shape.value_dim):
+        for dim in shape.dims:
             if dim % WIDTH or dim > MAX_DIM:
                 return f"a head dim of {dim} is not a multiple of {WIDTH} up to {MAX_DIM}"
     return unavailable_reason()
@@ -193,12 +194,14 @@ def _unsupported_in_triton(shapes: Sequence[LayerShape], block_size: int) -> str
     if block_size not in BLOCK_SIZES:
         return f"option.block_size={block_size} is not one of {BLOCK_SIZES}"
     for shape in shapes:
-        value_dim = shape.value_dim or dict(LATENT_DIMS).get(shape.key_dim, 0)
-        if value_dim == 0:
+        if shape.is_latent and shape.dims not in LATENT_DIMS:
             return f"rows of {shape.key_dim} are no latents of {LATENT_DIMS}"
-        if not has_kernel(shape.key_dim, value_dim):
+        key_dim, value_dim = shape.dims
+        if not has_kernel(key_dim, value_dim):
             return (
-                f"head dims {shape.key_dim} (keys) and {shape.value_dim} (values) must be equal "
+                f"head dims {key_dim} (keys) and {value_dim} (values) must be equal "
                 f"and one of {HEAD_DIMS}"
             )
+        if shape.shared_dim and shape.value_dim % 16:
+            return f"{shape.value_dim} rotated dims of keys beside V are no multiple of 16"
     return None

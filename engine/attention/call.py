@@ -40,7 +40,7 @@ class AttentionCall:
     key: Tensor
     """[T, kv_heads, head_dim]."""
     value: Tensor
-    """[T, kv_heads, value_dim]."""
+    """[T, kv_heads, value_dim], without the dims of V that are also dims of K."""
     scale: float
     window: int | None
     softcap: float | None
@@ -51,12 +51,13 @@ class AttentionCall:
     is_shared: bool = False
     """Read the K and V that an earlier layer has written. `key` and `value` only have the shapes,
     and need no rotation."""
-    latent_dim: int | None = None
-    """V is the first `latent_dim` dims of K, so `value` is empty; None: V is of its own."""
+    shared_dim: int = 0
+    """V is `value` and, after it, the first `shared_dim` dims of K."""
 
     @property
     def value_dim(self) -> int:
-        return self.value.shape[-1] if self.latent_dim is None else self.latent_dim
+        """All dims of V."""
+        return self.value.shape[-1] + self.shared_dim
 
 
 class PagedAttention(Protocol):

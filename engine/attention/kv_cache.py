@@ -41,9 +41,10 @@ class KVCache:
     ```
 
     On a GPU they are uninitialized. On a CPU they are zero, and a head's rows of one block are
-    contiguous in memory. If V is a part of K, it has no elements of its own. dtype: the model's
-    dtype, float8_e4m3fn, or uint8 that holds the bytes of fp8 e4m3. `host` holds swapped blocks of
-    all layers in host memory, [num_host_blocks, words] int64; it is pinned if the device is a GPU.
+    contiguous in memory. If K and V share dims, both are views of the same rows, see `LayerShape`.
+    dtype: the model's dtype, float8_e4m3fn, or uint8 that holds the bytes of fp8 e4m3. `host` holds
+    swapped blocks of all layers in host memory, [num_host_blocks, words] int64; it is pinned if the
+    device is a GPU.
     """
 
     def __init__(
@@ -76,25 +77,32 @@ class KVCache:
         """All memory, as tensors [num_blocks, elements] for whoever moves whole blocks."""
         is_shared = len(layout.groups) > 1
         shared = allocate(layout.block_bytes // dtype.itemsize) if is_shared else None
-        found: dict[int, tuple[int, Tensor, Tensor]] = {}
+        found: dict[int, tuple[int, list[Tensor]]] = {}
         for index, group in enumerate(layout.groups):
             start = 0
             for layer in group.layers or range(len(shapes)):
-                views: list[Tensor] = []
-                for dim in (shapes[layer].key_dim, shapes[layer].value_dim):
-                    numel = group.block_size * shapes[layer].num_kv_heads * dim
-                    if numel and shapes[layer].source is None:
-                        memory = allocate(numel) if shared is None else shared
-                        views.append(_view(memory, start, group, shapes[layer].num_kv_heads, dim))
-                        start += 0 if shared is None else numel
-                if views:  # without V, that is a part of K
-                    values = views[1] if len(views) > 1 else views[0][..., :0]
-                    found[layer] = index, views[0], values
+                shape = shapes[layer]
+                if shape.source is not None:
+                    continue
+                rows: list[Tensor] = []
+                for dim in shape.row_dims:
+                    numel = group.block_size * shape.num_kv_heads * dim
+                    memory = allocate(numel) if shared is None else shared
+                    rows.append(_view(memory, start, group, shape.num_kv_heads, dim))
+                    start += 0 if shared is None else numel
+                found[layer] = index, rows
         sources = [index if s.source is None else s.source for index, s in enumerate(shapes)]
         self.group_of = [found[source][0] for source in sources]
         """The index of each layer's group."""
-        self.keys = [found[source][1] for source in sources]
-        self.values = [found[source][2] for source in sources]
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.own_values: list[Tensor] = []
+        """The dims of V that are not dims of K, too."""
+        for source in sources:
+            shape, (_, rows) = shapes[source], found[source]
+            self.keys.append(rows[0][..., -shape.key_dim :])
+            self.values.append(rows[-1][..., : shape.value_dim + shape.shared_dim])
+            self.own_values.append(rows[-1][..., : shape.value_dim])
         _populate_in_background(regions)
         words = sum(memory.shape[1] for memory in self.blocks) * dtype.itemsize // 8
         self.host = torch.empty(

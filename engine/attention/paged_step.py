@@ -44,9 +44,7 @@ class PagedStep:
         keys, values = self.cache.keys[call.layer], self.cache.values[call.layer]
         batch = self.batches[self.cache.group_of[call.layer]]
         if not call.is_shared:
-            self.backend.write(call, keys, values, batch.slot_mapping)
-        if call.latent_dim is not None:
-            values = keys[..., : call.latent_dim]
+            self.backend.write(call, keys, self.cache.own_values[call.layer], batch.slot_mapping)
         out = self.backend.attend(call, keys, values, batch)
         if batch.images:
             attend_in_images(

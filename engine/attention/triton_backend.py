@@ -42,10 +42,10 @@ class TritonBackend:
 
     def write(self, call: AttentionCall, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         key, value = aligned(call.key), aligned(call.value)
-        if call.latent_dim is not None:
+        if value.shape[-1] == 0:
             # To the kernel, the latent is a key and the rotated part of the row a value.
-            key, value = key.tensor_split([call.latent_dim], -1)
-            keys, values = keys.tensor_split([call.latent_dim], -1)
+            key, value = key.tensor_split([call.shared_dim], -1)
+            keys, values = keys.tensor_split([call.shared_dim], -1)
         if call.rotation is None:
             self._write_kv(key, value, keys, values, slots)
         else:

@@ -188,7 +188,7 @@ def input_attention_bytes(model: PackedModel, max_len: int, kv_dtype: torch.dtyp
     undivided = model.encoder.undivided_tokens if model.encoder is not None else 0
     if not undivided:
         return 0
-    width = max(shape.numel for shape in model.shapes)
+    width = max(shape.num_kv_heads * sum(shape.dims) for shape in model.shapes)
     itemsize = kv_dtype.itemsize
     itemsize += model.dtype.itemsize if kv_dtype != model.dtype else 0
     return max_len * (width * itemsize + undivided)

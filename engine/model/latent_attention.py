@@ -111,7 +111,7 @@ class LatentAttention:
             window=self.layer.window,
             softcap=None,
             sinks=None,
-            latent_dim=sizes.rank,
+            shared_dim=sizes.rank,
         )
         attended = paged.attend(call)
         if rows is not None:

@@ -47,6 +47,9 @@ class LayerSpec:
     """The MLP's intermediate size."""
     source: int | None
     """The earlier layer whose K and V it reads; None: its own."""
+    shared_dim: int = 0
+    """Dims of a head that K and V share in the KV cache: those that are not rotated, if K is folded
+    into V."""
     state: LayerState = ()
     """The state that it keeps; () without one."""
     has_attention: bool = True
@@ -121,11 +124,16 @@ class DecoderSpec:
         return [self._shape(layer) for layer in self.layers if layer.has_attention]
 
     def _shape(self, layer: LayerSpec) -> LayerShape:
-        key_dim = value_dim = layer.head_dim
+        key_dim, shared_dim = layer.head_dim, layer.shared_dim
+        value_dim = key_dim - shared_dim
         if self.latent is not None:
-            key_dim, value_dim = self.latent.rank + self.latent.rope, 0
+            key_dim, value_dim, shared_dim = (
+                self.latent.rank + self.latent.rope,
+                0,
+                self.latent.rank,
+            )
         source = None if layer.source is None else self.cache_index(layer.source)
-        return LayerShape(layer.num_kv_heads, key_dim, value_dim, layer.window, source)
+        return LayerShape(layer.num_kv_heads, key_dim, value_dim, layer.window, source, shared_dim)
 
     @property
     def states(self) -> list[LayerState]:
@@ -302,6 +310,7 @@ def _layer(config: Any, family: Family, latent: LatentSizes | None, index: int) 
         head_dim=head_dim,
         mlp_width=_mlp_width(config, is_shared=source is not None),
         source=source,
+        shared_dim=_shared_dim(config, head_dim, index),
     )
 
 
@@ -313,6 +322,20 @@ def _source(config: Any, index: int) -> int | None:
         return None
     own = config.layer_types[:first_shared]
     return max(i for i, kind in enumerate(own) if kind == config.layer_types[index])
+
+
+def _shared_dim(config: Any, head_dim: int, index: int) -> int:
+    """Return `LayerSpec.shared_dim`.
+
+    Models in which layers may read the K and V of others keep both: no such model folds K.
+    """
+    is_full = getattr(config, "attention_k_eq_v", False) and (
+        config.layer_types[index] == "full_attention"
+    )
+    if not is_full or getattr(config, "num_kv_shared_layers", None):
+        return 0
+    rope = _ropes(config)["full_attention"]
+    return head_dim - 2 * int(rope.get("partial_rotary_factor", 1.0) * head_dim // 2)
 
 
 def _mlp_width(config: Any, *, is_shared: bool) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from engine.model.decoder import Decoder
+from engine.model.gemma4.attention import folded_angles
 from engine.model.gemma4.inputs import LayerInputs, input_width
 from engine.model.gemma4.layer import Gemma4Layer
 from engine.model.layer import Layer
@@ -29,7 +30,7 @@ class Gemma4Decoder(Decoder):
         return Gemma4Layer(loader, self.spec, index, self.rotary)
 
     def angles(self, token_ids: Tensor, hidden: Tensor, positions: Tensor) -> StepAngles:
-        angles = super().angles(token_ids, hidden, positions)
+        angles = folded_angles(self.spec, super().angles(token_ids, hidden, positions))
         if self._inputs is None:
             return angles
         return angles._replace(layer_inputs=self._inputs(token_ids, hidden))

@@ -50,3 +50,19 @@ def test_a_layer_keeps_as_long_as_its_readers_read():
     own, reader = LayerShape(2, 64, 64, window=8), LayerShape(2, 64, 64, source=0)
     layout = plan_layout([own, reader], 16, 2, 4096, step_tokens=1)
     assert [(group.window, group.layers) for group in layout.groups] == [(None, (0,))]
+
+
+FULL = LayerShape(4, 512, 128, shared_dim=384)
+WINDOW = LayerShape(16, 256, 256, window=1024)
+GEMMA4_31B = [FULL if index % 6 == 5 else WINDOW for index in range(60)]
+
+
+def test_dims_that_k_and_v_share_are_kept_once():
+    """128 of 512 dims rotate, so that K has them beside V: 640 numbers instead of 1,024."""
+    assert FULL.numel == 4 * 640
+    layout = plan_layout(GEMMA4_31B, 16, 2, 131072, step_tokens=1)
+    assert [(len(g.layers), g.block_size, g.window) for g in layout.groups] == [
+        (25, 16, 1024), (25, 16, 1024), (10, 128, None),
+    ]  # fmt: skip
+    gib = layout.blocks_for(131072) * layout.block_bytes / 2**30
+    assert gib == pytest.approx(7.0, abs=0.05)

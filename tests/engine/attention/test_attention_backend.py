@@ -85,7 +85,7 @@ def test_a_latent_is_written_in_two_parts_and_read_as_key_and_value(backend, see
     """V is a view of the first dims of K's cache."""
     backend._write_kv = lambda *tensors: seen.extend(tensors[:4])
     query, key, cache = torch.zeros(5, 4, 320), torch.rand(5, 1, 320), torch.zeros(4, 16, 1, 320)
-    call = AttentionCall(0, query, key, key[..., :0], 1.0, None, None, None, latent_dim=256)
+    call = AttentionCall(0, query, key, key[..., :0], 1.0, None, None, None, shared_dim=256)
     values, unused = cache[..., :256], torch.zeros(6)
     backend.write(call, cache, cache[..., :0], unused)
     expected = [key[..., :256], key[..., 256:], values, cache[..., 256:]]
@@ -100,16 +100,17 @@ def test_a_latent_is_written_in_two_parts_and_read_as_key_and_value(backend, see
 
 
 def test_which_latents_have_kernels():
-    def backend(key_dim, **options):
-        return make_backend(CUDA, [LayerShape(1, key_dim, 0)], 16, 64, torch.half, **options)
+    def backend(key_dim, value_dim, **options):
+        shape = LayerShape(1, key_dim, 0, shared_dim=value_dim)
+        return make_backend(CUDA, [shape], 16, 64, torch.half, **options)
 
     with dry_run.target(90):
-        assert isinstance(backend(576)[0], TritonBackend)
-        slow, (note,) = backend(40)
+        assert isinstance(backend(576, 512)[0], TritonBackend)
+        slow, (note,) = backend(40, 32)
         assert isinstance(slow, TorchBackend)
         assert "rows of 40 are no latents" in note
         with pytest.raises(ConfigurationError, match="products of latent attention; leave the opt"):
-            backend(576, in_segments=True)
+            backend(576, 512, in_segments=True)
 
 
 @pytest.mark.parametrize("make", [TorchBackend, CpuBackend])

@@ -39,7 +39,7 @@ HELD_OUT = {
     | {"num_hidden_layers": 3, "global_head_dim": 8, "num_global_key_value_heads": None,
        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
 }  # fmt: skip
-POOLS = {"31B": 10, "26B-A4B": 10, "E2B": 10, "one size": 11}
+POOLS = {"31B": 10, "26B-A4B": 8, "E2B": 10, "one size": 9}
 """Blocks with which `paged` has to preempt."""
 SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 7}
 

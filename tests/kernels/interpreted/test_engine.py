@@ -31,9 +31,14 @@ SETTINGS = {
     "youtu": SMALL
     | {"kv_lora_rank": 256, "q_lora_rank": None, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32,
        "v_head_dim": 32, "head_dim": 64, "num_key_value_heads": 2},
+    "gemma4_text": SMALL
+    | WINDOW
+    | {"global_head_dim": 128, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+       "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
+       "layer_types": ["sliding_attention", "full_attention"]},
 }  # fmt: skip
-"""Together, these models cover norms with an offset, norms of whole rows, experts, latents, and
-the decoder of transformers."""
+"""Together, these models cover norms with an offset, norms of whole rows, experts, latents, K
+folded into V, and the decoder of transformers."""
 LONG = {"max_position_embeddings": 300, "sliding_window": 270, "num_attention_heads": 1}
 LENGTHS = (290, 20)
 CUDA = torch.device("cuda")
