@@ -8,8 +8,10 @@ need not be a multiple of the number of ranks: the ranks' shares then differ.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from core.configuration.kv_layout import even_divisions
 from core.errors import ConfigurationError
 
 UNITS = (64, 32, 16, 8, 4, 2, 1)
@@ -77,6 +79,16 @@ class Shard:
         share = _share(group, holders.index(self.rank), len(holders))
         queries = range(key * group + share.start, key * group + share.stop)
         return Heads(queries, range(key, key + 1), len(holders))
+
+    def check_heads(self, num_heads: int, num_kv_heads: Iterable[int]) -> None:
+        """Raise ConfigurationError if ranks would have different layouts of the KV cache."""
+        fitting = even_divisions(num_heads, num_kv_heads)
+        if self.size not in fitting and self.size <= num_heads:
+            raise ConfigurationError(
+                f"option.tensor_parallel_degree={self.size}: layers have different numbers of KV "
+                "heads, which these ranks cannot divide in the same proportion; set it to one of "
+                f"{', '.join(str(number) for number in fitting if num_heads % number == 0)}"
+            )
 
     def vocabulary(self, size: int) -> range:
         """Return the rank's token ids.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from container.capacity.decoder import Decoder
 from container.capacity.instances import Instance
-from core.configuration.kv_layout import LayerShape
+from core.configuration.kv_layout import LayerShape, even_divisions
 from core.configuration.layout import Layout, lay_out
 from core.configuration.options import Options
 from core.errors import ConfigurationError
@@ -57,7 +57,7 @@ def place(decoder: Decoder, instance: Instance, options: Options) -> Placement:
 
     Logits are gathered, so each part has the whole vocabulary.
 
-    Raises what `lay_out` raises, and ConfigurationError if there are fewer heads than ranks.
+    Raises what `lay_out` raises, and ConfigurationError if ranks cannot divide the heads.
     """
     gpus = [str(number) for number in range(instance.num_gpus)]
     layout = lay_out(options, gpus, num_cores=1, place=instance.name)
@@ -71,6 +71,13 @@ def place(decoder: Decoder, instance: Instance, options: Options) -> Placement:
         raise ConfigurationError(
             f"option.tensor_parallel_degree={ranks}: {decoder.name} has layers that keep a state, "
             "and runs on one rank"
+        )
+    fitting = even_divisions(decoder.num_heads, (shape.num_kv_heads for shape in decoder.shapes))
+    if ranks not in fitting:
+        raise ConfigurationError(
+            f"option.tensor_parallel_degree={ranks}: {decoder.name} has layers with different "
+            "numbers of KV heads, which these ranks cannot divide in the same proportion; set it "
+            f"to one of {', '.join(str(n) for n in fitting if decoder.num_heads % n == 0)}"
         )
     part = replace(
         decoder,

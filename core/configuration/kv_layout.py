@@ -6,7 +6,7 @@ Capacity, the strategies' memory, the KV cache and `longshore plan` share it. It
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, lcm
 
@@ -187,6 +187,26 @@ def plan_layout(
         for start in range(0, len(kinds[split.kind]), split.num_layers)
     )
     return KVLayout(groups, block_units * unit * itemsize, step_tokens)
+
+
+def even_divisions(num_heads: int, num_kv_heads: Iterable[int]) -> list[int]:
+    """Return over how many processes a model can be divided so that all plan the same layout.
+
+    If layers have different numbers of KV heads, each process must have them in one proportion.
+    num_heads, num_kv_heads: the model's query heads, and the KV heads of each layer.
+    """
+    counts = sorted(set(num_kv_heads))
+    return [number for number in range(1, num_heads + 1) if _is_even(counts, number)]
+
+
+def _is_even(counts: Sequence[int], number: int) -> bool:
+    """Whether so many processes have these heads in one proportion, each at least one of them."""
+    proportions: set[tuple[int, ...]] = set()
+    for index in range(number if len(counts) > 1 else 1):
+        ends = [(count * index // number, count * (index + 1) // number) for count in counts]
+        shares = [max(1, end - start) for start, end in ends]
+        proportions.add(tuple(share // gcd(*shares) for share in shares))
+    return len(proportions) == 1
 
 
 def _layers_by_kind(shapes: Sequence[LayerShape], max_len: int) -> dict[LayerShape, list[int]]:

@@ -39,6 +39,7 @@ class Decoder:
         family, width = spec.family, spec.hidden_size
         prefix = family.prefix
         self.spec = spec
+        loader.shard.check_heads(spec.num_heads, [shape.num_kv_heads for shape in spec.shapes])
         self.shapes = [
             replace(shape, num_kv_heads=len(heads.keys))
             for shape in spec.shapes

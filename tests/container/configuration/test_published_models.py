@@ -69,6 +69,13 @@ def test_states_are_counted_beside_the_layers_with_attention(tmp_path: Path) -> 
         place(decoder, find_instance("ml.g5.12xlarge"), ranks)
 
 
+def test_ranks_that_cannot_divide_the_heads_of_all_layers_are_refused(tmp_path: Path) -> None:
+    decoder = planned(tmp_path, PUBLISHED["Gemma 4 31B"] | {"vocab_size": 9})
+    error = "degree=3: .* numbers of KV heads, .* set it to one of 1, 2, 4, 8, 16, 32$"
+    with pytest.raises(ConfigurationError, match=error):
+        place(decoder, find_instance("ml.g5.12xlarge"), make_options({"tensor_parallel_degree": 3}))
+
+
 def test_the_documented_table_is_the_plans(tmp_path: Path) -> None:
     """docs/models.md has a row for each model. Left of each arrow is what was kept before."""
     page = (ROOT / "docs" / "models.md").read_text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.configuration.kv_layout import LayerShape, bytes_per_block, plan_layout
+from core.configuration.kv_layout import LayerShape, bytes_per_block, even_divisions, plan_layout
 
 
 def shapes(num_layers, every, heads, dim, window):
@@ -66,3 +66,8 @@ def test_dims_that_k_and_v_share_are_kept_once():
     ]  # fmt: skip
     gib = layout.blocks_for(131072) * layout.block_bytes / 2**30
     assert gib == pytest.approx(7.0, abs=0.05)
+
+
+def test_divisions_have_the_heads_of_all_layers_in_one_proportion():
+    assert even_divisions(32, [16, 4]) == [1, 2, 4, 8, *range(16, 33)]
+    assert even_divisions(8, [2, 2]) == list(range(1, 9))

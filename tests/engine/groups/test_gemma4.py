@@ -12,6 +12,7 @@ from transformers import (
     AutoModelForImageTextToText,
 )
 
+from core.errors import ConfigurationError
 from core.sampling import SamplingParams
 from engine import LLM
 from engine.loading.dequantized import round_weights
@@ -160,3 +161,9 @@ def test_the_published_form_answers_text(tmp_path):
     expected = generate(tmp_path, model, eos_token_id=None)
     assert tokens(llm, ignore_eos=True) == expected
     assert len({token for answer in expected for token in answer}) > 5
+
+
+def test_ranks_that_cannot_divide_the_heads_say_what_can(held_out):
+    error = "degree=3: layers have different numbers of KV heads, .* one of 1, 2, 4$"
+    with pytest.raises(ConfigurationError, match=error), ranked_engine(held_out("31B"), 3):
+        pass
