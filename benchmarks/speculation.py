@@ -9,8 +9,8 @@ highest. By default, times are the CPU time of one thread, which other processes
 
 given     a draft is right with this probability, by construction: answers are known beforehand.
           The ideal is what the measured costs of steps allow with the best number of drafts
-repeats   greedy answers to a refrain, by the proposer that --method names
-plain     answers sampled at temperature 1: there is nothing to gain, and nothing must be lost
+repeats   greedy answers to a refrain, by the proposer that --method names, or by a draft model
+plain     answers sampled at temperature 1: in text is nothing to gain, and nothing must be lost
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LINES = ("O Romeo, Romeo, wherefore art thou Romeo?", "Now is the winter of our 
          "Friends, Romans, countrymen, lend me your ears.")  # fmt: skip
 
 
-class GivenProposer:
+class GivenProposer(Proposer):
     """Proposes the tokens of known answers, each right with the same probability."""
 
     def __init__(self, answers: Answers, acceptance: float, vocab_size: int) -> None:
@@ -94,7 +94,8 @@ class Bench:
             dtype=arguments.dtype,
             quantize=arguments.quantize,
             load_format=arguments.load_format,
-            speculative_method=arguments.method,
+            speculative_method=None if arguments.draft_model else arguments.method,
+            speculative_draft_model=arguments.draft_model,
             num_speculative_tokens=arguments.drafts,
             max_rolling_batch_size=max(arguments.users),
         )
@@ -225,6 +226,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("model", nargs="?", default="models/demo")
     parser.add_argument("--method", choices=("ngram", "suffix"), default="ngram")
+    parser.add_argument("--draft-model", default=None, help="directory; in place of --method")
     parser.add_argument("--drafts", type=int, default=5, help="option.num_speculative_tokens")
     parser.add_argument("--users", type=_numbers(int), default=[1, 4, 16, 50])
     parser.add_argument("--given", type=_numbers(float), default=[0.2, 0.4, 0.6, 0.8, 0.9])

@@ -16,6 +16,7 @@ ALIASES: Mapping[str, str] = {
     "option.number_of_partitions": "option.tensor_parallel_degree",
     "option.speculative_length": "option.num_speculative_tokens",
     "option.spec_length": "option.num_speculative_tokens",
+    "option.draft_model_id": "option.speculative_draft_model",
     "option.prediction_timeout": "option.predict_timeout",
 }
 """Maps other names of options to the names here. The last ones are names of older containers
@@ -31,7 +32,6 @@ _FORMAT = (
 )
 _HANDLERS = "set option.entryPoint to your handler's file"
 _RANKS = "use option.tensor_parallel_degree to split the model over GPUs"
-_SPECULATIVE = "draft models are not supported; use option.speculative_method=ngram or suffix"
 _FIXED_CODES = (
     "status codes cannot be changed, except that option.overload_status sets the status of a "
     "busy server"
@@ -94,8 +94,6 @@ ADVICE: Mapping[str, str] = {
     "option.fully_sharded_loras": "adapters are always split in the same way; leave it out",
     "option.lora_dtype": "adapters use the model's dtype; leave it out",
     "option.lora_extra_vocab_size": "adapters cannot add tokens; leave it out",
-    "option.draft_model_id": _SPECULATIVE,
-    "option.speculative_draft_model": _SPECULATIVE,
     "option.chat_template_content_format": "the chat template shows the format; leave it out",
     "option.enable_auto_tool_choice": "use option.tool_call_parser, which is enough",
 }

@@ -45,7 +45,7 @@ ReasoningParserName = Literal[
     "qwen3", "deepseek_r1", "deepseek_v3", "glm45", "minimax_m2", "olmo3", "seed_oss", "mistral",
     "openai_gptoss",
 ]  # fmt: skip
-SpeculativeMethod = Literal["ngram", "suffix"]
+SpeculativeMethod = Literal["ngram", "suffix", "draft_model"]
 MOST_DRAFTS = 16
 """The highest `num_speculative_tokens`."""
 ReasoningParserChoice = Literal["auto", "none", ReasoningParserName]
@@ -254,7 +254,8 @@ class LoraOptions(Record):
 class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """vLLM's `speculative_config`, as far as it is supported."""
 
-    method: SpeculativeMethod = "ngram"
+    method: SpeculativeMethod | None = None
+    model: str | None = None
     num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFTS)] = 5
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
@@ -273,7 +274,13 @@ class SpeculationOptions(Record):
         "packed: where to look for the tokens that may come next, so that one step can verify "
         "several of them. The answers stay the same. ngram: where the newest tokens occur in the "
         "prompt and the answer before. suffix: also in recent answers to others with the same "
-        "adapter and cache_salt. Default: nowhere.",
+        "adapter and cache_salt. draft_model: what a smaller model says. Default: nowhere.",
+    )
+    speculative_draft_model: str | None = option(
+        None,
+        "Directory or Hugging Face id of a smaller model with the same vocabulary, which proposes "
+        "the tokens. A relative path may begin in the model's directory. It sets "
+        "option.speculative_method=draft_model.",
     )
     speculation: Literal["auto", "always", "off"] = option(
         "auto",
@@ -289,9 +296,9 @@ class SpeculationOptions(Record):
     )
     speculative_config: str | None = option(
         None,
-        'vLLM\'s form of the two options above: a JSON object such as {"method": "ngram", '
-        '"num_speculative_tokens": 4}. Further settings of a method, such as prompt_lookup_max, '
-        "are accepted, but the lengths of matches are chosen here.",
+        'vLLM\'s form of these options: a JSON object such as {"method": "ngram", '
+        '"num_speculative_tokens": 4} or {"model": "DIR"}. Further settings of a method, such as '
+        "prompt_lookup_max, are accepted, but the lengths of matches are chosen here.",
     )
 
     def __post_init__(self) -> None:
@@ -301,18 +308,40 @@ class SpeculationOptions(Record):
     @property
     def chosen(self) -> tuple[SpeculativeMethod | None, int]:
         """The method and the most tokens, in whichever form they are set. None: it is off."""
+        config = self._config
+        method = config.method
+        if method is None and config.model is not None:
+            method = "draft_model"
+        elif method is None and self.speculative_config is not None:
+            method = "ngram"
+        if (method == "draft_model") != (config.model is not None):
+            key = "speculative_method" if self.speculative_config is None else "speculative_config"
+            raise ConfigurationError(
+                f"option.{key}: the method {method} and {config.model or 'no'} model; set "
+                "option.speculative_draft_model with the method draft_model, and with no other"
+            )
+        return None if self.speculation == "off" else method, config.num_speculative_tokens
+
+    @property
+    def draft_model(self) -> str | None:
+        """The draft model, as it is given; None if there is none, or it is off."""
+        return None if self.speculation == "off" else self._config.model
+
+    @property
+    def _config(self) -> SpeculativeConfig:
         if self.speculative_config is None:
-            method = None if self.speculation == "off" else self.speculative_method
-            return method, self.num_speculative_tokens
+            return SpeculativeConfig(
+                method=self.speculative_method,
+                model=self.speculative_draft_model,
+                num_speculative_tokens=self.num_speculative_tokens,
+            )
         try:
-            config = msgspec.json.decode(self.speculative_config, type=SpeculativeConfig)
+            return msgspec.json.decode(self.speculative_config, type=SpeculativeConfig)
         except msgspec.DecodeError as error:
             raise ConfigurationError(
-                f"option.speculative_config: {error}; expected a JSON object with a method, ngram "
-                "or suffix"
+                f"option.speculative_config: {error}; expected a JSON object with a method (ngram, "
+                "suffix or draft_model), or a model"
             ) from None
-        method = None if self.speculation == "off" else config.method
-        return method, config.num_speculative_tokens
 
     @property
     def only_for_text(self) -> str:

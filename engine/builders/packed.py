@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from core.configuration.options import LoraOptions
 from core.errors import ConfigurationError
@@ -39,6 +40,9 @@ from engine.step.packed_executor import PackedExecutor
 from engine.step.passes import Passes, Runner
 from strategies.factory import make_strategy
 
+if TYPE_CHECKING:
+    from engine.builders.draft import LoadedDraft
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedParts:
@@ -68,7 +72,8 @@ def build_packed(
 
     lead: makes the others of the group do what this process does. notes: those of the start so far.
     """
-    parts = build_parts(resolved, model, phases, group)
+    draft = _load_draft(resolved, phases)
+    parts = build_parts(resolved, model, phases, group, 0 if draft is None else draft.block_bytes)
     eos = eos_token_ids(resolved.source)
     grammars = Grammars(resolved.source.model_dir, eos)
     settings = strategy_settings(resolved, parts.capacity)
@@ -85,7 +90,8 @@ def build_packed(
         from engine.speculation.start import Speculative
 
         sampler = Sampler(Staging(model.device), sampling_stages(grammars))
-        speculative = Speculative(resolved.speculation, strategy, sampler)
+        proposer = draft and draft.build(resolved, parts.capacity, sampling_stages(grammars))
+        speculative = Speculative(resolved.speculation, strategy, sampler, proposer)
         features.append(speculative)
         columns.append(speculative.column)
     executor = PackedExecutor(
@@ -112,10 +118,27 @@ def build_packed(
     )
 
 
+def _load_draft(resolved: Resolved, phases: Phases) -> LoadedDraft | None:
+    """Load the draft model, if the options name one. Rank 0 has all of it."""
+    name = None if resolved.speculation is None else resolved.speculation.draft_model
+    if name is None:
+        return None
+    from engine.builders.draft import load_draft
+
+    return load_draft(resolved, name, phases)
+
+
 def build_parts(
-    resolved: Resolved, model: PackedModel, phases: Phases, group: Group
+    resolved: Resolved,
+    model: PackedModel,
+    phases: Phases,
+    group: Group,
+    bytes_beside_block: int = 0,
 ) -> PackedParts:
-    """Build what every process of the group has. The limits are the same in all of them."""
+    """Build what every process of the group has. The limits are the same in all of them.
+
+    bytes_beside_block: what this process keeps for each block in another model's memory.
+    """
     block_size, kv_dtype = resolved.memory.block_size, resolved.kv_dtype
     features, feature_notes = _start_features(resolved.lora, resolved.source, model)
     beside = Beside()
@@ -124,6 +147,7 @@ def build_parts(
 
         beside = StateRoom(model, resolved)
         model.unavailable.update(NOT_WITH_STATES)
+    beside.bytes_per_block = bytes_beside_block
     capacity = measure(resolved, model, group, beside)
     backend, backend_notes = make_backend(
         model.device,

@@ -46,6 +46,8 @@ class Beside:
     are called first, where the sizes follow from the memory.
     """
 
+    bytes_per_block: int = 0
+    """Bytes that are kept elsewhere for each block."""
     num_sequences: int = 0
     """Sequences that there is room for; 0 if nothing limits them."""
     num_states: int = 0
@@ -113,7 +115,7 @@ def measure(resolved: Resolved, model: PackedModel, group: Group, beside: Beside
             budget = min(
                 budget, useful_kv_bytes(model.weights_bytes, blocks_of_longest * per_block)
             )
-        num_blocks = group.lowest(min(usable, budget // per_block))
+        num_blocks = group.lowest(min(usable, budget // (per_block + beside.bytes_per_block)))
     if resolved.may_swap:
         swap_bytes = beside.take_swap(swap_budget(memory, resolved.share))
         num_swap_blocks = group.lowest(min(usable, swap_bytes // per_block))

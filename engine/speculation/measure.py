@@ -24,6 +24,8 @@ LONG = 4
 """How many times longer the contexts are from which the cost of a longer one is measured."""
 MANY = 16
 """The sequences of a step of which only one has a draft."""
+SEVERAL = 4
+"""The sequences of a draft model's pass."""
 NUM_TIMES = 4
 """The shortest of so many times counts: the others were disturbed."""
 MOST_SECONDS = 3.0
@@ -153,6 +155,15 @@ def measure_costs(
         draw=plain,
         per_draw=per_draw,
     )
+
+
+def measure_passes(timer: StepTimer, costs: StepCosts, context: int) -> StepCosts:
+    """Add the costs of a draft model's passes. timer: of that model."""
+    one, several = (Kind(number, context, has_drafts=False) for number in (1, SEVERAL))
+    seconds = timer.seconds([one, several], [])
+    per_proposal = max(0.0, seconds[several] - seconds[one]) / (SEVERAL - 1)
+    per_pass = max(0.0, seconds[one] - per_proposal)
+    return replace(costs, per_pass=per_pass, per_proposal=per_proposal)
 
 
 def _curve(seconds: Mapping[Kind, float], kinds: Sequence[Kind], most: int) -> tuple[float, ...]:

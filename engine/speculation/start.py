@@ -11,7 +11,8 @@ from core.protocol.stats import Total
 from engine.executor import Executor
 from engine.sampling.sampler import Sampler
 from engine.speculation.column import DraftColumn
-from engine.speculation.measure import StepTimer, measure_costs
+from engine.speculation.draft_model import DraftModel
+from engine.speculation.measure import StepTimer, measure_costs, measure_passes
 from strategies.base import Strategy
 from strategies.speculation.costs import StepCosts
 from strategies.speculation.policy import Policy
@@ -25,8 +26,17 @@ SHOWN = (1, 4, 16, 64)
 class Speculative(Feature):
     """Requests use it without asking for it."""
 
-    def __init__(self, options: SpeculationOptions, strategy: Strategy, sampler: Sampler) -> None:
-        """Let a strategy add drafts to its steps. sampler: as in `DraftColumn`."""
+    def __init__(
+        self,
+        options: SpeculationOptions,
+        strategy: Strategy,
+        sampler: Sampler,
+        draft_model: DraftModel | None = None,
+    ) -> None:
+        """Let a strategy add drafts to its steps. sampler: as in `DraftColumn`.
+
+        draft_model: for the method of this name.
+        """
         method, self._num_drafts = options.chosen
         assert method is not None, "speculation is on"
         ahead = strategy.memory.states.num_ahead
@@ -41,8 +51,12 @@ class Speculative(Feature):
         self._method: SpeculativeMethod = method
         self._always = options.speculation == "always"
         self._strategy = strategy
+        self._draft_model = draft_model
         self._speculation = Speculation(
-            strategy.memory, strategy.limits, _make_proposer(method), self._num_drafts
+            strategy.memory,
+            strategy.limits,
+            draft_model or _make_proposer(method),
+            self._num_drafts,
         )
         strategy.extension = self._speculation
         self.column = DraftColumn(sampler)
@@ -52,8 +66,11 @@ class Speculative(Feature):
 
         executor: has `column`, and computed nothing that anybody needs.
         """
+        what = self._method
+        if self._draft_model is not None:
+            what += f" {self._draft_model.description}"
         if self._always:
-            return f"speculation: {self._method}, always {self._num_drafts} tokens"
+            return f"speculation: {what}, always {self._num_drafts} tokens"
         memory, limits = self._strategy.memory, self._strategy.limits
         timer = StepTimer(
             executor, memory.layout.groups, memory.num_blocks, vocab_size, self._num_drafts
@@ -61,14 +78,24 @@ class Speculative(Feature):
         ahead = memory.states.num_ahead
         most = limits.max_sequences * self._num_drafts if ahead is None else ahead
         costs = measure_costs(timer, limits, self._num_drafts, max_model_len, most)
+        passes = ""
+        if self._draft_model is not None:
+            costs = self._with_passes(costs, self._draft_model, vocab_size)
+            passes = f", a draft {1000 * costs.proposing(1, 1):.2f} ms"
         self._speculation.policy = Policy(costs)
         lines = _break_evens(costs, limits.max_sequences, self._num_drafts)
         rows = min(1 + self._num_drafts, len(costs.drafted) - 1)
         return (
-            f"speculation: {self._method}, up to {self._num_drafts} tokens; a step of 1 row takes "
-            f"{1000 * costs.plain[1]:.2f} ms, of {rows} rows {1000 * costs.drafted[rows]:.2f} ms; "
-            f"it pays from this share of right tokens on: {', '.join(lines)}"
+            f"speculation: {what}, up to {self._num_drafts} tokens; a step of 1 row takes "
+            f"{1000 * costs.plain[1]:.2f} ms, of {rows} rows {1000 * costs.drafted[rows]:.2f} ms"
+            f"{passes}; it pays from this share of right tokens on: {', '.join(lines)}"
         )
+
+    def _with_passes(self, costs: StepCosts, draft: DraftModel, vocab_size: int) -> StepCosts:
+        """Return the costs with those of the draft model's passes."""
+        memory = draft.memory
+        timer = StepTimer(draft.executor, memory.layout.groups, memory.num_blocks, vocab_size, 0)
+        return measure_passes(timer, costs, min(costs.context, draft.longest))
 
     def totals(self) -> tuple[Total, ...]:
         counts = self._speculation.counts
@@ -105,6 +132,7 @@ def _break_evens(costs: StepCosts, max_sequences: int, num_drafts: int) -> Itera
 
 
 def _make_proposer(method: SpeculativeMethod) -> Proposer:
+    """Return what looks for drafts in text."""
     if method == "ngram":
         from strategies.speculation.ngram import NgramProposer
 

@@ -32,6 +32,10 @@ class StepCosts:
     """Further seconds of a step that samples at drafts which are not greedy: it samples twice."""
     per_draw: float = 0.0
     """Further seconds for each such draft."""
+    per_pass: float = 0.0
+    """Seconds of a draft model's pass, which gives several sequences one draft more."""
+    per_proposal: float = 0.0
+    """Further seconds for each of these drafts."""
 
     def of(self, num_decodes: int, num_drafts: int = 0) -> float:
         """Return the seconds of a step of so many sequences, with so many drafts in all.
@@ -48,17 +52,23 @@ class StepCosts:
         share = min(1.0, max(0.0, (num_decodes - fewest) / (num_rows - fewest)))
         return drafted + share * (max(0.0, plain - drafted) + self.mixing)
 
-    def break_even(self, num_sequences: int, num_drafts: int) -> float | None:
-        """Return the acceptance from which up to `num_drafts` drafts of each sequence pay.
+    def proposing(self, num_passes: int, num_drafts: int) -> float:
+        """Return the seconds that it takes to propose so many drafts, in so many passes."""
+        return num_passes * self.per_pass + num_drafts * self.per_proposal
+
+    def break_even(self, num_sequences: int, most_drafts: int) -> float | None:
+        """Return the acceptance from which up to `most_drafts` drafts of each sequence pay.
 
         None: they never do.
         """
         plain = num_sequences / self.of(num_sequences)
         for acceptance in ACCEPTANCES:
             tokens = num_sequences
-            for count in range(1, num_drafts + 1):
+            for count in range(1, most_drafts + 1):
                 tokens += num_sequences * acceptance**count
-                if tokens / self.of(num_sequences, num_sequences * count) > plain:
+                num_drafts = num_sequences * count
+                seconds = self.of(num_sequences, num_drafts) + self.proposing(count, num_drafts)
+                if tokens / seconds > plain:
                     return acceptance
         return None
 

@@ -8,7 +8,7 @@ accepted tokens.
 from __future__ import annotations
 
 from core.sequence import Sequence
-from strategies.speculation.proposer import NO_PROPOSAL, Proposal
+from strategies.speculation.proposer import NO_PROPOSAL, Proposal, Proposer
 
 MOST_OCCURRENCES = 4
 """The most occurrences that are compared."""
@@ -18,7 +18,7 @@ MOST_AT_ONCE = 4096
 """The most tokens that one call indexes: some 2 ms. A longer prompt takes several steps."""
 
 
-class NgramProposer:
+class NgramProposer(Proposer):
     """Looks only at the sequence's own prompt and answer."""
 
     def begin(self, sequence: Sequence) -> NgramLookup:

@@ -99,7 +99,9 @@ class Policy:
         seconds = self._seconds(num_decodes, most)
         if num_decodes not in self._least:
             self._least[num_decodes] = min(
-                (MARGIN * seconds[count] / seconds[0] - 1) * num_decodes / count
+                (MARGIN * (seconds[count] + self.costs.proposing(1, count)) / seconds[0] - 1)
+                * num_decodes
+                / count
                 for count in range(1, most + 1)
             )
         return self._least[num_decodes]
@@ -153,10 +155,14 @@ class Policy:
         """Return how many of the rows, which are sorted, give the most tokens per second."""
         seconds = self._seconds(num_decodes, len(rows))
         best, chosen = MARGIN * num_decodes / seconds[0], 0
-        tokens, further, draws = float(num_decodes), 0.0, 0
+        tokens, further, draws, passes = float(num_decodes), 0.0, 0, 0
+        depths = [candidate.num_in_flight for candidate in candidates]
         for count, (worth, index) in enumerate(rows, start=1):
             candidate = candidates[index]
             tokens += worth
+            depths[index] += 1
+            further += costs.proposing(max(0, depths[index] - passes), 1)
+            passes = max(passes, depths[index])
             further += costs.per_key * max(0, candidate.context - costs.context)
             if not candidate.is_greedy:
                 further += costs.per_draw if draws else costs.draw + costs.per_draw

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Steps
 from typing import NamedTuple, Protocol
 
 from core.sequence import Sequence
@@ -29,7 +30,24 @@ class Lookup(Protocol):
         ...
 
 
+class Wanted(NamedTuple):
+    """Drafts of a sequence that are to be verified."""
+
+    lookup: Lookup
+    num_in_flight: int
+    """Proposed tokens before them."""
+    drafts: tuple[int, ...]
+    """The first of those that were proposed after these."""
+
+
 class Proposer(Protocol):
     def begin(self, sequence: Sequence) -> Lookup:
         """Return a lookup for a sequence, to which it must not refer after `end`."""
         ...
+
+    def completed(self, wanted: Steps[Wanted]) -> list[tuple[int, ...]]:
+        """Return the drafts of a step. Those of a lookup may be open until then, or become fewer.
+
+        Here: as they were proposed.
+        """
+        return [one.drafts for one in wanted]

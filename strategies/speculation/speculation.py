@@ -29,7 +29,7 @@ from strategies.base import Limits
 from strategies.memory.base import KVMemory, Span
 from strategies.speculation.drafts import DraftedChunk, drafted, is_verifiable
 from strategies.speculation.policy import Candidate, History, Policy
-from strategies.speculation.proposer import Lookup, Proposer
+from strategies.speculation.proposer import Lookup, Proposer, Wanted
 
 logger = logging.getLogger(__name__)
 
@@ -162,15 +162,26 @@ class Speculation:
                 candidates[index] = candidate
                 drafter.rest = 0
             else:
+                drafter.history.rest()
                 drafter.rest_longer(min(LONGEST_REST, len(decodes) // 2))
         if not candidates:
             return {}
         counts = self.policy.counts(len(decodes), [*candidates.values()], most)
-        return {
-            index: candidate.drafts[:count]
+        wanted = {
+            index: Wanted(
+                self._lookup(chunks[index]), candidate.num_in_flight, candidate.drafts[:count]
+            )
             for (index, candidate), count in zip(candidates.items(), counts, strict=True)
             if count
         }
+        assert self.proposer is not None, "drafts are looked for"
+        completed = self.proposer.completed([*wanted.values()])
+        return {index: drafts for index, drafts in zip(wanted, completed, strict=True) if drafts}
+
+    def _lookup(self, chunk: Chunk) -> Lookup:
+        drafter = self._drafters[chunk.sequence]
+        assert drafter is not None, "the sequence is a candidate"
+        return drafter.lookup
 
     def _worth(self, candidate: Candidate) -> float:
         """Return the probability that the first draft is right."""

@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 from core.sequence import Sequence
 from strategies.speculation.automaton import SuffixAutomaton
-from strategies.speculation.proposer import NO_PROPOSAL, Proposal
+from strategies.speculation.proposer import NO_PROPOSAL, Proposal, Proposer
 
 SHORTEST_MATCH = 2
 MOST_AT_ONCE = 1024
@@ -23,7 +23,7 @@ MOST_STATES = 4 * MOST_TOKENS
 MOST_SALTS = 16
 
 
-class SuffixProposer:
+class SuffixProposer(Proposer):
     def __init__(self) -> None:
         self._recent: OrderedDict[str, SuffixAutomaton] = OrderedDict()
         """Recent answers by salt, the least recently used first."""

@@ -15,6 +15,8 @@ from core.errors import ConfigurationError
         ('{"method": "suffix"}', ("suffix", 5)),
         ('{"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2}', ("ngram", 5)),
         ('{"num_speculative_tokens": 16}', ("ngram", 16)),
+        ('{"model": "small", "num_speculative_tokens": 3}', ("draft_model", 3)),
+        ('{"method": "draft_model", "model": "small"}', ("draft_model", 5)),
     ],
 )
 def test_a_config_of_vllm(text, chosen):
@@ -27,7 +29,9 @@ def test_a_config_of_vllm(text, chosen):
         ("ngram", "expected a JSON object"),
         ("[]", "expected a JSON object"),
         ('{"method": "eagle3"}', "eagle3"),
-        ('{"model": "small"}', "unknown field `model`"),
+        ('{"modell": "small"}', "unknown field `modell`"),
+        ('{"method": "draft_model"}', "the method draft_model and no model; set"),
+        ('{"method": "ngram", "model": "small"}', "the method ngram and small model"),
         ('{"method": 1}', "$.method"),
         ('{"num_speculative_tokens": 17}', "`int` <= 16 - at `$.num_speculative_tokens`"),
         ('{"num_speculative_tokens": true}', "$.num_speculative_tokens"),
@@ -42,4 +46,9 @@ def test_a_config_that_is_wrong_is_an_error(text, message):
 def test_the_options_of_its_own_names():
     options = SpeculationOptions(speculative_method="suffix", num_speculative_tokens=7)
     assert options.chosen == ("suffix", 7)
+    assert options.draft_model is None
+    options = SpeculationOptions(speculative_draft_model="small")
+    assert (options.chosen, options.draft_model) == (("draft_model", 5), "small")
+    options = SpeculationOptions(speculative_draft_model="small", speculation="off")
+    assert (options.chosen, options.draft_model) == ((None, 5), None)
     assert SpeculationOptions().chosen == (None, 5)

@@ -11,12 +11,12 @@ from core.sampling import Sampled
 from core.sequence import Sequence
 from strategies.base import Strategy
 from strategies.speculation.drafts import DraftedChunk
-from strategies.speculation.proposer import Proposal
+from strategies.speculation.proposer import Proposal, Proposer
 from strategies.speculation.speculation import Speculation
 from tests.strategies.fakes import VOCABULARY, FakeExecutor, next_token
 
 
-class Oracle:
+class Oracle(Proposer):
     """Proposes the right token with a given probability."""
 
     def __init__(self, rng: random.Random, acceptance: float) -> None:

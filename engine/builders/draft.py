@@ -1,0 +1,147 @@
+"""Loads a draft model, and builds what proposes its tokens (option.speculative_draft_model)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedConfig
+
+from core.configuration.hub import from_hub
+from core.configuration.kv_layout import CacheGroup, KVLayout, bytes_per_block
+from core.configuration.options import ModelOptions
+from core.errors import ConfigurationError
+from engine.attention.backends import make_backend
+from engine.attention.call import UnsupportedModelError
+from engine.attention.kv_cache import KVCache
+from engine.loading.model_source import ModelSource
+from engine.loading.open_model import read_config
+from engine.loading.packed_model import PackedModel, load_packed_model
+from engine.phases import Phases
+from engine.resolve import Capacity, Resolved, trained_length
+from engine.sampling.rows import Stage
+from engine.sampling.sampler import Sampler
+from engine.speculation.draft_model import DraftModel
+from engine.staging import Staging
+from engine.step.packed_executor import PackedExecutor
+from engine.step.passes import Passes
+
+MIB = 2**20
+KEY = "option.speculative_draft_model"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    model: PackedModel
+    directory: Path
+    block_bytes: int
+    """Bytes of the K and V of as many tokens as a block of the other model has at least."""
+    longest: int
+    """The most tokens of a sequence."""
+
+    def build(
+        self, resolved: Resolved, capacity: Capacity, stages: Sequence[Stage[Any]]
+    ) -> DraftModel:
+        """Allocate K and V for as many tokens as the other model has.
+
+        stages: as in `Sampler`, for this model only.
+        """
+        model, block_size = self.model, resolved.memory.block_size
+        layout = KVLayout((CacheGroup(block_size),), self.block_bytes)
+        most = resolved.limits.max_sequences * layout.blocks_for(capacity.max_model_len)
+        num_blocks = min(most, capacity.num_blocks)
+        shapes, kv_dtype = model.shapes, resolved.kv_dtype
+        backend, _ = make_backend(
+            model.device, shapes, block_size, capacity.max_model_len, kv_dtype, in_segments=False
+        )
+        cache = KVCache(shapes, num_blocks, layout, kv_dtype, model.device)
+        sampler = Sampler(Staging(model.device), stages)
+        sizes = (
+            f"{model.weights_bytes / MIB:,.1f} MiB of weights, "
+            f"{num_blocks * self.block_bytes / MIB:,.1f} MiB of K and V"
+        )
+        return DraftModel(
+            PackedExecutor(Passes(model, cache, backend), sampler),
+            layout,
+            num_blocks,
+            max_step_tokens=capacity.max_step_tokens,
+            longest=self.longest,
+            description=f"{self.directory.name} ({sizes})",
+        )
+
+
+def load_draft(resolved: Resolved, name: str, phases: Phases) -> LoadedDraft:
+    """Load the draft model. Raises ConfigurationError if it cannot draft for the other one.
+
+    name: the option's value.
+    """
+    source = resolved.source
+    directory = _directory(name, source)
+    config = read_config(directory, source.trust_remote_code)
+    _check_vocabulary(source, config, directory)
+    length = resolved.limits.max_model_len
+    own = ModelSource(
+        model_dir=directory,
+        config=config,
+        dtype=source.dtype,
+        device=source.device,
+        is_dummy=source.is_dummy,
+        trust_remote_code=source.trust_remote_code,
+        allow_pickle=source.allow_pickle,
+    )
+    try:
+        model = load_packed_model(own, length, "auto", phases)
+    except UnsupportedModelError as error:
+        raise ConfigurationError(f"{KEY}={directory}: {error}; choose another model") from error
+    if model.states:
+        raise ConfigurationError(
+            f"{KEY}={directory}: the model keeps a state, from which rejected tokens cannot be "
+            "taken back; choose a model without"
+        )
+    block_bytes = bytes_per_block(
+        model.shapes, resolved.memory.block_size, resolved.kv_dtype.itemsize
+    )
+    return LoadedDraft(model, directory, block_bytes, min(length, trained_length(config) or length))
+
+
+def _directory(name: str, source: ModelSource) -> Path:
+    """Return the directory of a model that is given by a path, or by its id on the hub.
+
+    A relative path may start at the other model's directory.
+    """
+    path = Path(name).expanduser()
+    for directory in (source.model_dir / path, path):
+        if directory.is_dir():
+            return directory
+    options = ModelOptions(allow_pickle_weights=source.allow_pickle)
+    return from_hub(name, None, options, given_as=KEY, local=path)
+
+
+def _check_vocabulary(source: ModelSource, config: PreTrainedConfig, directory: Path) -> None:
+    """Raise ConfigurationError if a token has another meaning for the draft model."""
+    size, own_size = (each.get_text_config().vocab_size for each in (source.config, config))
+    if size != own_size:
+        problem = f"its vocabulary has {own_size} tokens, that of the model has {size}"
+    elif (token := _first_difference(_tokens(source.model_dir), _tokens(directory))) is not None:
+        problem = f"token {token} is another one than that of the model"
+    else:
+        return
+    raise ConfigurationError(
+        f"{KEY}={directory}: {problem}; choose a model of the same family, with the same tokenizer"
+    )
+
+
+def _first_difference(tokens: Mapping[int, str], others: Mapping[int, str]) -> int | None:
+    both = sorted(tokens.keys() & others.keys())
+    return next((token for token in both if tokens[token] != others[token]), None)
+
+
+def _tokens(directory: Path) -> Mapping[int, str]:
+    """Return the text of each token in tokenizer.json; nothing if there is no such file."""
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        return {}
+    return {id: text for text, id in Tokenizer.from_file(str(path)).get_vocab().items()}
