@@ -29,9 +29,10 @@ from engine.staging import Staging
 from engine.step.block_mover import BlockMover
 from engine.step.step_inputs import InputBuilder
 from kernels import dry_run, precompile
+from kernels.precompiled_layers import BLOCK_SIZE, Shape
 
 ARCH = 86
-SHAPE = precompile.Shape(8, 2, 64, 512, norms_heads=True)
+SHAPE = Shape(8, 2, 64, 512, "qk")
 BF16 = torch.bfloat16
 
 
@@ -40,14 +41,14 @@ def engine_launches(context_len, max_model_len):
     heads = (SHAPE.num_heads, SHAPE.num_kv_heads, SHAPE.num_kv_heads)
     layers = [LayerShape(SHAPE.num_kv_heads, SHAPE.head_dim, SHAPE.head_dim)]
     cpu = torch.device("cpu")
-    layout = KVLayout.uniform(precompile.BLOCK_SIZE)
+    layout = KVLayout.uniform(BLOCK_SIZE)
     cache = KVCache(layers, 8, layout, BF16, cpu)
     backend = TritonBackend(num_processors=4, max_model_len=max_model_len)
     elementwise = make_elementwise(torch.device("cuda"))
     builder = InputBuilder(layout.groups, Staging(cpu))
     sequences = [Sequence(id, [1] * context_len, SamplingParams()) for id in range(2)]
     decode = Chunk(sequences[0], 19, 1, (BlockTable((0, 1)),), samples_token=True)
-    blocks = tuple(range(-(-context_len // precompile.BLOCK_SIZE)))
+    blocks = tuple(range(-(-context_len // BLOCK_SIZE)))
     prompt = Chunk(sequences[1], context_len - 20, 20, (BlockTable(blocks),), samples_token=True)
     with dry_run.target(ARCH) as launches:
         for chunks in ((decode,), (prompt,), (decode, prompt)):
@@ -71,7 +72,7 @@ def engine_launches(context_len, max_model_len):
 
 @pytest.mark.timeout(300)
 def test_all_kernels_of_the_engine_are_precompiled():
-    compiled = precompile.compile_shape(ARCH, SHAPE)
+    compiled = precompile.compile_layers(ARCH, SHAPE)
     launched = engine_launches(20, max_model_len=64) + engine_launches(1100, max_model_len=2048)
     ours, engines = ({x.kernel.hash: x.name for x in part} for part in (compiled, launched))
     assert not {ours[hash] for hash in ours.keys() - engines.keys()}, (

@@ -1,0 +1,303 @@
+"""The layers of common models, and the kernels that they launch in bf16.
+
+`kernels.precompile` launches them for GPUs that are not there. The sizes are those of one process;
+tests compare the launches with those of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from kernels.arguments import LATENT_DIMS
+from kernels.attention.paged_decode import paged_decode
+from kernels.attention.paged_prefill import paged_prefill, prefill_work
+from kernels.attention.work_list import make_work_list
+from kernels.cache.cache_write import write_kv
+from kernels.cache.rotary_cache_write import rotary_write_kv
+from kernels.elementwise.gated_activation import gated_activation
+from kernels.elementwise.rms_norm import add_rms_norm, rms_norm
+from kernels.elementwise.rotary import rotary
+from kernels.state.batch import StateBatch
+from kernels.state.conv_rows import conv_rows
+from kernels.state.state_tiles import state_tiles
+
+BLOCK_SIZE = 16
+"""The default of `option.block_size`."""
+TOKENS = 3
+EPS = 1e-6
+ROPE_DIM = 64
+"""Rotated dims of a latent."""
+TAPS = 4
+"""Of the convolutions of delta nets and Mamba-2."""
+
+
+class Layers(Protocol):
+    """Layers of one kind."""
+
+    def launch(self) -> None:
+        """Launch all their kernels but products, through the wrappers, on CPU tensors."""
+        ...
+
+
+class Norm(NamedTuple):
+    """The options of `rms_norm`; the defaults are Llama's."""
+
+    offset: float = 0.0
+    rounds_first: bool = True
+
+    def __call__(self, rows: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(rows, weight, EPS, **self._asdict())
+
+
+LLAMA_NORM, QWEN_NORM, GEMMA_NORM = Norm(), Norm(1.0, False), Norm(0.0, False)
+
+
+HeadNorm = Literal["", "qk", "qkv", "folded"]
+"""Heads that are normalized: of queries and keys (Qwen 3), or of values, too (Gemma 4), which may
+be a second norm of the keys' projection ("folded")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Layers with attention."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    normed: HeadNorm = ""
+    norm: Norm = LLAMA_NORM
+    rotary_dim: int | None = None
+    """Rotated dims of a head; None: all."""
+    window: int | None = None
+    activation: str = "silu"
+    has_shared: bool = False
+    """Whether some of the layers read the K and V of others."""
+    input_width: int = 0
+    """Numbers that each layer gets of a token besides hidden states."""
+
+    def launch(self) -> None:
+        query, key, value = self._projected()
+        keys, values = (_cache(self.num_kv_heads, self.head_dim) for _ in range(2))
+        rotary_dim = self.head_dim if self.rotary_dim is None else self.rotary_dim
+        angles = torch.empty(2, TOKENS, rotary_dim // 2, dtype=torch.bfloat16)
+        if self.has_shared:
+            rotary(query, query[:, :0], *angles, rotary_dim)
+        if rotary_dim:
+            rotary_write_kv(query, key, value, *angles, rotary_dim, keys, values, _slots())
+        else:
+            write_kv(key, value, keys, values, _slots())
+        _attend(query, keys, values, self.window)
+        _launch_elementwise(self.hidden_size, self.norm, self.activation)
+        if self.input_width:
+            inputs = _rows(2, self.input_width)
+            self.norm(inputs, inputs[0, 0])
+
+    def _projected(self) -> tuple[Tensor, ...]:
+        """Return queries, keys and values as slices of one merged projection, or of its norm."""
+        counts = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        if self.normed == "folded":
+            rows = _rows(sum(counts[:2]), self.head_dim)
+            query, key = self._norm_heads(rows).split(counts[:2], 1)
+            return query, key, self.norm(rows[:, self.num_heads :], rows[0, 0])
+        rows = _rows(sum(counts), self.head_dim)
+        if self.normed == "qkv":
+            return self._norm_heads(rows).split(counts, 1)
+        query, key, value = rows.split(counts, 1)
+        if self.normed == "qk":
+            query, key = self._norm_heads(rows[:, : sum(counts[:2])]).split(counts[:2], 1)
+        return query, key, value
+
+    def _norm_heads(self, rows: Tensor) -> Tensor:
+        return self.norm(rows, rows[0].contiguous())
+
+
+@dataclass(frozen=True, slots=True)
+class LatentShape:
+    """Layers with latent attention."""
+
+    num_heads: int
+    hidden_size: int
+    query_rank: int | None = None
+    """Outputs of the first projection of queries; None: there is only one."""
+    dims: tuple[int, int] = LATENT_DIMS[0]
+
+    def launch(self) -> None:
+        key_dim, rank = self.dims
+        merged = _rows((self.query_rank or self.num_heads * key_dim) + key_dim)
+        query_row, row = merged[:, :-key_dim], merged[:, -key_dim:-ROPE_DIM]
+        for part in (row,) if self.query_rank is None else (query_row, row):
+            LLAMA_NORM(part, part[0].contiguous())
+        query, key, keys = _rows(self.num_heads, key_dim), _rows(1, key_dim), _cache(1, key_dim)
+        angles = torch.empty(2, TOKENS, ROPE_DIM // 2, dtype=torch.bfloat16)
+        rotary(query[..., rank:], key[..., rank:], *angles, ROPE_DIM)
+        write_kv(*key.tensor_split([rank], -1), *keys.tensor_split([rank], -1), _slots())
+        _attend(query, keys, keys[..., :rank])
+        _launch_elementwise(self.hidden_size, LLAMA_NORM, "silu")
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaShape:
+    """Gated delta nets."""
+
+    num_key_heads: int
+    num_heads: int
+    key_dim: int = 128
+    value_dim: int = 128
+
+    def launch(self) -> None:
+        widths = [self.num_key_heads * self.key_dim] * 2 + [self.num_heads * self.value_dim]
+        mixed = _convolve(sum(widths), has_bias=False)
+        dims = (self.key_dim, self.key_dim, self.value_dim)
+        tokens = [
+            part.unflatten(-1, (-1, dim))
+            for part, dim in zip(mixed.split(widths, 1), dims, strict=True)
+        ]
+        out = _advance(tokens, is_delta=True, skip=None)
+        LLAMA_NORM(out, out[0, 0].contiguous())
+        gated_activation(torch.cat([out, out], -1).flatten(0, 1), "silu")
+
+
+@dataclass(frozen=True, slots=True)
+class MambaShape:
+    """Mamba-2, whose queries and keys are those of a group of heads."""
+
+    num_heads: int
+    head_dim: int = 64
+    state_size: int = 128
+    num_groups: int = 1
+
+    def launch(self) -> None:
+        widths = [self.num_heads * self.head_dim] + [self.num_groups * self.state_size] * 2
+        value, key, query = _convolve(sum(widths), has_bias=True).split(widths, 1)
+        query, key = (part.unflatten(-1, (-1, self.state_size)) for part in (query, key))
+        tokens = [query, key, value.unflatten(-1, (-1, self.head_dim))]
+        out = _advance(tokens, is_delta=False, skip=torch.empty(self.num_heads)).flatten(1)
+        gated = gated_activation(torch.cat([out, out], -1), "silu")
+        if self.num_groups > 1:
+            gated = gated[:, : widths[0] // self.num_groups].contiguous()
+        LLAMA_NORM(gated, gated[0])
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionShape:
+    """Short convolutions with a gate before and one after (LFM2)."""
+
+    width: int
+    taps: int = 3
+
+    def launch(self) -> None:
+        before, after, rows = _rows(3 * self.width).chunk(3, 1)
+        weight = torch.empty(self.taps, self.width, dtype=torch.bfloat16)
+        tails = torch.empty(2, self.taps - 1, self.width, dtype=torch.bfloat16)
+        conv_rows(rows, weight, None, tails, _state_batch(), before=before, after=after)
+
+
+def _qwen_state(num_heads: int, num_kv_heads: int, hidden_size: int) -> Shape:
+    """Return the layers with attention of Qwen 3.5 and Qwen3-Next."""
+    return Shape(
+        num_heads, num_kv_heads, 256, hidden_size, normed="qk", norm=QWEN_NORM, rotary_dim=64
+    )
+
+
+def _gemma4(
+    num_heads: int, num_kv_heads: tuple[int, int], hidden_size: int, window: int,
+    *, normed: HeadNorm = "qkv", input_width: int = 0,
+) -> tuple[Shape, Shape]:
+    """Return Gemma 4's layers with a window, and those without, whose heads are twice as wide.
+
+    Models whose layers have inputs share K and V between layers, too.
+    """
+    narrow = Shape(
+        num_heads, num_kv_heads[0], 256, hidden_size, "qkv", GEMMA_NORM, window=window,
+        activation="gelu_tanh", has_shared=input_width > 0, input_width=input_width,
+    )
+    wide = {"num_kv_heads": num_kv_heads[1], "head_dim": 512, "normed": normed, "window": None}
+    return narrow, replace(narrow, **wide)
+
+
+# If only some models of a shape normalize their heads, `normed` is "qk": it only adds kernels.
+SHAPES: tuple[Layers, ...] = (
+    Shape(14, 2, 64, 896),  # Qwen 2.5 0.5B
+    Shape(12, 2, 128, 1536),  # Qwen 2.5 1.5B
+    Shape(28, 4, 128, 3584),  # Qwen 2.5 7B
+    Shape(16, 8, 128, 1024, "qk"),  # Qwen 3 0.6B
+    Shape(32, 8, 128, 2560, "qk"),  # Qwen 3 4B
+    Shape(32, 8, 64, 2048, "qk"),  # Llama 3.2 1B, LFM2 1.2B
+    Shape(24, 8, 128, 3072),  # Llama 3.2 3B
+    Shape(32, 8, 128, 4096, "qk"),  # Llama 3.1 8B, Mistral 7B, Qwen 3 8B
+    Shape(40, 8, 128, 5120, "qk"),  # Qwen 2.5 and Qwen 3 14B
+    LatentShape(16, 2048),  # DeepSeek V2 Lite
+    LatentShape(16, 7168, 1536),  # DeepSeek V3 and R1 on eight GPUs
+    LatentShape(20, 2048, 768),  # GLM-4.7-Flash
+    LatentShape(32, 4096, 1024, LATENT_DIMS[1]),  # Mistral Small 4
+    *_gemma4(8, (1, 1), 1536, 512, input_width=256),  # Gemma 4 E2B
+    *_gemma4(8, (2, 2), 2560, 512, input_width=256),  # Gemma 4 E4B
+    *_gemma4(32, (16, 4), 5376, 1024, normed="folded"),  # Gemma 4 31B
+    DeltaShape(16, 32),  # Qwen 3.5 4B and 9B, Qwen3-Next
+    _qwen_state(16, 4, 2560),  # Qwen 3.5 4B
+    _qwen_state(16, 4, 4096),  # Qwen 3.5 9B
+    _qwen_state(16, 2, 2048),  # Qwen3-Next
+    MambaShape(128),  # Granite 4 H Small, Bamba 9B
+    replace(Shape(32, 8, 128, 4096), rotary_dim=64),  # Bamba 9B
+    replace(Shape(32, 8, 128, 4096), rotary_dim=0),  # Granite 4 H Small
+    ConvolutionShape(2048),  # LFM2 1.2B
+)
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, window: int | None = None) -> None:
+    tables = torch.zeros(TOKENS, 4, dtype=torch.int32)
+    lens, starts = torch.ones(TOKENS, dtype=torch.int32), torch.arange(TOKENS + 1).int()
+    out = query.new_empty(*query.shape[:2], values.shape[3])
+    paged = (query, keys, values, tables)
+    work = make_work_list(lens, 4, window=window)
+    paged_decode(*paged, lens, work=work, scale=1.0, out=out, window=window)
+    work = prefill_work(query, keys, starts, lens, 4, window=window)
+    paged_prefill(*paged, starts, lens, work=work, scale=1.0, out=out, window=window)
+
+
+def _launch_elementwise(hidden_size: int, norm: Norm, activation: str) -> None:
+    hidden = _rows(hidden_size)
+    norm(hidden, hidden[0])
+    add_rms_norm(hidden, hidden, hidden[0], EPS, **norm._asdict())
+    gated_activation(_rows(2 * hidden_size), activation)
+
+
+def _convolve(width: int, *, has_bias: bool) -> Tensor:
+    """Return rows [TOKENS, width] after a convolution, as the recurrence gets them."""
+    rows = _rows(2 * width)[:, :width]
+    weight = torch.empty(TAPS, width, dtype=torch.bfloat16)
+    tails = torch.empty(2, TAPS - 1, width, dtype=torch.bfloat16)
+    bias = weight[0] if has_bias else None
+    return conv_rows(rows, weight, bias, tails, _state_batch(), silu=True)
+
+
+def _advance(tokens: Sequence[Tensor], *, is_delta: bool, skip: Tensor | None) -> Tensor:
+    query, _, value = tokens
+    gates = torch.empty(TOKENS, value.shape[1])
+    states = torch.empty(2, value.shape[1], query.shape[2], value.shape[2])
+    batch = _state_batch()
+    return state_tiles(*tokens, gates, gates, states, batch, is_delta=is_delta, skip=skip)
+
+
+def _state_batch() -> StateBatch:
+    """Return a decode and a prompt of two tokens."""
+    starts = torch.tensor([0, 1, 3], dtype=torch.int32)
+    return StateBatch(starts, torch.arange(2), torch.zeros(TOKENS).long(), ((0, 1), (1, 3)), 1)
+
+
+def _rows(*shape: int) -> Tensor:
+    return torch.empty(TOKENS, *shape, dtype=torch.bfloat16)
+
+
+def _cache(num_kv_heads: int, head_dim: int) -> Tensor:
+    return torch.empty(2, BLOCK_SIZE, num_kv_heads, head_dim, dtype=torch.bfloat16)
+
+
+def _slots() -> Tensor:
+    return torch.zeros(TOKENS, dtype=torch.int64)

@@ -1,0 +1,191 @@
+"""Layers of tiny models with real heads launch the kernels that are precompiled for such layers.
+
+Nothing is compiled: kernels are compared by the keys with which Triton would look them up.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+import torch
+from transformers import AutoConfig
+from triton import knobs
+
+from engine.attention.kv_cache import KVCache
+from engine.attention.paged_step import PagedStep
+from engine.attention.states import StatePool, choose_operations
+from engine.attention.triton_backend import TritonBackend
+from engine.model.decoder import Decoder
+from engine.model.gemma4.decoder import Gemma4Decoder
+from engine.model.spec import read_spec
+from kernels import dry_run
+from kernels.precompiled_layers import (
+    GEMMA_NORM,
+    QWEN_NORM,
+    SHAPES,
+    ConvolutionShape,
+    DeltaShape,
+    LatentShape,
+    MambaShape,
+    Shape,
+)
+from kernels.state.batch import StateBatch
+from tests.engine.tiny_models import OWN, decoder_class
+from tests.kernels.host import host_step
+from tests.kernels.host.host_step import CPU, CUDA, DTYPE, MAX_MODEL_LEN
+
+ARCH = 86
+NO_DEVICE = 1000
+"""Has no compiled kernels."""
+HIDDEN = 256
+DENSE = {"hidden_size": HIDDEN, "intermediate_size": 512, "num_hidden_layers": 1}
+LATENT = DENSE | {
+    "head_dim": 64,
+    "first_k_dense_replace": 1,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 64,
+}
+TWO_KINDS = DENSE | {"num_hidden_layers": 2}
+WINDOWS = ["sliding_attention", "full_attention"]
+GEMMA4 = {"head_dim": 256, "global_head_dim": 512, "num_attention_heads": 8, "sliding_window": 1024}
+GEMMA4_LAYER = Shape(
+    8, 2, 256, HIDDEN, "qkv", GEMMA_NORM, window=1024, activation="gelu_tanh", input_width=64
+)
+CASES = {
+    "deepseek_v2": (
+        LATENT | {"num_attention_heads": 16, "kv_lora_rank": 512, "q_lora_rank": None},
+        [LatentShape(16, HIDDEN)],
+    ),
+    "deepseek_v3": (
+        LATENT | {"num_attention_heads": 20, "kv_lora_rank": 512, "q_lora_rank": 96},
+        [LatentShape(20, HIDDEN, 96)],
+    ),
+    "mistral4": (
+        LATENT
+        | {"num_attention_heads": 32, "kv_lora_rank": 256, "q_lora_rank": 128, "head_dim": 128}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        [LatentShape(32, HIDDEN, 128, (320, 256))],
+    ),
+    "gemma4_unified_text": (
+        TWO_KINDS
+        | GEMMA4
+        | {"layer_types": WINDOWS, "num_key_value_heads": 2, "num_global_key_value_heads": 1},
+        [
+            replace(GEMMA4_LAYER, input_width=0),
+            Shape(8, 1, 512, HIDDEN, "folded", GEMMA_NORM, activation="gelu_tanh"),
+        ],
+    ),
+    "gemma4_text": (
+        TWO_KINDS
+        | GEMMA4
+        | {"layer_types": WINDOWS * 2, "num_hidden_layers": 4, "num_kv_shared_layers": 2}
+        | {"num_key_value_heads": 2, "num_global_key_value_heads": None, "attention_k_eq_v": False}
+        | {"hidden_size_per_layer_input": 64, "enable_moe_block": False},
+        [
+            replace(GEMMA4_LAYER, has_shared=True),
+            replace(GEMMA4_LAYER, head_dim=512, window=None, has_shared=True),
+        ],
+    ),
+    "qwen3_5_text": (
+        TWO_KINDS
+        | {"layer_types": ["linear_attention", "full_attention"], "head_dim": 256}
+        | {"linear_num_key_heads": 8, "linear_num_value_heads": 16}
+        | {"linear_key_head_dim": 128, "linear_value_head_dim": 128},
+        [DeltaShape(8, 16), Shape(4, 2, 256, HIDDEN, "qk", QWEN_NORM, rotary_dim=64)],
+    ),
+    "bamba": (
+        TWO_KINDS
+        | {"mamba_n_heads": 16, "mamba_n_groups": 1, "mamba_d_state": 128, "mamba_d_head": 32}
+        | {"head_dim": 128},
+        [MambaShape(16, 32), Shape(4, 2, 128, HIDDEN, rotary_dim=64)],
+    ),
+    "granitemoehybrid": (
+        TWO_KINDS
+        | {"mamba_n_heads": 16, "mamba_n_groups": 2, "mamba_d_state": 64, "mamba_d_head": 32}
+        | {"layer_types": ["linear_attention", "full_attention"], "head_dim": 64}
+        | {"num_local_experts": 0, "shared_intermediate_size": 64, "residual_multiplier": 1.0},
+        [MambaShape(16, 32, 64, 2), Shape(4, 2, 64, HIDDEN, rotary_dim=0)],
+    ),
+    "lfm2": (
+        TWO_KINDS | {"layer_types": ["conv", "full_attention"], "head_dim": 64, "conv_bias": False},
+        [ConvolutionShape(HIDDEN), Shape(4, 2, 64, HIDDEN, "qk")],
+    ),
+}
+
+
+def kernels(launch, arch=ARCH):
+    """Return the names and keys of the kernels that a function launches."""
+    found = set()
+
+    def record(*, key, fn, **_):
+        found.add((fn.name.rpartition(".")[2], key))
+        return True  # do not compile it
+
+    with (
+        knobs.runtime.scope(),
+        patch.object(dry_run.FakeCuda, "get_current_device", lambda _: NO_DEVICE),
+        dry_run.target(arch),
+    ):
+        knobs.runtime.jit_cache_hook = record
+        launch()
+    return found
+
+
+class Model:
+    """A decoder with random weights, its cache and the pool of its states."""
+
+    def __init__(self, architecture, settings):
+        config = AutoConfig.for_model(architecture, **(OWN[architecture] | settings))
+        weights = decoder_class(config).from_config(config, dtype=DTYPE).state_dict()
+        self.spec = spec = read_spec(config, MAX_MODEL_LEN)
+        kind = Gemma4Decoder if spec.family.is_gemma4 else Decoder
+        loader = host_step._Loader(spec, weights, defaultdict(float))
+        self._decoder = kind(loader, spec, config.num_hidden_layers)
+        states = StatePool(spec.states, 2, DTYPE, CPU)
+        states.operations = choose_operations(CUDA, spec.states)
+        self._cache = KVCache(spec.shapes, 8, host_step.LAYOUT, DTYPE, CPU, states=states)
+
+    @torch.inference_mode()
+    def step(self, num_decodes, num_prompt_tokens):
+        inputs = host_step._inputs(num_decodes, num_prompt_tokens)
+        num_tokens = num_decodes + num_prompt_tokens
+        starts = [*range(num_decodes + 1)] + [num_tokens] * (num_prompt_tokens > 0)
+        states = StateBatch(
+            torch.tensor(starts, dtype=torch.int32),
+            torch.arange(len(starts) - 1),
+            torch.zeros(num_tokens, dtype=torch.int64),
+            None,
+            num_decodes,
+        )
+        in_prompt = torch.zeros(num_tokens, dtype=torch.bool)
+        batch = replace(inputs.batch, states=states, in_prompt=in_prompt, spans=None)
+        backend = TritonBackend(dry_run.NUM_PROCESSORS[ARCH], MAX_MODEL_LEN)
+        self._decoder(
+            *inputs.tokens[:2], inputs.logit_rows, PagedStep([batch], self._cache, backend)
+        )
+
+
+@pytest.mark.parametrize("architecture", CASES)
+def test_kernels_of_layers_are_precompiled(architecture):
+    settings, layers = CASES[architecture]
+    model = Model(architecture, settings)
+
+    def serve():
+        model.step(1, 0)
+        model.step(0, 20)
+        model.step(1, 20)
+
+    engine = kernels(serve)
+    assert engine
+    ours = kernels(lambda: [part.launch() for part in layers])
+    assert sorted(ours - engine) == [], "all precompiled kernels are launched by the engine"
+    assert sorted(engine - ours) == [], "all kernels of the engine are precompiled"
+
+
+def test_every_row_launches_attention_or_a_convolution():
+    for layers in SHAPES:
+        names = {name for name, _ in kernels(layers.launch, arch=90)}
+        assert names & {"paged_prefill_kernel", "conv_rows_kernel"}, layers
