@@ -36,6 +36,7 @@ from engine.stopwatch import Stopwatch
 from strategies.base import Strategy
 
 if TYPE_CHECKING:
+    from core.protocol.stats import Receipt
     from strategies.factory import StrategySettings
 
 logger = logging.getLogger(__name__)
@@ -129,13 +130,13 @@ class Engine:
         self.observer.added(request)
         return request.id
 
-    def abort(self, request_id: int, index: int | None = None, reason: str = "") -> None:
+    def abort(self, request_id: int, index: int | None = None, reason: str = "") -> Receipt | None:
         """End a request, or only its answer `index`. It gets no further output.
 
-        Unknown ids are ignored. reason: for the observer.
+        Unknown ids are ignored. reason: for the observer, whose receipt is returned.
         """
         self._guard.abort(request_id, index)
-        self.observer.aborted(request_id, index, reason)
+        return self.observer.aborted(request_id, index, reason)
 
     def parts_in_use(self) -> list[Part]:
         """Return the parts of running and waiting requests."""

@@ -10,6 +10,7 @@ from core.plan import StepPlan, StepResult
 
 if TYPE_CHECKING:
     from core.output import Output
+    from core.protocol.stats import Receipt
     from core.request import Request
 
 
@@ -66,8 +67,11 @@ class Observer:
     def added(self, request: Request) -> None:
         """See a request that was just queued."""
 
-    def aborted(self, request_id: int, index: int | None, reason: str) -> None:
-        """See the end of a request, or of its answer `index`. The id may be unknown."""
+    def aborted(self, request_id: int, index: int | None, reason: str) -> Receipt | None:
+        """See the end of a request, or of its answer `index`. The id may be unknown.
+
+        Returns what the request has cost, if it is at its end and somebody counts that.
+        """
 
     def begins(self, now: float) -> None:
         """See that a step begins."""

@@ -65,8 +65,7 @@ OPENAI_FIELDS: Fields = {
     ),
     "receipt": Field(
         BOOLEAN,
-        "Return in `usage` what the request has cost. null without option.receipts, and if a stop "
-        "string ended the answer.",
+        "Return in `usage` what the request has cost. null without option.receipts.",
     ),
     "response_format": RESPONSE_FORMAT,
     **MODEL_FIELDS,

@@ -28,6 +28,7 @@ from core.output import Output
 from core.protocol.messages import (
     Abort,
     AbortReason,
+    Charged,
     Dead,
     Failed,
     FromEngine,
@@ -95,7 +96,9 @@ class EngineConnection:
 
         Raises EngineUnavailableError while the engine is not ready.
         """
-        stream = TokenStream(self._new_id(), request.params.num_answers, self.abort)
+        id, gives_receipts = self._new_id(), self.state.facts.gives_receipts
+        num_answers = request.params.num_answers
+        stream = TokenStream(id, num_answers, self.abort, gives_receipts=gives_receipts)
         self._channel.send(msgspec.structs.replace(request, id=stream.id))
         self._open[stream.id] = stream
         return stream
@@ -126,9 +129,10 @@ class EngineConnection:
 
         Drops messages that still arrive for an aborted request.
         """
-        if id not in self._open:
+        request = self._open.get(id)
+        if request is None:
             return
-        if index is None:
+        if index is None and not request.awaits_receipt:
             del self._open[id]
         self._channel.send(Abort(id, index, reason))
 
@@ -192,12 +196,12 @@ class EngineConnection:
             case Step(outputs):
                 for id, output in outputs:
                     self._pass_on(id, output)
-            case Performed(id) | Failed(id):
+            case Charged(id) | Performed(id) | Failed(id):
                 self._pass_on(id, message)
             case _:
                 self._change_state(message)
 
-    def _pass_on(self, id: str, part: Output | Performed | Failed) -> None:
+    def _pass_on(self, id: str, part: Output | Charged | Performed | Failed) -> None:
         request = self._open.get(id)
         if request is None:
             return  # aborted while this message was in flight

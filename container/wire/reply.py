@@ -13,6 +13,8 @@ from core.protocol.messages import AbortReason, Failed, Performed
 class Reply:
     """A queue of the reply's parts, which the request handler reads."""
 
+    awaits_receipt = False
+
     def __init__(self, id: str, on_abort: Callable[[str, None, AbortReason], None]) -> None:
         self.id = id
         self.has_ended = False

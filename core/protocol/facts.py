@@ -53,6 +53,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     load_seconds: float
     phases: dict[str, float] = {}
     """Seconds of each phase of start-up, in order."""
+    gives_receipts: bool = False
+    """Whether requests get receipts (option.receipts)."""
     takes_images: bool = False
     """Whether conversations may have images."""
     unavailable: dict[str, str] = {}

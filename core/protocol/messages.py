@@ -17,6 +17,7 @@ front end                                engine
   Watch(seconds), repeated     ->
                                <-  Watched(snapshot), at most 10 a second, until the time is up
   Abort(id), at any time       ->  (no more messages about that id)
+                               <-  (but at a stop string with option.receipts, Charged(id))
   Refused({reason: count})     ->  (for the statistics)
                                <-  Dead(reason), if the engine ends by itself
 ```
@@ -41,7 +42,7 @@ from core.images import PromptImage, check_images
 from core.output import Output
 from core.protocol.facts import Facts
 from core.protocol.snapshot import Snapshot
-from core.protocol.stats import Stats
+from core.protocol.stats import Receipt, Stats
 from core.sampling import SamplingParams
 
 
@@ -196,6 +197,13 @@ class Step(Message, frozen=True):
     outputs: list[tuple[str, Output]]
 
 
+class Charged(Message, frozen=True):
+    """Answers an Abort at a stop string that ends the id, with option.receipts."""
+
+    id: str
+    receipt: Receipt
+
+
 class Performed(Message, frozen=True):
     """Answers a Perform, whole or in part, or confirms a LoadAdapter or UnloadAdapter.
 
@@ -259,4 +267,4 @@ class Dead(Message, frozen=True):
 
 
 ToEngine = Hello | Submit | Perform | LoadAdapter | UnloadAdapter | Abort | Refused | Watch
-FromEngine = Ready | Variants | Step | Performed | Failed | Heartbeat | Watched | Dead
+FromEngine = Ready | Variants | Step | Charged | Performed | Failed | Heartbeat | Watched | Dead

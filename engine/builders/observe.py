@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from core.configuration.options import Options
 from engine.engine import Engine
 from engine.executor import Observer
@@ -25,6 +27,7 @@ def observe(engine: Engine, options: Options) -> None:
         ledger = Ledger(engine.strategy)
         observers.append(ledger)
         engine.features = (*engine.features, ledger)
+        engine.facts = msgspec.structs.replace(engine.facts, gives_receipts=True)
     if observers:
         engine.observer = joined(observers)
 

@@ -102,14 +102,15 @@ class Ledger(Observer, Feature):
         self._of_sequence |= dict.fromkeys(request.sequence_ids, account)
         self._new.append(account)
 
-    def aborted(self, request_id: int, index: int | None, reason: str) -> None:
+    def aborted(self, request_id: int, index: int | None, reason: str) -> Receipt | None:
         account = self._accounts.get(request_id)
         if account is None:
-            return
+            return None
         if index is None:
             self._close(account, self._clock_ns())
         elif len(account.request.sequences) == len(account.request.sequence_ids):
             self._end_answer(account, index, self._clock_ns())
+        return None if request_id in self._accounts else account.receipt
 
     def begins(self, now: float) -> None:
         now_ns = self._clock_ns()
@@ -361,9 +362,9 @@ class Observers(Observer):
         for observer in self._observers:
             observer.added(request)
 
-    def aborted(self, request_id: int, index: int | None, reason: str) -> None:
-        for observer in self._observers:
-            observer.aborted(request_id, index, reason)
+    def aborted(self, request_id: int, index: int | None, reason: str) -> Receipt | None:
+        found = [observer.aborted(request_id, index, reason) for observer in self._observers]
+        return next(filter(None, found), None)
 
     def begins(self, now: float) -> None:
         for observer in self._observers:

@@ -17,6 +17,7 @@ import msgspec
 from core.output import Output
 from core.part import Part
 from core.plan import StepPlan, StepResult
+from core.protocol.stats import Receipt
 from core.request import Request
 from core.sampling import Finish, SequenceFailure
 from core.sequence import Sequence as TokenSequence
@@ -100,7 +101,7 @@ class Recorder(Observer):
             )
         )
 
-    def aborted(self, request_id: int, index: int | None, reason: str) -> None:
+    def aborted(self, request_id: int, index: int | None, reason: str) -> Receipt | None:
         self._frames.append(Aborted(self._clock_ns(), request_id, index, reason))
 
     def begins(self, now: float) -> None:

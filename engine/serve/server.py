@@ -17,6 +17,7 @@ from core.foreign_code import contained
 from core.output import Output
 from core.protocol.messages import (
     Abort,
+    Charged,
     Failed,
     FromEngine,
     Hello,
@@ -244,7 +245,10 @@ class Server:
         timings = self._meter.record_abort(request.progress, ended, reason, now)
         for answer, timing in timings.items():
             self._watchers.note_end(request_id + answer, timing)
-        self._engine.abort(request_id, index if request.open_answers else None, reason)
+        answer = index if request.open_answers else None
+        receipt = self._engine.abort(request_id, answer, reason)
+        if receipt is not None and reason == "stop_string":
+            self._connection.send(client, Charged(id, receipt))
 
     def _messages_of(self, outputs: Sequence[Output | Result]) -> list[tuple[bytes, FromEngine]]:
         """Count a step's outputs, and return the messages to the clients.

@@ -9,6 +9,7 @@ from core.output import Output
 from core.part import Feature
 from core.protocol.facts import Facts
 from core.protocol.messages import FromEngine, NewRequest, Ready
+from core.protocol.stats import Receipt
 from engine.serve.connection import Inbound
 from engine.stopwatch import Stopwatch
 from strategies.base import Strategy
@@ -52,7 +53,11 @@ class StepEngine(Protocol):
         """Run a step. It may call `between` at any time to have messages handled."""
         ...
 
-    def abort(self, request_id: int, index: int | None = None, reason: str = "", /) -> None: ...
+    def abort(
+        self, request_id: int, index: int | None = None, reason: str = "", /
+    ) -> Receipt | None:
+        """Return what the request has cost, if that ends it and somebody counts that."""
+        ...
 
 
 class Service(Protocol):

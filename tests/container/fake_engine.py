@@ -26,6 +26,8 @@ from core.output import Output
 from core.process.processes import die_with_parent
 from core.protocol.facts import Facts
 from core.protocol.messages import (
+    Abort,
+    Charged,
     Dead,
     Failed,
     FromEngine,
@@ -42,7 +44,7 @@ from core.protocol.messages import (
     Variant,
     Variants,
 )
-from core.protocol.stats import Stats
+from core.protocol.stats import Receipt, Stats
 from core.sampling import Finish, TopLogprobs
 
 FACTS = Facts(
@@ -170,6 +172,8 @@ class FakeEngine:
         self.step_age_s = 0.0
         self.stalled_s = 0.0
         self.stats = Stats()
+        self.receipt: Receipt | None = None
+        """Answers every Abort."""
         self.heartbeats = True
         self.adapters: dict[str, Variant] = {}
         self.max_loras = 2
@@ -246,6 +250,8 @@ class FakeEngine:
             answers = iter([Failed(message.id, "not_found", f"no adapter '{message.variant}'")])
         elif isinstance(message, Submit | Perform):
             answers = self.script(message)
+        elif isinstance(message, Abort) and self.receipt is not None:
+            answers = iter([Charged(message.id, self.receipt)])
         else:
             return
         for answer in answers:

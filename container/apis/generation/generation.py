@@ -18,6 +18,9 @@ from core.text.answers import Answers, Delta
 if TYPE_CHECKING:
     from container.wire.token_stream import TokenStream
 
+RECEIPT_WAIT_S = 5.0
+"""The engine answers between two steps."""
+
 
 class Generation:
     """A running request.
@@ -43,8 +46,8 @@ class Generation:
         self.timing: Timing | None = None
         """Timing of the answer that ended last; None if a stop string ended it."""
         self.receipt: Receipt | None = None
-        """What the request has cost, once its last answer has ended, unless a stop string ended it.
-        None without option.receipts."""
+        """What the request has cost, once its last answer has ended. None without option.receipts,
+        and if the engine did not say so in time after a stop string."""
         self.received = answers
         """All that the engine has sent."""
         self._stream = stream
@@ -79,6 +82,7 @@ class Generation:
                     deltas = self.received.push(output)
                     if self.received.is_stopped_by_string(output):
                         self._stream.abort(output.index, "stop_string")
+                        self._take_receipt()
                     yield from deltas
         except GenerationError:
             # The deadline has passed. If instead the request failed by itself, it has ended, and
@@ -93,6 +97,12 @@ class Generation:
     def abort(self, reason: AbortReason = "disconnect") -> None:
         """Abort the request in the engine. Does nothing if it has ended."""
         self._stream.abort(reason=reason)
+
+    def _take_receipt(self) -> None:
+        """Wait for the receipt, if a stop string has ended the last answer."""
+        if not self.received.num_open:
+            self.receipt = self._stream.receipt(RECEIPT_WAIT_S)
+            self._record.charge(self.receipt)
 
     def _next(self) -> list[Output]:
         with self._dialect.names_errors():

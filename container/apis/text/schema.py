@@ -95,8 +95,7 @@ _LMI_PARAMETERS: Fields = {
     ),
     "receipt": Field(
         BOOLEAN,
-        "With details: return what the request has cost. null without option.receipts, and if a "
-        "stop string ended the answer.",
+        "With details: return what the request has cost. null without option.receipts.",
     ),
     "top_n_tokens": Field(
         bounded(INTEGER, "logprobs"),

@@ -6,14 +6,16 @@ import json
 import logging
 from typing import Any
 
+import msgspec
 import pytest
 from flask.testing import FlaskClient
 
 from core.output import Output
-from core.protocol.messages import Step, Submit
+from core.protocol.messages import Abort, Step, Submit
 from core.protocol.stats import Receipt
 from core.sampling import Finish
-from tests.container.conftest import Serve
+from core.text.tokenizer import Tokenizer
+from tests.container.conftest import Serve, eventually
 from tests.container.fake_engine import FakeEngine
 
 EXPECTED = {
@@ -77,6 +79,38 @@ def test_a_stream_ends_with_it(http: FlaskClient) -> None:
     lines = http.post("/v1/chat/completions", json=body).get_data(as_text=True).split("\n\n")
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines if "usage" in line]
     assert chunks[-1]["usage"]["receipt"] == EXPECTED
+
+
+@pytest.fixture
+def stopped(engine: FakeEngine, tokenizer: Tokenizer) -> None:
+    """Let the engine send tokens until it is told to stop, and then a receipt."""
+
+    def script(submit: Submit) -> Any:
+        for token_id in tokenizer.encode("AB"):
+            yield Step([(submit.id, Output(0, (token_id,), (-0.5,)))])
+
+    engine.script = script
+    engine.facts = msgspec.structs.replace(engine.facts, gives_receipts=True)
+    engine.receipt = receipt()
+
+
+@pytest.mark.usefixtures("stopped")
+def test_an_answer_that_a_stop_string_ends_has_it(http: FlaskClient, engine: FakeEngine) -> None:
+    body = {"prompt": "Q", "stop": "B", "receipt": True}
+    answer = http.post("/v1/completions", json=body).get_json()
+    assert answer["usage"]["receipt"] == EXPECTED
+    assert answer["choices"][0]["text"] == "A"
+
+
+@pytest.mark.usefixtures("stopped")
+def test_an_engine_that_does_not_say_so_in_time_delays_no_answer(
+    http: FlaskClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("container.apis.generation.generation.RECEIPT_WAIT_S", 0.1)
+    engine.receipt = None
+    answer = http.post("/v1/completions", json={"prompt": "Q", "stop": "B", "receipt": True})
+    assert answer.get_json()["usage"]["receipt"] is None
+    eventually(lambda: len(engine.of_type(Abort)) == 2)
 
 
 def test_an_engine_without_receipts_has_none(http: FlaskClient) -> None:
