@@ -91,8 +91,8 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--page", type=int, nargs="?", const=PAGE_PORT, metavar="PORT",
-        help="serve a page of the recording on this machine: any moment, and why requests waited "
-        "(default port: %(const)s)",
+        help="serve a page of the recording on this machine: any moment, why requests waited, "
+        "and what would have followed with other options (default port: %(const)s)",
     )  # fmt: skip
     _add_requests(parser.add_argument_group("other requests"))
     machine = parser.add_argument_group("without DIR: the machine")

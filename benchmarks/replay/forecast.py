@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 
 import msgspec
@@ -19,10 +19,12 @@ from core.plan import StepPlan
 from core.sampling import Finish
 from engine.executor import Observer
 from engine.observers.frames import Aborted, Arrived, Header
+from engine.observers.ledger import joined
 from strategies.base import Strategy
 from strategies.factory import StrategySettings
 
 STOP_STRING = "stop_string"
+Watch = Callable[[Strategy, Callable[[], int]], Iterable[Observer]]
 
 
 def check_computable(header: Header) -> None:
@@ -58,13 +60,15 @@ def serve(
     script: Script,
     cost: Cost,
     num_users: int | None = None,
+    watch: Watch = lambda strategy, clock_ns: (),
 ) -> tuple[Tally, int]:
     """Do as `forecast` does. Return what the answers got, and refused requests.
 
     num_users: if given, requests do not arrive when they did: so many users each send the next one
-    when they have an answer.
+    when they have an answer. watch: returns observers of the engine. They get its strategy, and the
+    computed clock: the begin of a step until it is scheduled, then its end.
     """
-    return _Forecast(header, settings, script, cost, num_users).run()
+    return _Forecast(header, settings, script, cost, num_users, watch).run()
 
 
 class _Forecast:
@@ -75,6 +79,7 @@ class _Forecast:
         script: Script,
         cost: Cost,
         num_users: int | None,
+        watch: Watch,
     ) -> None:
         needed = settings.layout.blocks_for(settings.max_model_len)
         if needed > settings.num_blocks:
@@ -86,7 +91,10 @@ class _Forecast:
         self._script, self._cost = script, cost
         self._engine, self._executor = make_engine(header, settings, script, repeats=False)
         self._tally = Tally(script.arrivals)
-        self._engine.observer = _Extremes(self._engine.strategy, self._tally)
+        strategy = self._engine.strategy
+        watchers = watch(strategy, lambda: round(self._now * 1e9))
+        self._engine.observer = joined((_Extremes(strategy, self._tally), *watchers))
+        self._now = 0.0
         self._events = _Events(script)
         self._later: deque[Arrived] = deque()
         """Requests that wait for a user."""
@@ -101,6 +109,7 @@ class _Forecast:
         while self._events or engine.has_work():
             if not engine.has_work():
                 now = max(now, self._events.next_at)
+            self._now = now
             for event in self._events.until(now):
                 self._apply(event, now)
             if engine.has_work():
@@ -111,19 +120,24 @@ class _Forecast:
 
     def _step(self, now: float) -> float:
         """Run a step and return when it ends."""
-        outputs = self._engine.step(now)
-        plan = self._executor.take_plan()
-        if plan is not None:
-            rows = ((chunk.sequence.id, chunk.start, chunk.length) for chunk in plan.chunks)
-            now += self._cost.seconds(work_of(rows))
-        elif not outputs:
-            now = self._wait(now)
+        num_steps = self._engine.num_steps
+        outputs = self._engine.step(now, self._compute)
+        if self._engine.num_steps == num_steps and not outputs:
+            self._now = self._wait(now)
+        now = self._now
         for output in outputs:
             if output.token_ids and output.finish is not Finish.ERROR:
                 self._tally.add(output.request_id + output.index, now, len(output.token_ids))
             if output.finish is not None:
                 self._end_answer(output.request_id, now)
         return now
+
+    def _compute(self) -> None:
+        """Let the time of the submitted step pass."""
+        plan = self._executor.take_plan()
+        if plan is not None:
+            rows = ((chunk.sequence.id, chunk.start, chunk.length) for chunk in plan.chunks)
+            self._now += self._cost.seconds(work_of(rows))
 
     def _wait(self, now: float) -> float:
         """Return when something may happen, as nothing can be scheduled now."""

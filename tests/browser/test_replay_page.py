@@ -57,3 +57,25 @@ def test_a_click_on_a_request_says_why_it_waited(page: Page, recording: str) -> 
     assert re.search(r"ms for \d+ blocks held by #\d+", page.inner_text("#why"))
     page.locator(".chips .chip").first.click()
     page.wait_for_selector(f"#request-name:not(:text-is('#{id}'))")
+
+
+def figures(page: Page) -> list[list[str]]:
+    """Return the figures of both futures."""
+    page.wait_for_selector("#futures .panel", timeout=LONGEST_ANSWER_MS)
+    panels = page.locator("#futures .panel")
+    return [panel.locator("dd:not(.change)").all_inner_texts() for panel in panels.all()]
+
+
+def test_a_fork_shows_both_futures(page: Page, recording: str) -> None:
+    open_recording(page, recording)
+    page.click("#fork .main")
+    assert "Choose" in page.inner_text("#fork-note")
+    page.select_option("#fork-batching", "none")
+    page.click("#fork .main")
+    before, after = figures(page)
+    assert len(before) == 8
+    assert before != after
+    names = page.locator("#futures .name").all_inner_texts()
+    assert names == ["The recorded options", "batching=none"]
+    for batch in page.locator("#futures .batch").all():
+        assert not batch.get_attribute("aria-label").startswith("No")

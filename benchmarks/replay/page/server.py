@@ -10,11 +10,15 @@ from flask import Flask, Response, abort, request
 from werkzeug.serving import make_server
 
 from benchmarks.replay.page.causes import causes_of
+from benchmarks.replay.page.forks import Forks
 from benchmarks.replay.page.tape import Tape
+from benchmarks.replay.settings import OPTIONS
 from container.ui.routes import Page
-from core.configuration.options import ServerOptions
-from core.configuration.strategy_table import STRATEGIES
+from core.configuration.options import ServerOptions, option_table
+from core.configuration.strategy_table import BATCHING_NAMES, STRATEGIES
+from core.errors import ConfigurationError
 from engine.observers.frames import Arrived, Scheduled
+from strategies.factory import StrategySettings
 
 MOST_POINTS = 800
 """Of the time line."""
@@ -50,39 +54,75 @@ def create_app(tape: Tape, title: str) -> Flask:
         with lock:
             return _json(_request(tape, id))
 
-    for function in (recording, moment, one_request):
+    forks = Forks(tape)
+
+    def fork() -> Response:
+        given = request.args
+        try:
+            changes = {
+                name: option_table()[name].parse(given[name]) for name in OPTIONS if name in given
+            }
+            without = [int(id) for id in given.get("without", "").split(",") if id]
+            with lock:
+                futures = forks.fork(given.get("at", tape.begin, type=float), changes, without)
+        except (ValueError, ConfigurationError) as error:
+            return _json({"error": str(error)}, status=400)
+        executor = tape.recording.header.executor
+        return _json(
+            {
+                "quality": forks.cost.quality,
+                "futures": [
+                    {
+                        "settings": _settings(future.settings, executor),
+                        "figures": future.figures,
+                        "rows": future.rows,
+                        "num_refused": future.num_refused,
+                    }
+                    for future in futures
+                ],
+            }
+        )
+
+    for function in (recording, moment, one_request, fork):
         name = function.__name__.removeprefix("one_")
         app.add_url_rule(f"/ui/replay/{name}", name, function)
     return app
 
 
-def _json(value: object) -> Response:
+def _json(value: object, status: int = 200) -> Response:
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-    return Response(msgspec.json.encode(value), mimetype="application/json", headers=headers)
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 
 def _recording(tape: Tape, title: str) -> Mapping[str, object]:
-    settings = tape.recording.header.settings
+    header = tape.recording.header
     return {
         "title": title,
         "begin": tape.begin,
         "end": tape.end,
         "difference": None if tape.difference is None else str(tape.difference),
-        "settings": {
-            "batching": settings.batching,
-            "is_paged": STRATEGIES[settings.batching].is_paged,
-            "executor": tape.recording.header.executor,
-            "block_size": settings.layout.block_size,
-            "num_blocks": settings.num_blocks,
-            "max_sequences": settings.limits.max_sequences,
-            "max_model_len": settings.max_model_len,
-            "max_step_tokens": settings.limits.max_step_tokens,
-            "max_batch_delay_ms": settings.max_delay_s * 1e3,
-            "kv_reservation": settings.kv_reservation,
-        },
+        "settings": _settings(header.settings, header.executor),
+        "strategies": BATCHING_NAMES,
+        "options": [name for name in OPTIONS if name != "batching"],
         "points": points(tape),
         "steps": tape.step_times,
         "rows": list(tape.rows.values()),
+    }
+
+
+def _settings(settings: StrategySettings, executor: str) -> Mapping[str, object]:
+    """Return what the live page's pictures and sentences need (container/ui/events.py)."""
+    return {
+        "batching": settings.batching,
+        "is_paged": STRATEGIES[settings.batching].is_paged,
+        "executor": executor,
+        "block_size": settings.layout.block_size,
+        "num_blocks": settings.num_blocks,
+        "max_sequences": settings.limits.max_sequences,
+        "max_model_len": settings.max_model_len,
+        "max_step_tokens": settings.limits.max_step_tokens,
+        "max_batch_delay_ms": settings.max_delay_s * 1e3,
+        "kv_reservation": settings.kv_reservation,
     }
 
 

@@ -160,6 +160,7 @@ function drawAxis(context, width, height, { from, seconds, ticks }) {
   context.lineWidth = 1;
   for (const [time, text] of ticks) {
     const share = (time - from) / seconds;
+    if (share > 1) break;
     const x = Math.round(GUTTER + share * (width - GUTTER)) - 0.5;
     context.strokeStyle = colors.grid;
     context.beginPath();
@@ -191,7 +192,7 @@ function drawEmpty(context, width, height, { during }) {
 }
 
 function describe(rows, snapshot, { during }) {
-  if (!snapshot) return "No requests";
+  if (!snapshot) return rows.length ? `${rows.length} requests${during}` : "No requests";
   const { num_running: running, num_waiting: waiting } = snapshot;
   return `${rows.length} requests${during}; ${running} running, ${waiting} waiting`;
 }

@@ -6,7 +6,9 @@ import { batchLegend, drawBatch, mostRows } from "./batch.js";
 import { blocksLegend, drawBlocks } from "./blocks.js";
 import { explain } from "./explanation.js";
 import { drawGroups } from "./groups.js";
+import { Futures } from "./futures.js";
 import { setNumber, setRounded } from "./numbers.js";
+import { nearestRows } from "./rows.js";
 import { drawLine, lineLegend, shortTime, tickStep } from "./timeline.js";
 import { showWhy } from "./why.js";
 
@@ -21,6 +23,7 @@ let selected;
 let shown = { ids: [], rowHeight: 1 };
 let isFetching = false;
 let player = null;
+const futures = new Futures(element("futures"), element("future"));
 
 async function load() {
   recording = await json("ui/replay/recording");
@@ -34,6 +37,7 @@ async function load() {
   batchLegend(element("batch-legend"), settings);
   blocksLegend(element("blocks-legend"), settings);
   offerWindows();
+  offerChanges();
   const scrub = element("scrub");
   scrub.max = recording.end - recording.begin;
   scrub.step = Math.max(1e-6, scrub.max / 2000);
@@ -88,7 +92,10 @@ function draw() {
   setNumber(element("running"), snapshot.num_running, `of ${settings.max_sequences}`);
   setNumber(element("queue"), snapshot.num_waiting);
   setRounded(element("kv-use"), (100 * snapshot.num_held_blocks) / snapshot.num_blocks, "%");
-  shown = drawBatch(element("batch"), { rows: visible(), snapshot }, settings, period());
+  const shownPeriod = period();
+  const rows = nearestRows(recording.rows, shownPeriod, mostRows(element("batch")));
+  shown = drawBatch(element("batch"), { rows, snapshot }, settings, shownPeriod);
+  futures.draw(shownPeriod);
   settings.groups = snapshot.groups;
   element("blocks-range").textContent = drawBlocks(element("blocks"), snapshot, settings);
   element("groups").hidden = settings.groups.length === 1;
@@ -124,21 +131,12 @@ function period() {
   const latest = Math.max(recording.begin, recording.end - seconds);
   const from = Math.max(recording.begin, Math.min(latest, time - BEFORE * seconds));
   const step = tickStep(seconds, 5);
-  const ticks = [];
+  const ticks = []; // also after the period, for the futures
   const first = Math.ceil((from - recording.begin) / step - 1e-9);
-  for (let tick = first; tick * step <= from + seconds - recording.begin; tick += 1) {
+  for (let tick = first; tick * step <= from + 2 * seconds - recording.begin; tick += 1) {
     ticks.push([recording.begin + tick * step, shortTime(tick * step, step)]);
   }
   return { from, seconds, now: from + seconds, ticks, during: " around this moment", mark: time, selected };
-}
-
-// The rows of the window; if they are too many, those nearest to the moment.
-function visible() {
-  const { from, now } = period();
-  const rows = recording.rows.filter((row) => row.arrived < now && (row.end ?? now) > from);
-  const distance = (row) => Math.max(0, row.arrived - time, time - (row.end ?? now)) - (row.id === selected ? 1e9 : 0);
-  rows.sort((a, b) => distance(a) - distance(b) || a.arrived - b.arrived);
-  return new Map(rows.slice(0, mostRows(element("batch"))).map((row) => [row.id, row]));
 }
 
 async function select(id) {
@@ -149,7 +147,7 @@ async function select(id) {
   element("why").replaceChildren("trying which requests were in its way…");
   try {
     const found = await json(`ui/replay/request?id=${id}`);
-    if (selected === id) showWhy(element("why"), found, { begin: recording.begin, select: show, goTo });
+    if (selected === id) showWhy(element("why"), found, { begin: recording.begin, select: show, goTo, without });
   } catch (error) {
     element("why").replaceChildren(error.status === 404 ? `There is no request ${id}.` : error.message);
   }
@@ -160,6 +158,49 @@ function show(id) {
   const row = recording.rows.find((one) => one.id === id);
   if (row && (row.arrived > time || (row.end ?? time) < time)) goTo(row.admitted ?? row.arrived);
   select(id);
+}
+
+function offerChanges() {
+  const { settings, strategies, options } = recording;
+  const names = strategies.map((name) => new Option(name, name, false, name === settings.batching));
+  element("fork-batching").replaceChildren(...names);
+  element("fork-option").replaceChildren(new Option("no other", ""), ...options.map((name) => new Option(name)));
+}
+
+// Computes the futures of a moment. changes: options by name, or `without`, ids of requests.
+async function fork(at, changes, name) {
+  const note = element("fork-note");
+  note.className = "hint";
+  note.textContent = "computing both futures…";
+  try {
+    const query = new URLSearchParams({ at, ...changes });
+    const found = await json(`ui/replay/fork?${query}`);
+    futures.show(at, found.futures, ["The recorded options", name], show);
+    note.textContent =
+      `From ${(at - recording.begin).toFixed(2)} s on, with an empty memory and the unfinished requests in the queue. ` +
+      `Both are computed (${found.quality}).`;
+    draw();
+  } catch (error) {
+    note.className = "error";
+    note.textContent = error.message;
+  }
+}
+
+function forkHere() {
+  const [batching, option, value] = ["batching", "option", "value"].map((id) => element(`fork-${id}`).value);
+  const changes = batching === recording.settings.batching ? {} : { batching };
+  if (option && value) changes[option] = value;
+  const name = Object.entries(changes).map(([key, text]) => `${key}=${text}`).join(", ");
+  if (name) return fork(time, changes, name);
+  element("fork-note").textContent = "Choose another strategy, or an option and its value.";
+}
+
+// Computes what happens from the beginning of a cause on without its requests.
+function without({ since, blockers }) {
+  const ids = blockers.map(({ id }) => id);
+  goTo(since);
+  fork(since, { without: ids.join() }, `Without ${ids.map((id) => `#${id}`).join(", ")}`);
+  element("fork").scrollIntoView({ block: "nearest" });
 }
 
 // Returns the beginning of the step before or after the moment.
@@ -218,6 +259,10 @@ element("play").addEventListener("click", play);
 element("choose").addEventListener("submit", (event) => {
   event.preventDefault();
   show(Number(element("request").value));
+});
+element("fork").addEventListener("submit", (event) => {
+  event.preventDefault();
+  forkHere();
 });
 element("window").addEventListener("change", redraw);
 addEventListener("resize", redraw);

@@ -9,7 +9,7 @@ const RECEIPT = {
 };
 
 // found: the server's answer. page: begin of the recording; functions that select another request,
-// and go to a moment.
+// go to a moment, and fork without the requests of a cause.
 export function showWhy(list, found, page) {
   const { causes, receipt } = found;
   list.replaceChildren(
@@ -32,35 +32,38 @@ function summary({ row, max_tokens: most, num_samples: samples }, begin) {
   );
 }
 
-function causeItem(cause, { begin, select, goTo }) {
+function causeItem(cause, { begin, select, goTo, without }) {
   const item = element("div", "cause", "");
   const text = element("p", "", cause.text);
-  const link = element("button", "chip", `at ${(cause.since - begin).toFixed(2)} s`);
-  link.type = "button";
+  const link = chip(`at ${(cause.since - begin).toFixed(2)} s`, () => goTo(cause.since));
   link.title = "Go to this moment";
-  link.addEventListener("click", () => goTo(cause.since));
   text.append(" ", link);
   item.append(text);
   if (cause.blockers.length) {
     const claim = cause.is_smallest && cause.blockers.length > 1
       ? "Without all of these it would have started then; without fewer it would not:"
       : "It would have started then without";
-    item.append(element("p", "hint", claim), chips(cause.blockers, select));
+    item.append(element("p", "hint", claim), chips(cause, select, without));
   } else if (cause.option) {
     item.append(element("p", "hint", `With option.${cause.option}=0 it would have started then.`));
   }
   return item;
 }
 
-function chips(blockers, select) {
+function chips(cause, select, without) {
   const box = element("div", "chips", "");
-  for (const { id, num_blocks: held, is_running: runs } of blockers) {
-    const chip = element("button", "chip", `#${id} ${runs ? `ran, ${held} blocks` : "was in front"}`);
-    chip.type = "button";
-    chip.addEventListener("click", () => select(id));
-    box.append(chip);
+  for (const { id, num_blocks: held, is_running: runs } of cause.blockers) {
+    box.append(chip(`#${id} ${runs ? `ran, ${held} blocks` : "was in front"}`, () => select(id)));
   }
+  box.append(chip("Fork without", () => without(cause)));
   return box;
+}
+
+function chip(text, onClick) {
+  const button = element("button", "chip", text);
+  button.type = "button";
+  button.addEventListener("click", onClick);
+  return button;
 }
 
 function receiptTable(receipt) {

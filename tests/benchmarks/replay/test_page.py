@@ -48,7 +48,7 @@ def test_rows_and_receipts_agree() -> None:
 
 @pytest.fixture(scope="module")
 def http() -> FlaskClient:
-    asks = [Ask(0, 4, 8), Ask(0, 4, 12), Ask(0.001, 4, 4)]
+    asks = [Ask(0, 4, 8), Ask(0, 4, 28), Ask(0.001, 4, 4)]
     return create_app(Tape(record("continuous", asks, max_sequences=2)), "a test").test_client()
 
 
@@ -73,6 +73,17 @@ def test_the_data_of_the_page(http: FlaskClient) -> None:
     request = data(http, "request?id=2")
     assert [cause["reason"] for cause in request["causes"]] == ["step", "slots"]
     assert request["receipt"]["queued_ns"]["slots"] > 0
+
+
+def test_a_fork_of_the_page(http: FlaskClient) -> None:
+    found = data(http, "fork?at=0.05&batching=none&without=1")
+    before, after = found["futures"]
+    assert (before["settings"]["batching"], after["settings"]["batching"]) == ("continuous", "none")
+    assert {row["id"] for row in before["rows"]} - {row["id"] for row in after["rows"]} == {1}
+    assert "median error" in found["quality"]
+    wrong = http.get("/ui/replay/fork?num_kv_blocks=none")
+    assert wrong.status_code == 400
+    assert "num_kv_blocks" in wrong.text
 
 
 def test_an_unknown_request_is_not_found(http: FlaskClient) -> None:
