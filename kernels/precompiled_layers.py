@@ -57,11 +57,6 @@ class Norm(NamedTuple):
 LLAMA_NORM, QWEN_NORM, GEMMA_NORM = Norm(), Norm(1.0, False), Norm(0.0, False)
 
 
-HeadNorm = Literal["", "qk", "qkv", "folded"]
-"""Heads that are normalized: of queries and keys (Qwen 3), or of values, too (Gemma 4), which may
-be a second norm of the keys' projection ("folded")."""
-
-
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Layers with attention."""
@@ -70,7 +65,8 @@ class Shape:
     num_kv_heads: int
     head_dim: int
     hidden_size: int
-    normed: HeadNorm = ""
+    normed: Literal["", "qk", "qkv"] = ""
+    """Heads that are normalized: of queries and keys (Qwen 3), or of values, too (Gemma 4)."""
     norm: Norm = LLAMA_NORM
     rotary_dim: int | None = None
     """Rotated dims of a head; None: all."""
@@ -85,7 +81,7 @@ class Shape:
         query, key, value = self._projected()
         keys, values = (_cache(self.num_kv_heads, self.head_dim) for _ in range(2))
         rotary_dim = self.head_dim if self.rotary_dim is None else self.rotary_dim
-        angles = torch.empty(2, TOKENS, rotary_dim // 2, dtype=torch.bfloat16)
+        angles = _angles(rotary_dim)
         if self.has_shared:
             rotary(query, query[:, :0], *angles, rotary_dim)
         if rotary_dim:
@@ -101,20 +97,39 @@ class Shape:
     def _projected(self) -> tuple[Tensor, ...]:
         """Return queries, keys and values as slices of one merged projection, or of its norm."""
         counts = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
-        if self.normed == "folded":
-            rows = _rows(sum(counts[:2]), self.head_dim)
-            query, key = self._norm_heads(rows).split(counts[:2], 1)
-            return query, key, self.norm(rows[:, self.num_heads :], rows[0, 0])
         rows = _rows(sum(counts), self.head_dim)
         if self.normed == "qkv":
-            return self._norm_heads(rows).split(counts, 1)
+            return _norm_heads(self.norm, rows).split(counts, 1)
         query, key, value = rows.split(counts, 1)
         if self.normed == "qk":
-            query, key = self._norm_heads(rows[:, : sum(counts[:2])]).split(counts[:2], 1)
+            both = rows[:, : sum(counts[:2])]
+            query, key = _norm_heads(self.norm, both).split(counts[:2], 1)
         return query, key, value
 
-    def _norm_heads(self, rows: Tensor) -> Tensor:
-        return self.norm(rows, rows[0].contiguous())
+
+@dataclass(frozen=True, slots=True)
+class FoldedShape:
+    """Gemma 4's layers whose K and V are norms of one projection.
+
+    A quarter of K's dims rotates; the cache has them once more, unrotated, for V.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    hidden_size: int
+    head_dim: int = 512
+
+    def launch(self) -> None:
+        counts, dim = (self.num_heads, self.num_kv_heads), self.head_dim
+        rotated = dim // 4
+        rows = _rows(sum(counts), dim)
+        query, key = _norm_heads(GEMMA_NORM, rows).split(counts, 1)
+        value = GEMMA_NORM(rows[:, self.num_heads :], rows[0, 0])[..., -rotated:]
+        rotary(query[..., -rotated:], key[..., -rotated:], *_angles(rotated), rotated)
+        cache = _cache(self.num_kv_heads, dim + rotated)
+        write_kv(key, value, cache[..., rotated:], cache[..., :rotated], _slots())
+        _attend(query, cache[..., rotated:], cache[..., :dim])
+        _launch_elementwise(self.hidden_size, GEMMA_NORM, "gelu_tanh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +149,7 @@ class LatentShape:
         for part in (row,) if self.query_rank is None else (query_row, row):
             LLAMA_NORM(part, part[0].contiguous())
         query, key, keys = _rows(self.num_heads, key_dim), _rows(1, key_dim), _cache(1, key_dim)
-        angles = torch.empty(2, TOKENS, ROPE_DIM // 2, dtype=torch.bfloat16)
-        rotary(query[..., rank:], key[..., rank:], *angles, ROPE_DIM)
+        rotary(query[..., rank:], key[..., rank:], *_angles(ROPE_DIM), ROPE_DIM)
         write_kv(*key.tensor_split([rank], -1), *keys.tensor_split([rank], -1), _slots())
         _attend(query, keys, keys[..., :rank])
         _launch_elementwise(self.hidden_size, LLAMA_NORM, "silu")
@@ -206,19 +220,14 @@ def _qwen_state(num_heads: int, num_kv_heads: int, hidden_size: int) -> Shape:
 
 
 def _gemma4(
-    num_heads: int, num_kv_heads: tuple[int, int], hidden_size: int, window: int,
-    *, normed: HeadNorm = "qkv", input_width: int = 0,
-) -> tuple[Shape, Shape]:
-    """Return Gemma 4's layers with a window, and those without, whose heads are twice as wide.
-
-    Models whose layers have inputs share K and V between layers, too.
-    """
-    narrow = Shape(
-        num_heads, num_kv_heads[0], 256, hidden_size, "qkv", GEMMA_NORM, window=window,
+    num_heads: int, num_kv_heads: int, head_dim: int, hidden_size: int,
+    *, window: int | None = None, input_width: int = 0,
+) -> Shape:
+    """Models of which layers have inputs share K and V between layers, too."""
+    return Shape(
+        num_heads, num_kv_heads, head_dim, hidden_size, "qkv", GEMMA_NORM, window=window,
         activation="gelu_tanh", has_shared=input_width > 0, input_width=input_width,
     )
-    wide = {"num_kv_heads": num_kv_heads[1], "head_dim": 512, "normed": normed, "window": None}
-    return narrow, replace(narrow, **wide)
 
 
 # If only some models of a shape normalize their heads, `normed` is "qk": it only adds kernels.
@@ -236,9 +245,12 @@ SHAPES: tuple[Layers, ...] = (
     LatentShape(16, 7168, 1536),  # DeepSeek V3 and R1 on eight GPUs
     LatentShape(20, 2048, 768),  # GLM-4.7-Flash
     LatentShape(32, 4096, 1024, LATENT_DIMS[1]),  # Mistral Small 4
-    *_gemma4(8, (1, 1), 1536, 512, input_width=256),  # Gemma 4 E2B
-    *_gemma4(8, (2, 2), 2560, 512, input_width=256),  # Gemma 4 E4B
-    *_gemma4(32, (16, 4), 5376, 1024, normed="folded"),  # Gemma 4 31B
+    _gemma4(8, 1, 256, 1536, window=512, input_width=256),  # Gemma 4 E2B
+    _gemma4(8, 1, 512, 1536, input_width=256),
+    _gemma4(8, 2, 256, 2560, window=512, input_width=256),  # Gemma 4 E4B
+    _gemma4(8, 2, 512, 2560, input_width=256),
+    _gemma4(32, 16, 256, 5376, window=1024),  # Gemma 4 31B
+    FoldedShape(32, 4, 5376),
     DeltaShape(16, 32),  # Qwen 3.5 4B and 9B, Qwen3-Next
     _qwen_state(16, 4, 2560),  # Qwen 3.5 4B
     _qwen_state(16, 4, 4096),  # Qwen 3.5 9B
@@ -297,6 +309,16 @@ def _rows(*shape: int) -> Tensor:
 
 def _cache(num_kv_heads: int, head_dim: int) -> Tensor:
     return torch.empty(2, BLOCK_SIZE, num_kv_heads, head_dim, dtype=torch.bfloat16)
+
+
+def _norm_heads(norm: Norm, rows: Tensor) -> Tensor:
+    """Norm rows [TOKENS, heads, dim] with a weight for each head."""
+    return norm(rows, rows[0].contiguous())
+
+
+def _angles(rotary_dim: int) -> Tensor:
+    """Return cos and sin."""
+    return torch.empty(2, TOKENS, rotary_dim // 2, dtype=torch.bfloat16)
 
 
 def _slots() -> Tensor:

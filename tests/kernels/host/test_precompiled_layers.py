@@ -28,6 +28,7 @@ from kernels.precompiled_layers import (
     SHAPES,
     ConvolutionShape,
     DeltaShape,
+    FoldedShape,
     LatentShape,
     MambaShape,
     Shape,
@@ -75,7 +76,7 @@ CASES = {
         | {"layer_types": WINDOWS, "num_key_value_heads": 2, "num_global_key_value_heads": 1},
         [
             replace(GEMMA4_LAYER, input_width=0),
-            Shape(8, 1, 512, HIDDEN, "folded", GEMMA_NORM, activation="gelu_tanh"),
+            FoldedShape(8, 1, HIDDEN),
         ],
     ),
     "gemma4_text": (
