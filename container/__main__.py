@@ -30,6 +30,7 @@ from container.multi_model.store import store_entries
 from container.multi_model.strategies import Comparison, compare_strategies, read_strategies
 from core.errors import ConfigurationError
 from core.process.gpus import visible_gpus
+from core.process.measured import notes_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +232,10 @@ def _explain_model(configuration: Configuration, model_dir: Path) -> None:
         model = describe_model(model_place(configuration, model_dir))
     for line in explain_lines(configuration, model, task):
         print(line)
+    if configuration.options.speculation.chosen[0] is not None:
+        path = open_model_dir(model_place(configuration, model_dir).path)
+        for note in notes_on(path):
+            print(f"  measured before: {note}")
 
 
 def serve_model(configuration: Configuration, model_dir: Path, port: int, host: str = "") -> int:

@@ -21,6 +21,15 @@ settings.register_profile("tests", derandomize=True, deadline=None)
 settings.load_profile("tests")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def empty_folder_of_measurements(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what tests measure apart from what is measured for users."""
+    folder = tmp_path_factory.mktemp("measured")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("core.process.measured.folder", lambda: folder)
+        yield
+
+
 MATRIX_CASES = "matrix cases"
 """A property of one test for each matrix: how many cases run, and how many there are."""
 counts: list[tuple[int, int]] = []

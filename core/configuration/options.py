@@ -257,12 +257,19 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     method: SpeculativeMethod | None = None
     model: str | None = None
     num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFTS)] = 5
-    prompt_lookup_min: int | None = None
-    prompt_lookup_max: int | None = None
+    prompt_lookup_min: Annotated[int, msgspec.Meta(ge=1)] = 2
+    prompt_lookup_max: Annotated[int, msgspec.Meta(ge=1)] = 16
+    suffix_decoding_max_spec_factor: Annotated[float, msgspec.Meta(ge=0)] | None = None
     suffix_decoding_max_tree_depth: int | None = None
     suffix_decoding_max_cached_requests: int | None = None
-    suffix_decoding_max_spec_factor: float | None = None
     suffix_decoding_min_token_prob: float | None = None
+
+    @property
+    def without_effect(self) -> list[str]:
+        """The settings in it that nothing here is like."""
+        names = ("max_tree_depth", "max_cached_requests", "min_token_prob")
+        fields = (f"suffix_decoding_{name}" for name in names)
+        return [field for field in fields if getattr(self, field) is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,8 +304,9 @@ class SpeculationOptions(Record):
     speculative_config: str | None = option(
         None,
         'vLLM\'s form of these options: a JSON object such as {"method": "ngram", '
-        '"num_speculative_tokens": 4} or {"model": "DIR"}. Further settings of a method, such as '
-        "prompt_lookup_max, are accepted, but the lengths of matches are chosen here.",
+        '"num_speculative_tokens": 4} or {"model": "DIR"}. Of the settings of '
+        "methods, prompt_lookup_min and _max and suffix_decoding_max_spec_factor have an effect; "
+        "a note at start names others that are set.",
     )
 
     def __post_init__(self) -> None:
@@ -308,7 +316,7 @@ class SpeculationOptions(Record):
     @property
     def chosen(self) -> tuple[SpeculativeMethod | None, int]:
         """The method and the most tokens, in whichever form they are set. None: it is off."""
-        config = self._config
+        config = self.config
         method = config.method
         if method is None and config.model is not None:
             method = "draft_model"
@@ -325,10 +333,11 @@ class SpeculationOptions(Record):
     @property
     def draft_model(self) -> str | None:
         """The draft model, as it is given; None if there is none, or it is off."""
-        return None if self.speculation == "off" else self._config.model
+        return None if self.speculation == "off" else self.config.model
 
     @property
-    def _config(self) -> SpeculativeConfig:
+    def config(self) -> SpeculativeConfig:
+        """All settings, in whichever form they are set."""
         if self.speculative_config is None:
             return SpeculativeConfig(
                 method=self.speculative_method,

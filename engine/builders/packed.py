@@ -105,7 +105,9 @@ def build_packed(
     if speculative is not None:
         vocab_size = resolved.source.config.get_text_config().vocab_size
         length = parts.capacity.max_model_len
-        notes += (speculative.measure(executor, length, vocab_size),)
+        directory, key = resolved.source.model_dir, _costs_key(resolved, model, parts, draft)
+        note = speculative.measure(executor, length, vocab_size, directory, key)
+        notes += (note, *speculative.notes)
         phases.end("times of steps")
     return Engine(
         strategy,
@@ -126,6 +128,14 @@ def _load_draft(resolved: Resolved, phases: Phases) -> LoadedDraft | None:
     from engine.builders.draft import load_draft
 
     return load_draft(resolved, name, phases)
+
+
+def _costs_key(
+    resolved: Resolved, model: PackedModel, parts: PackedParts, draft: LoadedDraft | None
+) -> Callable[[], str]:
+    from engine.builders.costs_key import costs_key
+
+    return lambda: costs_key(resolved, model, parts.capacity, draft)
 
 
 def build_parts(

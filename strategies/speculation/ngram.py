@@ -12,6 +12,8 @@ from strategies.speculation.proposer import NO_PROPOSAL, Proposal, Proposer
 
 MOST_OCCURRENCES = 4
 """The most occurrences that are compared."""
+SHORTEST = 2
+"""The fewest tokens of a match."""
 MOST_COMPARED = 16
 """The most tokens of each that are compared."""
 MOST_AT_ONCE = 4096
@@ -21,14 +23,21 @@ MOST_AT_ONCE = 4096
 class NgramProposer(Proposer):
     """Looks only at the sequence's own prompt and answer."""
 
+    def __init__(self, shortest: int = SHORTEST, longest: int = MOST_COMPARED) -> None:
+        """shortest, longest: how many tokens of a match are needed, and how many are compared."""
+        self._lengths = max(SHORTEST, shortest), longest
+
     def begin(self, sequence: Sequence) -> NgramLookup:
-        return NgramLookup(sequence.token_ids)
+        return NgramLookup(sequence.token_ids, *self._lengths)
 
 
 class NgramLookup:
-    def __init__(self, tokens: list[int]) -> None:
+    def __init__(
+        self, tokens: list[int], shortest: int = SHORTEST, longest: int = MOST_COMPARED
+    ) -> None:
         """tokens: those of a sequence, which grow."""
         self._tokens = tokens
+        self._shortest, self._longest = shortest, longest
         self._newest: dict[tuple[int, int], int] = {}
         """Maps a pair of tokens to the index after its last occurrence."""
         self._earlier: list[int] = [0, 0]
@@ -40,7 +49,7 @@ class NgramLookup:
         if len(self._earlier) <= len(tokens) or len(tokens) < 2:
             return NO_PROPOSAL
         place, longest = self._best()
-        if not longest:
+        if longest < self._shortest:
             return NO_PROPOSAL
         drafts: list[int] = []
         for index in range(place, place + count):  # may copy from the drafts themselves
@@ -73,7 +82,7 @@ class NgramLookup:
         """Return how many tokens before `place` equal the newest tokens."""
         tokens, length = self._tokens, 2
         while (
-            length < MOST_COMPARED
+            length < self._longest
             and length < place
             and tokens[place - 1 - length] == tokens[-1 - length]
         ):

@@ -24,12 +24,14 @@ MOST_SALTS = 16
 
 
 class SuffixProposer(Proposer):
-    def __init__(self) -> None:
+    def __init__(self, per_match: float | None = None) -> None:
+        """per_match: the most tokens proposed for each token of a match; None: no limit."""
+        self._per_match = per_match
         self._recent: OrderedDict[str, SuffixAutomaton] = OrderedDict()
         """Recent answers by salt, the least recently used first."""
 
     def begin(self, sequence: Sequence) -> SuffixLookup:
-        return SuffixLookup(sequence, self._answers(sequence.prefix_salt))
+        return SuffixLookup(sequence, self._answers(sequence.prefix_salt), self._per_match)
 
     def _answers(self, salt: str) -> SuffixAutomaton:
         answers = self._recent.get(salt)
@@ -42,8 +44,11 @@ class SuffixProposer(Proposer):
 
 
 class SuffixLookup:
-    def __init__(self, sequence: Sequence, answers: SuffixAutomaton) -> None:
+    def __init__(
+        self, sequence: Sequence, answers: SuffixAutomaton, per_match: float | None
+    ) -> None:
         """answers: recent ones, to which this one is added in the end."""
+        self._per_match = per_match
         self._tokens = sequence.token_ids
         self._start = sequence.num_prompt_tokens
         self._own = SuffixAutomaton()
@@ -65,9 +70,11 @@ class SuffixLookup:
         text = self._own
         if self._place[1] > match:
             (state, match), text = self._place, self._answers
-        return (
-            Proposal(text.follow(state, count), match) if match >= SHORTEST_MATCH else NO_PROPOSAL
-        )
+        if match < SHORTEST_MATCH:
+            return NO_PROPOSAL
+        if self._per_match is not None:
+            count = min(count, int(self._per_match * match))
+        return Proposal(text.follow(state, count), match)
 
     def end(self) -> None:
         """Add the answer to the recent ones."""

@@ -22,6 +22,8 @@ from container.model_files.directory import model_place, resolve_model_dir
 from core.configuration.batching import choose_batching
 from core.configuration.options import option_table
 from core.errors import ConfigurationError
+from core.process import measured
+from core.process.measured import Measured
 from tests.container.configurations import Load, refusal
 from tests.container.fake_engine import FACTS
 
@@ -344,6 +346,21 @@ def test_explain_names_the_model_and_missing_files(
     (tmp_path / "models" / "one").mkdir(parents=True)
     assert main(["explain", "--properties", str(path)]) == 0
     assert f"model: {tmp_path}/models/one (no model: config.json" in capsys.readouterr().out
+
+
+def test_explain_shows_what_was_measured_at_an_earlier_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = Measured(str(tmp_path), "it pays from 0.3 on", msgspec.Raw(b"{}"))
+    measured.write("0", note)
+    measured.write("1", Measured(str(tmp_path.parent), "of another model", msgspec.Raw(b"{}")))
+    for method in ("", "option.speculative_method=ngram\n"):
+        (tmp_path / "serving.properties").write_text(f"option.model_id={tmp_path}\n{method}")
+        (tmp_path / "config.json").write_text("{}")
+        assert main(["explain", str(tmp_path)]) == 0
+        output = capsys.readouterr().out
+        assert ("measured before: it pays from 0.3 on" in output) == bool(method)
+        assert "of another model" not in output
 
 
 def test_explain_rejects_what_serve_would_reject(

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.speculation import GivenProposer
 from core.errors import ConfigurationError
+from core.process.measured import notes_on
 from engine import LLM, LoRARequest, SamplingParams
 from engine.serve.meter import Meter
 from engine.speculation.column import DraftColumn
@@ -169,8 +170,9 @@ def test_adapters_answer_the_same(tiny_model, tmp_path):
     assert drafting == plain
 
 
-def test_the_policy_measures_and_answers_the_same(tiny_model, expected):
-    llm = LLM(tiny_model("llama", is_wide=True), speculative_method="ngram", **SMALL)
+def test_the_policy_measures_and_answers_the_same(tiny_model, expected, monkeypatch):
+    path = tiny_model("llama", is_wide=True)
+    llm = LLM(path, speculative_method="ngram", **SMALL)
     assert answers(llm) == expected("llama")
     [note] = [note for note in llm.facts.notes if note.startswith("speculation: ngram")]
     assert "ms; it pays from this share of right tokens on: 1 sequence " in note
@@ -180,6 +182,25 @@ def test_the_policy_measures_and_answers_the_same(tiny_model, expected):
     assert costs is not None
     assert (len(costs.drafted), len(costs.plain)) == (1 + 24, 1 + 24)
     assert 0 < costs.plain[1] <= costs.plain[24]
+
+    def measure(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("engine.speculation.start.measure_costs", measure)
+    again = LLM(path, speculative_method="suffix", **SMALL)
+    extension = again.llm_engine.strategy.extension
+    assert isinstance(extension, Speculation)
+    assert extension.policy.costs == costs, "an earlier start has measured them"
+    assert any("(measured at an earlier start, " in note for note in again.facts.notes)
+    assert note in notes_on(path)
+    with pytest.raises(ZeroDivisionError):
+        LLM(path, speculative_method="ngram", num_speculative_tokens=4, **SMALL)
+
+
+def test_settings_without_effect_are_named(tiny_model):
+    config = '{"method": "suffix", "suffix_decoding_min_token_prob": 0.2}'
+    llm = LLM(tiny_model("llama", is_wide=True), speculative_config=config, **ALWAYS, **SMALL)
+    assert any("suffix_decoding_min_token_prob has no effect" in n for n in llm.facts.notes)
 
 
 def test_metrics_count_drafts(tiny_model):

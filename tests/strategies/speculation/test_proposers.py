@@ -11,6 +11,7 @@ from core.sequence import Sequence
 from strategies.speculation import ngram, suffix
 from strategies.speculation.automaton import SuffixAutomaton
 from strategies.speculation.ngram import NgramLookup
+from strategies.speculation.proposer import NO_PROPOSAL
 from strategies.speculation.suffix import SuffixProposer
 
 LONG = random.Random(1).sample(range(1000), 50)
@@ -48,6 +49,15 @@ def test_ngrams_copy_from_the_latest_of_the_longest_matches():
             compared = [p for p in reversed(range(1, len(text))) if matches(text, p) >= 2]
             if len(compared) <= ngram.MOST_OCCURRENCES:
                 assert found == (copied(text, places[-1], 6), matches(text, places[-1]))
+
+
+def test_settings_of_vllm_change_what_is_proposed():
+    text = [1, 2, 3, 4, 5, 9, 2, 3]
+    assert NgramLookup(text).propose(3) == ((4, 5, 9), 2)
+    assert NgramLookup(text, shortest=3).propose(3) == NO_PROPOSAL
+    assert NgramLookup([1, 2, 3, 4, 9, 1, 2, 3], 2, 2).propose(1).match == 2
+    lookup = SuffixProposer(per_match=1.5).begin(Sequence(0, text, SamplingParams()))
+    assert lookup.propose(9) == ((4, 5, 9), 2)
 
 
 @pytest.mark.parametrize("method", [NgramLookup, None])

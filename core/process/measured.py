@@ -1,0 +1,61 @@
+"""What was measured at an earlier start, in files that the engine writes and `explain` shows.
+
+They lie in the user's cache directory. Where nothing can be written, each start measures anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+
+class Measured(msgspec.Struct, frozen=True):
+    model: str
+    """The model's directory."""
+    note: str
+    """What was found, for people."""
+    values: msgspec.Raw
+    """JSON, for whoever wrote it."""
+
+
+def folder() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "longshore" / "measured"
+
+
+def path_of(key: str) -> Path:
+    """Return the file of what was measured under a key, which names all that it depends on."""
+    return folder() / f"{key}.json"
+
+
+def read(key: str) -> Measured | None:
+    return _read(path_of(key))
+
+
+def write(key: str, measured: Measured) -> None:
+    """Keep what was measured, if it can be written. Others never see half of it."""
+    path = path_of(key)
+    part = path.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(msgspec.json.encode(measured))
+        part.rename(path)
+
+
+def notes_on(model_dir: Path) -> Iterator[str]:
+    """Yield the notes on a model, in the order of their keys."""
+    for path in sorted(folder().glob("*.json")):
+        measured = _read(path)
+        if measured is not None and Path(measured.model).resolve() == model_dir.resolve():
+            yield measured.note
+
+
+def _read(path: Path) -> Measured | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Measured)
+    except (OSError, msgspec.DecodeError):
+        return None

@@ -1,0 +1,58 @@
+"""Names all that the costs of steps depend on, so that a later start need not measure them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from engine.builders.draft import LoadedDraft
+from engine.digest import kernels_digest
+from engine.loading.packed_model import PackedModel
+from engine.resolve import Capacity, Resolved
+
+
+def costs_key(
+    resolved: Resolved, model: PackedModel, capacity: Capacity, draft: LoadedDraft | None
+) -> str:
+    """Return a digest of the machine, the models, the limits and the options that matter."""
+    assert resolved.speculation is not None, "drafts are measured"
+    models = [model, *([] if draft is None else [draft.model])]
+    parts = [
+        *_machine(resolved.source.device),
+        *((each.config.to_json_string(), each.description, each.dtype) for each in models),
+        model.quantization,
+        resolved.num_ranks,
+        resolved.kv_dtype,
+        resolved.graph_prompt_sizes,
+        resolved.overlaps,
+        resolved.speculation.chosen[1],
+        capacity.layout,
+        capacity.max_model_len,
+        capacity.max_step_tokens,
+        capacity.max_sequences,
+        capacity.num_states,
+    ]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def _machine(device: torch.device) -> Iterator[object]:
+    yield torch.__version__
+    yield from kernels_digest(str(device))
+    yield torch.get_num_threads(), len(os.sched_getaffinity(0))
+    yield _processor()
+    if device.type == "cuda":
+        yield torch.cuda.get_device_name(device)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
