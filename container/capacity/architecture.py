@@ -30,6 +30,8 @@ _DELTA_NET = {"linear_conv_kernel_dim": 4, "full_attention_interval": 4}
 _DEFAULTS: Mapping[str, Config] = {
     "cohere": {"tie_word_embeddings": True},
     "cohere2": {"tie_word_embeddings": True, "sliding_window_pattern": 4},
+    "cohere2_moe": {"tie_word_embeddings": True, "sliding_window_pattern": 4,
+                    "prefix_dense_sliding_window_pattern": 1},
     "dots1": {"max_window_layers": 62},
     "ernie4_5_moe": {"moe_layer_start_index": 1},
     "exaone4": {"sliding_window_pattern": 4},
@@ -159,7 +161,8 @@ def num_layer_parameters(config: Config, sizes: Mapping[str, int]) -> int:
     """
     hidden, num_layers = sizes["hidden_size"], sizes["num_layers"]
     shared = _attention_parameters(config, sizes) + 2 * hidden
-    mlp, experts = 3 * hidden * sizes["intermediate_size"], _expert_parameters(config, sizes)
+    width: int = config.get("prefix_dense_intermediate_size") or sizes["intermediate_size"]
+    mlp, experts = 3 * hidden * width, _expert_parameters(config, sizes)
     num_sparse = sum(has_experts(config, index) for index in range(num_layers))
     num_dense = num_layers if config.get("enable_moe_block") else num_layers - num_sparse
     return num_layers * shared + num_dense * mlp + num_sparse * experts
@@ -192,7 +195,11 @@ def _windows(config: Config) -> list[int | None]:
         return [window if kind == "sliding_attention" else None for kind in kinds]
     pattern, first = config.get("sliding_window_pattern"), config.get("max_window_layers", 0)
     if pattern:
-        return [window if (index + 1) % pattern else None for index in layers]
+        every: int | None = config.get("prefix_dense_sliding_window_pattern")
+        num_dense = _first(config, _DENSE_NAMES, 0) if every else 0  # first, with their own pattern
+        prefix = [window if (index + 1) % (every or 1) else None for index in range(num_dense)]
+        rest = range(len(layers) - num_dense)
+        return prefix + [window if (index + 1) % pattern else None for index in rest]
     return [window if index >= first else None for index in layers]
 
 

@@ -48,8 +48,11 @@ class ExpertNames:
     """Whether the shared MLP is stored beside the mixture, not in it."""
     gates_shared: bool = False
     """Whether the output of the shared MLP is multiplied by the sigmoid of its own gate."""
-    score: Literal["softmax", "softmax of top k", "sigmoid", "sparse mixer"] = "softmax"
-    """How a router's logits become scores; see `engine.model.mixtures.router`."""
+    score: Literal["softmax", "softmax of top k", "sigmoid", "sparse mixer", "by config"] = (
+        "softmax"
+    )
+    """How a router's logits become scores; see `engine.model.mixtures.router`. "by config": as
+    config.expert_selection_fn says, "softmax" (of the top k) or "sigmoid"."""
     bias: str = ""
     """A bias of the scores that takes part in the choice of experts, not in their weights."""
     group_score: Literal["two best", "best"] = "two best"
@@ -97,6 +100,8 @@ class Family:
 
     # Layers
     norm: NormKind = RMS
+    is_rms_by_config: bool = False
+    """Whether norms are Llama's RMSNorm if the config has an rms_norm_eps."""
     qk_norm: Literal["", "head", "row", "after rotary"] = ""
     """Normalize queries and keys: per head, all heads as one row, or per head after rotation."""
     qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
@@ -109,7 +114,8 @@ class Family:
     scales_queries: bool = False
     """Multiply queries by a factor that grows with their position."""
     rotates_only_windows: bool = False
-    """Apply rotary embedding only in sliding-window layers, if the model has any."""
+    """Apply rotary embedding only in sliding-window layers, if the model has any, and in the first
+    dense layers if config.prefix_dense_sliding_window_pattern is 1."""
     is_gated: bool = True
     is_parallel: bool = False
     """Attention and MLP read the same input and are both added to it. The config's
@@ -174,6 +180,7 @@ UNGATED = replace(LLAMA, is_gated=False, gate_up=("up_proj",))
 COHERE = replace(
     LLAMA, norm=LAYER, rotary="pairs", is_parallel=True, norms=("input_layernorm", "", "", "")
 )
+COHERE2 = replace(COHERE, windows="by layer", rotates_only_windows=True)
 LATENT = replace(LLAMA, has_latents=True, rotary="pairs")
 GEMMA4 = replace(
     LLAMA, norm=RMS_ROUNDED_LAST, norms=SANDWICH, qk_norm="head", windows="by layer",
@@ -223,7 +230,7 @@ FAMILIES: dict[str, Family] = {
     # LayerNorm
     "stablelm": replace(LLAMA, norm=LAYER, parallel_shares_norm=True),
     "cohere": replace(COHERE, qk_norm="head", qk_norm_is_optional=True),
-    "cohere2": replace(COHERE, windows="by layer", rotates_only_windows=True),
+    "cohere2": COHERE2,
     "gpt2": Family(
         prefix="transformer.", layers="h", embedding="wte", final_norm="ln_f",
         attention="attn", qkv=("c_attn",), out="c_proj", gate_up=("c_fc",), down="c_proj",
@@ -317,6 +324,11 @@ FAMILIES: dict[str, Family] = {
         experts=ExpertNames(router="router", gate="w1", up="w3", down="w2", score="sparse mixer"),
         renames=((".block_sparse_moe.gate.", ".mlp.router."), (".block_sparse_moe.", ".mlp.")),
         windows="all",
+    ),
+    "cohere2_moe": replace(
+        COHERE2,
+        is_rms_by_config=True,
+        experts=ExpertNames(score="by config", shared="shared_experts", least_sum=0.0),
     ),
     # Mixtures with DeepSeek's router
     "glm4_moe": replace(

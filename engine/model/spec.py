@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 
 from core.configuration.kv_layout import LayerShape
 from engine.attention.call import UnsupportedModelError
-from engine.model.families import FAMILIES, Family
+from engine.model.families import FAMILIES, RMS, Family
 
 if TYPE_CHECKING:
     from core.states.layout import LayerState
@@ -194,6 +194,8 @@ def read_spec(config: PreTrainedConfig, max_length: int) -> DecoderSpec:
         raise UnsupportedModelError(f"model type {config.model_type} is not in the family table")
     given: Any = config
     _check_supported(given)
+    if family.is_rms_by_config and given.rms_norm_eps is not None:
+        family = replace(family, norm=RMS)
     num_heads = given.num_attention_heads
     latent = _latent(given) if family.has_latents else None
     is_parallel = getattr(given, "use_parallel_residual", family.is_parallel)
@@ -258,7 +260,7 @@ def _check_supported(config: Any) -> None:
         "it has cross-attention": getattr(config, "add_cross_attention", False),
         "its norms have no weights": not getattr(config, "layer_norm_elementwise_affine", True),
         "none of its layers has a sliding window": (
-            config.model_type == "cohere2" and not config.sliding_window
+            config.model_type in ("cohere2", "cohere2_moe") and not config.sliding_window
         ),
         "its latent is no multiple of 16": (getattr(config, "kv_lora_rank", None) or 0) % 16 != 0,
         "it has no final norm": getattr(config, "_remove_final_layer_norm", False),
@@ -301,14 +303,15 @@ def _layer(config: Any, family: Family, latent: LatentSizes | None, index: int) 
     if latent is not None:
         head_dim = latent.rope
     source = _source(config, index)
+    has_experts = _has_experts(config, family, index)
     return LayerSpec(
         window=None if family.windows == "none" or is_full else window,
         scale=_scale(config, family, head_dim, index),
         rope=_rope(config, family, index),
-        has_experts=_has_experts(config, family, index),
+        has_experts=has_experts,
         num_kv_heads=_num_kv_heads(config, family),
         head_dim=head_dim,
-        mlp_width=_mlp_width(config, is_shared=source is not None),
+        mlp_width=_mlp_width(config, has_experts=has_experts, is_shared=source is not None),
         source=source,
         shared_dim=_shared_dim(config, head_dim, index),
     )
@@ -338,8 +341,10 @@ def _shared_dim(config: Any, head_dim: int, index: int) -> int:
     return head_dim - 2 * int(rope.get("partial_rotary_factor", 1.0) * head_dim // 2)
 
 
-def _mlp_width(config: Any, *, is_shared: bool) -> int:
+def _mlp_width(config: Any, *, has_experts: bool, is_shared: bool) -> int:
     width = _first(config, MLP_WIDTH_NAMES) or 4 * config.hidden_size
+    if not has_experts and getattr(config, "prefix_dense_intermediate_size", None):
+        return config.prefix_dense_intermediate_size
     if getattr(config, "num_local_experts", None) == 0:  # Granite 4 without a mixture
         return getattr(config, "shared_intermediate_size", width)
     if is_shared and getattr(config, "use_double_wide_mlp", False):
@@ -414,9 +419,16 @@ def _rope(config: Any, family: Family, index: int) -> str | None:
     if rotates and not rotates[index]:
         return None
     has_windows = getattr(config, "sliding_window", None) is not None
-    if family.rotates_only_windows and has_windows and layer_types[index] != "sliding_attention":
+    is_full = has_windows and layer_types[index] != "sliding_attention"
+    if family.rotates_only_windows and is_full and not _is_rotated_prefix(config, index):
         return None
     return layer_types[index] if layer_types and layer_types[index] in _ropes(config) else ""
+
+
+def _is_rotated_prefix(config: Any, index: int) -> bool:
+    """Whether layer `index` is one of Cohere 2's first dense layers, of which all may rotate."""
+    pattern = getattr(config, "prefix_dense_sliding_window_pattern", None)
+    return pattern == 1 and config.mlp_layer_types[index] == "dense"
 
 
 def _has_rotary(config: Any, family: Family) -> bool:

@@ -21,7 +21,7 @@ from tests.engine.tiny_models import FOREIGN, LIBRARY, OWN
 SMALL_POOLS = {
     "mistral": 8, "ministral": 8, "qwen2": 12, "gemma2": 11, "gemma3_text": 11, "olmo3": 10,
     "exaone4": 10, "starcoder2": 8, "cohere2": 10, "qwen2_moe": 12, "mellum": 11, "gpt_oss": 11,
-    "phimoe": 8, "dots1": 12, "ministral3": 8, "exaone_moe": 10, "afmoe": 8,
+    "cohere2_moe": 10, "phimoe": 8, "dots1": 12, "ministral3": 8, "exaone_moe": 10, "afmoe": 8,
     "gemma4_text": 10, "gemma4_unified_text": 10,
 }  # fmt: skip
 """Blocks with which `paged` has to preempt, although it frees those that left a window."""

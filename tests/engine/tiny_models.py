@@ -103,6 +103,17 @@ OWN: dict[str, dict[str, object]] = {
     "stablelm": SMALL | {"use_qkv_bias": True},
     "cohere": SMALL | {"use_qk_norm": True},
     "cohere2": SMALL | WINDOW | FOUR_LAYERS,
+    "cohere2_moe": SMALL
+    | WINDOW
+    | FOUR_LAYERS
+    | {
+        "num_experts": 4,
+        "num_shared_experts": 2,
+        "expert_selection_fn": "sigmoid",
+        "first_k_dense_replace": 1,
+        "prefix_dense_intermediate_size": 40,
+        "sliding_window_pattern": 3,
+    },
     "gpt2": GPT2,
     "gpt_neox": ONE_KIND_OF_HEAD | {"rotary_pct": 0.5},
     "opt": ONE_KIND_OF_HEAD | {"ffn_dim": 48, "word_embed_proj_dim": 32},

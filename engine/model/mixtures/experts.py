@@ -126,7 +126,8 @@ class Experts:
 
 
 class SharedExperts(Experts):
-    """Experts plus a shared MLP that sees every token; Qwen2-MoE weights it by a sigmoid gate."""
+    """Experts plus a shared MLP that sees every token; Qwen2-MoE weights it by a sigmoid gate, and
+    Cohere 2 takes the mean of both."""
 
     def __init__(
         self,
@@ -144,12 +145,15 @@ class SharedExperts(Experts):
             gate = [Source(f"{block}.{names.shared}_gate", 1)]
             self._gate = loader.linear(gate, spec.hidden_size, may_quantize=False)
         self._sigmoid = loader.elementwise.sigmoid
+        strategy = getattr(spec.config, "shared_expert_combination_strategy", "sum")
+        self._is_averaged = strategy == "average"
 
     def __call__(self, hidden: Tensor) -> Tensor:
         shared = self._shared(hidden)
         if self._gate is not None:
             shared = self._sigmoid(self._gate(hidden)) * shared
-        return super().__call__(hidden) + shared
+        outputs = super().__call__(hidden) + shared
+        return outputs / 2 if self._is_averaged else outputs
 
 
 def expert_width(spec: DecoderSpec, index: int) -> int:

@@ -27,6 +27,9 @@ class Router:
         self.num_experts: int = getattr(config, "num_local_experts", None) or config.num_experts
         self.top_k: int = of_layer(getattr(config, names.top_k), index)
         self._score = names.score
+        if names.score == "by config":
+            is_sigmoid = config.expert_selection_fn == "sigmoid"
+            self._score = "sigmoid" if is_sigmoid else "softmax of top k"
         self._normalizes = names.always_normalizes or getattr(config, "norm_topk_prob", False)
         self._scaling: float = getattr(config, names.scaling, None) or 1.0
         self._group_score, self._least_sum = names.group_score, names.least_sum

@@ -54,6 +54,7 @@ def test_windows_need_no_layer_types(tmp_path: Path) -> None:
     assert windows("gemma3_text") == [512] * 5 + [full]
     assert windows("gemma3_text", sliding_window_pattern=3) == [512, 512, full] * 2
     assert windows("mistral") == [512] * 6
+    assert windows("cohere2_moe", first_k_dense_replace=1) == [full, 512, 512, 512, full, 512]
     assert windows("qwen2") == [full] * 6, "use_sliding_window is false unless it is set"
     assert windows("qwen2", use_sliding_window=True, max_window_layers=4) == [full] * 4 + [512] * 2
 
