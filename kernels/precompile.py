@@ -27,6 +27,7 @@ from kernels import dry_run
 from kernels.cache.block_copy import copy_blocks
 from kernels.cache.cache_table import cache_table
 from kernels.cache.swap import gather_blocks, scatter_blocks
+from kernels.linear.grouped_linear import grouped_linear
 from kernels.linear.grouped_quantized_linear import grouped_quantized_linear
 from kernels.linear.quantized_linear import PER_BYTE, quantized_linear
 from kernels.precompiled_layers import BLOCK_SIZE, SHAPES, TOKENS, Layers
@@ -87,7 +88,7 @@ def compile_quantized(arch: int, num_rows: Sequence[int] = (1, 32, 64)) -> list[
             # Groups of 128 inputs are read in blocks of 64. MXFP4, which only gpt-oss's experts
             # have, has groups of 32.
             group_size = 32 if kind == "fp4" else _INPUTS // 2
-            _compile_experts(rows, kind, group_size)
+            _compile_quantized_experts(rows, kind, group_size)
             if kind != "fp4":
                 hidden = torch.empty(rows, _INPUTS, dtype=torch.bfloat16)
                 weight = _quantized(kind, group_size)
@@ -96,7 +97,22 @@ def compile_quantized(arch: int, num_rows: Sequence[int] = (1, 32, 64)) -> list[
     return launches
 
 
-def _compile_experts(rows_of_expert: int, kind: str, group_size: int) -> None:
+def compile_experts(arch: int) -> list[dry_run.Launch]:
+    """Compile the products of bf16 rows and up to 512 experts, whose sizes do not matter.
+
+    sm_90 has torch's product instead.
+    """
+    with dry_run.target(arch) as launches:
+        if arch == 90:
+            return launches
+        for num_experts, rows_of_expert in product((128, 256, 512), (16, 32, 64, 128)):
+            rows = torch.empty(num_experts * rows_of_expert, _INPUTS, dtype=torch.bfloat16)
+            weights = torch.empty(num_experts, _OUTPUTS, _INPUTS, dtype=torch.bfloat16)
+            grouped_linear(rows, weights, torch.zeros(num_experts, dtype=torch.int32))
+    return launches
+
+
+def _compile_quantized_experts(rows_of_expert: int, kind: str, group_size: int) -> None:
     rows = torch.empty(2 * rows_of_expert, _INPUTS, dtype=torch.bfloat16)
     codes, scales, zeros = _quantized(kind, group_size, 2)
     ends = torch.zeros(2, dtype=torch.int32)
@@ -143,12 +159,13 @@ def _make_stub(path: Path) -> None:
 def _compile_job(job: tuple[int, Layers | int | None]) -> int:
     """Compile the kernels of one job, and return their number.
 
-    job: an arch, and layers, or a vocabulary size for the sampling kernels, or None
-    for the kernels that depend on neither.
+    job: an arch, and layers, or a vocabulary size for the sampling kernels, or None for the kernels
+    that depend on neither.
     """
     arch, size = job
     if size is None:
-        return len(compile_block_moves(arch)) + len(compile_quantized(arch))
+        parts = (compile_block_moves, compile_quantized, compile_experts)
+        return sum(len(compile_part(arch)) for compile_part in parts)
     if isinstance(size, int):
         return len(compile_sampling(arch, size))
     return len(compile_layers(arch, size))

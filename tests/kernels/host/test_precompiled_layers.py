@@ -20,8 +20,9 @@ from engine.attention.states import StatePool, choose_operations
 from engine.attention.triton_backend import TritonBackend
 from engine.model.decoder import Decoder
 from engine.model.gemma4.decoder import Gemma4Decoder
+from engine.model.mixtures.experts import choose_grouped
 from engine.model.spec import read_spec
-from kernels import dry_run
+from kernels import dry_run, precompile
 from kernels.precompiled_layers import (
     GEMMA_NORM,
     QWEN_NORM,
@@ -190,3 +191,19 @@ def test_every_row_launches_attention_or_a_convolution():
     for layers in SHAPES:
         names = {name for name, _ in kernels(layers.launch, arch=90)}
         assert names & {"paged_prefill_kernel", "conv_rows_kernel"}, layers
+
+
+@pytest.mark.parametrize(("arch", "num_experts"), [(80, 64), (86, 256), (89, 512), (90, 64)])
+def test_products_of_experts_are_precompiled(arch, num_experts):
+    weights = torch.empty(num_experts, 96, 128, dtype=DTYPE, device="meta")
+    ends = torch.empty(num_experts, dtype=torch.int32, device="meta")
+
+    def serve():
+        grouped = choose_grouped(CUDA, DTYPE)
+        for rows_of_expert in (1, 20, 33, 1000):
+            size = (num_experts * rows_of_expert, 128)
+            grouped(torch.empty(size, dtype=DTYPE, device="meta"), weights, ends)
+
+    engine, ours = (kernels(f, arch) for f in (serve, lambda: precompile.compile_experts(arch)))
+    assert len(engine) == (0 if arch == 90 else 4)
+    assert engine <= ours
