@@ -64,8 +64,8 @@ class Decoder:
         self.head = loader.head(family.head, spec.vocab_size, self.embedding, is_tied=spec.is_tied)
         self.linears = loader.linears
         self.num_bytes, self.num_weights = loader.num_bytes, loader.num_weights
-        self.one_call: OneCall | None = OneCall(self.layers)
-        """Runs `layers` in one call, in the steps that it supports; None to call each of them."""
+        self.one_call: OneCall | None = OneCall(self.layers, self.norm)
+        """Runs `layers` and `norm` in one call, in the steps that it supports; None: each alone."""
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=loader.dtype).item()
 
     def __call__(
@@ -89,21 +89,30 @@ class Decoder:
         between = [column for column in columns if column.adds_to_layers]
         needs_all_rows = bool(between) or any(column.adds_to_linears for column in columns)
         last_rows = None if needs_all_rows or len(rows) >= len(hidden) else rows
-        output: Tensor | None = None
-        computed: Tensor | None = None
+        normed: Tensor | None = None
         if self.one_call is not None and not needs_all_rows:
-            computed = self.one_call(hidden, angles, paged, last_rows)
-        if computed is not None:
-            hidden = computed
-        else:
-            for index, layer in enumerate(self.layers):
-                is_last = index == len(self.layers) - 1
-                kept = last_rows if is_last else None
-                hidden, output = layer(hidden, output, angles, paged, kept)
-                for column in between:
-                    column.after_layer(index, hidden)
-        _, normed = add_and_norm(hidden, output, self.norm, self.spec.residual_scale)
+            normed = self.one_call(hidden, angles, paged, last_rows)
+        if normed is None:
+            normed = self._layer_by_layer(hidden, angles, paged, last_rows, between)
         return self.logits(normed.index_select(0, rows) if last_rows is None else normed)
+
+    def _layer_by_layer(
+        self,
+        hidden: Tensor,
+        angles: StepAngles,
+        paged: PagedAttention,
+        last_rows: Tensor | None,
+        columns: Sequence[Applied],
+    ) -> Tensor:
+        """Return the final norm's outputs. last_rows: only these, [R, hidden]."""
+        output: Tensor | None = None
+        for index, layer in enumerate(self.layers):
+            kept = last_rows if index == len(self.layers) - 1 else None
+            hidden, output = layer(hidden, output, angles, paged, kept)
+            for column in columns:
+                column.after_layer(index, hidden)
+        _, normed = add_and_norm(hidden, output, self.norm, self.spec.residual_scale)
+        return normed
 
     def make_layer(self, loader: Loader, index: int) -> Layer:
         return Layer(loader, self.spec, index, self.rotary)

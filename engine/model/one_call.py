@@ -1,4 +1,4 @@
-"""Runs all layers of a decoder in one call of the CPU library."""
+"""Runs all layers of a decoder, and the norm after them, in one call of the CPU library."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from engine.attention.call import PagedAttention
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
 from engine.model.layer import Layer
+from engine.model.norms import Norm
 from engine.model.rotary import StepAngles
 from kernels.cpu.calls import NoKernelError
 from kernels.cpu.step_calls import StepCalls
 
 
 class OneCall:
-    """Computes the same as the layers, without what is attached to their linear layers."""
+    """Computes the same as the layers and the norm, without what is attached to linear layers."""
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
+    def __init__(self, layers: Sequence[Layer], norm: Norm) -> None:
         self.no_kernel: NoKernelError | None = None
         """Why the library cannot run these layers; known once a step has tried."""
-        self._layers = layers
+        self._layers, self._norm = layers, norm
         self._calls: StepCalls | None = None
         self._cache: KVCache | None = None
         """The one that `_calls` use."""
@@ -30,7 +31,7 @@ class OneCall:
     def __call__(
         self, hidden: Tensor, angles: StepAngles, paged: PagedAttention, rows: Tensor | None
     ) -> Tensor | None:
-        """Return hidden states [T, width]. With `rows`, R < T, return only theirs, [R, width].
+        """Return normed states [T, width]. With `rows`, R < T, return only theirs, [R, width].
         The next call overwrites them.
 
         Returns None unless the library has kernels for the layers, and `paged` is a step of the CPU
@@ -58,5 +59,7 @@ class OneCall:
         calls = StepCalls(num_rows, hidden.shape[1], hidden.dtype, *caches, states)
         for layer in self._layers:
             layer.prepare(calls)
+        normed = calls.buffer("normed", hidden.shape[1])
+        calls.result = self._norm.prepare(calls, calls.hidden, normed)
         self._calls, self._cache = calls, cache
         return calls

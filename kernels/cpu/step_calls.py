@@ -44,6 +44,8 @@ class StepCalls:
         self.num_rows = num_rows
         self.hidden = torch.empty(num_rows, width, dtype=dtype)
         """The residual stream, which each layer reads and overwrites."""
+        self.result = self.hidden
+        """What the last kernel leaves for the caller, [num_rows, width]."""
         self.states = states
         self._keys, self._values, self._groups = keys, values, groups
         self._memory: dict[str, Tensor] = {}
@@ -128,8 +130,8 @@ class StepCalls:
         batches: Sequence[PagedBatch],
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Return the last layer's output [T, width], or [R, width] for only the tokens at `rows`.
-        The next call overwrites it.
+        """Return `result` for the tokens, [T, width], or for those at `rows`, [R, width]. The next
+        call overwrites it.
 
         hidden: [T, width], with T <= num_rows. angles: cos and sin, [T, half] or [T, rotary_dim],
         dense, of each rope. batches: one for each cache group. rows: [R] int64, with R <= T. After
@@ -149,14 +151,14 @@ class StepCalls:
         if rows is None:
             self._last.set_num_tokens(num_tokens)
             self._run_all()
-            return self.hidden[:num_tokens]
+            return self.result[:num_tokens]
         self._first.run()
         num_tokens = len(rows)
         for buffer in (self.hidden, *self._mixed):
             buffer[:num_tokens] = buffer.index_select(0, rows)
         self._last.set_num_tokens(num_tokens)
         self._last.run()
-        return self.hidden[:num_tokens]
+        return self.result[:num_tokens]
 
 
 class _Part:
