@@ -42,6 +42,8 @@ class StateSlots(NamedTuple):
     are more slots."""
     ahead: tuple[int, ...] = ()
     """One slot for the state after each of so many last tokens, which may be taken back."""
+    kept: tuple[tuple[int, int], ...] = ()
+    """Further slots that get a state on the way: after how many tokens of the chunk, and which."""
 
     @property
     def written(self) -> tuple[int, ...]:

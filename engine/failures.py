@@ -82,6 +82,7 @@ class Guard:
         """Commit a step group by group, so that an exception ends only that group's request."""
         outputs: list[Output] = []
         with self._guarded("commit", self._everyone):
+            self._strategy.memory.states.computed(plan.chunks)
             self._fail_sequences(plan, result)
             for group, chunks in self._strategy.by_group(plan).items():
                 try:

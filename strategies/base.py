@@ -217,6 +217,7 @@ class Strategy(ABC):
     def commit(self, plan: StepPlan, result: StepResult) -> list[Output]:
         """Append the sampled tokens, end finished sequences and free their blocks."""
         outputs: list[Output] = []
+        self.memory.states.computed(plan.chunks)
         for group, chunks in self.by_group(plan).items():
             outputs += self.commit_group(group, chunks, result)
         return outputs
@@ -332,7 +333,8 @@ class Strategy(ABC):
         start = sequence.num_computed_tokens
         samples = start + length == sequence.num_tokens
         extra_rows = sequence.extra_rows(start, start + length)
-        tables, state = self.memory.tables(sequence.id), self.memory.states.of(sequence.id)
+        tables = self.memory.tables(sequence.id)
+        state = self.memory.states.of(sequence, start + length)
         return Chunk(sequence, start, length, tables, samples, extra_rows, state)
 
 

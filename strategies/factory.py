@@ -31,6 +31,10 @@ class StrategySettings:
     num_states: int = 0
     """How many states there is room for: one for each sequence that runs, and spare ones; 0 if the
     model keeps none."""
+    num_checkpoints: int = 0
+    """States of cached prefixes that there is room for besides. 0: no prefix is found."""
+    answers_differ: bool = False
+    """Whether a token of an answer has another state than the same one of a prompt."""
     num_swap_states: int = 0
 
     @property
@@ -73,13 +77,15 @@ def make_strategy(settings: StrategySettings) -> Strategy:
 
 
 def _blocks_and_states(settings: StrategySettings) -> PagedMemory:
-    from strategies.memory.states import StatePagedMemory
+    from strategies.memory.state_blocks import CheckpointedStates, StatePagedMemory
 
+    num_slots = settings.num_states, settings.num_spare_states, settings.num_checkpoints
     return StatePagedMemory(
         settings.num_blocks,
         settings.layout,
-        num_states=settings.num_states,
-        num_spare_states=settings.num_spare_states,
+        states=CheckpointedStates(*num_slots),
+        checkpoint_tokens=settings.limits.max_step_tokens,
+        answers_differ=settings.answers_differ,
         num_host_blocks=settings.num_swap_blocks,
         num_host_states=settings.num_swap_states,
     )
@@ -87,14 +93,10 @@ def _blocks_and_states(settings: StrategySettings) -> PagedMemory:
 
 def _slots(settings: StrategySettings) -> SlotMemory:
     if settings.num_states:
-        from strategies.memory.states import StateSlotMemory
+        from strategies.memory.states import RunningStates, StateSlotMemory
 
-        return StateSlotMemory(
-            settings.num_blocks,
-            settings.layout,
-            num_states=settings.num_states,
-            num_spare_states=settings.num_spare_states,
-        )
+        states = RunningStates(settings.num_states, settings.num_spare_states)
+        return StateSlotMemory(settings.num_blocks, settings.layout, states=states)
     from strategies.memory.slots import SlotMemory
 
     return SlotMemory(settings.num_blocks, settings.layout)

@@ -97,7 +97,7 @@ class SequenceGroup:
     def end(self, sequence: Sequence, finish: Finish, memory: KVMemory) -> None:
         """Set the finish reason of a sequence, free its memory and remove it from the group."""
         sequence.finish = finish
-        memory.release(sequence.id)
+        memory.end(sequence)
         self.sequences.remove(sequence)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from container.capacity.decoder import DTYPE_BYTES, Decoder
 from container.capacity.instances import Instance
 from container.capacity.placement import place
-from core.configuration.batching import packed_limits
+from core.configuration.batching import checkpoint_limit, packed_limits
 from core.configuration.kv_layout import LENGTHS, bytes_per_block, plan_layout
 from core.configuration.options import Options
 from core.configuration.record import Reserved
@@ -51,6 +51,8 @@ class Estimate:
     max_model_len: int
     max_concurrent: int
     """How many requests of the typical length run at the same time."""
+    num_checkpoints: int
+    """States of cached prefixes, if layers keep a state."""
     notes: tuple[str, ...]
 
 
@@ -83,9 +85,13 @@ def make_estimate(
     block_bytes = layout.block_bytes
     used = loaded_bytes(decoder, options) + CONTEXT_BYTES
     budget = gpu_kv_budget(options.memory, instance.gpu_mib * 2**20, used, activations)
+    num_checkpoints = 0
     if decoder.states:
-        max_sequences = max(1, min(max_sequences, budget // 2 // decoder.state_bytes))
-        budget -= max_sequences * decoder.state_bytes
+        most_states = max(1, budget // 2 // decoder.state_bytes)
+        max_sequences = min(max_sequences, most_states)
+        num_checkpoints = checkpoint_limit(options.memory, batching, max_sequences)
+        num_checkpoints = min(num_checkpoints, most_states - max_sequences)
+        budget -= (max_sequences + num_checkpoints) * decoder.state_bytes
     usable = max_sequences * layout.blocks_for(limits.max_model_len)
     num_blocks = min(usable, budget // block_bytes)
     if options.memory.num_kv_blocks is not None:
@@ -102,7 +108,16 @@ def make_estimate(
     # A request that decodes under `paged` holds no more than its windows.
     running = replace(layout, step_tokens=1) if STRATEGIES[batching].is_paged else layout
     max_concurrent = min(max_sequences, num_blocks // running.blocks_for(reserved))
-    return Estimate(batching, activations, num_blocks, block_bytes, max_len, max_concurrent, notes)
+    return Estimate(
+        batching,
+        activations,
+        num_blocks,
+        block_bytes,
+        max_len,
+        max_concurrent,
+        num_checkpoints,
+        notes,
+    )
 
 
 def plan_lines(
@@ -143,7 +158,12 @@ def plan_lines(
         f"at most {paged.max_model_len} tokens per sequence"
     )
     if decoder.states:
-        yield f"  state: {_size(decoder.state_bytes)} of each running request, beside its KV"
+        count = paged.num_checkpoints
+        yield (
+            f"  state: {_size(decoder.state_bytes)} of each running request, beside its KV; with "
+            f"{DEFAULT_FOR_PACKED}, {_size(count * decoder.state_bytes)} more for {count} "
+            "checkpoints of cached prefixes"
+        )
     yield from length_lines(decoder, options, paged.num_blocks * paged.block_bytes)
     yield f"  concurrent requests{placement.of_each} of {request.prompt} + {request.answer} tokens:"
     for plan in plans:

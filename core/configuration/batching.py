@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.configuration.options import BatchingOptions, Options
+from core.configuration.options import BatchingOptions, MemoryOptions, Options
 from core.configuration.sizing import length_limit
 from core.configuration.strategy_table import (
     DEFAULT_FOR_OTHERS,
@@ -76,6 +76,13 @@ def sequence_limit(strategy: BatchingOptions, batching: Batching) -> int:
             return strategy.batch_size or DEFAULT_BATCH_SIZE
         case "max_rolling_batch_size":
             return strategy.max_rolling_batch_size
+
+
+def checkpoint_limit(memory: MemoryOptions, batching: Batching, max_sequences: int) -> int:
+    """Return how many states a strategy keeps of cached prefixes, given enough memory."""
+    if not STRATEGIES[batching].is_paged or not memory.enable_prefix_caching:
+        return 0
+    return max_sequences if memory.state_checkpoints is None else memory.state_checkpoints
 
 
 @dataclass(frozen=True, slots=True)

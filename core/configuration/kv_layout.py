@@ -141,6 +141,11 @@ class KVLayout:
         """The fewest tokens in a block."""
         return min(group.block_size for group in self.groups)
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether all layers share one group and keep all tokens."""
+        return len(self.groups) == 1 and self.groups[0].window is None
+
     def blocks_for(self, num_tokens: int) -> int:
         """Return the most blocks that a sequence holds while it grows to `num_tokens` tokens."""
         return sum(group.most_blocks(num_tokens, self.step_tokens) for group in self.groups)

@@ -381,6 +381,15 @@ class MemoryOptions(Record):
         True,
         f"{_PAGED}: keep K and V of full blocks, so that later prompts reuse cached prefixes.",
     )
+    state_checkpoints: int | None = option(
+        None,
+        f"{_PAGED}, models whose layers keep a state: how many states to keep of cached prefixes, "
+        "beside those of running sequences. A prefix is found where one was kept: at the end of a "
+        "prompt, of an answer, or where earlier prompts parted. Default: as many as sequences may "
+        "run at once, but all states take at most half of the memory for K and V. 0: no prefix is "
+        "found.",
+        minimum=0,
+    )
     preemption_mode: PreemptionMode = option(
         "auto",
         f"{_PAGED}: what to do with the K and V of the newest requests when blocks run out. "

@@ -51,7 +51,9 @@ class Beside:
     num_sequences: int = 0
     """Sequences that there is room for; 0 if nothing limits them."""
     num_states: int = 0
-    """As in `StrategySettings`."""
+    """As in `StrategySettings`, as are the next three fields."""
+    num_checkpoints: int = 0
+    answers_differ: bool = False
     num_swap_states: int = 0
     why_no_graphs: str = ""
     """Why steps cannot be CUDA graphs."""
@@ -129,6 +131,8 @@ def measure(resolved: Resolved, model: PackedModel, group: Group, beside: Beside
         num_blocks=num_blocks,
         num_swap_blocks=num_swap_blocks,
         num_states=beside.num_states,
+        num_checkpoints=beside.num_checkpoints,
+        answers_differ=beside.answers_differ,
         num_swap_states=beside.num_swap_states,
         kv_bytes=num_blocks * per_block,
         activation_bytes=reserved_bytes,

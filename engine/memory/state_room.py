@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from core.configuration.batching import checkpoint_limit
 from core.states.layout import slot_bytes
 from engine.attention.states import StatePool
 from engine.loading.packed_model import PackedModel
 from engine.memory.capacity import Beside
+from engine.model.mixers.mamba2 import clamps_prompts
 from engine.resolve import Resolved
 from engine.step.column import Column
 from engine.step.state_column import StateColumn
@@ -30,12 +32,19 @@ class StateRoom(Beside):
         num_spare = 0
         if resolved.speculation is not None:  # drafts are taken back
             num_spare = resolved.speculation.chosen[1] * min(MOST_DRAFTING, self._max_sequences)
+        self._resolved = resolved
+        self.answers_differ = clamps_prompts(model.config.get_text_config())
         bytes_each = slot_bytes(model.states, model.dtype.itemsize)
         self._keep(_Slots(bytes_each, self._max_sequences, num_spare))
 
     def _keep(self, slots: _Slots) -> None:
         self._slots = slots
         self.num_sequences, self.num_states = slots.num_sequences, slots.count
+        self.num_checkpoints = 0
+        kinds = set(self._model.shapes)
+        if len(kinds) == 1 and all(kind.window is None for kind in kinds):
+            memory, batching = self._resolved.memory, self._resolved.batching
+            self.num_checkpoints = checkpoint_limit(memory, batching, slots.num_sequences)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -43,8 +52,7 @@ class StateRoom(Beside):
         drafts = f" and {slots.num_spare} drafts" if slots.num_spare else ""
         note = (
             f"each sequence keeps a state of {_size_text(slots.bytes_each)} beside its K and V: "
-            f"{_size_text(slots.num_bytes)} for {slots.num_sequences}{drafts}; "
-            "prefixes are not cached"
+            f"{_size_text(slots.num_bytes)} for {slots.num_sequences}{drafts}; {self._checkpoints}"
         )
         if slots.num_sequences == self._max_sequences:
             return (note,)
@@ -55,9 +63,19 @@ class StateRoom(Beside):
             "option.gpu_memory_utilization",
         )
 
+    @property
+    def _checkpoints(self) -> str:
+        if not self.num_checkpoints:
+            return "prefixes are not cached"
+        size = _size_text(self.num_checkpoints * self._slots.bytes_each)
+        return f"{size} more for {self.num_checkpoints} checkpoints of cached prefixes"
+
     def take(self, num_bytes: int) -> int:
         self._keep(self._slots.within(num_bytes // 2))
-        return num_bytes - self._slots.num_bytes
+        each, taken = self._slots.bytes_each, self._slots.num_bytes
+        most = max(0, num_bytes // 2 - taken) // each
+        self.num_checkpoints = min(self.num_checkpoints, most)
+        return num_bytes - taken - self.num_checkpoints * each
 
     def take_swap(self, num_bytes: int) -> int:
         self.num_swap_states = self._slots.within(num_bytes // 2, least=0).num_sequences
@@ -65,9 +83,8 @@ class StateRoom(Beside):
 
     def pool(self) -> StatePool:
         model = self._model
-        return StatePool(
-            model.states, self.num_states, model.dtype, model.device, self.num_swap_states
-        )
+        num_slots = self.num_states + self.num_checkpoints
+        return StatePool(model.states, num_slots, model.dtype, model.device, self.num_swap_states)
 
     def columns(self) -> Sequence[Column]:
         return (StateColumn(),)

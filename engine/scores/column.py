@@ -118,15 +118,21 @@ def split_plan(plan: StepPlan, max_rows: int) -> list[StepPlan]:
 
 
 def _until(chunk: Chunk, position: int) -> Chunk:
-    scored = range(chunk.extra_rows.start, position)
+    scored, length = range(chunk.extra_rows.start, position), position - chunk.start
+    state = chunk.state
+    if state.kept:
+        state = state._replace(kept=tuple(pair for pair in state.kept if pair[0] <= length))
     return msgspec.structs.replace(
-        chunk, length=position - chunk.start, samples_token=False, extra_rows=scored
+        chunk, length=length, samples_token=False, extra_rows=scored, state=state
     )
 
 
 def _from(chunk: Chunk, position: int) -> Chunk:
     scored = range(position, chunk.extra_rows.stop)
-    state = chunk.state._replace(reads=chunk.state.writes)  # that the part before has left
+    length = position - chunk.start
+    kept = tuple((end - length, slot) for end, slot in chunk.state.kept if end > length)
+    # It reads what the part before has left.
+    state = chunk.state._replace(reads=chunk.state.writes, kept=kept)
     return msgspec.structs.replace(
         chunk, start=position, length=chunk.end - position, extra_rows=scored, state=state
     )

@@ -33,6 +33,8 @@ class StateColumn(Column):
         for chunk, start in places:
             end = start + chunk.length
             spans.append((start, end))
+            for length, slot in chunk.state.kept:
+                writes[start + length - 1] = slot
             written = chunk.state.written
             writes[end - len(written) : end] = written
             in_prompt[start:end] = tokens[1, start:end] < chunk.sequence.num_prompt_tokens

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from core.plan import NO_STATE, BlockMoves, BlockTable, Chunk, StateSlots
 
 if TYPE_CHECKING:
     from core.configuration.kv_layout import CacheGroup, KVLayout
+    from core.sequence import Sequence as TokenSequence
 
 
 class Span(NamedTuple):
@@ -27,8 +28,8 @@ class States:
     """Whether tokens may be computed again after a step that failed on the way. A state would count
     twice those that it has passed."""
 
-    def of(self, sequence_id: int) -> StateSlots:
-        """Return the slots of the sequence's state in the step that is being planned."""
+    def of(self, sequence: TokenSequence, end: int) -> StateSlots:
+        """Return the slots of a sequence's state in its chunk up to `end`, which is planned now."""
         return NO_STATE
 
     def num_places(self, num_sequences: int) -> int:
@@ -56,6 +57,9 @@ class States:
 
         It is no error if the sequence has lost its states meanwhile.
         """
+
+    def computed(self, chunks: Iterable[Chunk]) -> None:
+        """Note that a step is computed, with the chunks of sequences that have ended since."""
 
 
 class KVMemory(ABC):
@@ -121,6 +125,10 @@ class KVMemory(ABC):
     def release(self, sequence_id: int) -> None:
         """Free all blocks of a sequence. It is no error if it holds none."""
 
+    def end(self, sequence: TokenSequence) -> None:
+        """Free all blocks of a sequence that has its finish reason."""
+        self.release(sequence.id)
+
     @abstractmethod
     def commit(self, chunk: Chunk) -> None:
         """Note that a chunk is computed and its tokens are known.
@@ -145,11 +153,9 @@ class KVMemory(ABC):
     def num_empty_slots(self, sequence_id: int, num_tokens: int) -> int:
         """Return the slots that a sequence of `num_tokens` computed tokens has not written yet."""
         pairs = zip(self.layout.groups, self.tables(sequence_id), strict=True)
-        return sum(self._num_empty(group, len(table.blocks), num_tokens) for group, table in pairs)
-
-    def _num_empty(self, group: CacheGroup, num_blocks: int, num_tokens: int) -> int:
-        num_slots = max(0, num_blocks * group.block_size - num_tokens)
-        return num_slots * self.block_size // group.block_size
+        return sum(
+            empty_slots(self.layout, group, len(table.blocks), num_tokens) for group, table in pairs
+        )
 
     def blocks_for(self, lengths: Sequence[int], num_shared_tokens: int = 0) -> int:
         """Return the most blocks that sequences hold together while they grow to these lengths.
@@ -185,6 +191,12 @@ class KVMemory(ABC):
     @abstractmethod
     def check_integrity(self) -> None:
         """Raise AssertionError if a block is lost, or both held and free."""
+
+
+def empty_slots(layout: KVLayout, group: CacheGroup, num_blocks: int, num_tokens: int) -> int:
+    """Return the slots of a group's blocks that `num_tokens` tokens leave empty."""
+    num_slots = max(0, num_blocks * group.block_size - num_tokens)
+    return num_slots * layout.block_size // group.block_size
 
 
 def held_blocks(tables: Sequence[BlockTable]) -> list[int]:

@@ -20,7 +20,7 @@ from core.plan import BlockMoves, BlockTable, Chunk
 from core.sequence import Sequence
 from strategies.memory.base import KVMemory, Span, held_blocks
 from strategies.memory.pool import BlockPool
-from strategies.memory.prefix import PrefixCache
+from strategies.memory.prefix import Key, PrefixCache
 
 if TYPE_CHECKING:
     from core.configuration.kv_layout import CacheGroup, KVLayout
@@ -44,8 +44,10 @@ class PagedMemory(KVMemory):
         *,
         num_host_blocks: int = 0,
         caches_prefixes: bool = True,
+        kind_of_prefixes: type[PrefixCache] = PrefixCache,
     ) -> None:
         super().__init__(num_blocks, layout)
+        self._kind_of_prefixes = kind_of_prefixes
         self.caches_prefixes = caches_prefixes
         self.num_host_blocks = num_host_blocks
         self._has_windows = any(group.window is not None for group in layout.groups)
@@ -66,7 +68,7 @@ class PagedMemory(KVMemory):
         self._writable: dict[int, int] = {}
         """By sequence id: the position up to which it may write, from its newest token on, without
         another `reserve`. Its blocks there are neither shared nor cached."""
-        self._prefixes = PrefixCache(self.layout.groups)
+        self._prefixes = self._kind_of_prefixes(self.layout.groups)
         self._stops: Stops | None = None
         if self._has_windows:
             from strategies.memory.stops import Stops
@@ -280,11 +282,12 @@ class PagedMemory(KVMemory):
             self._forget(block)
         return blocks
 
-    def _forget(self, block: int, *, left_window: bool = False) -> None:
-        """Remove a block from the prefix cache, if it is there."""
+    def _forget(self, block: int, *, left_window: bool = False) -> Key | None:
+        """Remove a block from the prefix cache, if it is there. Returns its key."""
         key = self._prefixes.remove(block)
         if key is not None and self._stops is not None:
             self._stops.forget(block, key, left_window=left_window)
+        return key
 
     def _release(self, blocks: Collection[int]) -> None:
         """Release the last block first, so that it is also the first to be evicted."""

@@ -77,6 +77,12 @@ class BlockPool:
             else:
                 self._empty.append(block)
 
+    def empty(self, block: int) -> None:
+        """Note that a block's content is no longer cached, if it is free."""
+        if block in self._kept:
+            del self._kept[block]
+            self._empty.append(block)
+
     def _take(self) -> int:
         if self._empty:
             return self._empty.popleft()

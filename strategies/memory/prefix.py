@@ -55,6 +55,10 @@ class PrefixCache:
     def has(self, key: Key) -> bool:
         return key in self._blocks
 
+    def block(self, key: Key) -> int | None:
+        """Return the block with a key, if it is cached."""
+        return self._blocks.get(key)
+
     def __len__(self) -> int:
         return len(self._keys)
 
@@ -95,8 +99,12 @@ class PrefixCache:
         end = (block + 1) * self.groups[index].block_size
         for start in range(len(digests) * link, end, link):
             parent = digests[-1] if digests else self.hash(sequence.prefix_salt.encode())
-            digests.append(self.hash(parent + sequence.content(start, start + link)))
+            digests.append(self.hash(parent + self.content(sequence, start, start + link)))
         return index, digests[end // link - 1]
+
+    def content(self, sequence: Sequence, start: int, end: int) -> bytes:
+        """Return bytes that identify what K and V of the tokens `start : end` are computed from."""
+        return sequence.content(start, end)
 
     def hash(self, content: bytes) -> Digest:
         return blake2b(content, key=self._secret, digest_size=DIGEST_BYTES).digest()

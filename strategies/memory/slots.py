@@ -20,7 +20,7 @@ from itertools import chain, cycle, islice
 from typing import TYPE_CHECKING
 
 from core.plan import BlockTable, Chunk
-from strategies.memory.base import KVMemory, Span
+from strategies.memory.base import KVMemory, Span, empty_slots
 
 if TYPE_CHECKING:
     from core.configuration.kv_layout import KVLayout
@@ -64,7 +64,7 @@ class SlotMemory(KVMemory):
 
     def num_empty_slots(self, sequence_id: int, num_tokens: int) -> int:
         runs = zip(self.layout.groups, self._runs.get(sequence_id, ()), strict=False)
-        return sum(self._num_empty(group, len(run), num_tokens) for group, run in runs)
+        return sum(empty_slots(self.layout, group, len(run), num_tokens) for group, run in runs)
 
     def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
         """Copy the parent's blocks that are still read into the child's runs."""

@@ -19,12 +19,12 @@ spare slots, which no sequence ever needs to run.
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from core.plan import BlockMoves, BlockPairs, StateSlots
+from core.sequence import Sequence
 from strategies.memory.base import KVMemory, Span, States
-from strategies.memory.blocks import PagedMemory
+from strategies.memory.checkpoints import Checkpoints
 from strategies.memory.pool import BlockPool
 from strategies.memory.slots import SlotMemory
 
@@ -33,17 +33,31 @@ if TYPE_CHECKING:
 
 
 class Slots:
-    """Slots `0 : count`, and which sequence holds which. Sequences may share one."""
+    """Slots `0 : count`, and which sequence holds which. Sequences may share one.
+
+    A slot may also hold the state of a cached prefix. It is free unless a sequence holds it, too.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.held: dict[int, int] = {}
         """By sequence id."""
         self.pool = BlockPool(count)
+        self.checkpoints = Checkpoints()
 
-    def take(self, sequence_ids: Collection[int]) -> None:
+    def allocate(self) -> int:
+        """Take a free slot. The caller has checked that there is one."""
+        [slot] = self.pool.allocate(1)
+        self.checkpoints.forget(slot)
+        return slot
+
+    def free(self, slot: int) -> None:
+        """Remove a reference from a slot."""
+        self.pool.release((slot,), cached=self.checkpoints)
+
+    def take(self, sequence_ids: Iterable[int]) -> None:
         """Give each of these sequences a slot. The caller has checked that there are enough."""
-        self.held.update(zip(sequence_ids, self.pool.allocate(len(sequence_ids)), strict=True))
+        self.held.update((id, self.allocate()) for id in sequence_ids)
 
     def share(self, parent_id: int, child_id: int) -> None:
         """Give a child its parent's slot in place of its own. It is no error if there is none."""
@@ -55,7 +69,7 @@ class Slots:
     def release(self, sequence_id: int) -> None:
         """Free a sequence's slot. It is no error if it holds none."""
         if sequence_id in self.held:
-            self.pool.release((self.held.pop(sequence_id),))
+            self.free(self.held.pop(sequence_id))
 
     def move(self, sequence_ids: Iterable[int], target: Slots) -> BlockPairs:
         """Let these sequences hold slots of `target` instead. Return the pairs of slots."""
@@ -65,19 +79,24 @@ class Slots:
             if slot in pairs:
                 target.pool.share((pairs[slot],))
             else:
-                [pairs[slot]] = target.pool.allocate(1)
+                pairs[slot] = target.allocate()
             target.held[id] = pairs[slot]
             self.release(id)
         return tuple(pairs.items())
 
     def keep(self, sequence_ids: Container[int], left: Collection[int] = ()) -> None:
-        """Keep only the slots of these sequences, and count anew. left: slots held besides."""
+        """Keep only the slots of these sequences, and count anew. left: slots held besides.
+
+        There are no checkpoints then.
+        """
+        self.checkpoints = Checkpoints()
         self.held = {id: slot for id, slot in self.held.items() if id in sequence_ids}
         self.pool = BlockPool(self.count, ((slot,) for slot in (*self.held.values(), *left)))
 
-    def check_integrity(self, left: Collection[int] = ()) -> None:
+    def check_integrity(self, left: Iterable[int] = ()) -> None:
         """Raise AssertionError if a slot is lost. left: slots that are held besides."""
-        self.pool.check_integrity([(slot,) for slot in (*self.held.values(), *left)])
+        slots = [(slot,) for slot in (*self.held.values(), *left)]
+        self.pool.check_integrity(slots, cached=self.checkpoints)
 
 
 class RunningStates(States):
@@ -95,13 +114,16 @@ class RunningStates(States):
         """By sequence id: shared slots that the step that is being planned leaves. It still reads
         them, so nobody may write them."""
 
-    def of(self, sequence_id: int) -> StateSlots:
-        slots = self.slots
-        slot = slots.held[sequence_id]
-        if slots.pool.num_references(slot) == 1:
+    def of(self, sequence: Sequence, end: int) -> StateSlots:
+        slot = self.slots.held[sequence.id]
+        if self.slots.pool.num_references(slot) == 1:
             return StateSlots(slot, slot)
-        [own] = slots.pool.allocate(1)
-        slots.held[sequence_id] = own
+        return self._leave(sequence.id, slot)
+
+    def _leave(self, sequence_id: int, slot: int) -> StateSlots:
+        """Let a sequence read its slot, and write another one, which it holds from now on."""
+        own = self.slots.allocate()
+        self.slots.held[sequence_id] = own
         self._left[sequence_id] = slot
         return StateSlots(slot, own)
 
@@ -126,7 +148,7 @@ class RunningStates(States):
 
     def with_ahead(self, sequence_id: int, state: StateSlots, count: int) -> StateSlots:
         self.settle(sequence_id, 0)  # of a step that was lost
-        self._ahead[sequence_id] = tuple(self.slots.pool.allocate(count))
+        self._ahead[sequence_id] = tuple(self.slots.allocate() for _ in range(count))
         return StateSlots(state.reads, state.writes, self._ahead[sequence_id])
 
     def settle(self, sequence_id: int, count: int) -> None:
@@ -135,7 +157,8 @@ class RunningStates(States):
             return
         slots = [self.slots.held[sequence_id], *ahead]
         self.slots.held[sequence_id] = slots.pop(count)
-        self.slots.pool.release(slots)
+        for slot in slots:
+            self.slots.free(slot)
 
     def release(self, sequence_id: int) -> None:
         """Free all slots of a sequence. It is no error if it holds none."""
@@ -144,7 +167,8 @@ class RunningStates(States):
 
     def end_plan(self) -> None:
         """Free the slots that the step leaves. None of its chunks is still to be planned."""
-        self.slots.pool.release(self._left.values())
+        for slot in self._left.values():
+            self.slots.free(slot)
         self._left = {}
 
     def rebuild(self, sequence_ids: Container[int]) -> None:
@@ -153,9 +177,13 @@ class RunningStates(States):
         self._ahead = {id: slots for id, slots in self._ahead.items() if id in sequence_ids}
         self.slots.keep(sequence_ids, self._slots_ahead)
 
+    def _held_besides(self) -> list[int]:
+        """Return the slots that are held besides those of sequences, once for each reference."""
+        return [*self._left.values(), *self._slots_ahead]
+
     def check_integrity(self) -> None:
         assert self._ahead.keys() <= self.slots.held.keys(), "spare slots of a sequence that ended"
-        self.slots.check_integrity([*self._left.values(), *self._slots_ahead])
+        self.slots.check_integrity(self._held_besides())
 
 
 class StateMemory(KVMemory):
@@ -164,17 +192,11 @@ class StateMemory(KVMemory):
     states: RunningStates
 
     def __init__(
-        self,
-        num_blocks: int,
-        layout: KVLayout,
-        *,
-        num_states: int,
-        num_spare_states: int = 0,
-        **options: Any,
+        self, num_blocks: int, layout: KVLayout, *, states: RunningStates, **options: Any
     ) -> None:
         super().__init__(num_blocks, layout, **options)
-        self.states = RunningStates(num_states, num_spare_states)
-        self._slots = self.states.slots
+        self.states = states
+        self._slots = states.slots
 
     def reserve(self, spans: Collection[Span]) -> bool:
         new = [span.sequence_id for span in spans if span.sequence_id not in self._slots.held]
@@ -208,75 +230,3 @@ class StateMemory(KVMemory):
 
 class StateSlotMemory(StateMemory, SlotMemory):
     """Reserved runs of blocks, and slots."""
-
-
-class StatePagedMemory(StateMemory, PagedMemory):
-    """Blocks on demand, and slots. Both are swapped together.
-
-    There are no cached prefixes: K and V of a prefix are of no use without the state at its end.
-    """
-
-    def __init__(
-        self,
-        num_blocks: int,
-        layout: KVLayout,
-        *,
-        num_states: int,
-        num_spare_states: int = 0,
-        num_host_blocks: int = 0,
-        num_host_states: int = 0,
-    ) -> None:
-        super().__init__(
-            num_blocks,
-            layout,
-            num_states=num_states,
-            num_spare_states=num_spare_states,
-            num_host_blocks=num_host_blocks,
-            caches_prefixes=False,
-        )
-        self._host_slots = Slots(num_host_states)
-        self._state_swap_outs: BlockPairs = ()
-        self._state_swap_ins: BlockPairs = ()
-
-    def swap_out(self, sequence_ids: Iterable[int]) -> bool:
-        ids = [id for id in sequence_ids if id in self._slots.held]
-        num_slots = len({self._slots.held[id] for id in ids})
-        if any(map(self.states.has_ahead, ids)) or num_slots > self._host_slots.pool.num_free:
-            return False
-        if not super().swap_out(ids):
-            return False
-        self._state_swap_outs += self._slots.move(ids, self._host_slots)
-        return True
-
-    def swap_in(self, sequence_ids: Iterable[int]) -> None:
-        ids = [id for id in sequence_ids if id in self._host_slots.held]
-        super().swap_in(ids)
-        self._state_swap_ins += self._host_slots.move(ids, self._slots)
-
-    def release(self, sequence_id: int) -> None:
-        super().release(sequence_id)
-        self._host_slots.release(sequence_id)
-
-    def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
-        super().fork(parent_id, child_id, num_tokens)
-        self._host_slots.share(parent_id, child_id)
-
-    def take_moves(self) -> BlockMoves:
-        moves = super().take_moves()
-        if self._state_swap_outs or self._state_swap_ins:
-            moves = replace(
-                moves,
-                state_swap_outs=self._state_swap_outs,
-                state_swap_ins=self._state_swap_ins,
-            )
-            self._state_swap_outs = self._state_swap_ins = ()
-        return moves
-
-    def rebuild(self, sequence_ids: Container[int]) -> None:
-        super().rebuild(sequence_ids)
-        self._host_slots.keep(sequence_ids)
-
-    def check_integrity(self) -> None:
-        super().check_integrity()
-        self._host_slots.check_integrity()
-        assert self._host_slots.held.keys() == self._swapped.keys()

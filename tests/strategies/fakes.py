@@ -17,6 +17,7 @@ from engine.scores.part import PromptScores
 from strategies.base import Limits, Strategy
 from strategies.beam_group import BeamSearches
 from strategies.factory import StrategySettings, make_strategy
+from strategies.memory.states import StateMemory
 
 Slot = tuple[int, int, int]
 """The K and V of a token: the group, the token, and what `FakeExecutor.digest` returns."""
@@ -117,6 +118,9 @@ class FakeExecutor:
         for end, slot in enumerate(chunk.state.written, start=first):
             assert slot not in new_states, "two chunks write one state"
             new_states[slot] = self.digest(chunk.sequence, prefix[:end])
+        for length, slot in chunk.state.kept:
+            assert slot not in new_states or (length, slot) == (chunk.length, chunk.state.writes)
+            new_states[slot] = self.digest(chunk.sequence, prefix[: chunk.start + length])
 
     def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> FakeStep:
         return FakeStep(self.run(plan))
@@ -326,8 +330,11 @@ def check_plan(strategy: Strategy, plan: StepPlan) -> None:
                 block = table.blocks[position // group.block_size]
                 assert read[block] is chunk, "a written block is in another sequence's table"
             others = {other.state.reads for other in plan.chunks if other is not chunk}
-            written = {*chunk.state.written} - {-1}
+            written = {*chunk.state.written, *(slot for _, slot in chunk.state.kept)} - {-1}
             assert not written & others, "a written state is read by another chunk"
+            if isinstance(strategy.memory, StateMemory):
+                checkpoints = strategy.memory.states.slots.checkpoints
+                assert not any(slot in checkpoints for slot in written), "a checkpoint is written"
 
 
 def _abort(

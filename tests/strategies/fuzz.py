@@ -27,7 +27,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -157,14 +157,18 @@ class Executor(FakeExecutor):
         for kind, error in (("no memory", MemoryError), ("lost submits", Injected)):
             if self._strikes(kind):
                 # Some layers have run already.
-                self.states |= dict.fromkeys((chunk.state.writes for chunk in plan.chunks), 0)
+                self.states |= dict.fromkeys(written_slots(plan), 0)
                 raise error("injected")
         result = dict(self.run(plan))
         for id in result:
             if self._strikes("failed sequences", counts=False):
                 result[id] = SequenceFailure("injected")
         between_tokens()
-        return Step(self, plan, result)
+        return Step(self, plan, result, {slot: self.states[slot] for slot in written_slots(plan)})
+
+    def spoil(self, states: dict[int, int]) -> None:
+        """Let these states be wrong, by slot, unless a later step has overwritten them."""
+        self.states |= {slot: 0 for slot, state in states.items() if self.states[slot] == state}
 
     def _check(self, plan: StepPlan) -> None:
         """Check a plan, without exceptions in the strategy's code that the check calls."""
@@ -215,11 +219,21 @@ class Step:
     executor: Executor
     plan: StepPlan
     result: dict[int, Any]
+    states: dict[int, int]
+    """The states that the step has written, by slot."""
 
     def wait(self) -> dict[int, Any]:
         if self.executor.strikes_wait():
+            self.executor.spoil(self.states)
             raise Injected("injected")
         return self.result
+
+
+def written_slots(plan: StepPlan) -> Iterator[int]:
+    """Yield the slots of states that a plan writes."""
+    for chunk in plan.chunks:
+        slots = (*chunk.state.written, *(slot for _, slot in chunk.state.kept))
+        yield from (slot for slot in slots if slot >= 0)
 
 
 class Constrained(Part):
@@ -340,6 +354,8 @@ class Run:
             num_states = self.settings["max_sequences"] + self.num_spare_states
             self.settings["num_states"] = num_states
             self.settings["num_swap_states"] = rng.choice((0, 2, 40))
+            if self.settings["enable_prefix_caching"] and layout.keeps_all:
+                self.settings["num_checkpoints"] = rng.choice((0, 1, 2, 5, 40))
         self.saboteur = Saboteur(rng) if self.focus == "exceptions" else None
         self.strategy = strategy_of(batching, **self.settings)
         self.executor = Executor(layout, rng, rates, counts)
@@ -530,6 +546,7 @@ class Run:
                 assert client.scores == whole_scores
         self.counts["preemptions"] += strategy.num_preemptions
         self.counts["swaps"] += strategy.num_swaps
+        self.counts["prefix hits"] += strategy.num_prefix_hits
         self.counts["answers"] += sum(len(client.finish) for client in self.clients.values())
         self.counts["runs"] += 1
 

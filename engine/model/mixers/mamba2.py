@@ -49,7 +49,7 @@ class Mamba2(Mixer):
         self._offset = loader.fp32(f"{name}.dt_bias", heads)
         self._skip = loader.fp32(f"{name}.D", heads)
         self._least, self._most = _time_limits(config)
-        self._clamps = self._least > 0 or self._most < float("inf")
+        self._clamps = clamps_prompts(config)
         self._group = inner // (outer // self._size)
         weight = loader.optional(f"{name}.norm.weight", inner)
         parts = () if weight is None else weight.unflatten(0, (-1, self._group))
@@ -101,7 +101,13 @@ class Mamba2(Mixer):
         return torch.cat(normed, -1)
 
 
+def clamps_prompts(config: Any) -> bool:
+    """Return whether tokens of a prompt are computed otherwise than those of an answer."""
+    least, most = _time_limits(config)
+    return least > 0 or most < float("inf")
+
+
 def _time_limits(config: Any) -> tuple[float, float]:
     if config.model_type == "nemotron_h":
         return config.time_step_min, float("inf")
-    return config.time_step_limit
+    return getattr(config, "time_step_limit", None) or (0.0, float("inf"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from container.capacity.decoder import decoder_from_directory
-from container.capacity.estimate import length_lines
+from container.capacity.estimate import TypicalRequest, length_lines, plan_lines
 from container.capacity.instances import find_instance
 from container.capacity.placement import place
 from core.configuration.options import Options, make_options
@@ -65,6 +65,12 @@ def test_states_are_counted_beside_the_layers_with_attention(tmp_path: Path) -> 
     decoder = planned(tmp_path, {"model_type": "lfm2", "vocab_size": 65536, **sizes, **layers})
     assert len(decoder.shapes) == 6
     assert decoder.state_bytes == 10 * 2 * 2048 * 2, "two inputs of each channel in bf16"
+    instance, request = find_instance("ml.g5.xlarge"), TypicalRequest(512, 128)
+    lines = [*plan_lines(decoder, instance, make_options({"state_checkpoints": 100}), request)]
+    assert (
+        "  state: 80.0 KiB of each running request, beside its KV; with paged, 7.8 MiB more for "
+        "100 checkpoints of cached prefixes"
+    ) in lines
     ranks = make_options({"tensor_parallel_degree": 4})
     with pytest.raises(ConfigurationError, match="keep a state, and runs on one rank"):
         place(decoder, find_instance("ml.g5.12xlarge"), ranks)

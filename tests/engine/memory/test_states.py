@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -20,6 +22,22 @@ OPTIONS = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens":
 MODELS = ["lfm2", "qwen3_5_text", "falcon_h1"]
 
 
+def poison(llm):
+    """Let all slots that have no state to keep be NaN before each step."""
+    engine = llm.llm_engine
+    memory, step = engine.strategy.memory, engine.step
+    assert isinstance(memory, StateMemory)
+
+    def poisoned_step(*arguments):
+        slots = memory.states.slots
+        known = {*slots.held.values()}
+        free = [n for n in range(slots.count) if n not in known and n not in slots.checkpoints]
+        engine.executor.passes.cache.states.rows[free] = 255  # NaN in any float
+        return step(*arguments)
+
+    engine.step = poisoned_step
+
+
 @pytest.mark.parametrize("architecture", MODELS)
 def test_swapped_states_and_freed_ones_full_of_nan(tiny_model, expected, architecture):
     """All slots that no sequence holds are NaN before each step."""
@@ -27,21 +45,53 @@ def test_swapped_states_and_freed_ones_full_of_nan(tiny_model, expected, archite
         tiny_model(architecture), batching="paged", num_kv_blocks=12, preemption_mode="swap",
         **OPTIONS,
     )  # fmt: skip
+    poison(llm)
     engine = llm.llm_engine
-    memory, step = engine.strategy.memory, engine.step
-    assert isinstance(memory, StateMemory)
-
-    def poisoned_step(*arguments):
-        slots = memory.states.slots
-        held = set(slots.held.values())
-        free = [slot for slot in range(slots.count) if slot not in held]
-        engine.executor.passes.cache.states.rows[free] = 255  # NaN in any float
-        return step(*arguments)
-
-    engine.step = poisoned_step
     assert tokens(llm, ignore_eos=True) == expected(architecture, eos_token_id=None)
     assert engine.strategy.num_swaps > 0
-    assert not memory.states.slots.held
+    assert not engine.strategy.memory.states.slots.held
+
+
+@pytest.mark.matrix(cases=2)
+@pytest.mark.parametrize("architecture", ["lfm2", "qwen3_5_text", "bamba"])
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_next_turns_begin_with_the_states_of_earlier_ones(tiny_model, expected, architecture, mode):
+    """The greedy answer to a prompt and the start of its answer is the rest of the answer."""
+    llm = LLM(
+        tiny_model(architecture), num_kv_blocks=16, preemption_mode=mode,
+        max_rolling_batch_size=3, **OPTIONS,
+    )  # fmt: skip
+    poison(llm)
+    whole = expected(architecture, eos_token_id=None)
+    for pair in itertools.pairwise(zip(prompts(), whole, strict=True)):
+        for start, end in itertools.pairwise((0, 5, 9, NUM_NEW)):
+            turns = [prompt + answer[:start] for prompt, answer in pair]
+            for n in (1, 2):
+                params = SamplingParams(n=n, temperature=0, max_tokens=end - start, ignore_eos=True)
+                outputs = llm.generate(turns, params, use_tqdm=False)
+                for output, (_, answer) in zip(outputs, pair, strict=True):
+                    assert [one.token_ids for one in output.outputs] == [answer[start:end]] * n
+    strategy = llm.llm_engine.strategy
+    assert strategy.num_prefix_hits > strategy.num_prefix_queries / 3
+    assert strategy.num_preemptions > 0
+    assert (strategy.num_swaps > 0) == (mode == "swap")
+
+
+@pytest.mark.parametrize("architecture", ["falcon_h1", "granitemoehybrid"])
+def test_answers_are_no_prompts_where_only_those_are_clamped(tiny_model, architecture):
+    def conversation(**changes):
+        llm = LLM(tiny_model(architecture), num_kv_blocks=40, **OPTIONS, **changes)
+        tokens = prompts()[1]
+        for _ in range(3):
+            params = SamplingParams(temperature=0, max_tokens=7, ignore_eos=True)
+            [output] = llm.generate([tokens], params, use_tqdm=False)
+            tokens = [*tokens, *output.outputs[0].token_ids, 5]
+        return tokens, llm.llm_engine.strategy.num_prefix_hits
+
+    plain, _ = conversation(enable_prefix_caching=False)
+    cached, num_hits = conversation()
+    assert cached == plain
+    assert num_hits == 16 + 24, "the prompts of the turns before, in whole blocks"
 
 
 @pytest.mark.parametrize("architecture", MODELS)
@@ -117,7 +167,17 @@ def test_the_start_says_what_a_sequence_keeps(tiny_model):
     assert llm.facts.max_sequences == 4
     [note] = (note for note in llm.facts.notes if "state" in note)
     # two layers with two inputs of 32 channels
-    assert note.startswith("each sequence keeps a state of 0.5 KiB beside its K and V: 2.0 KiB for")
+    assert note == (
+        "each sequence keeps a state of 0.5 KiB beside its K and V: 2.0 KiB for 4; 2.0 KiB more "
+        "for 4 checkpoints of cached prefixes"
+    )
+
+
+@pytest.mark.parametrize("changes", [{"enable_prefix_caching": False}, {"batching": "dynamic"}])
+def test_no_checkpoints_without_a_prefix_cache(tiny_model, changes):
+    llm = LLM(tiny_model("lfm2"), num_kv_blocks=40, **OPTIONS, **changes)
+    assert any(note.endswith("prefixes are not cached") for note in llm.facts.notes)
+    assert llm.llm_engine.settings.num_checkpoints == 0
 
 
 def test_states_take_at_most_half_of_the_memory(tiny_model):
@@ -128,6 +188,21 @@ def test_states_take_at_most_half_of_the_memory(tiny_model):
     assert llm.facts.max_sequences == 40
     assert llm.facts.num_kv_blocks * llm.facts.block_size * 2 * 2 * 8 * 4 <= 20 * 2**10
     assert any("batches lowered from 100 to 40" in note for note in llm.facts.notes)
+    assert llm.llm_engine.settings.num_checkpoints == 0, "sequences come first"
+
+
+def test_checkpoints_share_the_half_of_the_memory_that_states_may_take(tiny_model):
+    def llm(**changes):
+        return LLM(
+            tiny_model("lfm2"), kv_cache_memory_bytes=40 * 2**10, dtype="fp32", max_model_len=64,
+            max_rolling_batch_size=10, **changes,
+        )  # fmt: skip
+
+    few, many = llm(state_checkpoints=2), llm(state_checkpoints=1000)
+    assert few.llm_engine.settings.num_checkpoints == 2
+    assert many.llm_engine.settings.num_checkpoints == 30, "20 KiB are 40 states"
+    blocks = [one.facts.num_kv_blocks for one in (few, many)]
+    assert blocks[0] > blocks[1] > 0
 
 
 def test_beams_are_refused(tiny_model):
