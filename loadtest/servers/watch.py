@@ -26,6 +26,8 @@ NAMES = {
     "preemptions": "vllm:num_preemptions_total",
     "prefix_queries": "vllm:prefix_cache_queries_total",
     "prefix_hits": "vllm:prefix_cache_hits_total",
+    "draft_tokens": "vllm:spec_decode_num_draft_tokens_total",
+    "accepted_tokens": "vllm:spec_decode_num_accepted_tokens_total",
     "steps": "longshore:steps_total",
     "step_sequences": "longshore:step_sequences_total",
     "step_tokens": "longshore:step_tokens_total",

@@ -57,6 +57,8 @@ class ServerMeasures(msgspec.Struct, kw_only=True):
     preemptions: float | None = None
     prefix_hits: float | None = None
     """Share of prompt tokens found in the prefix cache."""
+    drafts_accepted: float | None = None
+    """Share of the tokens proposed for a step that were right. None: there were none."""
 
 
 class Measures(msgspec.Struct, kw_only=True):
@@ -198,6 +200,7 @@ def _server_measures(
         return values[-1] - values[0] if values else None
 
     steps, queries = increase("steps"), increase("prefix_queries")
+    drafts = increase("draft_tokens")
     host_s = increase("host_s")
     busy = [sample.metrics for sample in during if sample.metrics.get("kv_used")]
     return ServerMeasures(
@@ -210,4 +213,5 @@ def _server_measures(
         ),
         preemptions=increase("preemptions"),
         prefix_hits=(increase("prefix_hits") or 0.0) / queries if queries else None,
+        drafts_accepted=(increase("accepted_tokens") or 0.0) / drafts if drafts else None,
     )

@@ -34,6 +34,7 @@ from engine.vision.image_file import read_image
 from engine.vision.parts import image_parts
 from engine.vision.reader import ImageReader
 from kernels.cpu.shared_library import unavailable_reason
+from strategies.speculation.speculation import Speculation
 from tests.engine.greedy_answers import STRATEGIES
 from tests.engine.quantized_checkpoints import FORMATS, write_quantized
 from tests.engine.ranks.engines import ranked_engine
@@ -471,3 +472,18 @@ def test_steps_leave_memory_for_the_encoder(vision_model):
     total = activation_bytes(model, 20, 7, lambda call, num_sequences: 0, None, measure)
     assert shapes == [(7,), (4, 32)], "a token for each sequence, embeddings of a tile"
     assert total == 200 + model.encoder.max_kept_bytes
+
+
+def test_answers_about_images_have_drafts(vision_model, expected):
+    llm = LLM(
+        vision_model(),
+        speculative_method="suffix",
+        speculation="always",
+        num_kv_blocks=120,
+        **SMALL,
+    )
+    for _ in range(2):
+        assert answers(llm, prompts(vision_model())) == expected()
+    extension = llm.llm_engine.strategy.extension
+    assert isinstance(extension, Speculation)
+    assert extension.counts.num_accepted > 0

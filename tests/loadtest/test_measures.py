@@ -65,6 +65,10 @@ def test_figures_from_the_servers_counters() -> None:
     assert inside.kv_used == 0.5, "sampled while the server was busy, not after the end"
     assert inside.kv_filled == pytest.approx(400 / 1600 / 0.5)
     assert (inside.preemptions, inside.prefix_hits) == (4.0, 0.25)
+    assert inside.drafts_accepted is None
+    samples = [sample(at, draft_tokens=20 * at, accepted_tokens=9 * at) for at in (1.0, 3.0)]
+    drafting = measures_of([record(0)], [], samples, clients=1)
+    assert drafting.inside.drafts_accepted == pytest.approx(0.45)
     measures = measures_of([record(0)], [], samples, clients=1)
     assert measures.other_cpu == pytest.approx(0.1), (
         "of 1.7 CPU seconds, 1.5 are the server's and 0.1 the client's"

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from core.errors import ConfigurationError
+from core.structured_outputs import StructuredOutputsParams
 from engine import LLM, SamplingParams
 from engine.speculation.draft_model import DraftModel
 from kernels.cpu.shared_library import unavailable_reason
@@ -115,6 +116,24 @@ def test_requests_that_are_aborted_leave_no_blocks(llama):
         engine.abort(id)
     assert not engine.has_work()
     assert extension.proposer.memory.num_held_blocks == 0
+
+
+def test_grammars_and_beams_have_no_drafts(grammar_model):
+    """The requests beside them have some."""
+    kinds = [
+        {"structured_outputs": StructuredOutputsParams(regex="[ab]{3,9}c")},
+        {"num_beams": 2, "temperature": 0},
+        {"temperature": 0, "ignore_eos": True},
+    ]
+    params = [SamplingParams(**{"max_tokens": 12, "seed": 1, **kind}) for kind in kinds]
+    prompts = [[5, 6, 7], [8, 9], [7, 6, 5]]
+    found: list[list[Any]] = []
+    for draft in (None, str(grammar_model)):
+        llm = LLM(grammar_model, dtype="fp32", speculative_draft_model=draft, **ALWAYS)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        found.append([[one.token_ids for one in output.outputs] for output in outputs])
+    assert found[0] == found[1]
+    assert counts(llm).num_drafts == 2, "11 tokens after the first, of one request"
 
 
 def test_it_drafts_for_models_with_states(tiny_model, llama):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from loadtest.report import charts, tables, verdict
 from loadtest.report.page import write_markdown, write_report
-from loadtest.report.style import colours, dashes, duration, in_order, number, percent
+from loadtest.report.style import UNKNOWN, colours, dashes, duration, in_order, number, percent
 from loadtest.study.results import read_results
 from loadtest.study.tuning import TUNED
-from tests.loadtest.report.known_runs import record, results, rounds, run, swept, tuned
+from tests.loadtest.report.known_runs import record, results, rounds, run, sample, swept, tuned
 
 
 def test_ratios_refer_to_dynamic_batching_at_its_best() -> None:
@@ -20,6 +20,15 @@ def test_ratios_refer_to_dynamic_batching_at_its_best() -> None:
     text = verdict.order(tuned().runs) or ""
     assert text.startswith("dynamic (tuned) has 2.00× the requests/s of dynamic: ")
     assert ". paged has 2.00× the requests/s of dynamic (tuned): " in text
+
+
+def test_drafts_have_a_column_where_there_are_some() -> None:
+    samples = [sample(at, draft_tokens=20 * at, accepted_tokens=9 * at) for at in range(5)]
+    plain, drafting = run("paged"), run("drafting", samples=samples)
+    table = tables.server_measures([plain, drafting])
+    column = table.head.index("drafts accepted")
+    assert [row[column] for row in table.rows] == [UNKNOWN, percent(0.45)]
+    assert "drafts accepted" not in tables.server_measures([plain]).head
 
 
 def test_the_report_shows_what_was_tried(tmp_path: Path) -> None:
