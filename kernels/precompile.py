@@ -27,9 +27,11 @@ from kernels import dry_run
 from kernels.cache.block_copy import copy_blocks
 from kernels.cache.cache_table import cache_table
 from kernels.cache.swap import gather_blocks, scatter_blocks
+from kernels.linear.dequantize import dequantize
 from kernels.linear.grouped_linear import grouped_linear
 from kernels.linear.grouped_quantized_linear import grouped_quantized_linear
 from kernels.linear.quantized_linear import PER_BYTE, quantized_linear
+from kernels.linear.row_codes import row_codes
 from kernels.precompiled_layers import BLOCK_SIZE, SHAPES, TOKENS, Layers
 from kernels.sampling.best_tokens import best_tokens
 from kernels.sampling.candidates import collect_candidates
@@ -39,6 +41,10 @@ from kernels.sampling.token_weights import DrawnRows
 
 VOCAB_SIZES = (32000, 128256, 151936)
 """The vocabulary sizes of Llama 2 and Mistral, of Llama 3, and of Qwen 2.5 and 3."""
+FP8_ARCH = 89
+"""The first GPUs that multiply in fp8."""
+ROW_WIDTHS = (1024, 2048, 4096, 8192)
+"""Widths of rows that together select every tile of their fp8 codes, for rows of 513 and more."""
 _INPUTS, _OUTPUTS = 256, 64
 """Sizes of the quantized weights to compile for."""
 
@@ -94,6 +100,9 @@ def compile_quantized(arch: int, num_rows: Sequence[int] = (1, 32, 64)) -> list[
                 weight = _quantized(kind, group_size)
                 for added in (None, bias):
                     quantized_linear(hidden, *weight, added, kind, group_size)
+                dequantize(*weight, kind, group_size, torch.bfloat16)
+        for width in ROW_WIDTHS if arch >= FP8_ARCH else ():
+            row_codes(torch.empty(TOKENS, width, dtype=torch.bfloat16))
     return launches
 
 

@@ -1,18 +1,13 @@
-"""Layers of tiny models with real heads launch the kernels that are precompiled for such layers.
-
-Nothing is compiled: kernels are compared by the keys with which Triton would look them up.
-"""
+"""Layers of tiny models with real heads launch the kernels that are precompiled for such layers."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from unittest.mock import patch
 
 import pytest
 import torch
 from transformers import AutoConfig
-from triton import knobs
 
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
@@ -38,10 +33,8 @@ from kernels.state.batch import StateBatch
 from tests.engine.tiny_models import OWN, decoder_class
 from tests.kernels.host import host_step
 from tests.kernels.host.host_step import CPU, CUDA, DTYPE, MAX_MODEL_LEN
+from tests.kernels.host.launched import ARCH, kernels
 
-ARCH = 86
-NO_DEVICE = 1000
-"""Has no compiled kernels."""
 HIDDEN = 256
 DENSE = {"hidden_size": HIDDEN, "intermediate_size": 512, "num_hidden_layers": 1}
 LATENT = DENSE | {
@@ -57,6 +50,7 @@ GEMMA4_LAYER = Shape(
     8, 2, 256, HIDDEN, "qkv", GEMMA_NORM, window=1024, activation="gelu_tanh", input_width=64
 )
 CASES = {
+    "qwen3": (DENSE | {"head_dim": 64}, [Shape(4, 2, 64, HIDDEN, "qk")]),
     "deepseek_v2": (
         LATENT | {"num_attention_heads": 16, "kv_lora_rank": 512, "q_lora_rank": None},
         [LatentShape(16, HIDDEN)],
@@ -116,24 +110,6 @@ CASES = {
         [ConvolutionShape(HIDDEN), Shape(4, 2, 64, HIDDEN, "qk")],
     ),
 }
-
-
-def kernels(launch, arch=ARCH):
-    """Return the names and keys of the kernels that a function launches."""
-    found = set()
-
-    def record(*, key, fn, **_):
-        found.add((fn.name.rpartition(".")[2], key))
-        return True  # do not compile it
-
-    with (
-        knobs.runtime.scope(),
-        patch.object(dry_run.FakeCuda, "get_current_device", lambda _: NO_DEVICE),
-        dry_run.target(arch),
-    ):
-        knobs.runtime.jit_cache_hook = record
-        launch()
-    return found
 
 
 class Model:
