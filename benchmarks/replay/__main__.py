@@ -61,10 +61,10 @@ def main(arguments: list[str] | None = None, prog: str = "python -m benchmarks.r
             return _assume(given, changes)
         if given.recording is None:
             raise ValueError("--page needs DIR, the folder of a recording")
-        recording = read_recording(given.recording, given.run)
         is_changed = bool(changes or given.load != 1.0 or _has_requests(given))
         if given.page is not None:
-            return _serve_page(recording, given.page, is_changed=is_changed)
+            return _serve_page(given, is_changed=is_changed)
+        recording = read_recording(given.recording, given.run)
         if is_changed:
             return _forecast(recording, changes, given)
         return _reproduce(recording)
@@ -120,14 +120,13 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seed", type=int, default=0, help="--rate: random seed (default: 0)")
 
 
-def _serve_page(recording: Recording, port: int, *, is_changed: bool) -> int:
+def _serve_page(given: argparse.Namespace, *, is_changed: bool) -> int:
     if is_changed:
         raise ValueError("--page shows what was recorded; leave the other options out")
     from benchmarks.replay.page.server import serve_page
-    from benchmarks.replay.page.tape import Tape
 
-    print(f"replaying {title(recording)}", flush=True)
-    serve_page(Tape(recording), title(recording), port)
+    print("replaying the recording", flush=True)
+    serve_page(lambda: read_recording(given.recording, given.run), given.page)
     return 0
 
 

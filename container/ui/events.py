@@ -72,6 +72,7 @@ def _settings(facts: Facts, options: Options) -> dict[str, object]:
         "max_step_tokens": facts.max_step_tokens,
         "max_batch_delay_ms": options.strategy.max_batch_delay,
         "kv_reservation": options.strategy.kv_reservation,
+        "is_recorded": options.observers.record is not None,
     }
 
 

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page
 from models.windows import write
 from tests.browser.chromium import NoBrowserError, chromium
 from tests.browser.demo_server import demo_server
-from tests.browser.replay_page import replay_page
+from tests.browser.replay_page import make_recording, replay_page
 
 SMALL = ("--max-model-len", "512", "--num-kv-blocks", "96")
 
@@ -41,8 +41,10 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def one_strategy(browser: Browser) -> Iterator[str]:
-    with demo_server(*SMALL) as url:
+def one_strategy(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server that records."""
+    folder = tmp_path_factory.mktemp("recording")
+    with demo_server(*SMALL, "--record", str(folder)) as url:
         yield url
 
 
@@ -61,9 +63,11 @@ def all_strategies(browser: Browser) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def recording(browser: Browser) -> Iterator[str]:
+def recording(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The page of a recording."""
-    with replay_page() as url:
+    folder = tmp_path_factory.mktemp("recorded")
+    make_recording(folder)
+    with replay_page(folder) as url:
         yield url
 
 

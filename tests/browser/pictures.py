@@ -4,9 +4,9 @@
     .browser/bin/python -m tests.browser.pictures --only ui.png,strategies.png
 
 `compare.png` and `compare-requests.png` are drawn from the results of `make compare`; nothing is
-measured here. `ui.png` and `strategies.png` are screenshots of the demo model. `vllm` stands
-for README's comparison table, made from files of benchmarks/results. The texts between the markers
-in README and docs are replaced (captions.py).
+measured here. `ui.png`, `strategies.png` and `recording.png` are screenshots of the demo model.
+`vllm` stands for README's comparison table, made from files of benchmarks/results. The texts
+between the markers in README and docs are replaced (captions.py).
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ from tests.browser.chromium import NoBrowserError, chromium
 from tests.browser.demo_server import PYTHON, ROOT, demo_server
 from tests.browser.live_page import open_page, set_slider, wait_for_answers
 from tests.browser.peer_table import peer_table
+from tests.browser.replay_page import (
+    LONGEST_ANSWER_MS,
+    explain_longest_wait,
+    open_recording,
+    replay_page,
+)
 
 DOCS = ROOT / "docs"
 PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
@@ -48,6 +54,8 @@ NEARLY_FULL = re.compile(r"^[6-9]\d")
 MAX_BURSTS = 20
 FULL_MS = 5_000
 """How long to wait, in milliseconds, for the page to show NEARLY_FULL after a burst is sent."""
+WHILE_THEY_RUN_MS = 1_000
+"""After so many milliseconds, three bursts hold most of the KV memory."""
 CHARTS = {"compare.png": "overview.png", "compare-requests.png": "aws-the-first-24-requests.png"}
 """The pictures that the load test draws, by the names that they have in docs."""
 
@@ -138,6 +146,30 @@ def _strategies(name: str, inputs: Inputs) -> str:
     return _screenshot_caption(STRATEGIES_FLAGS, inputs)
 
 
+def _recording(name: str, inputs: Inputs) -> str:
+    """Photograph the page of a recording: why a request waited that came when memory was full."""
+    with tempfile.TemporaryDirectory() as folder, chromium() as browser:
+        with demo_server(*UI_FLAGS, "--record", folder) as url:
+            pages = [browser.new_page() for _ in range(4)]
+            for page in pages:
+                open_page(page, url)
+                set_slider(page, "max-tokens", 256)
+            for page in pages[:-1]:
+                page.click("#burst")
+            pages[-1].wait_for_timeout(WHILE_THEY_RUN_MS)
+            pages[-1].click("#burst")
+            for page in pages:
+                wait_for_answers(page, "burst")
+        with replay_page(Path(folder)) as url:
+            page = browser.new_page(viewport={"width": 1400, "height": 900})
+            open_recording(page, url)
+            explain_longest_wait(page)
+            page.locator(".chip", has_text="Fork without").first.click()
+            page.wait_for_selector("#futures .panel", timeout=LONGEST_ANSWER_MS)
+            _save(page.screenshot(full_page=True), name)
+    return _screenshot_caption(UI_FLAGS, inputs)
+
+
 def _vllm(name: str, inputs: Inputs) -> str:
     return peer_table(ROOT / "benchmarks" / "results")
 
@@ -146,6 +178,7 @@ MAKERS: Mapping[str, Callable[[str, Inputs], str]] = {
     **dict.fromkeys(CHARTS, _chart),
     "ui.png": _ui,
     "strategies.png": _strategies,
+    "recording.png": _recording,
     "vllm": _vllm,
 }
 """By name: a function that makes the picture, if any, and returns the text for its markers."""

@@ -72,6 +72,7 @@ def test_the_batch_and_the_kv_memory_move(page: Page, one_strategy: str) -> None
 def test_cache_groups_and_freed_windows_are_drawn(page: Page, with_windows: str) -> None:
     open_page(page, with_windows)
     page.wait_for_selector("#groups[aria-label*='read 64 tokens']")
+    assert not page.is_visible("#recorded")
     assert "in layers with a window" in page.inner_text("#blocks-legend")
     set_slider(page, "max-tokens", 192)
     page.evaluate(WATCH_PICTURES)
@@ -89,6 +90,7 @@ def test_a_model_with_one_group_has_no_picture_of_groups(page: Page, one_strateg
     open_page(page, one_strategy)
     page.wait_for_selector("#blocks[aria-label$='kept for equal prompts']")
     assert not page.is_visible("#groups")
+    assert page.is_visible("#recorded")
     assert "window" not in page.inner_text("#blocks-legend")
 
 

@@ -6,18 +6,12 @@ import re
 
 from playwright.sync_api import Page
 
-from tests.browser.replay_page import LONGEST_ANSWER_MS
+from tests.browser.replay_page import LONGEST_ANSWER_MS, explain_longest_wait, open_recording
 
 MOVE = """(slider, share) => {
   slider.value = share * slider.max;
   slider.dispatchEvent(new Event("input"));
 }"""
-
-
-def open_recording(page: Page, url: str) -> None:
-    page.goto(url)
-    page.wait_for_selector("#status.live", timeout=LONGEST_ANSWER_MS)
-    page.wait_for_selector("#batch[aria-label*='around this moment']")
 
 
 def scrub(page: Page, share: float) -> None:
@@ -39,6 +33,10 @@ def test_the_pictures_follow_the_moment(page: Page, recording: str) -> None:
     before = page.inner_text("#moment")
     page.click("#before")
     assert page.inner_text("#moment") != before
+    with page.expect_response(re.compile("again=1")):
+        page.click("#again")
+    page.wait_for_selector("#status.live", timeout=LONGEST_ANSWER_MS)
+    assert "0 running" in page.get_attribute("#batch", "aria-label")
 
 
 def test_a_click_on_a_request_says_why_it_waited(page: Page, recording: str) -> None:
@@ -47,13 +45,8 @@ def test_a_click_on_a_request_says_why_it_waited(page: Page, recording: str) -> 
     page.wait_for_selector("#why .receipt", timeout=LONGEST_ANSWER_MS)
     clicked = page.inner_text("#request-name")
     assert re.fullmatch(r"#\d+", clicked)
-    for id in range(40):
-        page.fill("#request", str(id))
-        with page.expect_response(re.compile("request")):
-            page.click("#choose button")
-        page.wait_for_selector("#why .receipt", timeout=LONGEST_ANSWER_MS)
-        if "blocks held by" in page.inner_text("#why"):
-            break
+    explain_longest_wait(page)
+    id = page.input_value("#request")
     assert re.search(r"ms for \d+ blocks held by #\d+", page.inner_text("#why"))
     page.locator(".chips .chip").first.click()
     page.wait_for_selector(f"#request-name:not(:text-is('#{id}'))")

@@ -3,90 +3,102 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 from flask import Flask, Response, abort, request
 from werkzeug.serving import make_server
 
 from benchmarks.replay.page.causes import causes_of
-from benchmarks.replay.page.forks import Forks
+from benchmarks.replay.page.forks import Forks, Future
 from benchmarks.replay.page.tape import Tape
+from benchmarks.replay.recorded import title
 from benchmarks.replay.settings import OPTIONS
 from container.ui.routes import Page
 from core.configuration.options import ServerOptions, option_table
 from core.configuration.strategy_table import BATCHING_NAMES, STRATEGIES
 from core.errors import ConfigurationError
 from engine.observers.frames import Arrived, Scheduled
+from engine.observers.store import Recording
 from strategies.factory import StrategySettings
 
 MOST_POINTS = 800
 """Of the time line."""
 
 
-def serve_page(tape: Tape, title: str, port: int) -> None:
-    """Serve the page on this machine until the process is stopped. port: 0 for any."""
-    server = make_server("127.0.0.1", port, create_app(tape, title), threaded=True)
+def serve_page(read: Callable[[], Recording], port: int) -> None:
+    """Serve the page on this machine until the process is stopped. port: 0 for any.
+
+    Raises ValueError if the recording cannot be replayed.
+    """
+    server = make_server("127.0.0.1", port, create_app(read), threaded=True)
     print(f"http://127.0.0.1:{server.server_port}/ shows the recording; Ctrl-C ends", flush=True)
     server.serve_forever()
 
 
-def create_app(tape: Tape, title: str) -> Flask:
-    """Return the app with the page and its data. One request at a time uses the tape."""
+def create_app(read: Callable[[], Recording]) -> Flask:
+    """Return the app with the page and its data. read: of a recording that may still grow."""
     app = Flask(__name__, static_folder=None)
     page = Page(ServerOptions(ui="auto"), "replay.html")
     app.before_request(page.check_client)
     page.add_to(app)
-    lock = threading.Lock()
+    _Data(read).add_to(app)
+    return app
 
-    def recording() -> Response:
-        with lock:
-            return _json(_recording(tape, title))
 
-    def moment() -> Response:
-        with lock:
-            return _json(tape.snapshot(request.args.get("at", tape.end, type=float)))
+class _Data:
+    """The routes of the page's data. One request at a time uses the tape."""
 
-    def one_request() -> Response:
-        id = request.args.get("id", -1, type=int)
-        if id not in tape.rows:
-            abort(404)
-        with lock:
-            return _json(_request(tape, id))
+    def __init__(self, read: Callable[[], Recording]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._tape = Tape(read())
+        self._forks = Forks(self._tape)
 
-    forks = Forks(tape)
+    def add_to(self, app: Flask) -> None:
+        for function in (self.recording, self.moment, self.request, self.fork):
+            name = function.__name__
+            app.add_url_rule(f"/ui/replay/{name}", name, function)
 
-    def fork() -> Response:
+    def recording(self) -> Response:
+        """Return everything but the moments; with `?again=1`, what was recorded since, too."""
+        with self._lock:
+            if "again" in request.args:
+                self._tape = Tape(self._read())
+                self._forks = Forks(self._tape)
+            return _json(_recording(self._tape))
+
+    def moment(self) -> Response:
+        with self._lock:
+            at = request.args.get("at", self._tape.end, type=float)
+            return _json(self._tape.snapshot(at))
+
+    def request(self) -> Response:
+        with self._lock:
+            id = request.args.get("id", -1, type=int)
+            if id not in self._tape.rows:
+                abort(404)
+            return _json(_request(self._tape, id))
+
+    def fork(self) -> Response:
         given = request.args
         try:
             changes = {
                 name: option_table()[name].parse(given[name]) for name in OPTIONS if name in given
             }
             without = [int(id) for id in given.get("without", "").split(",") if id]
-            with lock:
-                futures = forks.fork(given.get("at", tape.begin, type=float), changes, without)
+            with self._lock:
+                at = given.get("at", self._tape.begin, type=float)
+                futures = self._forks.fork(at, changes, without)
         except (ValueError, ConfigurationError) as error:
             return _json({"error": str(error)}, status=400)
-        executor = tape.recording.header.executor
+        executor = self._tape.recording.header.executor
         return _json(
             {
-                "quality": forks.cost.quality,
-                "futures": [
-                    {
-                        "settings": _settings(future.settings, executor),
-                        "figures": future.figures,
-                        "rows": future.rows,
-                        "num_refused": future.num_refused,
-                    }
-                    for future in futures
-                ],
+                "quality": self._forks.cost.quality,
+                "futures": [_future(future, executor) for future in futures],
             }
         )
-
-    for function in (recording, moment, one_request, fork):
-        name = function.__name__.removeprefix("one_")
-        app.add_url_rule(f"/ui/replay/{name}", name, function)
-    return app
 
 
 def _json(value: object, status: int = 200) -> Response:
@@ -94,10 +106,19 @@ def _json(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 
-def _recording(tape: Tape, title: str) -> Mapping[str, object]:
+def _future(future: Future, executor: str) -> Mapping[str, object]:
+    return {
+        "settings": _settings(future.settings, executor),
+        "figures": future.figures,
+        "rows": future.rows,
+        "num_refused": future.num_refused,
+    }
+
+
+def _recording(tape: Tape) -> Mapping[str, object]:
     header = tape.recording.header
     return {
-        "title": title,
+        "title": title(tape.recording),
         "begin": tape.begin,
         "end": tape.end,
         "difference": None if tape.difference is None else str(tape.difference),

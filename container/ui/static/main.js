@@ -31,6 +31,7 @@ function onEngine(data) {
   showCopies(data);
   element("strategy").textContent = data.batching;
   element("explanation").textContent = explain(data);
+  element("recorded").hidden = !data.is_recorded;
   batchLegend(element("batch-legend"), data);
   blocksLegend(element("blocks-legend"), data);
   const slider = element("max-tokens");

@@ -25,8 +25,8 @@ let isFetching = false;
 let player = null;
 const futures = new Futures(element("futures"), element("future"));
 
-async function load() {
-  recording = await json("ui/replay/recording");
+async function load(query = "") {
+  recording = await json(`ui/replay/recording${query}`);
   recording.rows.forEach((row) => (row.end ??= null));
   const { settings } = recording;
   element("title").textContent = recording.title;
@@ -41,7 +41,16 @@ async function load() {
   const scrub = element("scrub");
   scrub.max = recording.end - recording.begin;
   scrub.step = Math.max(1e-6, scrub.max / 2000);
-  goTo(busiest());
+  goTo(query ? recording.end : busiest());
+}
+
+async function readAgain() {
+  setStatus("reading the recording…", "");
+  try {
+    await load("?again=1");
+  } catch (error) {
+    setStatus(error.message, "down");
+  }
 }
 
 async function json(path) {
@@ -256,6 +265,7 @@ element("batch").addEventListener("click", clickBatch);
 element("before").addEventListener("click", () => step(-1));
 element("after").addEventListener("click", () => step(1));
 element("play").addEventListener("click", play);
+element("again").addEventListener("click", readAgain);
 element("choose").addEventListener("submit", (event) => {
   event.preventDefault();
   show(Number(element("request").value));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -49,7 +50,8 @@ def test_rows_and_receipts_agree() -> None:
 @pytest.fixture(scope="module")
 def http() -> FlaskClient:
     asks = [Ask(0, 4, 8), Ask(0, 4, 28), Ask(0.001, 4, 4)]
-    return create_app(Tape(record("continuous", asks, max_sequences=2)), "a test").test_client()
+    recording = record("continuous", asks, max_sequences=2)
+    return create_app(lambda: recording).test_client()
 
 
 def data(http: FlaskClient, path: str) -> Any:
@@ -73,6 +75,19 @@ def test_the_data_of_the_page(http: FlaskClient) -> None:
     request = data(http, "request?id=2")
     assert [cause["reason"] for cause in request["causes"]] == ["step", "slots"]
     assert request["receipt"]["queued_ns"]["slots"] > 0
+
+
+def test_what_was_recorded_since_is_read_again() -> None:
+    whole = record("paged", random_asks(seed=2, count=8, seconds=1))
+    half = dataclasses.replace(whole, frames=whole.frames[: len(whole.frames) // 2])
+    recordings = [whole, half]
+    http = create_app(recordings.pop).test_client()
+    before = data(http, "recording")
+    assert data(http, "recording") == before
+    after = data(http, "recording?again=1")
+    assert after["end"] > before["end"]
+    assert before["difference"] is None
+    assert data(http, f"moment?at={after['end']}")["num_running"] == 0
 
 
 def test_a_fork_of_the_page(http: FlaskClient) -> None:

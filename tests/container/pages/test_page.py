@@ -15,7 +15,7 @@ from werkzeug.test import TestResponse
 from container.front_end.app import create_app
 from container.wire.engine_client import EngineClient
 from container.wire.snapshots import RENEWAL_S, WATCH_S, SnapshotFeed
-from core.configuration.options import Options
+from core.configuration.options import ObserverOptions, Options
 from core.protocol.messages import Watch, Watched
 from core.protocol.snapshot import GroupSnapshot, SequenceSnapshot, Snapshot
 from core.protocol.stats import Stats
@@ -114,7 +114,7 @@ def test_events_name_the_strategy_and_pass_snapshots_on(engine: FakeEngine, even
     about = events.next("engine")
     assert (about["batching"], about["model_name"], about["chat"]) == ("paged", "demo", True)
     assert about["model"] == "fake"
-    assert (about["block_size"], about["is_paged"]) == (16, True)
+    assert (about["block_size"], about["is_paged"], about["is_recorded"]) == (16, True, False)
     engine.send(Watched(SNAPSHOT))
     data = events.next("snapshot")
     assert msgspec.convert(data["snapshot"], Snapshot) == SNAPSHOT
@@ -124,9 +124,11 @@ def test_events_name_the_strategy_and_pass_snapshots_on(engine: FakeEngine, even
 def test_events_tell_that_a_model_has_no_chat_template(
     client: EngineClient, tokenizer: Tokenizer
 ) -> None:
-    app = create_app(client, tokenizer, Options(), "demo", None)
+    options = Options(observers=ObserverOptions(record="recording"))
+    app = create_app(client, tokenizer, options, "demo", None)
     response = app.test_client().get("/ui/events", buffered=False)
-    assert Events(response).next("engine")["chat"] is False
+    about = Events(response).next("engine")
+    assert (about["chat"], about["is_recorded"]) == (False, True)
     response.close()
 
 
