@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from itertools import product
@@ -41,12 +40,16 @@ from kernels.sampling.token_weights import DrawnRows
 
 VOCAB_SIZES = (32000, 128256, 151936)
 """The vocabulary sizes of Llama 2 and Mistral, of Llama 3, and of Qwen 2.5 and 3."""
+NUM_ROWS = (1, 32, 64)
+"""Numbers of rows that together select every tile height of quantized weights."""
 FP8_ARCH = 89
 """The first GPUs that multiply in fp8."""
 ROW_WIDTHS = (1024, 2048, 4096, 8192)
 """Widths of rows that together select every tile of their fp8 codes, for rows of 513 and more."""
 _INPUTS, _OUTPUTS = 256, 64
 """Sizes of the quantized weights to compile for."""
+_SPLIT_INPUTS = 2048
+"""So many that programs split them."""
 
 
 def compile_layers(arch: int, layers: Layers) -> list[dry_run.Launch]:
@@ -83,24 +86,23 @@ def compile_sampling(arch: int, vocab_size: int) -> list[dry_run.Launch]:
     return launches
 
 
-def compile_quantized(arch: int, num_rows: Sequence[int] = (1, 32, 64)) -> list[dry_run.Launch]:
-    """Compile the products of bf16 rows and quantized weights, whose sizes do not matter.
-
-    num_rows: numbers of rows that together select every tile height.
-    """
+def compile_quantized(arch: int) -> list[dry_run.Launch]:
+    """Compile the products of bf16 rows and quantized weights, whose sizes do not matter."""
     bias = torch.empty(_OUTPUTS, dtype=torch.bfloat16)
     with dry_run.target(arch) as launches:
-        for rows, kind in product(num_rows, PER_BYTE):
+        for rows, kind in product(NUM_ROWS, PER_BYTE):
             # Groups of 128 inputs are read in blocks of 64. MXFP4, which only gpt-oss's experts
             # have, has groups of 32.
             group_size = 32 if kind == "fp4" else _INPUTS // 2
             _compile_quantized_experts(rows, kind, group_size)
-            if kind != "fp4":
-                hidden = torch.empty(rows, _INPUTS, dtype=torch.bfloat16)
-                weight = _quantized(kind, group_size)
+            if kind == "fp4":
+                continue
+            for num_inputs in (_INPUTS, _SPLIT_INPUTS):
+                hidden = torch.empty(rows, num_inputs, dtype=torch.bfloat16)
+                weight = _quantized(kind, group_size, num_inputs)
                 for added in (None, bias):
                     quantized_linear(hidden, *weight, added, kind, group_size)
-                dequantize(*weight, kind, group_size, torch.bfloat16)
+            dequantize(*weight, kind, group_size, torch.bfloat16)
         for width in ROW_WIDTHS if arch >= FP8_ARCH else ():
             row_codes(torch.empty(TOKENS, width, dtype=torch.bfloat16))
     return launches
@@ -123,17 +125,17 @@ def compile_experts(arch: int) -> list[dry_run.Launch]:
 
 def _compile_quantized_experts(rows_of_expert: int, kind: str, group_size: int) -> None:
     rows = torch.empty(2 * rows_of_expert, _INPUTS, dtype=torch.bfloat16)
-    codes, scales, zeros = _quantized(kind, group_size, 2)
+    codes, scales, zeros = _quantized(kind, group_size, _INPUTS, 2)
     ends = torch.zeros(2, dtype=torch.int32)
     grouped_quantized_linear(rows, codes, scales, zeros, ends, kind, group_size)
 
 
 def _quantized(
-    kind: str, group_size: int, *num_experts: int
+    kind: str, group_size: int, num_inputs: int, *num_experts: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return uninitialized codes, scales and zero points."""
-    group_shape = (*num_experts, _INPUTS // group_size, _OUTPUTS)
-    codes = torch.empty(*num_experts, _OUTPUTS, _INPUTS // PER_BYTE[kind], dtype=torch.uint8)
+    group_shape = (*num_experts, num_inputs // group_size, _OUTPUTS)
+    codes = torch.empty(*num_experts, _OUTPUTS, num_inputs // PER_BYTE[kind], dtype=torch.uint8)
     scales = torch.empty(group_shape, dtype=torch.uint8 if kind == "fp4" else torch.float32)
     zeros = torch.empty(group_shape, dtype=torch.uint8) if kind.startswith("int") else None
     return codes, scales, zeros
