@@ -107,8 +107,7 @@ def _run(
         model = loaded.model
         assert model is not None, "only a packed model runs on several ranks"
         parts = build_parts(loaded.resolved, model, phases, group)
-    columns = model.shared_columns(parts.passes.model_time)
-    follower = Follower(parts.passes, columns, group, parts.features)
+    follower = Follower(parts.passes, parts.columns, group, parts.features)
     decode = msgspec.msgpack.Decoder[AnyOrder](AnyOrder).decode
     while True:
         follower.run(decode(receive()))

@@ -43,6 +43,10 @@ class Shard:
     def is_whole(self) -> bool:
         return self.size == 1
 
+    def part(self, count: int) -> range:
+        """Return the rank's part of `count` things. Parts differ by at most one."""
+        return _share(count, self.rank, self.size)
+
     def columns(self, width: int) -> range:
         """Return the rank's share of `width` features.
 

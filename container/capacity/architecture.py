@@ -137,11 +137,14 @@ def _rotated_dims(config: Config, dim: int) -> int:
     return 2 * int(given.get("partial_rotary_factor", 1.0) * dim // 2)
 
 
-def states(config: Config) -> tuple[LayerState, ...]:
-    """Return the states of the layers that keep one, as the engine's `DecoderSpec.states`."""
+def states(config: Config, num_parts: int = 1) -> tuple[LayerState, ...]:
+    """Return the states of the layers that keep one, as the engine's `DecoderSpec.states`.
+
+    Raises as `layer_states` does.
+    """
     if config.get("model_type") not in KINDS:
         return ()
-    return tuple(state for state in layer_states(config) if state)
+    return tuple(state for state in layer_states(config, num_parts) if state)
 
 
 def unfreed_shapes(config: Config, shapes: tuple[LayerShape, ...]) -> tuple[LayerShape, ...]:

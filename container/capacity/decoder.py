@@ -62,6 +62,8 @@ class Decoder:
     """What each layer keeps of a token."""
     unfreed_shapes: tuple[LayerShape, ...]
     """The same, if each layer kept K and V of all heads and of all tokens."""
+    settings: Mapping[str, Any]
+    """Those of `text_settings`."""
     states: tuple[LayerState, ...] = ()
     """Of the layers that keep a state."""
 
@@ -205,6 +207,7 @@ def _decoder(
         is_counted=counted is not None,
         shapes=shapes,
         unfreed_shapes=unfreed_shapes(text, shapes),
+        settings=text,
         states=states(text),
     )
 

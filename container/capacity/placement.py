@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from container.capacity.architecture import states
 from container.capacity.decoder import Decoder
 from container.capacity.instances import Instance
 from core.configuration.kv_layout import LayerShape, even_divisions
@@ -44,7 +45,7 @@ class Placement:
         """Return how the decoder could be divided further; '' if it cannot."""
         layout = self.layout
         most = len(layout.gpus) // layout.num_copies
-        if layout.num_local_ranks == most or self.part.states:
+        if layout.num_local_ranks == most:
             return ""
         return (
             f"; option.tensor_parallel_degree={most * layout.num_nodes} splits the model over the "
@@ -57,7 +58,8 @@ def place(decoder: Decoder, instance: Instance, options: Options) -> Placement:
 
     Logits are gathered, so each part has the whole vocabulary.
 
-    Raises what `lay_out` raises, and ConfigurationError if ranks cannot divide the heads.
+    Raises what `lay_out` and `states` raise, and ConfigurationError if ranks cannot divide the
+    heads.
     """
     gpus = [str(number) for number in range(instance.num_gpus)]
     layout = lay_out(options, gpus, num_cores=1, place=instance.name)
@@ -66,11 +68,6 @@ def place(decoder: Decoder, instance: Instance, options: Options) -> Placement:
         raise ConfigurationError(
             f"option.tensor_parallel_degree={ranks}: {decoder.name} has {decoder.num_heads} "
             "attention heads"
-        )
-    if decoder.states and ranks > 1:
-        raise ConfigurationError(
-            f"option.tensor_parallel_degree={ranks}: {decoder.name} has layers that keep a state, "
-            "and runs on one rank"
         )
     fitting = even_divisions(decoder.num_heads, (shape.num_kv_heads for shape in decoder.shapes))
     if ranks not in fitting:
@@ -88,6 +85,7 @@ def place(decoder: Decoder, instance: Instance, options: Options) -> Placement:
         intermediate_size=-(-decoder.intermediate_size // ranks),
         num_parameters=-(-decoder.num_parameters // ranks),
         weights_bytes=-(-decoder.weights_bytes // ranks),
+        states=states(decoder.settings, ranks),
     )
     return Placement(layout, part)
 

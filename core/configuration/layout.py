@@ -165,6 +165,19 @@ def num_ranks(degree: str | None, num_gpus: int, place: str, nodes: int = 1) -> 
     return int(degree)
 
 
+def equal_part(count: int, num_ranks: int, what: str) -> int:
+    """Return how many of `count` things each rank has. what: the things, for the error.
+
+    Raises ConfigurationError if the ranks cannot have equally many.
+    """
+    if count % num_ranks:
+        raise ConfigurationError(
+            f"option.tensor_parallel_degree={num_ranks}: the ranks cannot divide the model's "
+            f"{count} {what} equally; use a divisor of {count}"
+        )
+    return count // num_ranks
+
+
 def extent(facts: Facts, num_copies: int) -> str:
     """Return how many copies there are, and of how many ranks each."""
     return f"{quantity(num_copies, 'copy', 'copies')} x {quantity(facts.num_ranks, 'rank')}"

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
+
+from core.configuration.layout import equal_part
 
 ALIGNMENT = 64
 """Each tensor begins at a multiple of so many bytes."""
@@ -58,12 +60,13 @@ def slot_bytes(layers: Sequence[LayerState], itemsize: int) -> int:
     return size
 
 
-def layer_states(config: Mapping[str, Any]) -> list[LayerState]:
-    """Return each layer's state, () for layers without one.
+def layer_states(config: Mapping[str, Any], num_parts: int = 1) -> list[LayerState]:
+    """Return what each layer keeps in one of `num_parts` processes, () for layers without a state.
 
-    config: of a model type in KINDS, with every setting that transformers' class has.
+    config: of a model type in KINDS, with every setting that transformers' class has. Raises
+    ConfigurationError if the processes cannot have equal parts.
     """
-    state = KINDS[config["model_type"]](config)
+    state = KINDS[config["model_type"]](config, num_parts)
     return [state if kind in WITH_STATE else () for kind in layer_types(config)]
 
 
@@ -86,28 +89,50 @@ def layer_types(config: Mapping[str, Any]) -> list[str]:
     return ["full_attention" if index in with_attention else other for index in layers]
 
 
-def _short_convolution(config: Mapping[str, Any]) -> LayerState:
-    return (_tail(config["conv_L_cache"], config["hidden_size"]),)
+class Mamba2Sizes(NamedTuple):
+    """The sizes of a whole Mamba-2 layer."""
+
+    heads: int
+    dim: int
+    """Of a head."""
+    size: int
+    """Of a head's state for each of its dims."""
+    groups: int
+    num_taps: int
 
 
-def _delta_net(config: Mapping[str, Any]) -> LayerState:
-    heads, key_dim = config["linear_num_value_heads"], config["linear_key_head_dim"]
+def mamba2_sizes(config: Mapping[str, Any]) -> Mamba2Sizes:
+    if config["model_type"] == "nemotron_h":
+        names = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel")
+        return Mamba2Sizes(*(config[name] for name in names))
+    heads, size = config["mamba_n_heads"], config["mamba_d_state"]
+    inner = config.get("mamba_d_ssm") or config["mamba_expand"] * config["hidden_size"]
+    return Mamba2Sizes(
+        heads, inner // heads, size, config["mamba_n_groups"], config["mamba_d_conv"]
+    )
+
+
+def _short_convolution(config: Mapping[str, Any], num_parts: int) -> LayerState:
+    width = equal_part(config["hidden_size"], num_parts, "channels of convolutions")
+    return (_tail(config["conv_L_cache"], width),)
+
+
+def _delta_net(config: Mapping[str, Any], num_parts: int) -> LayerState:
+    key_heads = equal_part(config["linear_num_key_heads"], num_parts, "key heads of delta nets")
+    heads, key_dim = config["linear_num_value_heads"] // num_parts, config["linear_key_head_dim"]
     value_dim = config["linear_value_head_dim"]
-    num_channels = 2 * config["linear_num_key_heads"] * key_dim + heads * value_dim
+    num_channels = 2 * key_heads * key_dim + heads * value_dim
     matrices = StateShape((heads, key_dim, value_dim), is_fp32=True)
     return _tail(config["linear_conv_kernel_dim"], num_channels), matrices
 
 
-def _mamba2(config: Mapping[str, Any]) -> LayerState:
-    if config["model_type"] == "nemotron_h":
-        heads, dim = config["mamba_num_heads"], config["mamba_head_dim"]
-        size, groups, taps = config["ssm_state_size"], config["n_groups"], config["conv_kernel"]
-    else:
-        heads, size = config["mamba_n_heads"], config["mamba_d_state"]
-        inner = config.get("mamba_d_ssm") or config["mamba_expand"] * config["hidden_size"]
-        dim, groups, taps = inner // heads, config["mamba_n_groups"], config["mamba_d_conv"]
+def _mamba2(config: Mapping[str, Any], num_parts: int) -> LayerState:
+    heads, dim, size, groups, num_taps = mamba2_sizes(config)
+    # If there are fewer groups than parts, several parts have heads of the same group.
+    groups = equal_part(groups, num_parts, "groups of Mamba heads") if num_parts % groups else 1
+    heads = equal_part(heads, num_parts, "Mamba heads")
     matrices = StateShape((heads, size, dim), is_fp32=True)
-    return _tail(taps, heads * dim + 2 * groups * size), matrices
+    return _tail(num_taps, heads * dim + 2 * groups * size), matrices
 
 
 def _tail(num_taps: int, num_channels: int) -> StateShape:
@@ -115,7 +140,7 @@ def _tail(num_taps: int, num_channels: int) -> StateShape:
     return StateShape((num_taps - 1, num_channels), is_fp32=False)
 
 
-KINDS: Mapping[str, Callable[[Mapping[str, Any]], LayerState]] = {
+KINDS: Mapping[str, Callable[[Mapping[str, Any], int], LayerState]] = {
     "lfm2": _short_convolution,
     "lfm2_moe": _short_convolution,
     "granitemoehybrid": _mamba2,
@@ -126,4 +151,4 @@ KINDS: Mapping[str, Callable[[Mapping[str, Any]], LayerState]] = {
     "qwen3_5_text": _delta_net,
     "qwen3_5_moe_text": _delta_net,
 }
-"""The state of a layer, by model type."""
+"""The state of a layer, or one of several equal parts of it, by model type."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,7 @@ from engine.sampling.sampler import Sampler
 from engine.scores.column import ScoreColumn
 from engine.staging import Staging
 from engine.step.beam_candidates import NOT_WITH_STATES, BeamColumn
-from engine.step.column import Column
+from engine.step.column import Column, PerTokenColumn, RepeatableColumn
 from engine.step.packed_executor import PackedExecutor
 from engine.step.passes import Passes, Runner
 from strategies.factory import make_strategy
@@ -49,7 +49,8 @@ class PackedParts:
     """What runs a packed model's steps, besides the model."""
 
     capacity: Capacity
-    beside: Beside
+    columns: Sequence[PerTokenColumn | RepeatableColumn]
+    """Those in which all processes of the group take part."""
     passes: Passes
     features: tuple[SharedFeature, ...]
     """Those with weights of their own."""
@@ -82,8 +83,7 @@ def build_packed(
     columns: list[Column] = [
         ScoreColumn(model.device),
         BeamColumn(),
-        *model.shared_columns(parts.passes.model_time),
-        *parts.beside.columns(),
+        *parts.columns,
     ]
     speculative: Speculative | None = None
     if resolved.speculation is not None:
@@ -155,7 +155,7 @@ def build_parts(
     if model.states:
         from engine.memory.state_room import StateRoom
 
-        beside = StateRoom(model, resolved)
+        beside = StateRoom(model, resolved, group)
         model.unavailable.update(NOT_WITH_STATES)
     beside.bytes_per_block = bytes_beside_block
     capacity = measure(resolved, model, group, beside)
@@ -190,10 +190,11 @@ def build_parts(
     notes += _notes_on_bits(
         model, backend, group, beside.why_bits_vary, is_promised=resolved.source.is_batch_invariant
     )
+    passes = Passes(model, cache, backend, graphs)
     return PackedParts(
         capacity=capacity,
-        beside=beside,
-        passes=Passes(model, cache, backend, graphs),
+        columns=(*model.shared_columns(passes.model_time), *beside.columns()),
+        passes=passes,
         features=features,
         notes=notes,
     )

@@ -42,16 +42,14 @@ def load_own_decoder(
     ConfigurationError if a tensor is missing, unused, of the wrong shape or unreadable, or if the
     model cannot be split over the group.
     """
-    spec = read_spec(source.config, max_length)
+    group = group or Group(source.device)
+    spec = read_spec(source.config, max_length, group.size)
     method = source.quantization
     if source.is_dummy and method is not None:
         raise ConfigurationError(
             f"option.load_format=dummy: random weights cannot have quant_method={method}; use a "
             "config.json without quantization_config, and set option.quantize"
         )
-    group = group or Group(source.device)
-    if spec.states:
-        group.require_one(f"a model whose layers keep a state ({spec.model_type})")
     try:
         _check(source, spec, group)
     finally:

@@ -22,7 +22,7 @@ from engine.loading.packed_model import Encoder, PackedModel
 from engine.memory.largest_step import ScratchBytes, peak_bytes, run_forward, run_step
 from engine.resolve import Capacity, MachineShare, Resolved
 from engine.step.block_tables import table_bytes
-from engine.step.column import Column
+from engine.step.column import RepeatableColumn
 
 if TYPE_CHECKING:
     from engine.attention.states import StatePool
@@ -76,8 +76,8 @@ class Beside:
         """Allocate the memory that was taken."""
         return None
 
-    def columns(self) -> Sequence[Column]:
-        """Return the columns that every step has."""
+    def columns(self) -> Sequence[RepeatableColumn]:
+        """Return the columns that every step has, in all processes that share the model."""
         return ()
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from core.configuration.batching import checkpoint_limit
 from core.states.layout import slot_bytes
 from engine.attention.states import StatePool
+from engine.group import Group
 from engine.loading.packed_model import PackedModel
 from engine.memory.capacity import Beside
 from engine.model.mixers.mamba2 import clamps_prompts
 from engine.resolve import Resolved
-from engine.step.column import Column
+from engine.step.column import RepeatableColumn
 from engine.step.state_column import StateColumn
 
 MIB = 2**20
@@ -26,8 +27,8 @@ class StateRoom(Beside):
     why_no_graphs = "the model keeps states of sequences"
     why_bits_vary = "states are computed in tiles, which begin where a chunk does"
 
-    def __init__(self, model: PackedModel, resolved: Resolved) -> None:
-        self._model = model
+    def __init__(self, model: PackedModel, resolved: Resolved, group: Group) -> None:
+        self._model, self._group = model, group
         self._max_sequences = resolved.limits.max_sequences
         num_spare = 0
         if resolved.speculation is not None:  # drafts are taken back
@@ -71,14 +72,17 @@ class StateRoom(Beside):
         return f"{size} more for {self.num_checkpoints} checkpoints of cached prefixes"
 
     def take(self, num_bytes: int) -> int:
-        self._keep(self._slots.within(num_bytes // 2))
-        each, taken = self._slots.bytes_each, self._slots.num_bytes
+        slots, lowest = self._slots.within(num_bytes // 2), self._group.lowest
+        num_sequences, num_spare = lowest(slots.num_sequences), lowest(slots.num_spare)
+        self._keep(_Slots(slots.bytes_each, num_sequences, num_spare))
+        each, taken = slots.bytes_each, self._slots.num_bytes
         most = max(0, num_bytes // 2 - taken) // each
-        self.num_checkpoints = min(self.num_checkpoints, most)
+        self.num_checkpoints = lowest(min(self.num_checkpoints, most))
         return num_bytes - taken - self.num_checkpoints * each
 
     def take_swap(self, num_bytes: int) -> int:
-        self.num_swap_states = self._slots.within(num_bytes // 2, least=0).num_sequences
+        slots = self._slots.within(num_bytes // 2, least=0)
+        self.num_swap_states = self._group.lowest(slots.num_sequences)
         return num_bytes - self.num_swap_states * self._slots.bytes_each
 
     def pool(self) -> StatePool:
@@ -86,7 +90,7 @@ class StateRoom(Beside):
         num_slots = self.num_states + self.num_checkpoints
         return StatePool(model.states, num_slots, model.dtype, model.device, self.num_swap_states)
 
-    def columns(self) -> Sequence[Column]:
+    def columns(self) -> Sequence[RepeatableColumn]:
         return (StateColumn(),)
 
 

@@ -29,10 +29,10 @@ def qkv_sources(
     is_whole = len(heads.queries) == spec.num_heads
     if family.gates_attention:
         by_head = torch.arange(2 * counts[0] * dim).view(counts[0], 2, dim)
+        by_head = by_head[heads.queries.start : heads.queries.stop]
         rows = by_head.flip(1).transpose(0, 1).flatten()  # all gates, then all queries
-        keys = [
-            Source(name, count * dim) for name, count in zip(names[1:], counts[1:], strict=True)
-        ]
+        own_keys = None if is_whole else _rows(heads.keys, dim)
+        keys = [Source(name, counts[1] * dim, own_keys) for name in names[1:]]
         return [Source(names[0], 2 * counts[0] * dim, rows), *keys]
     if len(names) == 1:
         starts = (0, counts[0], counts[0] + counts[1])

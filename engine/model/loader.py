@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.group import After, Group
@@ -91,13 +92,19 @@ class Loader:
         self.count(placed.nbytes, placed.numel())
         return placed
 
-    def fp32(self, name: str, size: int) -> Tensor:
-        """Load `size` numbers in fp32, [size], whatever the dtype of the computation."""
+    def fp32(self, name: str, size: int, part: range | None = None) -> Tensor:
+        """Load `size` numbers in fp32, [size], whatever the dtype of the computation.
+
+        part: those of this process; None: all.
+        """
         stored = self.checkpoint.take_stored(name)
         if stored.numel() != size:
             raise self.checkpoint.error(name, f"has shape {list(stored.shape)}, not {[size]}")
-        placed = torch.empty(size, device=self.device).copy_(stored.flatten())
-        self.count(placed.nbytes, size)
+        numbers = stored.flatten()
+        if part is not None:
+            numbers = numbers[part.start : part.stop]
+        placed = torch.empty(len(numbers), device=self.device).copy_(numbers)
+        self.count(placed.nbytes, len(numbers))
         return placed
 
     def count(self, num_bytes: int, num_weights: int) -> None:
@@ -217,17 +224,31 @@ class Loader:
         return RMSNorm(weight, eps, kind, self.elementwise)
 
     def split_norm(
-        self, name: str, width: int, columns: range, num_holders: int, kind: NormKind, eps: float
+        self,
+        name: str,
+        width: int,
+        columns: range,
+        num_holders: int,
+        kind: NormKind,
+        eps: float,
+        num_groups: int = 1,
     ) -> Norm:
         """Load an RMSNorm of rows [T, width]. columns: those of this process.
 
-        num_holders: how many processes have each of these columns.
+        num_holders: how many processes have each of these columns. num_groups: groups of columns,
+        each normalized by itself; this process has columns of one.
         """
         weight = self.tensor(f"{name}.weight", width)[columns.start : columns.stop]
-        group = self.group
-        return SplitRMSNorm(
-            weight, eps, kind, lambda squares: group.sum(squares / num_holders) / width
-        )
+        group, group_width = self.group, width // num_groups
+        own = columns.start // group_width
+        is_own = F.one_hot(torch.tensor(own), num_groups).to(self.device)
+
+        def mean_square(squares: Tensor) -> Tensor:
+            if num_groups > 1:
+                squares = squares * is_own
+            return group.sum(squares / num_holders)[:, own, None] / group_width
+
+        return SplitRMSNorm(weight, eps, kind, mean_square)
 
     def is_quantized(self, name: str) -> bool:
         """Whether the checkpoint's layer `name` is quantized."""

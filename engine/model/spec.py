@@ -51,7 +51,7 @@ class LayerSpec:
     """Dims of a head that K and V share in the KV cache: those that are not rotated, if K is folded
     into V."""
     state: LayerState = ()
-    """The state that it keeps; () without one."""
+    """The state that it keeps, or this process's part of it; () without one."""
     has_attention: bool = True
 
 
@@ -183,11 +183,12 @@ def is_long(parameters: Mapping[str, Any], max_length: int) -> bool:
     return max_length > parameters["original_max_position_embeddings"]
 
 
-def read_spec(config: PreTrainedConfig, max_length: int) -> DecoderSpec:
+def read_spec(config: PreTrainedConfig, max_length: int, num_parts: int = 1) -> DecoderSpec:
     """Return the spec of a config's model. max_length: maximum tokens of a sequence.
 
     Raises UnsupportedModelError if FAMILIES has no such model type or the config uses a setting
-    that the decoder does not support.
+    that the decoder does not support, and ConfigurationError if states cannot be split into
+    `num_parts` equal parts.
     """
     family = FAMILIES.get(config.model_type)
     if family is None:
@@ -214,7 +215,7 @@ def read_spec(config: PreTrainedConfig, max_length: int) -> DecoderSpec:
         rotates_pairs=family.rotary == "pairs" and getattr(given, "rope_interleave", True),
         norm_eps=_first(given, EPS_NAMES) or TORCH_LAYER_NORM_EPS,
         activation=_first(given, ACTIVATION_NAMES) or DEFAULT_ACTIVATION,
-        layers=_layers(given, family, latent),
+        layers=_layers(given, family, latent, num_parts),
         ropes=_ropes(given) if _has_rotary(given, family) else {},
         query_scaling=_query_scaling(given, max_length) if family.scales_queries else None,
         softcap=getattr(given, "attn_logit_softcapping", None),
@@ -273,7 +274,9 @@ def _check_supported(config: Any) -> None:
             raise UnsupportedModelError(reason)
 
 
-def _layers(config: Any, family: Family, latent: LatentSizes | None) -> tuple[LayerSpec, ...]:
+def _layers(
+    config: Any, family: Family, latent: LatentSizes | None, num_parts: int
+) -> tuple[LayerSpec, ...]:
     layers = tuple(
         _layer(_settings(config, index), family, latent, index)
         for index in range(config.num_hidden_layers)
@@ -282,7 +285,8 @@ def _layers(config: Any, family: Family, latent: LatentSizes | None) -> tuple[La
         return layers
     from core.states.layout import WITH_ATTENTION, layer_states
 
-    states = layer_states({**config.to_dict(), "layer_types": config.layer_types})
+    given = {**config.to_dict(), "layer_types": config.layer_types}
+    states = layer_states(given, num_parts)
     return tuple(
         replace(layer, state=state, has_attention=kind in WITH_ATTENTION)
         for layer, state, kind in zip(layers, states, config.layer_types, strict=True)

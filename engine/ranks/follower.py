@@ -24,7 +24,7 @@ class Follower:
         group: RankGroup,
         features: Sequence[SharedFeature],
     ) -> None:
-        """columns: `PackedModel.shared_columns`. features: those with weights."""
+        """columns: those in which all ranks take part. features: those with weights."""
         self._passes = passes
         self._columns = columns
         self._group = group

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from engine.attention.call import PagedAttention, UnsupportedModelError
 from engine.model.families import RMS
+from engine.model.heads import elements_of
 from engine.model.loader import Loader, Source
-from engine.model.mixers.mixer import Mixer, load_taps, make_softplus
+from engine.model.mixers.mixer import Mixer, load_taps, make_softplus, rows_of
 from engine.model.rotary import StepAngles
 from engine.model.spec import DecoderSpec
+from engine.shard import Shard
 
 
 class DeltaNet(Mixer):
@@ -35,12 +37,17 @@ class DeltaNet(Mixer):
         key_width = (inner - value_width) // 2
         self._parts = (inner, value_width, heads, heads)
         self._qkv = (key_width, key_width, value_width)
-        sources = _sources(spec, name, key_width // self._key_dim, self._parts)
-        self.inner = loader.linear(sources, spec.hidden_size)
-        self.out = loader.linear([Source(f"{name}.out_proj", spec.hidden_size)], value_width)
-        self._taps, self._bias = load_taps(loader, f"{name}.conv1d", state)
-        self._scale = -loader.fp32(f"{name}.A_log", heads).exp()
-        self._offset = loader.fp32(f"{name}.dt_bias", heads)
+        part = _Part(config, loader.shard)
+        self.inner = loader.linear(part.sources(name), spec.hidden_size)
+        self.out = loader.linear(
+            [Source(f"{name}.out_proj", spec.hidden_size)],
+            part.value_width,
+            columns=elements_of(part.values, self._value_dim),
+        )
+        taps = load_taps(loader, f"{name}.conv1d", state, sum(part.widths), part.channels)
+        self._taps, self._bias = taps
+        self._scale = -loader.fp32(f"{name}.A_log", part.num_values, part.values).exp()
+        self._offset = loader.fp32(f"{name}.dt_bias", part.num_values, part.values)
         self._norm = loader.norm(f"{name}.norm", (self._value_dim,), RMS, spec.norm_eps)
         self._sigmoid, self._gated = loader.elementwise.sigmoid, loader.elementwise.gated_activation
         self._softplus = make_softplus(loader.device)
@@ -71,19 +78,53 @@ class DeltaNet(Mixer):
         return self.out(self._gated(both, "silu").view(len(value), self._qkv[2]))
 
 
-def _sources(
-    spec: DecoderSpec, name: str, num_key_heads: int, parts: tuple[int, ...]
-) -> list[Source]:
-    """Return the weights of q, k, v | z | b | a, which Qwen3-Next stores by key head."""
-    if spec.model_type != "qwen3_next":
-        names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-        return [Source(f"{name}.{part}", size) for part, size in zip(names, parts, strict=True)]
-    inner, value_width, heads, _ = parts
-    width, share = inner + value_width, heads // num_key_heads
-    key_dim, own = (inner - value_width) // (2 * num_key_heads), value_width // num_key_heads
-    wide = torch.arange(width).view(num_key_heads, -1).split([key_dim, key_dim, own, own], 1)
-    narrow = torch.arange(2 * heads).view(num_key_heads, -1).split([share, share], 1)
-    return [
-        Source(f"{name}.in_proj_qkvz", width, torch.cat([part.flatten() for part in wide])),
-        Source(f"{name}.in_proj_ba", 2 * heads, torch.cat([part.flatten() for part in narrow])),
-    ]
+class _Part:
+    """This process's heads: some key heads, each with its value heads."""
+
+    def __init__(self, config: Any, shard: Shard) -> None:
+        self._config = config
+        self._num_keys, self.num_values = config.linear_num_key_heads, config.linear_num_value_heads
+        self._key_dim = config.linear_key_head_dim
+        self._share = self.num_values // self._num_keys
+        self._keys = shard.part(self._num_keys)
+        self.values = range(self._keys.start * self._share, self._keys.stop * self._share)
+        key_width = self._num_keys * self._key_dim
+        self.value_width = self.num_values * config.linear_value_head_dim
+        self.widths = (key_width, key_width, self.value_width)
+        """Of q, k and v in the checkpoint."""
+        keys = elements_of(self._keys, self._key_dim)
+        self._value_elements = elements_of(self.values, config.linear_value_head_dim)
+        self.channels = rows_of(self.widths, (keys, keys, self._value_elements))
+        """Of q, k and v, [C] int64; None: all."""
+
+    def sources(self, name: str) -> list[Source]:
+        """Return the weights of q, k, v | z | b | a, which Qwen3-Next stores by key head."""
+        if self._config.model_type == "qwen3_next":
+            return self._sources_by_head(name)
+        gates = rows_of((self.value_width,), (self._value_elements,))
+        heads = rows_of((self.num_values,), (self.values,))
+        return [
+            Source(f"{name}.in_proj_qkv", sum(self.widths), self.channels),
+            Source(f"{name}.in_proj_z", self.value_width, gates),
+            Source(f"{name}.in_proj_b", self.num_values, heads),
+            Source(f"{name}.in_proj_a", self.num_values, heads),
+        ]
+
+    def _sources_by_head(self, name: str) -> list[Source]:
+        width, share = sum(self.widths) + self.value_width, self._share
+        key_dim, own = self._key_dim, share * self._config.linear_value_head_dim
+        held = slice(self._keys.start, self._keys.stop)
+        wide = (
+            torch.arange(width)
+            .view(self._num_keys, -1)[held]
+            .split([key_dim, key_dim, own, own], 1)
+        )
+        narrow = torch.arange(2 * self.num_values).view(self._num_keys, -1)[held].split(share, 1)
+        return [
+            Source(f"{name}.in_proj_qkvz", width, torch.cat([part.flatten() for part in wide])),
+            Source(
+                f"{name}.in_proj_ba",
+                2 * self.num_values,
+                torch.cat([part.flatten() for part in narrow]),
+            ),
+        ]

@@ -10,18 +10,22 @@ Falcon-H1 norms before it multiplies by silu(z), or has no norm.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from core.states.layout import Mamba2Sizes, mamba2_sizes
 from engine.attention.call import PagedAttention, UnsupportedModelError
 from engine.model.families import RMS
+from engine.model.heads import elements_of
 from engine.model.loader import Loader, Source
-from engine.model.mixers.mixer import Mixer, load_taps, make_softplus
-from engine.model.norms import RMSNorm
+from engine.model.mixers.mixer import Mixer, load_taps, make_softplus, rows_of
+from engine.model.norms import Norm, RMSNorm
 from engine.model.rotary import StepAngles
 from engine.model.spec import DecoderSpec
+from engine.shard import Shard
 
 
 class Mamba2(Mixer):
@@ -41,21 +45,23 @@ class Mamba2(Mixer):
         inner, convolved = heads * self._dim, state[0].dims[1]
         outer = (convolved - inner) // 2
         self._parts, self._xbc = (inner, convolved, heads), (inner, outer, outer)
-        total = Source(f"{name}.in_proj", sum(self._parts))
-        self.inner = loader.linear([total], spec.hidden_size)
-        self.out = loader.linear([Source(f"{name}.out_proj", spec.hidden_size)], inner)
-        self._taps, self._bias = load_taps(loader, f"{name}.conv1d", state)
-        self._scale = -loader.fp32(f"{name}.A_log", heads).exp()
-        self._offset = loader.fp32(f"{name}.dt_bias", heads)
-        self._skip = loader.fp32(f"{name}.D", heads)
+        part = _Part(mamba2_sizes(config.to_dict()), loader.shard)
+        in_proj = Source(f"{name}.in_proj", sum(part.projected), part.rows)
+        self.inner = loader.linear([in_proj], spec.hidden_size)
+        self.out = loader.linear(
+            [Source(f"{name}.out_proj", spec.hidden_size)], part.inner, columns=part.columns
+        )
+        taps = load_taps(loader, f"{name}.conv1d", state, sum(part.convolved), part.channels)
+        self._taps, self._bias = taps
+        self._scale = -loader.fp32(f"{name}.A_log", part.heads, part.own_heads).exp()
+        self._offset = loader.fp32(f"{name}.dt_bias", part.heads, part.own_heads)
+        self._skip = loader.fp32(f"{name}.D", part.heads, part.own_heads)
         self._least, self._most = _time_limits(config)
         self._clamps = clamps_prompts(config)
-        self._group = inner // (outer // self._size)
-        weight = loader.optional(f"{name}.norm.weight", inner)
-        parts = () if weight is None else weight.unflatten(0, (-1, self._group))
-        self._norms = [
-            RMSNorm(part.contiguous(), spec.norm_eps, RMS, loader.elementwise) for part in parts
-        ]
+        self._group = inner // len(part.own_groups)
+        self._norms: Sequence[Norm] = ()
+        if f"{name}.norm.weight" in loader.checkpoint:
+            self._norms = part.norms(loader, f"{name}.norm", spec.norm_eps)
         self._norms_first = getattr(config, "mamba_norm_before_gate", False)
         self._gated = loader.elementwise.gated_activation
         self._softplus = make_softplus(loader.device)
@@ -111,3 +117,34 @@ def _time_limits(config: Any) -> tuple[float, float]:
     if config.model_type == "nemotron_h":
         return config.time_step_min, float("inf")
     return getattr(config, "time_step_limit", None) or (0.0, float("inf"))
+
+
+class _Part:
+    """This process's heads, with the groups whose B and C they read."""
+
+    def __init__(self, sizes: Mamba2Sizes, shard: Shard) -> None:
+        self.heads, self._groups = sizes.heads, sizes.groups
+        self.inner, outer = sizes.heads * sizes.dim, sizes.groups * sizes.size
+        self.own_heads = shard.part(sizes.heads)
+        self.columns = elements_of(self.own_heads, sizes.dim)
+        first = shard.rank * sizes.groups // shard.size
+        self.own_groups = shard.part(sizes.groups) or range(first, first + 1)
+        self._is_of_one_group = sizes.groups < shard.size
+        groups = elements_of(self.own_groups, sizes.size)
+        self.projected = (self.inner, self.inner, outer, outer, sizes.heads)
+        """The widths of z, x, B, C and dt in the checkpoint."""
+        parts = (self.columns, self.columns, groups, groups, self.own_heads)
+        self.rows = rows_of(self.projected, parts)
+        self.convolved = self.projected[1:4]
+        self.channels = rows_of(self.convolved, parts[1:4])
+        """Of x, B and C; None: all."""
+
+    def norms(self, loader: Loader, name: str, eps: float) -> list[Norm]:
+        """Load the norms of this process's groups, or of its part of a group."""
+        if self._is_of_one_group:
+            own = (name, self.inner, self.columns, 1, RMS, eps, self._groups)
+            return [loader.split_norm(*own)]
+        weight = loader.tensor(f"{name}.weight", self.inner)
+        weight = weight[self.columns.start : self.columns.stop]
+        weights = weight.unflatten(0, (len(self.own_groups), -1))
+        return [RMSNorm(part.contiguous(), eps, RMS, loader.elementwise) for part in weights]

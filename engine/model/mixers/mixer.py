@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -43,14 +44,37 @@ class Mixer(ABC):
         raise NoKernelError("it keeps a state")
 
 
-def load_taps(loader: Loader, name: str, state: LayerState) -> tuple[Tensor, Tensor | None]:
+def rows_of(sizes: Sequence[int], parts: Sequence[range]) -> Tensor | None:
+    """Return some rows of each of several matrices, one below the other, int64; None: all rows.
+
+    sizes: rows of the matrices. parts: the rows to take of each.
+    """
+    if all(len(part) == size for size, part in zip(sizes, parts, strict=True)):
+        return None
+    starts = accumulate(sizes, initial=0)
+    rows = [
+        torch.arange(start + part.start, start + part.stop)
+        for start, part in zip(starts, parts, strict=False)
+    ]
+    return torch.cat(rows)
+
+
+def load_taps(
+    loader: Loader, name: str, state: LayerState, width: int, order: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
     """Load a causal convolution whose tails are the first tensor of a layer's state.
 
     Return the taps [taps, C], the one of the token itself last, and the bias [C] or None.
+
+    width: channels in the checkpoint. order: those of this process, [C] int64; None: all.
     """
-    num_kept, width = state[0].dims
+    num_kept = state[0].dims[0]
     taps = loader.tensor(f"{name}.weight", width, 1, num_kept + 1)
-    return taps[:, 0].T.contiguous(), loader.optional(f"{name}.bias", width)
+    bias = loader.optional(f"{name}.bias", width)
+    if order is not None:
+        order = order.to(loader.device)
+        taps, bias = taps[order], None if bias is None else bias[order]
+    return taps[:, 0].T.contiguous(), bias
 
 
 def make_softplus(device: torch.device) -> Callable[[Tensor], Tensor]:

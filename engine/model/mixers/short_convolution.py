@@ -6,7 +6,7 @@ from torch import Tensor
 
 from engine.attention.call import PagedAttention
 from engine.model.loader import Loader, Source
-from engine.model.mixers.mixer import Mixer, load_taps, prepare_convolution
+from engine.model.mixers.mixer import Mixer, load_taps, prepare_convolution, rows_of
 from engine.model.rotary import StepAngles
 from engine.model.spec import DecoderSpec
 from kernels.cpu.step_calls import StepCalls
@@ -18,9 +18,12 @@ class ShortConvolution(Mixer):
     def __init__(self, loader: Loader, spec: DecoderSpec, index: int, name: str) -> None:
         width = spec.hidden_size
         self._index = spec.state_index(index)
-        self.inner = loader.linear([Source(f"{name}.in_proj", 3 * width)], width)
-        self.out = loader.linear([Source(f"{name}.out_proj", width)], width)
-        self._taps, self._bias = load_taps(loader, f"{name}.conv", spec.layers[index].state)
+        part = loader.shard.part(width)
+        order = rows_of((width,) * 3, (part,) * 3)
+        self.inner = loader.linear([Source(f"{name}.in_proj", 3 * width, order)], width)
+        self.out = loader.linear([Source(f"{name}.out_proj", width)], width, columns=part)
+        state, order = spec.layers[index].state, rows_of((width,), (part,))
+        self._taps, self._bias = load_taps(loader, f"{name}.conv", state, width, order)
 
     def __call__(
         self,

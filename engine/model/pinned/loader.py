@@ -51,11 +51,18 @@ class PinnedLoader(QuantizingLoader):
         return pinned(super().format(parts, dtype))
 
     def split_norm(
-        self, name: str, width: int, columns: range, num_holders: int, kind: NormKind, eps: float
+        self,
+        name: str,
+        width: int,
+        columns: range,
+        num_holders: int,
+        kind: NormKind,
+        eps: float,
+        num_groups: int = 1,
     ) -> Norm:
         # The order of torch's sums of squares depends on the number of rows.
         self.group.require_one(f"option.batch_invariant with {name}, a norm of whole rows,")
-        return super().split_norm(name, width, columns, num_holders, kind, eps)
+        return super().split_norm(name, width, columns, num_holders, kind, eps, num_groups)
 
     def _tied_head(self, embedding: Tensor) -> Format:
         return pinned(super()._tied_head(embedding))

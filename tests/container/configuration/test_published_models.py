@@ -72,8 +72,8 @@ def test_states_are_counted_beside_the_layers_with_attention(tmp_path: Path) -> 
         "100 checkpoints of cached prefixes"
     ) in lines
     ranks = make_options({"tensor_parallel_degree": 4})
-    with pytest.raises(ConfigurationError, match="keep a state, and runs on one rank"):
-        place(decoder, find_instance("ml.g5.12xlarge"), ranks)
+    placement = place(decoder, find_instance("ml.g5.12xlarge"), ranks)
+    assert placement.part.state_bytes == decoder.state_bytes // 4
 
 
 def test_ranks_that_cannot_divide_the_heads_of_all_layers_are_refused(tmp_path: Path) -> None:

@@ -5,16 +5,11 @@ from __future__ import annotations
 import itertools
 
 import pytest
-import torch
 
-from core.configuration.options import ExecutionOptions, ModelOptions
 from core.errors import ConfigurationError, RequestError
 from engine import LLM, SamplingParams
-from engine.attention.call import UnsupportedModelError
-from engine.group import Group
-from engine.loading.open_model import make_source, read_config
-from engine.loading.own_decoder import load_own_decoder
-from engine.phases import Phases
+from engine.loading.open_model import read_config
+from engine.model.spec import read_spec
 from strategies.memory.states import StateMemory
 from tests.engine.greedy_answers import NUM_NEW, prompts, tokens
 
@@ -217,12 +212,15 @@ def test_speculation_needs_memory_for_two_states(tiny_model):
             block_size=4, speculative_method="ngram")  # fmt: skip
 
 
-def test_several_ranks_are_refused(tiny_model):
-    class Ranks(Group):
-        def require_one(self, what):
-            raise UnsupportedModelError(what)
-
-    path, cpu = tiny_model("lfm2"), torch.device("cpu")
-    source = make_source(path, read_config(path, False), ModelOptions(), ExecutionOptions(), cpu)
-    with pytest.raises(UnsupportedModelError, match="layers keep a state"):
-        load_own_decoder(source, 64, Phases(), Ranks(cpu))
+@pytest.mark.parametrize(
+    ("architecture", "parts"),
+    [
+        ("lfm2", "32 channels of convolutions"),
+        ("qwen3_next", "2 key heads of delta nets"),
+        ("bamba", "2 groups of Mamba heads"),
+    ],
+)
+def test_ranks_that_cannot_have_equal_parts_are_refused(tiny_model, architecture, parts):
+    config = read_config(tiny_model(architecture), False)
+    with pytest.raises(ConfigurationError, match=f"cannot divide the model's {parts} equally"):
+        read_spec(config, 64, num_parts=3)

@@ -66,8 +66,7 @@ class ThreadFollowers:
         try:
             loaded = load(path, options, CPU, Phases(), group)
             parts = build_parts(loaded.resolved, loaded.model, Phases(), group)
-            columns = loaded.model.shared_columns(parts.passes.model_time)
-            follower = Follower(parts.passes, columns, group, parts.features)
+            follower = Follower(parts.passes, parts.columns, group, parts.features)
             while (message := orders.get()) is not None:
                 follower.run(msgspec.msgpack.decode(message, type=AnyOrder))
         except Exception as error:

@@ -42,6 +42,21 @@ def test_all_strategies(tiny_model, family, size):
             assert (other.strategy.num_preemptions > 0) == (batching == "paged")
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", ["lfm2", "bamba"])
+def test_states_are_split(tiny_model, family):
+    """`paged` swaps them. Bamba's two groups are on two ranks."""
+    path = tiny_model(family)
+    memory = MEMORY["swap"] | {"num_kv_blocks": 12}
+    with ranked_engine(path, 2, **memory, **CHUNKS) as (engine, followers):
+        assert answers(engine, prompts(), GREEDY) == generate(path, eos_token_id=None)
+        moves = [order.moves for order in followers.orders if isinstance(order, Move)]
+        assert any(move.state_swap_ins for move in moves)
+        samples = SamplingParams(n=2, temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
+        first, second, *_ = answers(engine, prompts()[:1], samples)
+        assert first == second == generate(path, eos_token_id=None)[0]
+
+
 REQUESTS = {
     "samples": {"n": 3, "seed": 4, "temperature": 0.9},
     "beams": {"num_beams": 3, "n": 2, "temperature": 0.0},
