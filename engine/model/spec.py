@@ -422,10 +422,10 @@ def _rope(config: Any, family: Family, index: int) -> str | None:
     rotates = getattr(config, "no_rope_layers", None)
     if rotates and not rotates[index]:
         return None
-    has_windows = getattr(config, "sliding_window", None) is not None
-    is_full = has_windows and layer_types[index] != "sliding_attention"
-    if family.rotates_only_windows and is_full and not _is_rotated_prefix(config, index):
-        return None
+    if family.rotates_only_windows and getattr(config, "sliding_window", None) is not None:
+        is_full = layer_types[index] != "sliding_attention"
+        if is_full and not _is_rotated_prefix(config, index):
+            return None
     return layer_types[index] if layer_types and layer_types[index] in _ropes(config) else ""
 
 
