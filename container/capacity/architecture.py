@@ -67,7 +67,7 @@ LATENT_TYPES = {
     "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "mistral4", "youtu",
 }  # fmt: skip
 """Model types whose layers keep a latent, which all heads share, instead of K and V."""
-_LATENT_DIMS = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim")
+LATENT_DIMS = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim")
 _COUNT_NAMES = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _DENSE_NAMES = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
 _SHARED_NAMES = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
@@ -164,8 +164,7 @@ def num_layer_parameters(config: Config, sizes: Mapping[str, int]) -> int:
     """
     hidden, num_layers = sizes["hidden_size"], sizes["num_layers"]
     shared = _attention_parameters(config, sizes) + 2 * hidden
-    width: int = config.get("prefix_dense_intermediate_size") or sizes["intermediate_size"]
-    mlp, experts = 3 * hidden * width, _expert_parameters(config, sizes)
+    mlp, experts = 3 * hidden * dense_width(config, sizes), _expert_parameters(config, sizes)
     num_sparse = sum(has_experts(config, index) for index in range(num_layers))
     num_dense = num_layers if config.get("enable_moe_block") else num_layers - num_sparse
     return num_layers * shared + num_dense * mlp + num_sparse * experts
@@ -217,7 +216,7 @@ def _attention_parameters(config: Config, sizes: Mapping[str, int]) -> int:
     hidden, heads = sizes["hidden_size"], sizes["num_heads"]
     if config.get("model_type") not in LATENT_TYPES:
         return 2 * (heads + sizes["num_kv_heads"]) * sizes["head_dim"] * hidden
-    rank, rope, nope = (config[key] for key in _LATENT_DIMS)
+    rank, rope, nope = (config[key] for key in LATENT_DIMS)
     value, query_rank = config["v_head_dim"], config.get("q_lora_rank")
     queries = heads * (nope + rope)
     query = query_rank * (hidden + 1 + queries) if query_rank else hidden * queries
@@ -228,13 +227,29 @@ def _attention_parameters(config: Config, sizes: Mapping[str, int]) -> int:
 def _expert_parameters(config: Config, sizes: Mapping[str, int]) -> int:
     """Return the parameters of a layer's experts, its shared experts and its router."""
     hidden, count = sizes["hidden_size"], _first(config, _COUNT_NAMES, 0)
-    widths: int | list[int] | None = config.get("moe_intermediate_size")
-    width = (widths[0] if isinstance(widths, list) else widths) or sizes["intermediate_size"]
-    shared: int | None = config.get("shared_expert_intermediate_size")
-    if shared is None:
-        is_hunyuan = config.get("model_type") == "hunyuan_v1_moe"
-        shared = (1 if is_hunyuan else _first(config, _SHARED_NAMES, 0)) * width
+    width, shared = expert_width(config, sizes), shared_width(config, sizes)
     return hidden * (count + 3 * (count * width + shared))
+
+
+def dense_width(config: Config, sizes: Mapping[str, int]) -> int:
+    """Return the intermediate size of layers without experts."""
+    return config.get("prefix_dense_intermediate_size") or sizes["intermediate_size"]
+
+
+def expert_width(config: Config, sizes: Mapping[str, int]) -> int:
+    """Return the intermediate size of an expert."""
+    widths: int | list[int] | None = config.get("moe_intermediate_size")
+    return (widths[0] if isinstance(widths, list) else widths) or sizes["intermediate_size"]
+
+
+def shared_width(config: Config, sizes: Mapping[str, int]) -> int:
+    """Return the intermediate size of a layer's shared experts together; 0 if there are none."""
+    shared: int | None = config.get("shared_expert_intermediate_size")
+    if shared is not None:
+        return shared
+    is_hunyuan = config.get("model_type") == "hunyuan_v1_moe"
+    count = 1 if is_hunyuan else _first(config, _SHARED_NAMES, 0)
+    return count * expert_width(config, sizes)
 
 
 def _first(config: Config, names: tuple[str, ...], default: int) -> int:

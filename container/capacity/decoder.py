@@ -19,6 +19,7 @@ from container.capacity.architecture import (
     text_settings,
     unfreed_shapes,
 )
+from container.capacity.widths import Width, activations, linears
 from core.configuration.hub import require_network
 from core.configuration.kv_layout import LayerShape
 from core.configuration.options import Options
@@ -56,7 +57,7 @@ class Decoder:
     """How the weights are stored: the dtype, option.quantize, or the checkpoint's quant_method."""
     is_counted: bool
     """True if weights_bytes follows from the weights' headers. Otherwise it was computed from the
-    config, assuming Llama's architecture."""
+    config."""
 
     shapes: tuple[LayerShape, ...]
     """What each layer keeps of a token."""
@@ -64,6 +65,10 @@ class Decoder:
     """The same, if each layer kept K and V of all heads and of all tokens."""
     settings: Mapping[str, Any]
     """Those of `text_settings`."""
+    activations: tuple[Width, ...]
+    """What a token takes in each part of a layer."""
+    linears: Width
+    """Inputs and outputs of all linear layers but those of routed experts, added up."""
     states: tuple[LayerState, ...] = ()
     """Of the layers that keep a state."""
 
@@ -73,12 +78,14 @@ class Decoder:
         return slot_bytes(self.states, DTYPE_BYTES[self.dtype])
 
     @property
+    def activation_width(self) -> int:
+        """Elements that a token takes in the widest part of a layer."""
+        return max(width.share(1).whole for width in self.activations)
+
+    @property
     def linear_width(self) -> int:
-        """Inputs and outputs of all linear layers, added up, for Llama's architecture."""
-        hidden, inner = self.hidden_size, self.intermediate_size
-        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        layer = 2 * (hidden + queries) + 2 * (hidden + keys) + 3 * (hidden + inner)
-        return self.num_layers * layer
+        """Inputs and outputs of all linear layers but those of routed experts, added up."""
+        return self.linears.share(1).whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +215,8 @@ def _decoder(
         shapes=shapes,
         unfreed_shapes=unfreed_shapes(text, shapes),
         settings=text,
+        activations=activations(text, sizes),
+        linears=linears(text, sizes, shapes),
         states=states(text),
     )
 

@@ -201,7 +201,7 @@ def loaded_bytes(decoder: Decoder, options: Options) -> int:
 
 
 def reserved_bytes(decoder: Decoder, options: Options) -> dict[Reserved, int]:
-    """Return the bytes that options reserve, for linear layers of Llama's shapes."""
+    """Return the bytes that options reserve."""
     reserved = options.reserved(decoder.linear_width)
     return {item: item.num_elements * DTYPE_BYTES[decoder.dtype] for item in reserved}
 
@@ -233,9 +233,8 @@ def _graph_bytes(decoder: Decoder, size: StepSize) -> int:
 
 
 def _layer_bytes(decoder: Decoder, num_tokens: int) -> int:
-    """Return the activations of one layer: residual, norm and gated MLP."""
-    rows = 2 * decoder.hidden_size + 3 * decoder.intermediate_size
-    return num_tokens * rows * DTYPE_BYTES[decoder.dtype]
+    """Return the activations of one layer: residual, norm and the widest part."""
+    return num_tokens * decoder.activation_width * DTYPE_BYTES[decoder.dtype]
 
 
 def kv_itemsize(decoder: Decoder, options: Options) -> int:

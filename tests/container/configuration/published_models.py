@@ -6,6 +6,7 @@ from typing import Any
 
 DEEPSEEK = {
     "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+    "num_experts_per_tok": 8,
     "num_hidden_layers": 61, "n_shared_experts": 1, "kv_lora_rank": 512, "q_lora_rank": 1536,
     "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
     "quantization_config": {"quant_method": "fp8"},

@@ -42,6 +42,17 @@ def test_experts_and_latents_make_the_memory_of_deepseek_v3(tmp_path: Path) -> N
     assert {shape.numel for shape in decoder.unfreed_shapes} == {128 * (192 + 128)}
 
 
+def test_a_token_takes_what_the_widest_part_of_a_layer_takes(tmp_path: Path) -> None:
+    """DeepSeek V3's 8 experts of a token are wider than its latent attention, if few ranks share
+    them; then come the heads' queries, keys and values."""
+    decoder = planned(tmp_path, PUBLISHED["DeepSeek V3"])
+    assert decoder.activation_width == (2 + 1 + 3 * 8) * 7168 + 2 * 8 * 2048
+    assert decoder.activations[0].divided == 128 * (192 + 576 + 512 + 128)
+    options = make_options({"tensor_parallel_degree": 8})
+    part = place(decoder, find_instance("ml.p5.48xlarge"), options).part
+    assert part.activation_width == (2 + 1 + 3 * 8) * 7168 + 2 * 2048
+
+
 def test_windows_need_no_layer_types(tmp_path: Path) -> None:
     def windows(model_type: str, **settings: Any) -> list[int | None]:
         config = {"model_type": model_type, "sliding_window": 512, **settings}

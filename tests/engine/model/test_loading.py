@@ -11,6 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from container.capacity.decoder import decoder_from_directory
+from core.configuration.options import Options
 from core.errors import ConfigurationError
 from engine import LLM
 from tests.engine.greedy_answers import generate, tokens
@@ -225,3 +227,14 @@ def test_loading_shows_a_progress_bar(tiny_model, load, monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     load(tiny_model("llama"))
     assert "loading layers: 100%" in capsys.readouterr().err
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    "architecture", ["deepseek_v3", "gemma4_text", "qwen2_moe", "cohere2_moe", "youtu", "gpt_oss"]
+)
+def test_the_plan_knows_the_layers_that_adapters_change(tiny_model, load, architecture):
+    folder = tiny_model(architecture)
+    parts = [(linear, part) for linear in load(folder).linears for part in linear.parts.values()]
+    width = sum(linear.in_features + part.rows.stop - part.rows.start for linear, part in parts)
+    assert decoder_from_directory(folder, Options()).linear_width == width
