@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import stride
 from kernels.launch_plan import LaunchPlan, planned
 from kernels.sampling.token_weights import check_logits
 
@@ -105,4 +104,6 @@ def _plan(logits: Tensor) -> tuple[LaunchPlan, int]:
     num_rows, width = logits.shape
     num_chunks = -(-width // CHUNK)
     options = {"CHUNK": CHUNK, "num_warps": 8}
-    return LaunchPlan((num_rows, num_chunks), (width, stride(logits, 0)), options), num_chunks
+    # Also of a single row: the stride's alignment decides how numbers lie in registers, and with it
+    # the order of sums.
+    return LaunchPlan((num_rows, num_chunks), (width, logits.stride(0)), options), num_chunks

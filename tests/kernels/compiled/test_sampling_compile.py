@@ -49,6 +49,17 @@ def test_compiled_kernels_meet_the_requirements(arch):
                 assert found.narrow_loads <= (dtype != FP32), (variant, found)
 
 
+@pytest.mark.parametrize("vocab_size", [97, 1000])
+def test_a_single_row_has_the_code_of_many(vocab_size):
+    """Other code would add the numbers of a row in another order, and so give it other bits."""
+    hashes = []
+    for num_rows in (1, 24):
+        with dry_run.target(90) as launches:
+            best_tokens(torch.empty(num_rows, vocab_size))
+        hashes.append([launch.kernel.hash for launch in launches])
+    assert hashes[0] == hashes[1]
+
+
 def test_rows_and_sizes_compile_no_variants():
     """Sizes matter only by their divisibility and by the number of chunks, rounded up to a power of
     two."""
