@@ -17,7 +17,7 @@ COMPARE := OMP_NUM_THREADS=1 $(BIN)/python -m loadtest compare --properties $(CO
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $$(($$(nproc) + 1)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 EVERY_VARIANT := LONGSHORE_ALL_VARIANTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --matrix
 
-.PHONY: help setup serve compare compare-windows harm soak test matrix conformance page-test pictures fleet-test check audit audit-versions asan image-check variants kernels \
+.PHONY: help setup serve compare compare-windows harm soak test matrix conformance page-test pictures fleet-test check audit audit-versions asan image-check variants kernels kernels-floor \
         gpu format docs clean
 
 help:  ## Show these targets (ALL=1: all targets)
@@ -138,6 +138,9 @@ variants: setup  #: Compile every kernel variant for every GPU and check the cod
 
 kernels: variants .triton-$(TRITON_FLOOR)/installed  #: Run variants, then variants and all kernel tests with the oldest supported Triton
 	PYTHONPATH=.triton-$(TRITON_FLOOR) $(EVERY_VARIANT) tests/kernels $(ARGS)
+
+kernels-floor: .triton-$(TRITON_FLOOR)/installed  #: Compile a sample of the variants with the oldest supported Triton
+	PYTHONPATH=.triton-$(TRITON_FLOOR) $(PYTEST) tests/kernels/compiled $(ARGS)
 
 .triton-$(TRITON_FLOOR)/installed: .venv/installed  # oldest supported Triton, beside the pinned one
 	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) triton==$(TRITON_FLOOR)
