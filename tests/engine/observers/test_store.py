@@ -82,7 +82,7 @@ def test_the_oldest_files_are_deleted(tmp_path: Path) -> None:
     max_bytes = 16_000
     with writing(tmp_path, max_bytes) as writer:
         for at_ns in range(5_000):
-            is_idle = at_ns % 200 == 0
+            is_idle = at_ns % 40 == 0
             writer.write([Aborted(at_ns, 1, None, "disconnect")], is_idle=is_idle)
     sizes = [path.stat().st_size for path in tmp_path.iterdir()]
     assert sum(sizes) <= max_bytes
@@ -91,7 +91,7 @@ def test_the_oldest_files_are_deleted(tmp_path: Path) -> None:
     assert not recording.is_whole
     first = recording.frames[0]
     assert isinstance(first, Aborted)
-    assert (first.at_ns - 1) % 200 == 0
+    assert (first.at_ns - 1) % 40 == 0
     assert recording.frames[-1] == Aborted(4_999, 1, None, "disconnect")
 
 
