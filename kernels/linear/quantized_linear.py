@@ -265,7 +265,7 @@ def _split_size(num_tiles: int, num_inputs: int, step: int) -> int:
     """Return the inputs of a split, a multiple of `step`, so that programs fill the GPU."""
     num_steps = num_inputs // step
     num_splits = max(1, min(num_steps // MIN_STEPS, PROGRAMS // max(1, num_tiles)))
-    return triton.cdiv(num_steps, num_splits) * step
+    return -(-num_steps // num_splits) * step
 
 
 def tile_options(

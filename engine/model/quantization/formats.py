@@ -79,8 +79,8 @@ class ScaledFloat8(Format):
         from kernels.linear.row_codes import row_codes
 
         self._row_codes = row_codes
-        self._few = TritonCodes(weight) if has_kernel(weight) else None
         self._codes, self._scales = weight.codes.T, weight.scales.T.contiguous()
+        self._few = TritonCodes(weight) if has_kernel(weight) else None
         self.num_bytes = weight.num_bytes
 
     @staticmethod
