@@ -101,6 +101,7 @@ CASES: list[tuple[ToolCallParser, str, list[Piece]]] = [
     ("kimi_k2", f"<|tool_call_begin|>g{KIMI}[]<|tool_call_end|>",
      [f"<|tool_call_begin|>g{KIMI}[]<|tool_call_end|>"]),
     ("ernie45", f"So.\n\n{HERMES}\n\n{HERMES}\n", ["So.", F, F]),
+    ("ernie45", f"<response>\nSo.\n</response>\n{HERMES}\n", ["So.", F]),
     ("hunyuan_a13b", f'So.<tool_calls>[{{"name": "f", "arguments": {ARGUMENTS}}}, '
      '{"name": "g", "arguments": {}}]</tool_calls>', ["So.", F, G]),
     ("hunyuan_a13b", "<tool_calls>[{}]</tool_calls>", ["<tool_calls>[{}]</tool_calls>"]),

@@ -97,6 +97,7 @@ def _ernie() -> CallFormat:
         close_pattern=r"</tool_call>\s*",
         content="json",
         transform=_WHOLE_CALL,
+        end=r"\s*</?response>\s*",
     )
 
 
