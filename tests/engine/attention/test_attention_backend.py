@@ -194,6 +194,6 @@ def test_scratch_is_bounded_by_shapes_and_the_longest_context():
     query, key = torch.zeros(2048, 40, 128, dtype=torch.bfloat16).split((32, 8), 1)
     call = AttentionCall(0, query, key, key, 1.0, None, None, None)
     with dry_run.target(90):
-        for max_model_len, expected in ((256, 0), (131072, 4 * 132 // 8 * 32 * 32 * 129 * 4)):
+        for max_model_len, expected in ((256, 0), (131072, 4 * 2 * 132 // 8 * 32 * 32 * 129 * 4)):
             backend = TritonBackend(132, max_model_len)
             assert backend.scratch_bytes(call, torch.bfloat16, 64) == expected
