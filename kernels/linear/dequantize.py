@@ -33,7 +33,7 @@ def dequantize_kernel(
             scale_ptr, zero_ptr, group, output, is_output, num_outputs, KIND
         )
         part = codes if PER_BYTE == 1 else (codes >> (4 * half)) & 15
-        weights = decoded(part, zero, tl.float32, KIND) * scale[:, None]
+        weights = decoded(part, zero, tl.float16, KIND).to(tl.float32) * scale[:, None]
         tl.store(
             out_ptrs + half * BLOCK_K, weights.to(out_ptr.dtype.element_ty), mask=is_output[:, None]
         )

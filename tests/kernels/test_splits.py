@@ -57,21 +57,22 @@ def test_a_window_bounds_the_contexts():
         assert paged_decode.wanted_splits(query, cache, 132, 131072, window=256) == 0
         chunk = [(20, 30020)]
         for lengths in (chunk, None):
-            assert paged_prefill.wanted_splits(query, cache, lengths, 132, 131072, 2000) == 66
+            assert paged_prefill.wanted_splits(query, cache, lengths, 132, 131072, 2000) == 132
             assert paged_prefill.wanted_splits(query, cache, lengths, 132, 131072, 900) == 0
 
 
 @pytest.mark.parametrize(
     ("batch", "is_split"),
     [
-        ([(20, 30020)], True),  # 8 programs would run on 132 processors
+        ([(20, 30020)], True),  # 8 programs would run where 264 can
         ([(20, 700)], False),
         ([(20, 30020), (500, 500)], True),
         ([(20, 131092), (2048, 2048)], True),
         ([(20, 131092), *[(500, 500)] * 60], True),
-        ([(4096, 4096)], False),  # 1,024 programs
-        ([(512, 8704)], False),  # 128 programs leave 4 processors idle
-        ([(544, 8736)], True),  # 136 programs would leave 128 idle for half of the time
+        ([(4096, 4096)], True),  # 1,024 programs; the longest would run long after most have ended
+        ([(4096, 4096)] * 2, False),
+        ([(1024, 9216)], False),  # 256 programs of 264
+        ([(1088, 9280)], True),  # 272 programs would leave 256 idle for half of the time
         ([(512, 1024)] * 8, False),
         ([(500, 500)] * 9, False),
         ([(0, 30000), (20, 20)], False),
@@ -79,22 +80,22 @@ def test_a_window_bounds_the_contexts():
     ],
 )
 def test_prefills_on_an_h200_with_8_kv_heads(batch, is_split):
-    """There is room for no splits, or for four times as many as run at once: 66 splits of 8 heads
-    are 528 programs, 4 for each of 132 processors."""
+    """There is room for no splits, or for four times as many as run at once: 132 splits of 8 heads
+    are 1,056 programs, and two run at once on each of 132 processors."""
     with dry_run.target(90):
         query, cache = tensors(sum(new for new, _ in batch))
         wanted = paged_prefill.wanted_splits(query, cache, batch, 132, 131092)
-    assert wanted == 66 * is_split
+    assert wanted == 132 * is_split
 
 
 def test_a_graph_has_room_for_splits_unless_contexts_are_short():
     with dry_run.target(90):
         query, cache = tensors(64)
-        for longest, expected in ((131072, 66), (1024, 66), (1023, 0)):
+        for longest, expected in ((131072, 132), (1024, 132), (1023, 0)):
             assert paged_prefill.wanted_splits(query, cache, None, 132, longest) == expected
-        query, cache = tensors(64, 512, 512)
+        query, cache = tensors(64, 1024, 1024)
         wanted = paged_prefill.wanted_splits(query, cache, None, 132, 131072)
-        assert wanted == 0, "one block with 512 KV heads fills the GPU"
+        assert wanted == 0, "one block with 1,024 KV heads fills the GPU"
 
 
 sequences = st.tuples(st.integers(0, 3000), st.integers(0, 100_000))
