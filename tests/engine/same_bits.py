@@ -82,6 +82,8 @@ class Subject:
     options: dict[str, Any]
     adapter: Path | None = None
     lengths: tuple[int, ...] = LENGTHS
+    scores_like_answers: bool = True
+    """Whether an answer that is scored as a prompt gets the values that it had as an answer."""
     _alone: dict[tuple[int, int], Values] = field(default_factory=dict)
 
     @property
@@ -108,7 +110,7 @@ class Subject:
                 for probe, kind in missing:
                     output = self._answer(llm, probe, self.prompts[probe], probe_params(kind))
                     self._alone[probe, kind] = values(output)
-                    if kind == 0:
+                    if kind == 0 and self.scores_like_answers:
                         self._check_scores(llm, probe)
         return self._alone
 

@@ -47,7 +47,9 @@ def test_preempted_answers(mode, tmp_path):
 @pytest.mark.parametrize("architecture", OWN)
 def test_every_family(tiny_model, architecture):
     path = tiny_model(architecture, is_wide=True)
-    subject = Subject(path, {"dtype": "fp32"}, lengths=(1, 17, 96))
+    # transformers clamps the time steps of these in prompts only.
+    clamps = architecture in ("falcon_h1", "nemotron_h")
+    subject = Subject(path, {"dtype": "fp32"}, lengths=(1, 17, 96), scores_like_answers=not clamps)
     run(subject, OWN_SEEDS[architecture], Counter())
 
 

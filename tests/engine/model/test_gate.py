@@ -94,6 +94,8 @@ def test_only_the_trial_layers_are_loaded_twice(copied, monkeypatch):
 @pytest.mark.parametrize("architecture", OWN)
 def test_random_weights_pass_the_gate(tiny_model, load, architecture, is_tied):
     """The decoder takes as many bytes as with the weights of the file."""
+    if is_tied and architecture == "nemotron_h":
+        pytest.skip("transformers never ties this head, so the gate refuses such a config")
     folder = tiny_model(architecture, changes={"tie_word_embeddings": is_tied})
     assert load(folder, is_dummy=True).num_bytes == load(folder).num_bytes
 
