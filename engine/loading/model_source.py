@@ -21,7 +21,7 @@ from core.configuration.hub import PICKLE_CURE
 from core.errors import ConfigurationError
 from engine.model.checkpoint import Nested, find_nested
 from engine.model.families import FAMILIES, TEXT_ALONE
-from engine.model.spec import quantization_config, quantization_method
+from engine.model.published.settings import quantization_config, quantization_method
 
 SEED = 0
 """Seed of the random weights that transformers makes, so that two builds on the same kind of device

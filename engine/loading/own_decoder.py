@@ -28,7 +28,8 @@ from engine.loading.model_source import ModelSource
 from engine.model.checkpoint import Checkpoint, checkpoint_of, open_checkpoint
 from engine.model.decoder import Decoder
 from engine.model.loader import Loader
-from engine.model.spec import DecoderSpec, is_unread, read_spec
+from engine.model.published.settings import read_spec
+from engine.model.spec import DecoderSpec, is_unread
 from engine.phases import Phases
 
 

@@ -1,7 +1,7 @@
 """The table of model families: how the layers of each family differ from Llama's.
 
 To add a family, add a row. Names are tensor names in the checkpoint, relative to the layer or to
-the model. Numbers (sizes, windows, scales) come from the model's config; see `engine.model.spec`.
+the model. Numbers (sizes, windows, scales) come from the config; see `engine.model.published`.
 """
 
 from __future__ import annotations

@@ -30,9 +30,10 @@ from engine.model.linear import (
 )
 from engine.model.loader import Loader, Source
 from engine.model.mixtures.router import Router
+from engine.model.published.settings import of_layer
 from engine.model.quantization.experts import QuantizedExperts, TritonExperts, quantized_experts
 from engine.model.quantization.weights import joined
-from engine.model.spec import DecoderSpec, of_layer
+from engine.model.spec import DecoderSpec
 
 SHARED_COUNT_NAMES = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 """Config fields that may hold the number of shared experts."""

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from engine.model.families import ExpertNames
 from engine.model.loader import Loader, Source
-from engine.model.spec import DecoderSpec, of_layer
+from engine.model.published.settings import of_layer
+from engine.model.spec import DecoderSpec
 
 
 class Router:

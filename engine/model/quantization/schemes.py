@@ -18,6 +18,7 @@ from engine.group import Group
 from engine.model.checkpoint import Checkpoint
 from engine.model.linear import Format, Quantized, Stored
 from engine.model.loader import Loader
+from engine.model.published.settings import quantization_config, quantization_method
 from engine.model.quantization.at_load import HEAD_PRECISIONS, QUANTIZERS, quantize_weight
 from engine.model.quantization.awq import Awq
 from engine.model.quantization.compressed_tensors import CompressedTensors
@@ -25,7 +26,6 @@ from engine.model.quantization.fine_grained_fp8 import FineGrainedFp8
 from engine.model.quantization.formats import make_format
 from engine.model.quantization.gptq import Gptq
 from engine.model.quantization.mxfp4 import Mxfp4
-from engine.model.spec import quantization_config, quantization_method
 
 
 class Scheme(Protocol):

@@ -23,10 +23,10 @@ from engine.builders.common import sampling_stages
 from engine.loading.own_decoder import make_decoder
 from engine.memory.largest_step import NoAttention, NoStates
 from engine.model.checkpoint import checkpoint_of
+from engine.model.published.settings import read_spec
 from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
 from engine.model.quantization.schemes import QuantizingLoader
 from engine.model.quantization.weights import Float4Weight
-from engine.model.spec import read_spec
 from engine.sampling.grammars import Grammars
 from engine.sampling.rows import Row
 from engine.sampling.sampler import Sampler

@@ -12,7 +12,7 @@ from container.capacity.decoder import decoder_from_directory
 from core.configuration.options import Options
 from engine.loading.open_model import SAME_CONFIG
 from engine.model.families import FAMILIES
-from engine.model.spec import read_spec
+from engine.model.published.settings import read_spec
 from tests.engine.tiny_models import OWN
 
 

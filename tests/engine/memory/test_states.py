@@ -9,7 +9,7 @@ import pytest
 from core.errors import ConfigurationError, RequestError
 from engine import LLM, SamplingParams
 from engine.loading.open_model import read_config
-from engine.model.spec import read_spec
+from engine.model.published.settings import read_spec
 from strategies.memory.states import StateMemory
 from tests.engine.greedy_answers import NUM_NEW, prompts, tokens
 

@@ -15,7 +15,7 @@ from engine.model.decoder import Decoder
 from engine.model.families import FAMILIES
 from engine.model.layer import MLP
 from engine.model.one_call import OneCall
-from engine.model.spec import read_spec
+from engine.model.published.settings import read_spec
 from tests.engine.tiny_models import FOREIGN, OWN
 
 REASON = "paged and eager attention give different logits"

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine import LLM, SamplingParams
+from engine.model.published.settings import read_spec
 from engine.model.rotary import Rotary
-from engine.model.spec import read_spec
 
 ORIGINAL = 64
 LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 2.0,

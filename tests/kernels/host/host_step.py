@@ -34,7 +34,8 @@ from engine.model.decoder import Decoder
 from engine.model.elementwise import make_elementwise
 from engine.model.linear import Dense, Stored
 from engine.model.loader import Loader
-from engine.model.spec import DecoderSpec, read_spec
+from engine.model.published.settings import read_spec
+from engine.model.spec import DecoderSpec
 from engine.staging import Staging
 from engine.step.step_inputs import InputBuilder, StepInputs
 from kernels import dry_run

@@ -16,7 +16,7 @@ from engine.attention.triton_backend import TritonBackend
 from engine.model.decoder import Decoder
 from engine.model.gemma4.decoder import Gemma4Decoder
 from engine.model.mixtures.experts import choose_grouped
-from engine.model.spec import read_spec
+from engine.model.published.settings import read_spec
 from kernels import dry_run, precompile
 from kernels.precompiled_layers import (
     GEMMA_NORM,

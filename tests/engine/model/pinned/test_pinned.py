@@ -18,6 +18,7 @@ from engine.loading.packed_model import load_packed_model
 from engine.model.checkpoint import open_checkpoint
 from engine.model.linear import Dense
 from engine.model.pinned.loader import PinnedDense, PinnedDequantizing, PinnedLoader, pinned
+from engine.model.published.settings import read_spec
 from engine.model.quantization.at_load import quantize_weight
 from engine.model.quantization.experts import quantized_experts
 from engine.model.quantization.formats import (
@@ -27,7 +28,6 @@ from engine.model.quantization.formats import (
     quantized_format,
 )
 from engine.model.quantization.weights import PermutedWeight
-from engine.model.spec import read_spec
 from engine.phases import Phases
 from kernels import dry_run
 from tests.engine.ranks.threads import thread_groups
