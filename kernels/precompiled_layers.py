@@ -15,7 +15,8 @@ from torch import Tensor
 
 from kernels.arguments import LATENT_DIMS
 from kernels.attention.paged_decode import paged_decode
-from kernels.attention.paged_prefill import paged_prefill, prefill_work
+from kernels.attention.paged_prefill import paged_prefill
+from kernels.attention.prefill_splits import prefill_work
 from kernels.attention.work_list import make_work_list
 from kernels.cache.cache_write import write_kv
 from kernels.cache.rotary_cache_write import rotary_write_kv

@@ -42,9 +42,8 @@ def programs_per_processor(kernel: CompiledKernel) -> int:
 @contextmanager
 def using(kernel: str, configuration: AttentionConfiguration) -> Iterator[None]:
     """Let paged attention use this configuration. kernel: "decode" or "prefill"."""
-    with patch(
-        f"kernels.attention.paged_{kernel}.attention_configuration", lambda *_: configuration
-    ):
+    module = {"decode": "paged_decode", "prefill": "prefill_splits"}[kernel]
+    with patch(f"kernels.attention.{module}.attention_configuration", lambda *_: configuration):
         yield
 
 

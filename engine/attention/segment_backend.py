@@ -8,12 +8,8 @@ from torch import Tensor
 from engine.attention.call import AttentionCall
 from engine.attention.triton_backend import TritonBackend, aligned
 from kernels.attention.batch import PagedBatch
-from kernels.attention.paged_prefill import (
-    max_segment_slots,
-    paged_prefill,
-    segment_work,
-    wanted_segments,
-)
+from kernels.attention.paged_prefill import paged_prefill
+from kernels.attention.prefill_splits import max_segment_slots, segment_work, wanted_segments
 from kernels.attention.prefill_work import PrefillWork
 from kernels.attention.split_results import scratch_numel
 

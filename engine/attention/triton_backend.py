@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.attention.call import AttentionCall
 from kernels.arguments import is_aligned
-from kernels.attention import paged_decode, paged_prefill
+from kernels.attention import paged_decode, paged_prefill, prefill_splits
 from kernels.attention.batch import PagedBatch
 from kernels.attention.prefill_work import PrefillWork
 from kernels.attention.split_results import scratch_numel
@@ -35,8 +35,8 @@ class TritonBackend:
         self._decode = paged_decode.paged_decode
         self._decode_splits = planned(paged_decode.wanted_splits)
         self._prefill = paged_prefill.paged_prefill
-        self._prefill_splits = paged_prefill.wanted_splits
-        self._make_prefill_work = paged_prefill.prefill_work
+        self._prefill_splits = prefill_splits.wanted_splits
+        self._make_prefill_work = prefill_splits.prefill_work
         self._newest: list[tuple[PagedBatch, _Parts]] = []
         """The newest step's batches, one for each cache group."""
 
@@ -96,7 +96,7 @@ class TritonBackend:
         limits = (keys, self._num_processors, self._max_model_len)
         num_slots = max(
             paged_decode.max_slots(call.query[:num_sequences], *limits),
-            paged_prefill.max_slots(call.query, *limits),
+            prefill_splits.max_slots(call.query, *limits),
         )
         return scratch_numel(num_slots, num_heads, call.value_dim) * torch.float32.itemsize
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels import dry_run
-from kernels.attention import paged_decode, paged_prefill, work_list
+from kernels.attention import paged_decode, prefill_splits, work_list
 from kernels.attention.work_list import MIN_SPLIT_KEYS, WAVES
 
 counts = st.integers(1, 512)
@@ -57,8 +57,8 @@ def test_a_window_bounds_the_contexts():
         assert paged_decode.wanted_splits(query, cache, 132, 131072, window=256) == 0
         chunk = [(20, 30020)]
         for lengths in (chunk, None):
-            assert paged_prefill.wanted_splits(query, cache, lengths, 132, 131072, 2000) == 132
-            assert paged_prefill.wanted_splits(query, cache, lengths, 132, 131072, 900) == 0
+            assert prefill_splits.wanted_splits(query, cache, lengths, 132, 131072, 2000) == 132
+            assert prefill_splits.wanted_splits(query, cache, lengths, 132, 131072, 900) == 0
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_prefills_on_an_h200_with_8_kv_heads(batch, is_split):
     are 1,056 programs, and two run at once on each of 132 processors."""
     with dry_run.target(90):
         query, cache = tensors(sum(new for new, _ in batch))
-        wanted = paged_prefill.wanted_splits(query, cache, batch, 132, 131092)
+        wanted = prefill_splits.wanted_splits(query, cache, batch, 132, 131092)
     assert wanted == 132 * is_split
 
 
@@ -92,9 +92,9 @@ def test_a_graph_has_room_for_splits_unless_contexts_are_short():
     with dry_run.target(90):
         query, cache = tensors(64)
         for longest, expected in ((131072, 132), (1024, 132), (1023, 0)):
-            assert paged_prefill.wanted_splits(query, cache, None, 132, longest) == expected
+            assert prefill_splits.wanted_splits(query, cache, None, 132, longest) == expected
         query, cache = tensors(64, 1024, 1024)
-        wanted = paged_prefill.wanted_splits(query, cache, None, 132, 131072)
+        wanted = prefill_splits.wanted_splits(query, cache, None, 132, 131072)
         assert wanted == 0, "one block with 1,024 KV heads fills the GPU"
 
 
@@ -107,15 +107,15 @@ def test_prefills_never_need_more_scratch_than_promised(batch, heads):
     num_tokens = sum(new for new, _ in batch)
     with dry_run.target(90):
         query, cache = tensors(num_tokens, *heads)
-        splits = paged_prefill.wanted_splits(query, cache, batch, 132, 2**17)
+        splits = prefill_splits.wanted_splits(query, cache, batch, 132, 2**17)
         work = make_work(query, cache, len(batch), splits)
-        assert work.num_slots <= paged_prefill.max_slots(query, cache, 132, 2**17)
+        assert work.num_slots <= prefill_splits.max_slots(query, cache, 132, 2**17)
 
 
 def make_work(query, cache, num_sequences, num_splits):
     starts = torch.zeros(num_sequences + 1, dtype=torch.int32)
     with patch("kernels.attention.prefill_work.prefill_work_kernel"):
-        return paged_prefill.prefill_work(query, cache, starts, starts[1:], num_splits)
+        return prefill_splits.prefill_work(query, cache, starts, starts[1:], num_splits)
 
 
 def tensors(num_tokens, num_heads=32, num_kv_heads=8):

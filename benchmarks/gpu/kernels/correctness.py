@@ -30,7 +30,8 @@ from benchmarks.gpu.paged_inputs import (
 )
 from kernels.arguments import LATENT_DIMS
 from kernels.attention.paged_decode import paged_decode
-from kernels.attention.paged_prefill import paged_prefill, prefill_work
+from kernels.attention.paged_prefill import paged_prefill
+from kernels.attention.prefill_splits import prefill_work
 from kernels.attention.prefill_work import PrefillWork
 from kernels.attention.work_list import UNIT, WAVES, make_work_list
 from kernels.cache import block_copy, cache_write, rotary_cache_write, swap, torch_cache

@@ -29,7 +29,8 @@ from benchmarks.gpu.paged_inputs import (
     make_inputs,
     relative_error,
 )
-from kernels.attention.paged_prefill import paged_prefill, segment_work, wanted_segments
+from kernels.attention.paged_prefill import paged_prefill
+from kernels.attention.prefill_splits import segment_work, wanted_segments
 from kernels.attention.prefill_work import PrefillWork
 from kernels.linear.grouped_linear import grouped_linear
 from kernels.linear.pinned_linear import pinned_linear

@@ -19,7 +19,8 @@ from benchmarks.gpu.paged_inputs import (
     make_inputs,
     ragged,
 )
-from kernels.attention.paged_prefill import paged_prefill, prefill_work, wanted_splits
+from kernels.attention.paged_prefill import paged_prefill
+from kernels.attention.prefill_splits import prefill_work, wanted_splits
 from kernels.attention.prefill_work import PrefillWork
 from kernels.attention.split_results import scratch_numel
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from kernels.arguments import BLOCK_SIZES, HEAD_DIMS, LATENT_DIMS
 from kernels.attention.paged_decode import paged_decode
-from kernels.attention.paged_prefill import paged_prefill, prefill_work, segment_work
+from kernels.attention.paged_prefill import paged_prefill
+from kernels.attention.prefill_splits import prefill_work, segment_work
 from kernels.attention.prefill_work import PrefillWork
 from kernels.attention.segments import combine_segments
 from kernels.attention.split_results import combine_splits, split_results

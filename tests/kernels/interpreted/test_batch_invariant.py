@@ -13,7 +13,7 @@ from engine.loading.model_source import ModelSource
 from engine.model.elementwise import make_elementwise
 from engine.model.pinned.loader import PinnedDense, PinnedDequantizing
 from engine.sampling.kernels import make_sampling_kernels
-from kernels.attention.paged_prefill import segment_work
+from kernels.attention.prefill_splits import segment_work
 from kernels.linear.grouped_linear import grouped_linear
 from tests.engine.step.graphs import add_graphs
 from tests.kernels.interpreted.test_engine import (
@@ -57,7 +57,7 @@ def _on_a_gpu(monkeypatch):
         "engine.model.loader.make_elementwise": lambda _: make_elementwise(CUDA),
         "engine.sampling.sampler.make_sampling_kernels": lambda _: sampling,
         "kernels.cpu.linear.is_faster": lambda: False,
-        "kernels.attention.paged_prefill.SEGMENT_KEYS": SEGMENT,
+        "kernels.attention.prefill_splits.SEGMENT_KEYS": SEGMENT,
         "engine.attention.segment_backend.segment_work": partial(
             segment_work, segment_keys=SEGMENT
         ),

@@ -13,7 +13,7 @@ from engine import LLM, SamplingParams
 from engine.attention.triton_backend import TritonBackend
 from engine.model.elementwise import make_elementwise
 from engine.sampling.kernels import make_sampling_kernels
-from kernels.attention.paged_prefill import prefill_work
+from kernels.attention.prefill_splits import prefill_work
 from kernels.attention.work_list import UNIT, make_work_list
 from tests.engine.step.graphs import add_graphs
 
@@ -91,14 +91,14 @@ def test_same_tokens_as_with_torch_if_contexts_are_split(graph_tokens, tmp_path,
     expected = answers(tmp_path, prompts=prompts, **limits)
     backends = use_triton(monkeypatch)
     monkeypatch.setattr("kernels.attention.work_list.MIN_SPLIT_KEYS", UNIT)
-    for module in ("paged_prefill", "prefill_work"):
+    for module in ("prefill_splits", "prefill_work"):
         monkeypatch.setattr(f"kernels.attention.{module}.MIN_SPLIT_KEYS", 32)
     monkeypatch.setattr(
         "engine.attention.triton_backend.make_work_list",
         partial(make_work_list, min_split_keys=UNIT),
     )
     monkeypatch.setattr(
-        "kernels.attention.paged_prefill.prefill_work", partial(prefill_work, min_split_keys=32)
+        "kernels.attention.prefill_splits.prefill_work", partial(prefill_work, min_split_keys=32)
     )
     windows = {None, LONG["sliding_window"]}
     answered = answers(tmp_path, "own", prompts=prompts, graph_tokens=graph_tokens, **limits)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from kernels.attention.paged_decode import paged_decode
-from kernels.attention.paged_prefill import paged_prefill, prefill_work
+from kernels.attention.paged_prefill import paged_prefill
+from kernels.attention.prefill_splits import prefill_work
 from kernels.attention.split_results import scratch_numel
 from tests.kernels.paged_inputs import check_close, make_paged
 from tests.kernels.reference import paged_prefill_reference

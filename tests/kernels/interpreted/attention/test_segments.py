@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.attention.paged_prefill import paged_prefill, segment_work
+from kernels.attention.paged_prefill import paged_prefill
+from kernels.attention.prefill_splits import segment_work
 from kernels.attention.split_results import scratch_numel
 from tests.kernels.paged_inputs import check_close, make_paged
 from tests.kernels.reference import paged_prefill_reference
