@@ -24,6 +24,8 @@ from core.protocol.stats import Stats
 SILENCE_S = 1.0
 """A comment is sent after this time without an event, so that a closed page is noticed."""
 _COMMENT = b":\n\n"
+_DRAFTS = "spec_decode_"
+"""In the names of the totals that the page shows. Others may name clients."""
 
 
 def event_stream(
@@ -59,6 +61,7 @@ def _state(engine: EngineConnection) -> Facts | str:
 
 
 def _settings(facts: Facts, options: Options) -> dict[str, object]:
+    proposer, num_drafts = options.speculation.chosen
     return {
         "model": options.source.model_id or facts.model,
         "batching": facts.batching,
@@ -73,15 +76,22 @@ def _settings(facts: Facts, options: Options) -> dict[str, object]:
         "max_batch_delay_ms": options.strategy.max_batch_delay,
         "kv_reservation": options.strategy.kv_reservation,
         "is_recorded": options.observers.record is not None,
+        "proposer": proposer,
+        "num_drafts": num_drafts,
     }
 
 
-def _counters(stats: Stats) -> dict[str, int]:
+def _counters(stats: Stats) -> dict[str, object]:
     return {
         "generated_tokens": stats.num_generated_tokens,
         "preemptions": stats.num_swaps + stats.num_recomputes,
         "prefix_queries": stats.num_prefix_queries,
         "prefix_hits": stats.num_prefix_hits,
+        "drafts": {
+            total.name.partition(_DRAFTS)[2]: total.values
+            for total in stats.totals
+            if _DRAFTS in total.name
+        },
     }
 
 

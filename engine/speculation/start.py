@@ -149,6 +149,17 @@ class Speculative(Feature):
                 {str(position): count for position, count in enumerate(by_position)},
                 "position",
             ),
+            Total(
+                "longshore:spec_decode_decodes",
+                "Times that a sequence decoded, with proposed tokens or without.",
+                {"": counts.num_decodes},
+            ),
+            Total(
+                "longshore:spec_decode_steps",
+                "Steps with decodes: drafted, or why no proposed tokens were verified.",
+                {**counts.steps},
+                "decision",
+            ),
         )
 
 

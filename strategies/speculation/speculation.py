@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Chunks
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -39,11 +40,20 @@ half the sequences of a step, as it matters only if they are many."""
 MOST_ROWS = 256
 """The most drafts in a step: each has logits of its own. A large batch samples from as many."""
 
+Decision = Literal["drafted", "cost", "unlikely", "not_found", "requests", "room", "failed"]
+"""What a step with decodes was decided to be: with drafts or, if not, why. cost: with so many
+decodes, no draft can be worth its time. unlikely: none at hand is. not_found: the proposer found
+none. requests: none of them can be verified (`is_verifiable`). room: the step's budget or the
+blocks are used up. failed: the proposer has failed, once and for all."""
+
 
 @dataclass(slots=True)
 class Counts:
     """Totals since the start."""
 
+    steps: dict[Decision, int] = field(default_factory=lambda: dict.fromkeys(get_args(Decision), 0))
+    num_decodes: int = 0
+    """Chunks of these steps that decode, with or without drafts."""
     num_drafts: int = 0
     """Chunks with drafts."""
     num_draft_tokens: int = 0
@@ -83,6 +93,7 @@ class Speculation:
         A proposer that fails ends no request: from then on, nothing is drafted.
         """
         if not self._is_on:
+            self.counts.steps["failed"] += 1
             return chunks
         try:
             drafts = self.drafts(chunks)
@@ -139,33 +150,34 @@ class Speculation:
 
         A subclass may draft in another way.
         """
-        room = self._limits.max_step_tokens - sum(chunk.length for chunk in chunks)
-        ahead = self._memory.states.num_ahead
-        most = min(room, MOST_ROWS if ahead is None else ahead)
         decodes = [
             (index, chunk)
             for index, chunk in enumerate(chunks)
             if chunk.length == 1 and chunk.samples_token
         ]
-        if not decodes or most <= 0:
+        if not decodes:
             return {}
+        found = self._found(chunks, decodes)
+        counts = self.counts
+        counts.num_decodes += len(decodes)
+        counts.steps[found if isinstance(found, str) else "drafted"] += 1
+        return {} if isinstance(found, str) else found
+
+    def _found(
+        self, chunks: Chunks[Chunk], decodes: Chunks[tuple[int, Chunk]]
+    ) -> dict[int, tuple[int, ...]] | Decision:
+        """Return the drafts by the chunk's index, at least one; or why there are none."""
+        room = self._limits.max_step_tokens - sum(chunk.length for chunk in chunks)
+        ahead = self._memory.states.num_ahead
+        most = min(room, MOST_ROWS if ahead is None else ahead)
+        if most <= 0:
+            return "room"
         least = self.policy.least_worth(len(decodes), MOST_ROWS)
         if least > 1:
-            return {}
-        candidates: dict[int, Candidate] = {}
-        for index, chunk in decodes:
-            drafter = self._drafter(chunk.sequence)
-            if drafter is None or drafter.rests():
-                continue
-            candidate = self._candidate(chunk, drafter, min(most, self._num_draft_tokens))
-            if candidate is not None and self._worth(candidate) >= least:
-                candidates[index] = candidate
-                drafter.rest = 0
-            else:
-                drafter.history.rest()
-                drafter.rest_longer(min(LONGEST_REST, len(decodes) // 2))
-        if not candidates:
-            return {}
+            return "cost"
+        candidates = self._candidates(decodes, most, least)
+        if isinstance(candidates, str):
+            return candidates
         counts = self.policy.counts(len(decodes), [*candidates.values()], most)
         wanted = {
             index: Wanted(
@@ -174,9 +186,38 @@ class Speculation:
             for (index, candidate), count in zip(candidates.items(), counts, strict=True)
             if count
         }
+        if not wanted:
+            return "unlikely"
         assert self.proposer is not None, "drafts are looked for"
         completed = self.proposer.completed([*wanted.values()])
-        return {index: drafts for index, drafts in zip(wanted, completed, strict=True) if drafts}
+        drafts = {index: drafts for index, drafts in zip(wanted, completed, strict=True) if drafts}
+        return drafts or "room"
+
+    def _candidates(
+        self, decodes: Chunks[tuple[int, Chunk]], most: int, least: float
+    ) -> dict[int, Candidate] | Decision:
+        """Return the candidates by the chunk's index, at least one; or why there are none.
+
+        least: as of `Policy.least_worth`.
+        """
+        candidates: dict[int, Candidate] = {}
+        why: Decision = "requests"
+        for index, chunk in decodes:
+            drafter = self._drafter(chunk.sequence)
+            if drafter is None:
+                continue
+            if not drafter.rests():
+                candidate = self._candidate(chunk, drafter, min(most, self._num_draft_tokens))
+                if candidate is not None and self._worth(candidate) >= least:
+                    candidates[index] = candidate
+                    drafter.rest = 0
+                    continue
+                drafter.found_any = candidate is not None
+                drafter.history.rest()
+                drafter.rest_longer(min(LONGEST_REST, len(decodes) // 2))
+            if why != "unlikely":
+                why = "unlikely" if drafter.found_any else "not_found"
+        return candidates or why
 
     def _lookup(self, chunk: Chunk) -> Lookup:
         drafter = self._drafters[chunk.sequence]
@@ -275,6 +316,8 @@ class _Drafter:
     """How many steps it was left out for, after one in which no draft was worth enough."""
     left: int = 0
     """How many of them are still to come."""
+    found_any: bool = False
+    """Whether there were drafts in that step."""
 
     def rests(self) -> bool:
         self.left -= 1

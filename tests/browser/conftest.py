@@ -57,6 +57,14 @@ def with_windows(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="module")
+def with_drafts(browser: Browser) -> Iterator[str]:
+    """A server that looks for drafts, and always verifies them."""
+    flags = ("--speculative-method", "ngram", "--speculation", "always")
+    with demo_server(*SMALL, *flags) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
 def all_strategies(browser: Browser) -> Iterator[str]:
     with demo_server("--strategies", "all", *SMALL) as url:
         yield url

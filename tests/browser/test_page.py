@@ -17,6 +17,15 @@ WATCH_TEXT = """() => {
     messages, { childList: true, characterData: true, subtree: true });
 }"""
 """Collects the last message as it grows."""
+WATCH_DRAFTS = """() => {
+  window.seen = { pictures: new Set(), labels: new Set(), decisions: new Set() };
+  window.timer = setInterval(() => {
+    const drafts = document.getElementById("drafts");
+    seen.pictures.add(drafts.toDataURL());
+    seen.labels.add(drafts.ariaLabel);
+    seen.decisions.add(document.getElementById("decision").textContent);
+  }, 50);
+}"""
 WATCH_PICTURES = """() => {
   window.seen = { batch: new Set(), blocks: new Set(), labels: new Set(), groups: new Set() };
   window.timer = setInterval(() => {
@@ -86,12 +95,34 @@ def test_cache_groups_and_freed_windows_are_drawn(page: Page, with_windows: str)
     assert any(0 < int(match[2]) < int(match[1]) for match in found)
 
 
-def test_a_model_with_one_group_has_no_picture_of_groups(page: Page, one_strategy: str) -> None:
+def test_the_page_shows_nothing_of_what_is_off(page: Page, one_strategy: str) -> None:
+    """Neither groups, of which the model has one, nor speculation."""
     open_page(page, one_strategy)
     page.wait_for_selector("#blocks[aria-label$='kept for equal prompts']")
     assert not page.is_visible("#groups")
+    assert not page.is_visible("#speculation")
     assert page.is_visible("#recorded")
     assert "window" not in page.inner_text("#blocks-legend")
+
+
+def test_speculation_shows_what_it_decides_and_gains(page: Page, with_drafts: str) -> None:
+    open_page(page, with_drafts)
+    assert "up to 5 drafts from text before" in page.inner_text("#speculation")
+    page.wait_for_selector("#drafts[aria-label='No drafts: no request decodes']")
+    set_slider(page, "temperature", 0)
+    page.evaluate(WATCH_DRAFTS)
+    page.click("#burst")
+    wait_for_answers(page, "burst")
+    seen = page.evaluate(
+        "clearInterval(timer), ({ pictures: seen.pictures.size, labels: [...seen.labels], "
+        "decisions: [...seen.decisions].join() })"
+    )
+    assert seen["pictures"] > 3
+    pattern = r"([\d.]+) tokens a step, \d+ % of the drafts right"
+    found = [match for label in seen["labels"] if (match := re.fullmatch(pattern, label))]
+    assert max(float(match[1]) for match in found) > 1.2
+    assert "steps have drafts now" in seen["decisions"]
+    page.wait_for_selector("#decision:text-is('No request decodes now.')")
 
 
 def test_all_strategies_answer_the_same_requests(page: Page, all_strategies: str) -> None:

@@ -32,10 +32,16 @@ export function batchLegend(list, settings) {
   drawLegend(
     list,
     shownPhases(settings).map((phase) => [
-      isWhole(settings) && phase === "decode" ? "running: transformers computes the whole answer" : PHASES[phase],
+      phaseName(phase, settings),
       (context, width, height) => bar(context, phase, 0, 0, width, height),
     ]),
   );
+}
+
+function phaseName(phase, settings) {
+  if (phase !== "decode") return PHASES[phase];
+  if (isWhole(settings)) return "running: transformers computes the whole answer";
+  return settings.proposer ? "decode: writing, one or several tokens per step" : PHASES.decode;
 }
 
 // The time axis of a chart, in the engine's seconds: it starts at `from` and is `seconds` long, and

@@ -4,6 +4,7 @@ import { events, onUnauthorized, setKey } from "./api.js";
 import { batchLegend, drawBatch, lastSeconds } from "./batch.js";
 import { blocksLegend, drawBlocks } from "./blocks.js";
 import { Chat } from "./chat.js";
+import { decision, Drafts, draftsLegend, drawDrafts, nameOf } from "./drafts.js";
 import { explain } from "./explanation.js";
 import { drawGroups } from "./groups.js";
 import { History } from "./history.js";
@@ -13,6 +14,7 @@ const RETRY_MS = 1000;
 const FRAME_MS = 45;
 const element = (id) => document.getElementById(id);
 const history = new History();
+const drafts = new Drafts();
 const isCalm = matchMedia("(prefers-reduced-motion: reduce)");
 let settings = null;
 let chat = null;
@@ -27,13 +29,15 @@ function setStatus(text, kind = "") {
 function onEngine(data) {
   settings = data;
   history.reset();
+  drafts.reset();
   element("model").textContent = `${data.model_name} · ${data.device}, ${data.dtype}`;
   showCopies(data);
   element("strategy").textContent = data.batching;
   element("explanation").textContent = explain(data);
   element("recorded").hidden = !data.is_recorded;
-  batchLegend(element("batch-legend"), data);
-  blocksLegend(element("blocks-legend"), data);
+  element("speculation").hidden = !data.proposer;
+  element("proposer").textContent = nameOf(data);
+  drawLegends();
   const slider = element("max-tokens");
   slider.max = longestAnswer(data.max_model_len);
   slider.dispatchEvent(new Event("input"));
@@ -71,6 +75,8 @@ function onSnapshot({ snapshot, counters }) {
   const use = (100 * snapshot.num_held_blocks) / snapshot.num_blocks;
   setRounded(element("kv-use"), use, "%");
   showBlocks(snapshot);
+  drafts.update(snapshot.now, counters.drafts);
+  if (settings.proposer) showDrafts(snapshot.now);
   if (isCalm.matches) drawBatch(element("batch"), history, settings, lastSeconds(history, localNow()));
 }
 
@@ -82,6 +88,20 @@ function showBlocks(snapshot) {
   element("blocks-range").textContent = drawBlocks(element("blocks"), snapshot, settings);
   element("groups").hidden = snapshot.groups.length === 1;
   if (snapshot.groups.length > 1) drawGroups(element("groups"), snapshot, settings);
+}
+
+function showDrafts(now) {
+  const mean = drafts.last();
+  element("decision").textContent = decision(mean);
+  showMean(element("tokens-per-step"), mean?.tokensPerStep);
+  showMean(element("right-drafts"), mean?.right, 100, "%");
+  showMean(element("drafts-per-step"), mean?.draftsPerStep);
+  drawDrafts(element("drafts"), drafts, settings, now);
+}
+
+function showMean(target, mean, factor = 1, unit = "") {
+  if (mean == null) setNumber(target, "–");
+  else setRounded(target, factor * mean, unit);
 }
 
 function onEvent({ event, data }) {
@@ -126,11 +146,18 @@ function animate(time, lastDrawn = -Infinity) {
   requestAnimationFrame((next) => animate(next, isDue ? time : lastDrawn));
 }
 
-function redraw() {
-  if (!settings) return;
+function drawLegends() {
   batchLegend(element("batch-legend"), settings);
   blocksLegend(element("blocks-legend"), settings);
-  if (history.snapshot) showBlocks(history.snapshot);
+  if (settings.proposer) draftsLegend(element("drafts-legend"));
+}
+
+function redraw() {
+  if (!settings) return;
+  drawLegends();
+  if (!history.snapshot) return;
+  showBlocks(history.snapshot);
+  if (settings.proposer) showDrafts(history.snapshot.now);
 }
 
 for (const [id, unit] of [["max-tokens", " tokens"], ["temperature", ""]]) {

@@ -15,10 +15,10 @@ from werkzeug.test import TestResponse
 from container.front_end.app import create_app
 from container.wire.engine_client import EngineClient
 from container.wire.snapshots import RENEWAL_S, WATCH_S, SnapshotFeed
-from core.configuration.options import ObserverOptions, Options
+from core.configuration.options import ObserverOptions, Options, SpeculationOptions
 from core.protocol.messages import Watch, Watched
 from core.protocol.snapshot import GroupSnapshot, SequenceSnapshot, Snapshot
-from core.protocol.stats import Stats
+from core.protocol.stats import Stats, Total
 from core.text.tokenizer import Tokenizer
 from tests.clock import Clock
 from tests.container.conftest import Serve, eventually
@@ -119,6 +119,30 @@ def test_events_name_the_strategy_and_pass_snapshots_on(engine: FakeEngine, even
     data = events.next("snapshot")
     assert msgspec.convert(data["snapshot"], Snapshot) == SNAPSHOT
     assert data["counters"].keys() >= {"generated_tokens", "preemptions"}
+    assert (about["proposer"], data["counters"]["drafts"]) == (None, {})
+
+
+def test_events_have_the_totals_of_speculation_and_no_others(
+    client: EngineClient, tokenizer: Tokenizer, engine: FakeEngine
+) -> None:
+    engine.stats = Stats(
+        totals=(
+            Total("vllm:spec_decode_num_drafts", "", {"": 3}),
+            Total("longshore:spec_decode_steps", "", {"drafted": 2, "cost": 1}, "decision"),
+            Total("longshore:api_key_requests", "", {"alice": 9}, "api_key"),
+        )
+    )
+    speculation = SpeculationOptions(speculative_method="suffix", num_speculative_tokens=3)
+    app = create_app(client, tokenizer, Options(speculation=speculation), "demo", None)
+    response = app.test_client().get("/ui/events", buffered=False)
+    events = Events(response)
+    about = events.next("engine")
+    assert (about["proposer"], about["num_drafts"]) == ("suffix", 3)
+    eventually(lambda: client.copies[0].state.stats.totals)
+    engine.send(Watched(SNAPSHOT))
+    counters = events.next("snapshot")["counters"]
+    assert counters["drafts"] == {"num_drafts": {"": 3}, "steps": {"drafted": 2, "cost": 1}}
+    response.close()
 
 
 def test_events_tell_that_a_model_has_no_chat_template(

@@ -10,7 +10,10 @@ import pytest
 
 from core.request import Request
 from core.sampling import SamplingParams
+from strategies.speculation.costs import StepCosts
 from strategies.speculation.drafts import DraftedChunk
+from strategies.speculation.policy import Policy
+from strategies.speculation.proposer import NO_PROPOSAL
 from tests.strategies.fakes import EOS, strategy_of
 from tests.strategies.fuzz import ONE_GROUP, SEVERAL_GROUPS, Executor, Run, fuzz
 from tests.strategies.speculation.drafting import Certain, Drafting, Oracle, speculate
@@ -142,3 +145,44 @@ def test_a_proposer_that_fails_turns_drafts_off_and_ends_nothing(caplog):
     [group] = strategy.running
     assert group.sequences[0].num_generated_tokens == 3
     assert "speculation failed" in caplog.text
+
+
+class Silent(Certain):
+    def begin(self, sequence):
+        guesses = super().begin(sequence)
+        guesses.propose = lambda count: NO_PROPOSAL
+        return guesses
+
+
+def costs(per_row: float) -> StepCosts:
+    """Return costs of steps that take so much longer for each row, beside a second."""
+    table = tuple(1 + per_row * count for count in range(60))
+    return StepCosts(plain=table, drafted=table, width=5)
+
+
+def decided(speculation):
+    return {decision: count for decision, count in speculation.counts.steps.items() if count}
+
+
+@pytest.mark.parametrize(
+    ("why", "per_row", "oracle", "params", "settings"),
+    [
+        ("drafted", 0.0, Certain, {}, {}),
+        ("cost", 50.0, Certain, {}, {}),
+        ("unlikely", 1.0, Certain, {}, {}),
+        ("not_found", 0.0, Silent, {}, {}),
+        ("requests", 0.0, Certain, {"presence_penalty": 0.5}, {}),
+        ("room", 0.0, Certain, {}, {"max_step_tokens": 1}),
+        ("failed", 0.0, Failing, {}, {}),
+    ],
+)
+def test_each_step_says_what_it_decided(why, per_row, oracle, params, settings):
+    strategy = strategy_of("paged", **settings)
+    speculation = speculate(strategy, oracle())
+    speculation.policy = Policy(costs(per_row))
+    executor = Drafting(strategy.memory.layout)
+    strategy.add(request(0, **params))
+    while not decided(speculation):
+        drafts(strategy, executor, 1)
+    assert decided(speculation) == {why: 1}
+    assert speculation.counts.num_decodes == (why != "failed")
