@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from container.capacity.decoder import decoder_from_directory, decoder_from_hub
+from container.capacity.draft import with_draft
 from container.capacity.estimate import TypicalRequest, plan_lines
 from container.capacity.instances import find_instance
 from container.configuration.environment import sets_model_id
@@ -126,6 +127,7 @@ def _plan(parsed: argparse.Namespace) -> int:
         decoder = decoder_from_hub(options.source.model_id, options)
     else:
         decoder = decoder_from_directory(directory, options)
+    decoder = with_draft(decoder, directory, options)
     request = TypicalRequest(parsed.prompt_tokens, parsed.new_tokens)
     for line in plan_lines(decoder, instance, options, request):
         print(line)

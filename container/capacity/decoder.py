@@ -71,6 +71,8 @@ class Decoder:
     """Inputs and outputs of all linear layers but those of routed experts, added up."""
     states: tuple[LayerState, ...] = ()
     """Of the layers that keep a state."""
+    draft: Decoder | None = None
+    """A draft model, which lies whole beside the first rank's part."""
 
     @property
     def state_bytes(self) -> int:
@@ -218,6 +220,7 @@ def _decoder(
         activations=activations(text, sizes),
         linears=linears(text, sizes, shapes),
         states=states(text),
+        draft=None,
     )
 
 

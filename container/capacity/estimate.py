@@ -93,14 +93,16 @@ def make_estimate(
         num_checkpoints = min(num_checkpoints, most_states - max_sequences)
         budget -= (max_sequences + num_checkpoints) * decoder.state_bytes
     usable = max_sequences * layout.blocks_for(limits.max_model_len)
-    num_blocks = min(usable, budget // block_bytes)
+    num_blocks = min(usable, budget // (block_bytes + draft_block_bytes(decoder, options)))
     if options.memory.num_kv_blocks is not None:
         num_blocks = layout.num_blocks(decoder.shapes, options.memory.num_kv_blocks, itemsize)
     if num_blocks == 0:
+        draft = decoder.draft
+        of_draft = "" if draft is None else f"the draft model ({_size(draft.weights_bytes)}), "
         raise ConfigurationError(
-            f"{decoder.name} does not fit: the weights ({_size(decoder.weights_bytes)}), steps "
-            f"and CUDA use up {options.memory.gpu_memory_utilization:.0%} of the {instance.gpu}'s "
-            f"{_size(instance.gpu_mib * 2**20)}{placement.advice()}"
+            f"{decoder.name} does not fit: the weights ({_size(decoder.weights_bytes)}), "
+            f"{of_draft}steps and CUDA use up {options.memory.gpu_memory_utilization:.0%} of the "
+            f"{instance.gpu}'s {_size(instance.gpu_mib * 2**20)}{placement.advice()}"
         )
     longest = layout.longest(num_blocks, limits.max_model_len)
     max_len, notes = fit_length(options.memory, limits.max_model_len, longest)
@@ -146,6 +148,12 @@ def plan_lines(
         yield f"  on each GPU, like all figures below: weights {_size(decoder.weights_bytes)}"
     for item, num_bytes in reserved_bytes(decoder, options).items():
         yield f"  {item.what}: {_size(num_bytes)} for {item.key}"
+    if (draft := decoder.draft) is not None:
+        kv = _size(draft_block_bytes(decoder, options))
+        yield (
+            f"  draft model{' on the first GPU' * placement.is_divided}: weights "
+            f"{_size(draft.weights_bytes)}, {kv} of KV beside each block ({draft.name})"
+        )
     share = options.memory.gpu_memory_utilization
     usable = int(instance.gpu_mib * 2**20 * share)
     yield f"  usable: {_size(usable)}, {share:.0%} of the GPU's memory"
@@ -196,8 +204,17 @@ def _fitting(length: int, held: int, kv_bytes: int) -> str:
 
 
 def loaded_bytes(decoder: Decoder, options: Options) -> int:
-    """Return the bytes of the weights, and of what options reserve beside them."""
-    return decoder.weights_bytes + sum(reserved_bytes(decoder, options).values())
+    """Return the bytes of the weights, and of what options load or reserve beside them."""
+    of_draft = 0 if decoder.draft is None else decoder.draft.weights_bytes
+    return decoder.weights_bytes + of_draft + sum(reserved_bytes(decoder, options).values())
+
+
+def draft_block_bytes(decoder: Decoder, options: Options) -> int:
+    """Return the bytes that a draft model keeps for each block of the decoder; 0 without one."""
+    if decoder.draft is None:
+        return 0
+    itemsize = kv_itemsize(decoder, options)
+    return bytes_per_block(decoder.draft.shapes, options.memory.block_size, itemsize)
 
 
 def reserved_bytes(decoder: Decoder, options: Options) -> dict[Reserved, int]:

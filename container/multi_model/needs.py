@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from container.capacity.decoder import Decoder, decoder_from_directory
-from container.capacity.estimate import kv_itemsize, loaded_bytes
+from container.capacity.draft import with_draft
+from container.capacity.estimate import draft_block_bytes, kv_itemsize, loaded_bytes
 from container.model_files.directory import model_place, open_model_dir
 from container.multi_model.overrides import Overrides
 from core.configuration.kv_layout import bytes_per_block
@@ -36,19 +37,22 @@ def estimate_needs(url: Path, variables: Mapping[str, str], overrides: Overrides
     require_one_engine(options, "a model that shares the port with other models")
     # If the size is unknown or config.json is invalid, leave the error to the engine.
     with suppress(ConfigurationError, OSError, ValueError, TypeError, KeyError, AttributeError):
-        decoder = decoder_from_directory(
-            open_model_dir(model_place(configuration, model_dir).path), options
-        )
-        min_bytes = loaded_bytes(decoder, options) + _fixed_kv_bytes(decoder, options)
+        directory = open_model_dir(model_place(configuration, model_dir).path)
+        decoder = decoder_from_directory(directory, options)
+        min_bytes = _bytes(decoder, options)
+        min_bytes = _bytes(with_draft(decoder, directory, options), options)
     return Needs(
         options.memory.gpu_memory_utilization, options.execution.device != "cpu", min_bytes
     )
+
+
+def _bytes(decoder: Decoder, options: Options) -> int:
+    return loaded_bytes(decoder, options) + _fixed_kv_bytes(decoder, options)
 
 
 def _fixed_kv_bytes(decoder: Decoder, options: Options) -> int:
     if options.memory.num_kv_blocks is None:
         return options.memory.kv_cache_memory_bytes or 0
     itemsize = kv_itemsize(decoder, options)
-    return options.memory.num_kv_blocks * bytes_per_block(
-        decoder.shapes, options.memory.block_size, itemsize
-    )
+    per_block = bytes_per_block(decoder.shapes, options.memory.block_size, itemsize)
+    return options.memory.num_kv_blocks * (per_block + draft_block_bytes(decoder, options))

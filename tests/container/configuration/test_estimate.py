@@ -15,6 +15,7 @@ import pytest
 
 from container.__main__ import main
 from container.capacity.decoder import decoder_from_directory
+from container.capacity.draft import with_draft
 from container.capacity.estimate import CONTEXT_BYTES, Estimate, TypicalRequest, make_estimate
 from container.capacity.instances import find_instance, instances
 from core.configuration.options import Options, make_options
@@ -45,9 +46,8 @@ def planned(
     model: Path, batching: Batching, instance: str = "ml.g6e.xlarge", **options: Any
 ) -> Estimate:
     given = make_options(options)
-    return make_estimate(
-        decoder_from_directory(model, given), find_instance(instance), given, batching, REQUEST
-    )
+    decoder = with_draft(decoder_from_directory(model, given), model, given)
+    return make_estimate(decoder, find_instance(instance), given, batching, REQUEST)
 
 
 def test_gpus_match_ec2s_descriptions() -> None:
@@ -252,6 +252,34 @@ def test_plan_command(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (model / "serving.properties").write_text("option.max_rolling_batch_size=5\n")
     assert main([*command, "ml.g6e.xlarge"]) == 0
     assert "paged          5  (" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("changes", [{}, {"quantize": "int8", "tensor_parallel_degree": "2"}])
+def test_a_draft_model_takes_memory(
+    model: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any]
+) -> None:
+    """It has an eighth of the layers, is not quantized, and is whole on the first of two GPUs."""
+    draft, instance = model / "small", "ml.g6e.12xlarge"
+    draft.mkdir()
+    (draft / "config.json").write_text(json.dumps({**LLAMA_8B, "num_hidden_layers": 4}))
+    weights = decoder_from_directory(draft, Options()).weights_bytes
+    alone = planned(model, "paged", instance, **changes)
+    both = planned(model, "paged", instance, **changes, speculative_draft_model="small")
+    per_block = 16 * 4 * 2 * 8 * 128 * 2
+    expected = (alone.num_blocks * alone.block_bytes - weights) / (both.block_bytes + per_block)
+    assert both.num_blocks == pytest.approx(expected, abs=1)
+    with pytest.raises(
+        ConfigurationError, match=r"weights \(.*\), the draft model \(3,668.1 MiB\)"
+    ):
+        planned(model, "paged", "ml.g5.2xlarge", speculative_draft_model="small")
+    off = {"speculative_draft_model": "small", "speculation": "off"}
+    assert planned(model, "paged", instance, **changes, **off).num_blocks == alone.num_blocks
+    flags = [f"--{key.replace('_', '-')}={value}" for key, value in changes.items()]
+    command = ["plan", "--model-dir", str(model), "--instance-type", instance, *flags]
+    assert main([*command, "--speculative-draft-model", "small"]) == 0
+    where = " on the first GPU" if changes else ""
+    line = f"  draft model{where}: weights {weights / 2**20:,.1f} MiB, 256.0 KiB of KV beside each"
+    assert line in capsys.readouterr().out
 
 
 def test_hub_model(
