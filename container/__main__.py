@@ -31,7 +31,7 @@ from container.multi_model.store import store_entries
 from container.multi_model.strategies import Comparison, compare_strategies, read_strategies
 from core.errors import ConfigurationError
 from core.process.gpus import visible_gpus
-from core.process.measured import notes_on
+from core.process.measured import lines_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +236,8 @@ def _explain_model(configuration: Configuration, model_dir: Path) -> None:
         print(line)
     if configuration.options.speculation.chosen[0] is not None:
         path = open_model_dir(model_place(configuration, model_dir).path)
-        for note in notes_on(path):
-            print(f"  measured before: {note}")
+        for line in lines_on(path):
+            print(f"  {line}")
 
 
 def serve_model(configuration: Configuration, model_dir: Path, port: int, host: str = "") -> int:

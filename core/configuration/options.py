@@ -289,11 +289,12 @@ class SpeculationOptions(Record):
         "the tokens. A relative path may begin in the model's directory. It sets "
         "option.speculative_method=draft_model.",
     )
-    speculation: Literal["auto", "always", "off"] = option(
+    speculation: Literal["auto", "measure", "always", "off"] = option(
         "auto",
         "speculative_method: when to verify proposed tokens. auto: where that gives more tokens "
-        "per second, by what steps took when they were measured at start and by how many "
-        "proposals were right before. always: all of them. off: none.",
+        "per second, by what steps took when they were measured at the first start and by how many "
+        "proposals were right before. measure: as auto, but steps are measured anew at this start "
+        "(`longshore explain` shows when they were). always: all of them. off: none.",
     )
     num_speculative_tokens: int = option(
         5,

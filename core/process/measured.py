@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,8 @@ class Measured(msgspec.Struct, frozen=True):
     """What was found, for people."""
     values: msgspec.Raw
     """JSON, for whoever wrote it."""
+    table: tuple[str, ...] = ()
+    """The numbers, for people who want to see them all."""
 
 
 def folder() -> Path:
@@ -46,12 +49,15 @@ def write(key: str, measured: Measured) -> None:
         part.rename(path)
 
 
-def notes_on(model_dir: Path) -> Iterator[str]:
-    """Yield the notes on a model, in the order of their keys."""
+def lines_on(model_dir: Path) -> Iterator[str]:
+    """Yield when and what was measured of a model, and the file of each, in the order of keys."""
     for path in sorted(folder().glob("*.json")):
         measured = _read(path)
         if measured is not None and Path(measured.model).resolve() == model_dir.resolve():
-            yield measured.note
+            when = datetime.fromtimestamp(path.stat().st_mtime).astimezone()
+            yield f"measured on {when:%Y-%m-%d at %H:%M %Z}: {measured.note}"
+            yield from (f"  {row}" for row in measured.table)
+            yield f"  kept in {path}"
 
 
 def _read(path: Path) -> Measured | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from strategies.speculation.speculation import Speculation
 
 SHOWN = (1, 4, 16, 64)
 """Numbers of sequences for which a note says when drafts pay."""
+SHOWN_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256)
+"""Numbers of rows for which `explain` shows what steps cost."""
 
 
 class Speculative(Feature):
@@ -55,7 +58,7 @@ class Speculative(Feature):
         self._method: SpeculativeMethod = method
         ignored = ", ".join(options.config.without_effect)
         self.notes = (f"option.speculative_config: {ignored} has no effect",) * bool(ignored)
-        self._always = options.speculation == "always"
+        self._mode = options.speculation
         self._strategy = strategy
         self._draft_model = draft_model
         self._speculation = Speculation(
@@ -77,24 +80,25 @@ class Speculative(Feature):
     ) -> str:
         """Find out what steps cost, so that only drafts that pay are verified. Return a note.
 
-        The costs are measured, unless an earlier start has done so. executor: has `column`, and
-        computed nothing that anybody needs. key: names all that the costs depend on.
+        The costs are measured, unless an earlier start has done so and the options do not ask for
+        new ones. executor: has `column`, and computed nothing that anybody needs. key: names all
+        that the costs depend on.
         """
         what = self._method
         if self._draft_model is not None:
             what += f" {self._draft_model.description}"
-        if self._always:
+        if self._mode == "always":
             return f"speculation: {what}, always {self._num_drafts} tokens"
         name = key()
-        costs, when = _saved(name), f" (measured at an earlier start, {path_of(name)})"
-        is_new = costs is None
-        if costs is None:
-            costs, when = self._measured(executor, max_model_len, vocab_size), ""
+        saved = None if self._mode == "measure" else _saved(name)
+        costs = saved or self.measured_costs(executor, max_model_len, vocab_size)
         self._speculation.policy = Policy(costs)
         note = f"speculation: {what}, up to {self._num_drafts} tokens; {self._numbers(costs)}"
-        if is_new:
-            write(name, Measured(str(model_dir), note, msgspec.Raw(msgspec.json.encode(costs))))
-        return note + when
+        if saved is not None:
+            return f"{note} (measured at an earlier start, {path_of(name)})"
+        values = msgspec.Raw(msgspec.json.encode(costs))
+        write(name, Measured(str(model_dir), note, values, _table(costs)))
+        return note
 
     def _numbers(self, costs: StepCosts) -> str:
         rows = min(1 + self._num_drafts, len(costs.drafted) - 1)
@@ -106,22 +110,27 @@ class Speculative(Feature):
             f"; it pays from this share of right tokens on: {', '.join(lines)}"
         )
 
-    def _measured(self, executor: Executor, max_model_len: int, vocab_size: int) -> StepCosts:
+    def measured_costs(
+        self,
+        executor: Executor,
+        max_model_len: int,
+        vocab_size: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> StepCosts:
+        """Measure what steps cost. executor: as in `measure`."""
         memory, limits = self._strategy.memory, self._strategy.limits
         timer = StepTimer(
-            executor, memory.layout.groups, memory.num_blocks, vocab_size, self._num_drafts
+            executor, memory.layout.groups, memory.num_blocks, vocab_size, self._num_drafts, clock
         )
         ahead = memory.states.num_ahead
         most = limits.max_sequences * self._num_drafts if ahead is None else ahead
         costs = measure_costs(timer, limits, self._num_drafts, max_model_len, most)
         if self._draft_model is None:
             return costs
-        return self._with_passes(costs, self._draft_model, vocab_size)
-
-    def _with_passes(self, costs: StepCosts, draft: DraftModel, vocab_size: int) -> StepCosts:
-        """Return the costs with those of the draft model's passes."""
-        memory = draft.memory
-        timer = StepTimer(draft.executor, memory.layout.groups, memory.num_blocks, vocab_size, 0)
+        draft, memory = self._draft_model, self._draft_model.memory
+        timer = StepTimer(
+            draft.executor, memory.layout.groups, memory.num_blocks, vocab_size, 0, clock
+        )
         return measure_passes(timer, costs, min(costs.context, draft.longest))
 
     def totals(self) -> tuple[Total, ...]:
@@ -172,6 +181,20 @@ def _saved(key: str) -> StepCosts | None:
         return msgspec.json.decode(found.values, type=StepCosts)
     except msgspec.DecodeError:
         return None
+
+
+def _table(costs: StepCosts) -> tuple[str, ...]:
+    """Return the costs of steps in rows of text."""
+    longest = max(len(costs.plain), len(costs.drafted)) - 1
+    counts = [count for count in SHOWN_ROWS if count <= longest]
+    rows = {"rows in a step": [str(count) for count in counts]}
+    kinds = {"ms without drafts": costs.plain, "ms with drafts": costs.drafted}
+    for name, table in kinds.items():
+        rows[name] = [f"{1000 * table[n]:.2f}" if n < len(table) else "" for n in counts]
+    return tuple(
+        f"{name:<17}{''.join(f'{text:>8}' for text in texts)}".rstrip()
+        for name, texts in rows.items()
+    )
 
 
 def _break_evens(costs: StepCosts, max_sequences: int, num_drafts: int) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from fnmatch import fnmatch
@@ -351,15 +352,21 @@ def test_explain_names_the_model_and_missing_files(
 def test_explain_shows_what_was_measured_at_an_earlier_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    note = Measured(str(tmp_path), "it pays from 0.3 on", msgspec.Raw(b"{}"))
+    table = ("rows  1  2", "ms  3.0  4.0")
+    note = Measured(str(tmp_path), "it pays from 0.3 on", msgspec.Raw(b"{}"), table)
     measured.write("0", note)
+    os.utime(measured.path_of("0"), (1e9, 1e9))
     measured.write("1", Measured(str(tmp_path.parent), "of another model", msgspec.Raw(b"{}")))
     for method in ("", "option.speculative_method=ngram\n"):
         (tmp_path / "serving.properties").write_text(f"option.model_id={tmp_path}\n{method}")
         (tmp_path / "config.json").write_text("{}")
         assert main(["explain", str(tmp_path)]) == 0
         output = capsys.readouterr().out
-        assert ("measured before: it pays from 0.3 on" in output) == bool(method)
+        pattern = (
+            r"  measured on 2001-09-0[89] at \d\d:46 \S+: it pays from 0.3 on\n"
+            r"    rows  1  2\n    ms  3.0  4.0\n    kept in \S+/0.json\n"
+        )
+        assert bool(re.search(pattern, output)) == bool(method)
         assert "of another model" not in output
 
 

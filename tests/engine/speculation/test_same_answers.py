@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.speculation import GivenProposer
 from core.errors import ConfigurationError
-from core.process.measured import notes_on
+from core.process.measured import lines_on
 from engine import LLM, LoRARequest, SamplingParams
 from engine.serve.meter import Meter
 from engine.speculation.column import DraftColumn
@@ -192,9 +192,13 @@ def test_the_policy_measures_and_answers_the_same(tiny_model, expected, monkeypa
     assert isinstance(extension, Speculation)
     assert extension.policy.costs == costs, "an earlier start has measured them"
     assert any("(measured at an earlier start, " in note for note in again.facts.notes)
-    assert note in notes_on(path)
-    with pytest.raises(ZeroDivisionError):
-        LLM(path, speculative_method="ngram", num_speculative_tokens=4, **SMALL)
+    lines = [*lines_on(path)]
+    assert any(line.endswith(note) for line in lines)
+    [row] = [line for line in lines if line.startswith("  ms without drafts")]
+    assert f"{1000 * costs.plain[24]:.2f}" in row.split()
+    for changes in ({"num_speculative_tokens": 4}, {"speculation": "measure"}):
+        with pytest.raises(ZeroDivisionError):
+            LLM(path, speculative_method="ngram", **changes, **SMALL)
 
 
 def test_settings_without_effect_are_named(tiny_model):
