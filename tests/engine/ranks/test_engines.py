@@ -9,6 +9,8 @@ from core.configuration.step_size import StepSize
 from core.plan import BlockMoves
 from engine import LLM, SamplingParams
 from engine.ranks.order_types import AnyOrder, Change, Forward, Move
+from engine.speculation.draft_model import DraftModel
+from strategies.speculation.speculation import Speculation
 from tests.engine.greedy_answers import NUM_NEW, generate, prompts
 from tests.engine.lora.adapter_files import registry, write_adapter
 from tests.engine.ranks.engines import answers, ranked_engine, with_strategy
@@ -95,6 +97,27 @@ def test_every_kind_of_request(tiny_model, one_rank, memory):
         assert any(move.swap_outs for move in moves) == (memory == "swap")
         assert any(move.swap_ins for move in moves) == (memory == "swap")
         assert engine.strategy.memory.num_held_blocks == 0
+
+
+def test_a_draft_model_is_whole_on_rank_0(tiny_model, one_rank):
+    """Only rank 0 runs it, so the other has no orders of its own for it."""
+    path = tiny_model("llama")
+    options = {"speculative_draft_model": str(path), "speculation": "always", **CHUNKS}
+    with ranked_engine(path, 2, num_kv_blocks=60, **options) as (engine, followers):
+        speculation = engine.strategy.extension
+        assert isinstance(speculation, Speculation)
+        assert isinstance(speculation.proposer, DraftModel)
+        weights = speculation.proposer.executor.passes.model.weights_bytes
+        assert weights > 1.5 * engine.executor.passes.model.weights_bytes
+        for name in ("samples", "scores"):
+            params = SamplingParams(max_tokens=NUM_NEW, **REQUESTS[name])
+            before = engine.num_steps
+            followers.orders.clear()
+            assert answers(engine, prompts(), params) == one_rank[name], name
+            forwards = [order for order in followers.orders if isinstance(order, Forward)]
+            assert len(forwards) == engine.num_steps - before
+        counts = speculation.counts
+        assert counts.num_accepted > 0.9 * counts.num_draft_tokens > 30
 
 
 def test_cached_prefixes_are_skipped_on_every_rank(tiny_model):
