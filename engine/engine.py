@@ -81,7 +81,7 @@ class Engine:
         """Sees all requests and steps."""
         self.close: Callable[[], None] = lambda: None
         """Ends the processes that share the model; may be called again."""
-        self._in_flight: tuple[StepPlan, SubmittedStep] | None = None
+        self.in_flight: tuple[StepPlan, SubmittedStep] | None = None
         """The step that was submitted but not yet committed; always None without `overlaps`."""
         self.next_id = 0
         """The id of the next request."""
@@ -145,7 +145,7 @@ class Engine:
         return [part for request in requests.values() for part in request.parts]
 
     def has_work(self) -> bool:
-        is_busy = self.strategy.has_work() or self._in_flight is not None
+        is_busy = self.strategy.has_work() or self.in_flight is not None
         return is_busy or self._guard.has_outputs()
 
     def wake_at(self) -> float | None:
@@ -180,7 +180,7 @@ class Engine:
             except Exception as error:
                 self._fail_submit(plan, error)
         if self.overlaps:
-            submitted, self._in_flight = self._in_flight, submitted
+            submitted, self.in_flight = self.in_flight, submitted
         outputs = [] if submitted is None else self._commit(*submitted)
         outputs += self._guard.take_outputs()
         return self.observer.ends(outputs)

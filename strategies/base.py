@@ -151,10 +151,9 @@ class Strategy(ABC):
         """
         longest = request.sequences[0].max_length
         assert self.memory.blocks_for([longest]) <= self.memory.num_blocks, "it can never run"
-        groups = self._groups(request)
+        groups = self.split(whole_group(request))
         for group in groups:
-            self._group_of |= dict.fromkeys(group.sequence_ids, group)
-            self._enqueue(group)
+            self.enqueue(group)
         return bool(groups)
 
     def abort(self, request_id: int, index: int | None = None) -> bool:
@@ -300,20 +299,21 @@ class Strategy(ABC):
     def _max_blocks(self, group: SequenceGroup) -> int:
         """Return the maximum number of blocks that a group may ever hold."""
 
-    def _groups(self, request: Request) -> list[SequenceGroup]:
-        """Split a request into scheduling groups: one if they cannot run alone, else one each.
+    def split(self, whole: SequenceGroup) -> list[SequenceGroup]:
+        """Split the sequences of a group: one group if they cannot run alone, else one each.
 
         Returns none if the sequences cannot run alone, and do not fit together.
         """
-        whole = whole_group(request)
         fits = self._max_blocks(whole) <= self.memory.num_blocks
         if whole.is_indivisible:
             return [whole] if fits and whole.num_sequences <= self.limits.max_step_tokens else []
         if self.shares_prompts and fits and self.memory.states.can_hold(whole.num_sequences):
             return [whole]
-        return [SequenceGroup(request, [sequence]) for sequence in request.sequences]
+        return [SequenceGroup(whole.request, [sequence]) for sequence in whole.sequences]
 
-    def _enqueue(self, group: SequenceGroup) -> None:
+    def enqueue(self, group: SequenceGroup) -> None:
+        """Queue a group that `split` has returned."""
+        self._group_of |= dict.fromkeys(group.sequence_ids, group)
         insort(self.waiting, group, key=lambda group: group.rank)
 
     def _admit(self, group: SequenceGroup, now: float) -> None:

@@ -10,6 +10,7 @@ from core.configuration.strategy_table import Batching, KVReservation, Preemptio
 from strategies.base import Limits, Strategy
 
 if TYPE_CHECKING:
+    from strategies.memory.base import KVMemory
     from strategies.memory.blocks import PagedMemory
     from strategies.memory.slots import SlotMemory
 
@@ -42,24 +43,20 @@ class StrategySettings:
         return max(0, self.num_states - self.limits.max_sequences)
 
 
-def make_strategy(settings: StrategySettings) -> Strategy:
-    """Make the strategy that the settings name, with its memory. No other one is imported."""
+def make_strategy(settings: StrategySettings, memory: KVMemory | None = None) -> Strategy:
+    """Make the strategy that the settings name. No other one is imported.
+
+    memory: of another strategy, as these settings would make it; None: a new one.
+    """
     limits = settings.limits
     if settings.batching == "paged":
         from strategies.memory.blocks import PagedMemory
         from strategies.paged import PagedStrategy
 
-        if settings.num_states:
-            blocks = _blocks_and_states(settings)
-        else:
-            blocks = PagedMemory(
-                settings.num_blocks,
-                settings.layout,
-                num_host_blocks=settings.num_swap_blocks,
-                caches_prefixes=settings.enable_prefix_caching,
-            )
+        blocks = _blocks(settings) if memory is None else memory
+        assert isinstance(blocks, PagedMemory)
         return PagedStrategy(blocks, limits, settings.preemption_mode)
-    slots = _slots(settings)
+    slots = _slots(settings) if memory is None else memory
     match settings.batching:
         case "none":
             from strategies.none import NoneStrategy
@@ -76,7 +73,16 @@ def make_strategy(settings: StrategySettings) -> Strategy:
             return ContinuousStrategy(slots, limits, reservation, longest)
 
 
-def _blocks_and_states(settings: StrategySettings) -> PagedMemory:
+def _blocks(settings: StrategySettings) -> PagedMemory:
+    if not settings.num_states:
+        from strategies.memory.blocks import PagedMemory
+
+        return PagedMemory(
+            settings.num_blocks,
+            settings.layout,
+            num_host_blocks=settings.num_swap_blocks,
+            caches_prefixes=settings.enable_prefix_caching,
+        )
     from strategies.memory.state_blocks import CheckpointedStates, StatePagedMemory
 
     num_slots = settings.num_states, settings.num_spare_states, settings.num_checkpoints

@@ -105,7 +105,7 @@ class PagedStrategy(Strategy):
 
     def _wait(self, group: SequenceGroup) -> None:
         self.running.remove(group)
-        self._enqueue(group)
+        self.enqueue(group)
 
     def _should_swap(self, group: SequenceGroup) -> bool:
         if self.preemption_mode != "auto":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from benchmarks.load.journal import percentile
@@ -19,7 +20,8 @@ class Figures:
     tokens_per_s: float
     """Generated tokens per second, from the first arrival to the last token."""
     first_token: tuple[float, float]
-    """From arrival to the first token: the median and the 99th percentile, as the next two."""
+    """From arrival to the first token: the median and the 99th percentile, as the next two; not a
+    number if nobody got a first token."""
     inter_token: tuple[float, float]
     """Between two tokens of an answer."""
     end_to_end: tuple[float, float]
@@ -43,7 +45,16 @@ class Answer:
 class Tally:
     """Collects the tokens of all sequences."""
 
-    def __init__(self, arrivals: Iterable[Arrived]) -> None:
+    def __init__(
+        self,
+        arrivals: Iterable[Arrived],
+        since: float | None = None,
+        newest: Mapping[int, float] | None = None,
+    ) -> None:
+        """since: when the tally begins; None: with the first arrival. newest: by sequence id, when
+        the sequence got its newest token before that."""
+        self._since = since
+        self._newest = newest or {}
         self._arrived: dict[int, float] = {}
         """When the request of each sequence arrived, by the sequence's id."""
         for arrived in arrivals:
@@ -70,7 +81,7 @@ class Tally:
         if sequence_id not in self._arrived:
             return
         self._num_tokens[sequence_id] += count
-        before = self._last.get(sequence_id)
+        before = self._last.get(sequence_id, self._newest.get(sequence_id))
         if before is None:
             self._first[sequence_id] = at
         else:
@@ -86,14 +97,15 @@ class Tally:
 
     @property
     def seconds(self) -> float:
-        """From the first arrival to the last token."""
+        """From the first arrival, or the begin of the tally, to the last token."""
         if not self._last:
             return 0.0
-        return max(max(self._last.values()) - min(self._arrived.values()), 1e-9)
+        begin = min(self._arrived.values()) if self._since is None else self._since
+        return max(max(self._last.values()) - begin, 1e-9)
 
     def figures(self) -> Figures | None:
         """Return the figures; None if no request got a token."""
-        if not self._first:
+        if not self._last:
             return None
         arrived, last, seconds = self._arrived, self._last, self.seconds
         return Figures(
@@ -109,6 +121,8 @@ class Tally:
 
 
 def _spread(values: list[float]) -> tuple[float, float]:
+    if not values:
+        return math.nan, math.nan
     return percentile(values, 0.5), percentile(values, 0.99)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import count
 
 import msgspec
@@ -14,9 +15,11 @@ from benchmarks.replay.cost import Cost, work_of
 from benchmarks.replay.figures import Figures, Tally
 from benchmarks.replay.reproduce import make_engine, submit
 from benchmarks.replay.script import Script
+from benchmarks.replay.takeover import has_same_memory, take_over
 from core.errors import LongshoreError
 from core.plan import StepPlan
 from core.sampling import Finish
+from engine.engine import Engine
 from engine.executor import Observer
 from engine.observers.frames import Aborted, Arrived, Header
 from engine.observers.ledger import joined
@@ -24,7 +27,20 @@ from strategies.base import Strategy
 from strategies.factory import StrategySettings
 
 STOP_STRING = "stop_string"
+ROUNDING_S = 1e-8
+"""Recorded times are integer nanoseconds, and computed ones are sums of floats."""
 Watch = Callable[[Strategy, Callable[[], int]], Iterable[Observer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a schedule begins, if there are requests and memory before it."""
+
+    engine: Engine
+    """With the recorded options. It is of no use afterwards."""
+    now: float
+    newest: Mapping[int, float]
+    """By sequence id: when the sequence got its newest token."""
 
 
 def check_computable(header: Header) -> None:
@@ -61,14 +77,16 @@ def serve(
     cost: Cost,
     num_users: int | None = None,
     watch: Watch = lambda strategy, clock_ns: (),
+    beginning: Beginning | None = None,
 ) -> tuple[Tally, int]:
     """Do as `forecast` does. Return what the answers got, and refused requests.
 
     num_users: if given, requests do not arrive when they did: so many users each send the next one
     when they have an answer. watch: returns observers of the engine. They get its strategy, and the
-    computed clock: the begin of a step until it is scheduled, then its end.
+    computed clock: the begin of a step until it is scheduled, then its end. beginning: requests
+    that it has must be in the script; the memory stays if the settings have the same one.
     """
-    return _Forecast(header, settings, script, cost, num_users, watch).run()
+    return _Forecast(header, settings, script, cost, num_users, watch, beginning).run()
 
 
 class _Forecast:
@@ -80,6 +98,7 @@ class _Forecast:
         cost: Cost,
         num_users: int | None,
         watch: Watch,
+        beginning: Beginning | None,
     ) -> None:
         needed = settings.layout.blocks_for(settings.max_model_len)
         if needed > settings.num_blocks:
@@ -89,23 +108,31 @@ class _Forecast:
             )
         script.end_as_recorded()
         self._script, self._cost = script, cost
-        self._engine, self._executor = make_engine(header, settings, script, repeats=False)
-        self._tally = Tally(script.arrivals)
+        memory = None
+        if beginning is not None and has_same_memory(header.settings, settings):
+            memory = beginning.engine.strategy.memory
+        self._engine, self._executor = make_engine(
+            header, settings, script, repeats=False, memory=memory
+        )
+        self._num_refused, self._now = 0, 0.0
+        self._tally, self._events = Tally(script.arrivals), _Events(script)
+        if beginning is not None:
+            self._events = _Events(script, beginning.engine.strategy.request_ids)
+            self._tally = Tally(script.arrivals, beginning.now, beginning.newest)
+            self._num_refused = take_over(self._engine, beginning.engine)
+            self._now = beginning.now
         strategy = self._engine.strategy
         watchers = watch(strategy, lambda: round(self._now * 1e9))
         self._engine.observer = joined((_Extremes(strategy, self._tally), *watchers))
-        self._now = 0.0
-        self._events = _Events(script)
         self._later: deque[Arrived] = deque()
         """Requests that wait for a user."""
         self._num_open: dict[int, int] = {}
         """With users: the answers of each request that have not ended."""
         if num_users is not None:
             self._later = self._events.hold_back(num_users)
-        self._num_refused = 0
 
     def run(self) -> tuple[Tally, int]:
-        engine, tally, now = self._engine, self._tally, 0.0
+        engine, tally, now = self._engine, self._tally, self._now
         while self._events or engine.has_work():
             if not engine.has_work():
                 now = max(now, self._events.next_at)
@@ -120,9 +147,9 @@ class _Forecast:
 
     def _step(self, now: float) -> float:
         """Run a step and return when it ends."""
-        num_steps = self._engine.num_steps
+        num_steps, in_flight = self._engine.num_steps, self._engine.in_flight
         outputs = self._engine.step(now, self._compute)
-        if self._engine.num_steps == num_steps and not outputs:
+        if self._engine.num_steps == num_steps and in_flight is None and not outputs:
             self._now = self._wait(now)
         now = self._now
         for output in outputs:
@@ -177,18 +204,22 @@ class _Forecast:
 class _Events:
     """The arrivals that are still to come, and the clients that will leave, by time."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, arrived: Collection[int] = ()) -> None:
+        """arrived: requests that have arrived already. Their clients may still leave."""
         self._order = count()
         self._leave: dict[int, list[tuple[float, Aborted]]] = {}
         """By request: how long after its arrival."""
-        arrived = {each.id: each.at for each in script.arrivals}
+        times = {each.id: each.at for each in script.arrivals}
         for abort in script.aborts:
-            if abort.reason != STOP_STRING and abort.id in arrived:
-                after = abort.at_ns / 1e9 - arrived[abort.id]
+            if abort.reason != STOP_STRING and abort.id in times:
+                after = abort.at_ns / 1e9 - times[abort.id]
                 self._leave.setdefault(abort.id, []).append((after, abort))
         self._heap: list[tuple[float, int, Arrived | Aborted]] = []
         for each in script.arrivals:
-            self._push(each.at, each)
+            if each.id not in arrived:
+                self._push(each.at, each)
+            else:
+                self._push_leaving(each.at, each.id)
 
     def __bool__(self) -> bool:
         return bool(self._heap)
@@ -214,14 +245,17 @@ class _Events:
 
     def until(self, now: float) -> Iterator[Arrived | Aborted]:
         """Yield and remove what happens up to now."""
-        while self._heap and self._heap[0][0] <= now:
+        while self._heap and self._heap[0][0] <= now + ROUNDING_S:
             yield heapq.heappop(self._heap)[2]
 
-    def _push(self, at: float, event: Arrived | Aborted) -> None:
-        heapq.heappush(self._heap, (at, next(self._order), event))
-        if isinstance(event, Arrived):
-            for after, abort in self._leave.get(event.id, ()):
-                heapq.heappush(self._heap, (at + after, next(self._order), abort))
+    def _push(self, at: float, arrived: Arrived) -> None:
+        heapq.heappush(self._heap, (at, next(self._order), arrived))
+        self._push_leaving(at, arrived.id)
+
+    def _push_leaving(self, at: float, request_id: int) -> None:
+        """Let the clients of a request, which arrives `at`, leave as long after it as they did."""
+        for after, abort in self._leave.get(request_id, ()):
+            heapq.heappush(self._heap, (at + after, next(self._order), abort))
 
 
 class _Extremes(Observer):

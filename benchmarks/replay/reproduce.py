@@ -24,6 +24,7 @@ from engine.observers.recorder import Recorder
 from engine.observers.store import Recording
 from engine.scores.part import PromptScores
 from strategies.factory import StrategySettings, make_strategy
+from strategies.memory.base import KVMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,16 @@ Watch = Callable[["Replay"], Iterable[Observer]]
 
 
 def make_engine(
-    header: Header, settings: StrategySettings, script: Script, *, repeats: bool
+    header: Header,
+    settings: StrategySettings,
+    script: Script,
+    *,
+    repeats: bool,
+    memory: KVMemory | None = None,
 ) -> tuple[Engine, ReplayExecutor]:
     """Return an engine with the strategy that serves, and an executor that computes nothing.
 
-    repeats: whether it will run the steps of the recording.
+    repeats: whether it will run the steps of the recording. memory: as in `make_strategy`.
     """
     whole_answers = header.executor == "library"
     executor = ReplayExecutor(script, whole_answers=whole_answers, repeats=repeats)
@@ -74,7 +80,7 @@ def make_engine(
         vocab_size=VOCABULARY,
         load_seconds=0.0,
     )
-    strategy = make_strategy(settings)
+    strategy = make_strategy(settings, memory)
     if header.drafts and repeats:
         strategy.extension = RecordedDrafts(strategy, script, executor)
     features = (PromptScores(),)

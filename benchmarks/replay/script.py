@@ -67,8 +67,16 @@ class Script:
         return self.links.get((sequence_id, position), 0)
 
     def end_as_recorded(self) -> None:
-        """Let every answer end with the tokens that it had in the recording, for any reason."""
-        self.ended |= self.num_generated.keys()
+        """Let every answer end with the tokens that it had in the recording, for any reason.
+
+        One that has its greatest length ends anyway.
+        """
+        self.ended |= {
+            id
+            for arrived in self.arrivals
+            for id in range(arrived.id, arrived.id + arrived.num_samples)
+            if self.num_generated[id] < arrived.max_tokens
+        }
 
     def prompt(self, arrived: Arrived) -> list[int]:
         """Return tokens whose links are the same as another prompt's if the recorded ones were."""

@@ -68,6 +68,9 @@ def test_a_fork_shows_both_futures(page: Page, recording: str) -> None:
     before, after = figures(page)
     assert len(before) == 8
     assert before != after
+    states = page.locator("#futures .state").all_inner_texts()
+    assert states[0] == ""
+    assert "computed again" in states[1]
     names = page.locator("#futures .name").all_inner_texts()
     assert names == ["The recorded options", "batching=none"]
     for batch in page.locator("#futures .batch").all():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -47,6 +47,33 @@ class Row(msgspec.Struct):
     ended_by: str = ""
     """A finish reason, or why it was aborted."""
 
+    def until(self, now: float, generated: int) -> Row:
+        """Return a copy as of a moment between two steps at which the sequence had not ended.
+
+        What happens when a step begins is later than one that ends now.
+        """
+        breaks = [
+            Break(each.phase, each.since, _until(each, now))
+            for each in self.breaks
+            if each.since < now
+        ]
+        return msgspec.structs.replace(
+            self,
+            admitted=None if self.admitted is None or self.admitted >= now else self.admitted,
+            first=None if self.first is None or self.first > now else self.first,
+            end=None,
+            generated=generated,
+            breaks=breaks,
+            ended_by="",
+        )
+
+
+def _until(each: Break, now: float) -> float | None:
+    is_over = each.until is not None and (
+        each.until <= now if each.phase == "prefill" else each.until < now
+    )
+    return each.until if is_over else None
+
 
 class Rows(Observer):
     """Collects the rows of all sequences, and the receipts of all requests."""
@@ -71,6 +98,13 @@ class Rows(Observer):
         self._recomputed: list[Row] = []
         """Rows that the step brings up to their newest token again."""
         self._num_preemptions = 0
+
+    def resume(self, rows: Iterable[tuple[Request, Row]]) -> None:
+        """Go on with unfinished sequences. Those that ran, and no longer do, are preempted now."""
+        for request, row in rows:
+            self.rows[row.id] = self._open[row.id] = row
+            self._requests |= dict.fromkeys(request.sequence_ids, request)
+        self._find_preempted(self._now())
 
     def added(self, request: Request) -> None:
         self._requests |= dict.fromkeys(request.sequence_ids, request)

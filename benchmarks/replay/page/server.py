@@ -107,12 +107,7 @@ def _json(value: object, status: int = 200) -> Response:
 
 
 def _future(future: Future, executor: str) -> Mapping[str, object]:
-    return {
-        "settings": _settings(future.settings, executor),
-        "figures": future.figures,
-        "rows": future.rows,
-        "num_refused": future.num_refused,
-    }
+    return msgspec.structs.asdict(future) | {"settings": _settings(future.settings, executor)}
 
 
 def _recording(tape: Tape) -> Mapping[str, object]:

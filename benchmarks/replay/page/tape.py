@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from itertools import accumulate
 
 from benchmarks.replay.page.rows import Row, Rows
@@ -75,6 +75,11 @@ class Tape:
     def index_at(self, time: float) -> int:
         """Return the index of the first frame that was recorded later."""
         return min(bisect_right(self.times, time), self.num_frames)
+
+    def step_at(self, time: float) -> int:
+        """Return the index of the first frame that begins a step at that time, or later."""
+        number = bisect_left(self.step_times, time)
+        return self.steps[number] if number < len(self.steps) else self.num_frames
 
     def to(self, index: int) -> Replay:
         """Return a replay of the frames before `index`, which the caller may go on with."""

@@ -24,16 +24,14 @@ export class Futures {
     this.panels = [];
   }
 
-  // at: when the futures begin; names: of both; select: called with the id of a row that is clicked.
-  show(at, futures, names, select) {
-    this.at = at;
+  // names: of both futures; select: called with the id of a row that is clicked.
+  show(futures, names, select) {
+    this.at = futures[0].at;
     this.panels = futures.map((future, index) => {
       const root = this.template.content.firstElementChild.cloneNode(true);
       const panel = { future, root, shown: { ids: [], rowHeight: 1 } };
       root.querySelector(".name").textContent = names[index];
-      root.querySelector(".state").textContent = future.num_refused
-        ? `${future.num_refused} requests do not fit and were refused`
-        : "";
+      root.querySelector(".state").textContent = stateOf(future);
       showFigures(root.querySelector("dl"), future.figures, index > 0 ? futures[0].figures : null);
       root.querySelector(".batch").addEventListener("click", ({ offsetY }) => {
         const id = panel.shown.ids[Math.floor(offsetY / panel.shown.rowHeight)];
@@ -56,6 +54,14 @@ export class Futures {
       batchLegend(panel.root.querySelector(".batch-legend"), panel.future.settings);
     }
   }
+}
+
+// Says what the future could not take over from its moment.
+function stateOf({ num_refused, keeps_memory, num_preempted }) {
+  const notes = [];
+  if (!keeps_memory) notes.push(`begins with an empty memory: the ${num_preempted} sequences that ran are computed again`);
+  if (num_refused) notes.push(`${num_refused} requests do not fit and were refused`);
+  return notes.join("; ");
 }
 
 function showFigures(list, figures, others) {

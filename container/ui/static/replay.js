@@ -184,9 +184,9 @@ async function fork(at, changes, name) {
   try {
     const query = new URLSearchParams({ at, ...changes });
     const found = await json(`ui/replay/fork?${query}`);
-    futures.show(at, found.futures, ["The recorded options", name], show);
+    futures.show(found.futures, ["The recorded options", name], show);
     note.textContent =
-      `From ${(at - recording.begin).toFixed(2)} s on, with an empty memory and the unfinished requests in the queue. ` +
+      `From ${(futures.at - recording.begin).toFixed(2)} s on, with the batch, the queue and the memory of that moment. ` +
       `Both are computed (${found.quality}).`;
     draw();
   } catch (error) {

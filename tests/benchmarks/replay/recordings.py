@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from engine.observers.frames import VERSION, AnyFrame, Header
 from engine.observers.recorder import Recorder
 from engine.observers.store import Recording, RecordingWriter
 from strategies.base import Limits
+from strategies.beam_group import BeamSearches
 from strategies.factory import StrategySettings, make_strategy
 from tests.benchmarks.replay.timed import Clock, TimedExecutor
 from tests.engine.serve.serving import FACTS
@@ -31,6 +32,10 @@ class Ask(NamedTuple):
     num_prompt_tokens: int
     max_tokens: int
     priority: int = 0
+    params: Mapping[str, int] = {}
+    """Further sampling parameters."""
+    stays_s: float | None = None
+    """How long the client waits; None: until the answer ends."""
 
 
 def record(
@@ -41,6 +46,7 @@ def record(
     max_sequences: int = 4,
     max_step_tokens: int = 16,
     max_delay_s: float = 0.0,
+    overlaps: bool = False,
 ) -> Recording:
     """Return the recording of an engine whose steps take a known time. Ids: the order of asks."""
     settings = StrategySettings(
@@ -56,9 +62,13 @@ def record(
         num_swap_blocks=0,
     )
     strategy, clock, frames = make_strategy(settings), Clock(), list[AnyFrame]()
-    engine = Engine(strategy, TimedExecutor(clock, 1.0), FACTS)
+    features = (BeamSearches(),)
+    engine = Engine(
+        strategy, TimedExecutor(clock, 1.0), FACTS, overlaps=overlaps, features=features
+    )
     engine.observer = Recorder(strategy, frames.extend, clock_ns=clock.ns)
     waiting, rng = sorted(asks, key=lambda ask: ask.at), random.Random(0)
+    leaving: list[tuple[float, int]] = []
     while waiting or engine.has_work():
         if not engine.has_work():
             clock.now = max(clock.now, waiting[0].at)
@@ -66,16 +76,21 @@ def record(
             ask = waiting.pop(0)
             prompt = [rng.randrange(1, 20) for _ in range(ask.num_prompt_tokens)]
             params = SamplingParams(
-                max_tokens=ask.max_tokens, priority=ask.priority, ignore_eos=True
+                max_tokens=ask.max_tokens, priority=ask.priority, ignore_eos=True, **ask.params
             )
-            engine.add(prompt, params, ask.at)
-        before = clock.now
+            id = engine.add(prompt, params, ask.at)
+            if ask.stays_s is not None:
+                leaving.append((ask.at + ask.stays_s, id))
+        for at, id in [each for each in leaving if each[0] <= clock.now]:
+            engine.abort(id, None, "left")
+            leaving.remove((at, id))
+        num_steps, in_flight = engine.num_steps, engine.in_flight
         engine.step(clock.now)
-        if clock.now == before:  # nothing to compute
+        if engine.num_steps == num_steps and in_flight is None and engine.has_work():
             times = [waiting[0].at] if waiting else []
             wake_at = engine.wake_at()
             clock.now = min(times if wake_at is None else [*times, wake_at])
-    header = Header(VERSION, settings, "packed", False, False, 4, 0, number=0, is_idle=True)
+    header = Header(VERSION, settings, "packed", overlaps, False, 4, 0, number=0, is_idle=True)
     return Recording(header, frames)
 
 
@@ -83,6 +98,19 @@ def random_asks(seed: int, count: int, seconds: float) -> list[Ask]:
     rng = random.Random(seed)
     return [
         Ask(rng.uniform(0, seconds), rng.randint(1, 14), rng.randint(2, 14)) for _ in range(count)
+    ]
+
+
+def mixed_asks(seed: int, count: int, seconds: float) -> list[Ask]:
+    """Also requests with several samples, searches, priorities, and clients that leave."""
+    rng, kinds = random.Random(seed), ({}, {}, {"n": 2}, {"n": 2, "num_beams": 2, "temperature": 0})
+    return [
+        ask._replace(
+            priority=rng.randrange(2),
+            params=rng.choice(kinds),
+            stays_s=rng.choice((None, None, rng.uniform(0, 1))),
+        )
+        for ask in random_asks(seed, count, seconds)
     ]
 
 
