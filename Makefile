@@ -133,7 +133,7 @@ asan: setup  #: Run the tests of the CPU's C++ kernels under AddressSanitizer (n
 image-check: setup  #: Build the image without Docker (as root, with buildah and debootstrap) and test it
 	packaging/image/check
 
-variants: setup  #: Compile every kernel variant for every GPU and check the code (ARGS='-k prefill-256')
+variants: setup  #: Compile the kernels' variants for every GPU and check the code (ARGS='-k prefill-256')
 	$(EVERY_VARIANT) tests/kernels/compiled $(ARGS)
 
 kernels: variants .triton-$(TRITON_FLOOR)/installed  #: Run variants, then variants and all kernel tests with the oldest supported Triton

@@ -54,6 +54,7 @@ def url(tmp_path_factory: pytest.TempPathFactory):
         yield f"http://127.0.0.1:{container.port}"
 
 
+@pytest.mark.matrix(cases=0)
 def test_both_schemas_in_one_load_test(url: str, tmp_path: Path) -> None:
     lmi, openai = loadtest(tmp_path, "--target", url, "--subject", f"openai=openai+{url}").runs
     assert openai.name == "openai"

@@ -53,6 +53,7 @@ def test_packed_executor(tiny_model, expected, architecture, batching):
     assert llm.llm_engine.strategy.memory.num_held_blocks == 0
 
 
+@pytest.mark.matrix(cases=5)
 @pytest.mark.parametrize("batching", STRATEGIES)
 @pytest.mark.parametrize("architecture", ["gpt_oss", "gemma2", "gemma4_text", "olmo3", "ministral"])
 def test_nothing_reads_what_a_window_has_left(tiny_model, expected, architecture, batching):
@@ -79,6 +80,7 @@ def test_nothing_reads_what_a_window_has_left(tiny_model, expected, architecture
     assert any(num_freed) == (batching == "paged")
 
 
+@pytest.mark.matrix(cases=12)
 @pytest.mark.parametrize("architecture", [*OWN, *FOREIGN])
 def test_packed_executor_with_cpu_kernels(tiny_model, architecture):
     path = tiny_model(architecture, is_wide=True)

@@ -158,7 +158,7 @@ PAGED_BLOCKS = {"gemma3": 24}
 """Blocks with which `paged` has to preempt, although it frees those that left a window."""
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(cases=5)
 @pytest.mark.parametrize("batching", STRATEGIES)
 @pytest.mark.parametrize("model_type", VISION_FAMILIES)
 def test_tokens_equal_transformers(vision_model, expected, model_type, batching):

@@ -33,6 +33,7 @@ PAGED = {"batching": "paged", "num_kv_blocks": 29, "block_size": 4, "swap_space_
          "enable_prefix_caching": False}  # fmt: skip
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
 def test_preempted_answers(mode, tmp_path):
     [subject, *_] = make_subjects(tmp_path, lambda *names: names == ("llama", "fp32"))
@@ -43,7 +44,7 @@ def test_preempted_answers(mode, tmp_path):
     assert counts["preemptions"] > 0
 
 
-@pytest.mark.matrix(cases=4)
+@pytest.mark.matrix(cases=2)
 @pytest.mark.parametrize("architecture", OWN)
 def test_every_family(tiny_model, architecture):
     path = tiny_model(architecture, is_wide=True)

@@ -90,6 +90,7 @@ def test_a_sweep(stub: Stub, tmp_path: Path) -> None:
     assert "sustains" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_writes_the_results_so_far(
     stub: Stub, tmp_path: Path, number: signal.Signals

@@ -33,6 +33,7 @@ def test_random_workloads(part):
     assert {kind for kind, count in counts.items() if count > 0} >= KINDS
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("groups", SEVERAL_GROUPS)
 def test_random_workloads_with_several_cache_groups(groups):
     counts: Counter[str] = Counter()

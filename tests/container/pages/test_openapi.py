@@ -144,7 +144,7 @@ OPERATIONS = [
 ]
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(cases=16)
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize(("kind", "path", "method"), OPERATIONS)
 def test_requests_give_no_server_error(

@@ -89,7 +89,7 @@ def test_only_the_trial_layers_are_loaded_twice(copied, monkeypatch):
     assert loaded == [2, 6]
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(cases=16)
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("architecture", OWN)
 def test_random_weights_pass_the_gate(tiny_model, load, architecture, is_tied):

@@ -50,6 +50,7 @@ def steps(monkeypatch):
     return found
 
 
+@pytest.mark.matrix(cases=16)
 @pytest.mark.parametrize("architecture", OWN)
 def test_logits_are_equal_and_the_families_are_known(tiny_model, load, steps, architecture):
     folder = tiny_model(architecture, is_wide=True)

@@ -37,6 +37,7 @@ def written(tiny_model, tmp_path_factory):
     return make
 
 
+@pytest.mark.matrix(cases=6)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_checkpoint_serves_with_the_tokens_of_its_dequantized_weights(written, name):
     """All strategies give the same tokens. One layer is stored unquantized."""

@@ -30,7 +30,7 @@ CHUNKS = {"max_rolling_batch_prefill_tokens": 10}
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(cases=2)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_strategies(tiny_model, family, size):

@@ -46,7 +46,7 @@ def split_logits(folder, size, **changes):
     return run_ranks(size, work)
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(cases=8)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("architecture", OWN)
 def test_every_family(tiny_model, architecture, size):
@@ -67,6 +67,7 @@ def test_heads_and_widths_that_do_not_divide(tiny_model, architecture, size):
         torch.testing.assert_close(split, expected, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.matrix(cases=3)
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize(("vocabulary", "size"), [(7, 2), (5, 3), (5, 4), (101, 4)])
 def test_vocabularies_that_do_not_divide(tiny_model, vocabulary, size, is_tied):

@@ -19,6 +19,7 @@ CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("exact_rows")
 
 
+@pytest.mark.matrix(cases=4)
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in ACT_ORDER])
 def test_every_format(tiny_model, tmp_path, name):
     """If inputs are split, a rank may have a part of a group, and needs the scale of the group."""
@@ -35,6 +36,7 @@ ODD = {"hidden_size": 160, "num_attention_heads": 5, "num_key_value_heads": 5,
 """Seven and five times 32, so that no two of three ranks' shares are whole groups."""
 
 
+@pytest.mark.matrix(cases=2)
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in ACT_ORDER])
 def test_every_format_with_groups_that_do_not_divide(tiny_model, tmp_path, name):
     source = tiny_model("llama", changes=ODD)
@@ -43,6 +45,7 @@ def test_every_format_with_groups_that_do_not_divide(tiny_model, tmp_path, name)
         torch.testing.assert_close(split, expected_logits(dequantized), atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.matrix(cases=2)
 @pytest.mark.parametrize("precision", QUANTIZERS)
 @pytest.mark.parametrize("architecture", UNEVEN)
 def test_odd_sizes_that_are_quantized_at_load(tiny_model, architecture, precision):

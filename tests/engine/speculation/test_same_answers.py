@@ -81,6 +81,7 @@ def expected(tiny_model):
     return of
 
 
+@pytest.mark.matrix(cases=4)
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("batching", STRATEGIES)

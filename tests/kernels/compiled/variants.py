@@ -58,6 +58,8 @@ PREFILL = (
     parameter("group", [1, 2, 4, 8, 16], [3, 7, 12, 17, 24, 48], [71, 96]),
 )
 LATENTS = dict(LATENT_DIMS)
+_ALIKE = {80: (80, 86, 89), 86: (80, 86, 89), 89: (80, 86, 89), 90: (90,)}
+"""The GPUs that share the kinds of parameters, by GPU."""
 PARAMETERS = {
     "prefill": PREFILL,
     "segments": PREFILL,
@@ -197,7 +199,9 @@ def representative(arch: int) -> list[Variant]:
 
 
 def matrix(arch: int) -> list[Variant]:
-    """Return each kernel with each head dim and format, and with each kind of its parameters.
+    """Return each kernel with each head dim and format, and with kinds of its parameters.
+
+    On sm_90, they are all kinds. The other GPUs, whose code is much the same, share them.
 
     The combining kernel reads no cache, so its formats are only those of the query. Latents are
     not attended in segments, and they are combined like other heads.
@@ -210,10 +214,13 @@ def matrix(arch: int) -> list[Variant]:
     for kernel, head_dim, formats in shapes:
         if kernel.startswith("combine") and formats[0] != formats[1]:
             continue
-        rng = random.Random(f"{arch} {kernel} {head_dim} {formats}")
-        rows = covering(PARAMETERS[kernel], rng)
+        alike = [one for one in _ALIKE[arch] if Variant(kernel, head_dim, formats).runs_on(one)]
+        if arch not in alike:
+            continue
+        rng = random.Random(f"{_ALIKE[arch]} {kernel} {head_dim} {formats}")
+        rows = covering(PARAMETERS[kernel], rng)[alike.index(arch) :: len(alike)]
         variants += [Variant(kernel, head_dim, formats, **row) for row in rows]
-    return [variant for variant in variants if variant.runs_on(arch)]
+    return variants
 
 
 def covering(parameters: Sequence[Parameter], rng: random.Random) -> list[dict[str, Any]]:

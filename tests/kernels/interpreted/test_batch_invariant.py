@@ -68,7 +68,7 @@ def _on_a_gpu(monkeypatch):
     )
 
 
-@pytest.mark.matrix(cases=1)
+@pytest.mark.matrix(cases=0)
 @pytest.mark.usefixtures("_on_a_gpu")
 @pytest.mark.parametrize("quantize", [None, "int8"])
 @pytest.mark.parametrize("architecture", SETTINGS)
