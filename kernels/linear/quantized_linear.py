@@ -35,7 +35,7 @@ TILES: Mapping[tuple[int, int], tuple[int, int, int]] = {
 }
 """Maps the rows and inputs of a tile to its outputs, and to the kernel's warps and stages.
 
-With these sizes, kernels need no stack and read 16 bytes at a time on sm_80 to sm_90, as
+With these sizes, loops need no stack and read 16 bytes at a time on sm_80 to sm_90, as
 tests/kernels/compiled/test_quantized_compile.py checks. For neighbouring sizes, this is not true.
 On an H200, other sizes are at most a tenth faster.
 """

@@ -63,6 +63,7 @@ STRATEGIES = [in_the_sample(batching) for batching in BATCHING_NAMES]
 every_strategy = pytest.mark.parametrize("server", STRATEGIES, indirect=True)
 
 
+@pytest.mark.matrix(cases=2)
 @every_strategy
 def test_texts_are_the_same_streamed_and_whole(server, offline, request):
     """Several clients ask at once. Then one leaves during its stream, and the next is answered."""

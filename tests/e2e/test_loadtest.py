@@ -73,6 +73,7 @@ def test_both_schemas_in_one_load_test(url: str, tmp_path: Path) -> None:
     assert not counted <= {3, 6, 13}, "as counted by the server, not as requested"
 
 
+@pytest.mark.matrix(cases=0)
 def test_load_test_through_boto3(url: str, tmp_path: Path) -> None:
     (run,) = loadtest(tmp_path, "--sagemaker", "demo", "--target", url).runs
     check(run)

@@ -113,6 +113,7 @@ def test_embeddings_with_the_openai_client(tmp_path):
         assert container.stop() == 0
 
 
+@pytest.mark.matrix(cases=0)
 def test_images(tmp_path):
     path = save_task_model("viewer", tmp_path)
     pixel = base64.b64decode(
@@ -152,6 +153,7 @@ def test_custom_handler(tmp_path, short_dir, batching):
     assert "Traceback" in container.log, "the traceback is in the log"
 
 
+@pytest.mark.matrix(cases=0)
 def test_speech_recognition(tmp_path):
     """The body is a WAV file whose sampling rate is not the model's. Then two files come in base64.
 

@@ -18,7 +18,7 @@ OWN_SEEDS = {architecture: seed for seed, architecture in enumerate(OWN)}
 NOTE = "the last bits of an answer may depend on its batch: "
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(cases=2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("model", MODELS)
 def test_random_schedules(model, dtype, tmp_path):

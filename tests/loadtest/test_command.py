@@ -186,6 +186,7 @@ def test_running_the_locustfile_by_hand(stub: Stub) -> None:
     assert counts["total"] == counts["request"] == counts["first token"] == len(stub.bodies) > 4
 
 
+@pytest.mark.matrix(cases=3)
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [

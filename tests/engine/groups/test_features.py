@@ -11,7 +11,7 @@ from tests.engine.lora.adapter_files import adapted_llm, merged, write_adapter
 SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 10}
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("architecture", ["gemma3_text", "gemma4_text"])
 def test_an_fp8_kv_cache_answers_alike_in_all_strategies(tiny_model, architecture):
     """The cached numbers are the same, whichever blocks they are in."""

@@ -20,6 +20,7 @@ def turns(llm):
     return outputs
 
 
+@pytest.mark.matrix(cases=2)
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2", "gpt_oss"])
 def test_tokens_are_equal_with_and_without_caching(tiny_model, architecture):
     small = {"dtype": "fp32", "block_size": 4, "num_kv_blocks": 30}

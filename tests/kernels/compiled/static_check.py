@@ -22,6 +22,9 @@ _BUFFERS = re.compile(r"ttg\.local_alloc : \(\) -> !ttg\.memdesc<(\d+)x")
 _WAITS = re.compile(r"cp\.async\.wait_group\s+(\d+)")
 _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(.*?);")
 _BACKWARD = re.compile(r"BRA\S* .*?(0x[0-9a-f]+)")
+_STACK = re.compile(r"\b(?:LDL|STL)\b")
+MOST_OF_A_LOOP = 0.01
+"""The share of a loop's instructions that may read or write the stack."""
 _WIDE_STORES = (r"st\.global\S*\.v4\.b32", r"st\.global\S*\.v2\.b64")
 
 
@@ -77,16 +80,29 @@ def pipeline(kernel: CompiledKernel) -> Pipeline:
 
 def loop_instructions(kernel: CompiledKernel) -> int:
     """Return the number of machine instructions in the longest loop."""
-    code = _INSTRUCTION.findall(cuobjdump(kernel, "-sass"))
-    jumps = [(int(place, 16), _BACKWARD.search(text)) for place, text in code]
-    return max(place - int(jump[1], 16) for place, jump in jumps if jump) // 16 + 1
+    return max(map(len, _loops(kernel)))
+
+
+def _loops(kernel: CompiledKernel) -> list[list[str]]:
+    """Return the machine instructions of each loop; all of them if there is no loop."""
+    found = _INSTRUCTION.findall(cuobjdump(kernel, "-sass"))
+    code = {int(place, 16): text for place, text in found}
+    jumps = [(place, _BACKWARD.search(text)) for place, text in code.items()]
+    spans = [(int(jump[1], 16), place) for place, jump in jumps if jump]
+    loops = [(begin, end) for begin, end in spans if begin < end] or [(0, max(code))]
+    return [[code[place] for place in range(begin, end + 1, 16)] for begin, end in loops]
 
 
 def faults(kernel: CompiledKernel, arch: int) -> list[str]:
-    """Return errors: registers spilled to the stack, or too much shared memory."""
+    """Return errors: registers spilled to the stack in a loop, or too much shared memory.
+
+    Before and after its loop, a kernel may keep a few registers on the stack: that costs nothing.
+    """
     found, limit = facts(kernel), SHARED_MEMORY_LIMIT[arch]
+    loops = _loops(kernel) if found.stack_bytes else []
+    shares = [sum(map(bool, map(_STACK.search, loop))) / len(loop) for loop in loops]
     return [
-        *([f"{found.stack_bytes} bytes of stack"] if found.stack_bytes else []),
+        *[f"{share:.1%} of a loop are spills" for share in shares if share > MOST_OF_A_LOOP],
         *([f"{found.shared_bytes} > {limit} shared"] if found.shared_bytes > limit else []),
     ]
 

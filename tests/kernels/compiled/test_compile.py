@@ -1,6 +1,6 @@
 """Attention kernels compiled for each GPU as the wrappers would launch them, and checked.
 
-Requirements: no spills, no stack, shared memory within the GPU's limit, 16-byte loads of K and V
+Requirements: no spills in loops, shared memory within the GPU's limit, 16-byte loads of K and V
 and none of 1 or 2 bytes, tensor cores wherever the type has them. LONGSHORE_ALL_VARIANTS=1 checks
 the whole matrix and not a sample of it (`make variants`).
 """

@@ -69,4 +69,4 @@ def test_tensor_cores_and_spills_are_found():
     good, bad = (launch.kernel for launch in launches)
     assert facts(good).tensor_core_ops
     assert not faults(good, 80)
-    assert any("stack" in fault for fault in faults(bad, 80))
+    assert any("spills" in fault for fault in faults(bad, 80))

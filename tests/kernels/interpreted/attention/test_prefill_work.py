@@ -97,7 +97,7 @@ def test_items_divide_the_visible_keys(name, num_splits, window):
         )
 
 
-@pytest.mark.matrix(cases=2)
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("tile", [(1, 16), (18, 64), (128, 64), (16, 16), (64, 128)])
 def test_blocks_and_tiles_of_any_size(tile):
     """Splits may be as short as a tile."""
@@ -160,7 +160,7 @@ def test_the_blocks_of_one_sequence_see_more_keys_than_int32_can_count():
     assert {len(items) for items in spans.values()} == {32 // 5}
 
 
-@pytest.mark.matrix(cases=1)
+@pytest.mark.matrix(cases=0)
 @pytest.mark.parametrize(
     ("dtype", "tile", "window"), [(torch.int32, (1, 16), None), (torch.int64, (16, 16), 70_000)]
 )
