@@ -2,10 +2,12 @@
 
     python -m benchmarks.speculation models/demo
     python -m benchmarks.speculation DIR --dtype bf16 --users 1,8 --given 0.8 --wall
+    python -m benchmarks.speculation --results FILE --draw docs/speculation.svg
 
 Rounds with and without drafts take turns in one process, on the same engine and the same requests;
 the answers must be equal. A gain is the median of the rounds' ratios, with the lowest and the
-highest. By default, times are the CPU time of one thread, which other processes disturb less.
+highest. By default, times are the CPU time of one thread, which other processes disturb less, also
+those of the steps' costs, which are measured first.
 
 given     a draft is right with this probability, by construction: answers are known beforehand.
           The ideal is what the measured costs of steps allow with the best number of drafts
@@ -18,16 +20,23 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shlex
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
+from benchmarks.cpu.machine import describe_machine
+from benchmarks.speculation_chart import draw, ideal_gain
 from core.sequence import Sequence as TokenSequence
 from engine import LLM, SamplingParams
+from engine.speculation.start import Speculative
 from strategies.speculation.costs import StepCosts
 from strategies.speculation.policy import Policy
 from strategies.speculation.proposer import Proposal, Proposer
@@ -97,15 +106,19 @@ class Bench:
             speculative_method=None if arguments.draft_model else arguments.method,
             speculative_draft_model=arguments.draft_model,
             num_speculative_tokens=arguments.drafts,
+            speculation="always",  # until the costs are measured
             max_rolling_batch_size=max(arguments.users),
         )
-        extension = self._llm.llm_engine.strategy.extension
+        engine = self._llm.llm_engine
+        extension = engine.strategy.extension
         assert isinstance(extension, Speculation)
-        self._speculation = extension
-        assert extension.policy.costs is not None
         assert extension.proposer is not None
-        self.costs: StepCosts = extension.policy.costs
-        self._own = extension.proposer
+        self._speculation, self._own = extension, extension.proposer
+        feature = Speculative.of(engine.features)
+        assert feature is not None
+        self.costs: StepCosts = feature.measured_costs(
+            engine.executor, engine.facts.max_model_len, engine.facts.vocab_size, self._clock
+        )
 
     def given(self, users: int, acceptance: float) -> Gain:
         prompts = self._prompts(users, "{} {}")
@@ -113,12 +126,7 @@ class Bench:
         outputs = self._llm.generate(prompts, params, use_tqdm=False)
         answers = {tuple(o.prompt_token_ids): o.outputs[0].token_ids for o in outputs}
         proposer = GivenProposer(answers, acceptance, self._llm.llm_engine.facts.vocab_size)
-        ideal = max(
-            self.costs.of(users)
-            / self.costs.of(users, users * count)
-            * sum(acceptance**power for power in range(count + 1))
-            for count in range(self._arguments.drafts + 1)
-        )
+        ideal = ideal_gain(self.costs, users, acceptance, self._arguments.drafts)
         return self._gain(f"given {acceptance}", prompts, params, proposer, ideal)
 
     def repeats(self, users: int) -> Gain:
@@ -188,6 +196,19 @@ class Bench:
 
 def main(arguments: list[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
+    if parsed.results is not None:
+        found = json.loads(parsed.results.read_text())
+    else:
+        found = _measure(parsed, sys.argv[1:] if arguments is None else arguments)
+    if parsed.out is not None:
+        parsed.out.write_text(json.dumps(found, indent=1) + "\n")
+    if parsed.draw is not None:
+        draw(found, parsed.draw)
+    return 0
+
+
+def _measure(parsed: argparse.Namespace, arguments: Sequence[str]) -> dict[str, Any]:
+    """Print the gains, and return what `--out` writes."""
     torch.set_num_threads(parsed.threads)
     bench = Bench(parsed)
     gains: list[Gain] = []
@@ -199,14 +220,15 @@ def main(arguments: list[str] | None = None) -> int:
         ):
             print(_line(gain), flush=True)
             gains.append(gain)
-    if parsed.out is not None:
-        found = {
-            "arguments": {**vars(parsed), "out": str(parsed.out)},
-            "costs": asdict(bench.costs),
-            "gains": [asdict(gain) for gain in gains],
-        }
-        parsed.out.write_text(json.dumps(found, indent=1) + "\n")
-    return 0
+    paths = ("out", "results", "draw")
+    return {
+        "command": f"python -m benchmarks.speculation {shlex.join(arguments)}",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": describe_machine(),
+        "arguments": {name: value for name, value in vars(parsed).items() if name not in paths},
+        "costs": asdict(bench.costs),
+        "gains": [asdict(gain) for gain in gains],
+    }
 
 
 def _line(gain: Gain) -> str:
@@ -238,6 +260,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quantize", default=None)
     parser.add_argument("--load-format", default="auto")
     parser.add_argument("--out", type=Path, default=None, help="JSON file for the results")
+    parser.add_argument(
+        "--draw", type=Path, default=None, help="SVG file for curves of the results"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=None, help="draw those of this JSON file; measure nothing"
+    )
     return parser
 
 
