@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from core.output import Output
-from core.sampling import Finish, SamplingParams, TopLogprobs
+from core.sampling import Finish, TopLogprobs
 from core.text.answer import AnswerText, TokenText
-from core.text.tokenizer import Tokenizer
+from core.text.detokenizer import Detokenization
+from core.text.stopping import StoppableAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,35 +22,15 @@ class Delta:
 
 
 class Answers:
-    """The `n` answers to one prompt.
+    """The `n` answers to one prompt, made by `answers_to`."""
 
-    If the request has `prompt_logprobs`, all prompt logprobs come before the first token, and
-    answers wait for them. If it `is_ranked`, use RankedAnswers.
-    """
-
-    def __init__(
-        self,
-        params: SamplingParams,
-        tokenizer: Tokenizer | None,
-        prompt_token_ids: Sequence[int] = (),
-        *,
-        kept_special_ids: Collection[int] = (),
-    ) -> None:
-        """Without a tokenizer, answers have no text.
-
-        kept_special_ids: special tokens that are not skipped.
-        """
-        self._params = params
-        self._sampled = [
-            AnswerText(params, tokenizer, prompt_token_ids, kept_special_ids=kept_special_ids)
-            for _ in range(params.num_answers)
-        ]
+    def __init__(self, detokenization: Detokenization) -> None:
+        params = detokenization.params
+        self._num_returned = params.n
+        kind = StoppableAnswer if params.stop else AnswerText
+        self._sampled = [kind(detokenization) for _ in range(params.num_answers)]
         self.prompt_logprobs: list[TopLogprobs] = []
         """For the prompt's tokens from the second on, if the request has `prompt_logprobs`."""
-        wants_scores = params.prompt_logprobs is not None
-        self._num_scores = len(prompt_token_ids) - 1 if wants_scores else 0
-        self._held: list[Delta] = []
-        """Deltas that wait for the rest of the prompt's logprobs."""
 
     @property
     def num_open(self) -> int:
@@ -72,18 +52,6 @@ class Answers:
 
         Drops output for an answer that a stop string has already ended.
         """
-        self.prompt_logprobs += output.prompt_logprobs
-        self._held += self._deltas(output)
-        if len(self.prompt_logprobs) < self._num_scores:
-            return []
-        deltas, self._held = self._held, []
-        return deltas
-
-    def is_stopped_by_string(self, output: Output) -> bool:
-        """Whether a stop string ended the answer, so the caller must abort it in the engine."""
-        return output.finish is None and self._sampled[output.index].finish is not None
-
-    def _deltas(self, output: Output) -> list[Delta]:
         answer = self._sampled[output.index]
         if answer.finish is not None:
             return []
@@ -91,8 +59,37 @@ class Answers:
         is_empty = not new and answer.finish is None
         return [] if is_empty else [Delta(output.index, new, answer.finish)]
 
+    def is_stopped_by_string(self, output: Output) -> bool:
+        """Whether a stop string ended the answer, so the caller must abort it in the engine."""
+        return output.finish is None and self._sampled[output.index].finish is not None
 
-class RankedAnswers(Answers):
+
+class ScoredAnswers(Answers):
+    """Answers of a request that may have `prompt_logprobs`.
+
+    All of these come before the first token, and answers wait for them.
+    """
+
+    def __init__(self, detokenization: Detokenization) -> None:
+        super().__init__(detokenization)
+        wants_scores = detokenization.params.prompt_logprobs is not None
+        self._num_scores = len(detokenization.prompt_token_ids) - 1 if wants_scores else 0
+        self._held: list[Delta] = []
+        """Deltas that wait for the rest of the prompt's logprobs."""
+
+    def push(self, output: Output) -> list[Delta]:
+        self.prompt_logprobs += output.prompt_logprobs
+        self._held += self._deltas(output)
+        if len(self.prompt_logprobs) < self._num_scores:
+            return []
+        deltas, self._held = self._held, []
+        return deltas
+
+    def _deltas(self, output: Output) -> list[Delta]:
+        return super().push(output)
+
+
+class RankedAnswers(ScoredAnswers):
     """The most likely of the answers that are sampled: `best_of`.
 
     They are ranked here because the engine does not know where a stop string cuts an answer.
@@ -102,7 +99,7 @@ class RankedAnswers(Answers):
     def returned(self) -> list[AnswerText]:
         """The `n` best answers so far, best first. Final once all have ended."""
         ranked = sorted(self._sampled, key=lambda answer: -answer.cumulative_logprob)
-        return ranked[: self._params.n]
+        return ranked[: self._num_returned]
 
     def _deltas(self, output: Output) -> list[Delta]:
         """Return the best answers whole, once all have ended."""
@@ -111,3 +108,11 @@ class RankedAnswers(Answers):
         return [
             Delta(rank, answer.tokens, answer.finish) for rank, answer in enumerate(self.returned)
         ]
+
+
+def answers_to(detokenization: Detokenization) -> Answers:
+    """Return the answers to a request, none of which has begun."""
+    params = detokenization.params
+    if params.is_ranked:
+        return RankedAnswers(detokenization)
+    return (Answers if params.prompt_logprobs is None else ScoredAnswers)(detokenization)

@@ -15,7 +15,9 @@ vLLM and text-generation-inference use the same method.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
+from core.sampling import SamplingParams
 from core.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
@@ -33,16 +35,13 @@ class Detokenizer:
         self,
         tokenizer: Tokenizer,
         prompt_token_ids: Sequence[int] = (),
-        *,
-        skip_special_tokens: bool = True,
-        kept_special_ids: Collection[int] = (),
+        skipped: Collection[int] = frozenset(),
     ) -> None:
-        """Decode after the given prompt. kept_special_ids: special tokens that are not skipped."""
+        """Decode after the given prompt, without the tokens in `skipped`."""
         self._tokenizer = tokenizer
-        special = tokenizer.special_ids if skip_special_tokens else set[int]()
-        self._skipped = special.difference(kept_special_ids)
+        self._skipped = skipped
         context = prompt_token_ids[-NUM_CONTEXT_TOKENS:]
-        self._token_ids = [token_id for token_id in context if token_id not in self._skipped]
+        self._token_ids = [token_id for token_id in context if token_id not in skipped]
         self._window_start = 0
         self._released = len(self._token_ids)
 
@@ -93,3 +92,26 @@ class JoiningDetokenizer(Detokenizer):
         if joined and added is not None:
             return self._release(added, len(self._token_ids))
         return super()._newest_text()
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenization:
+    """How the tokens of the answers to one request become text."""
+
+    params: SamplingParams
+    tokenizer: Tokenizer | None
+    """Without a tokenizer, answers have no text."""
+    prompt_token_ids: Sequence[int] = ()
+    kept_special_ids: Collection[int] = ()
+    """Special tokens that are not skipped."""
+
+    def begin(self) -> Detokenizer | None:
+        """Return a detokenizer for one answer; None if the answer has no text."""
+        params, tokenizer = self.params, self.tokenizer
+        if tokenizer is None or not params.detokenize:
+            return None
+        skips = params.skip_special_tokens
+        skipped = tokenizer.special_ids.difference(self.kept_special_ids) if skips else ()
+        has_spaces = skips or params.spaces_between_special_tokens
+        kind = Detokenizer if has_spaces else JoiningDetokenizer
+        return kind(tokenizer, self.prompt_token_ids, skipped)

@@ -4,6 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from core.sampling import Finish
+from core.text.answer import AnswerText
+from core.text.detokenizer import Detokenization
+
+
+class StoppableAnswer(AnswerText):
+    """The text of an answer that ends at a stop string.
+
+    There, `push` drops the tokens that follow, and sets `finish` to Finish.STOP. The caller must
+    then abort the answer in the engine, unless the output has `finish`: the engine has already
+    ended the answer then.
+    """
+
+    def __init__(self, detokenization: Detokenization) -> None:
+        super().__init__(detokenization)
+        params = detokenization.params
+        self._stop = StopStrings(
+            params.stop_strings, includes_stop=params.include_stop_str_in_output
+        )
+        self._num_exempt = params.min_tokens
+        """How many of the next tokens no stop string may end in."""
+
+    @property
+    def stop_string(self) -> str | None:
+        return self._stop.found
+
+    def _text_of(self, token_id: int, is_last: bool) -> str:
+        text = super()._text_of(token_id, is_last)
+        released = self._stop.push(text, is_exempt=self._num_exempt > 0)
+        self._num_exempt -= 1
+        if self._stop.is_reached:
+            self.finish = Finish.STOP
+        return released + self._stop.flush() if is_last else released
+
 
 class StopStrings:
     """Cuts a stream of text at the first stop string.
@@ -31,9 +65,6 @@ class StopStrings:
 
         is_exempt: ignore a stop string that ends in this text, as the answer is too short to end.
         """
-        return self._search(text, is_exempt) if self._texts else text
-
-    def _search(self, text: str, is_exempt: bool) -> str:
         if self.is_reached:
             return ""
         self._held += text

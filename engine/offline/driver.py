@@ -15,7 +15,8 @@ from core.errors import (
 from core.output import Output
 from core.part import Part
 from core.sampling import Finish, SamplingParams
-from core.text.answers import Answers, Delta, RankedAnswers
+from core.text.answers import Delta, answers_to
+from core.text.detokenizer import Detokenization
 from core.text.tokenizer import Tokenizer
 from engine.engine import Engine
 from engine.offline.outputs import RequestOutput, request_output
@@ -38,8 +39,7 @@ class OfflineRequest:
         self.prompt_token_ids = prompt_token_ids
         self.params = params
         self.parts = parts
-        kind = RankedAnswers if params.is_ranked else Answers
-        self.answers = kind(params, tokenizer, prompt_token_ids)
+        self.answers = answers_to(Detokenization(params, tokenizer, prompt_token_ids))
         self.id = -1
         """The engine's request id, once submitted."""
         self._prompt = prompt

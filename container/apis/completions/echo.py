@@ -14,7 +14,7 @@ def echoed_prompt(generation: Generation, text: str, tokenizer: Tokenizer) -> li
     """Return the tokens of a prompt with this text, with their scores."""
 
     def tokens() -> list[ScoredToken]:
-        detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
+        detokenizer = Detokenizer(tokenizer)
         offsets, end = list[int](), 0
         for token_id in generation.prompt_token_ids:
             offsets.append(end)

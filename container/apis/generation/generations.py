@@ -13,7 +13,8 @@ from container.http.request_context import DIGEST_HEADER, RequestContext
 from core.protocol.facts import Facts
 from core.protocol.messages import EncodedPrompt, Submit
 from core.request_check import checked
-from core.text.answers import Answers, RankedAnswers
+from core.text.answers import answers_to
+from core.text.detokenizer import Detokenization
 
 if TYPE_CHECKING:
     from container.wire.token_stream import TokenStream
@@ -85,8 +86,8 @@ class Generations:
         context.record.submit(decoding.dialect.operation, request, submitted)
         return Generation(
             stream,
-            (RankedAnswers if params.is_ranked else Answers)(
-                params, self.prompting.tokenizer, token_ids, kept_special_ids=kept_special_ids
+            answers_to(
+                Detokenization(params, self.prompting.tokenizer, token_ids, kept_special_ids)
             ),
             decoding.dialect,
             token_ids,

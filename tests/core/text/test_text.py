@@ -13,10 +13,14 @@ from core.output import Output
 from core.sampling import Finish, SamplingParams, TopLogprobs
 from core.text.answer import AnswerText
 from core.text.bad_words import with_bad_word_ids
-from core.text.detokenizer import Detokenizer
-from core.text.stopping import StopStrings
+from core.text.detokenizer import Detokenization, Detokenizer
+from core.text.stopping import StoppableAnswer, StopStrings
 from core.text.tokenizer import Tokenizer
 from tests.core.conftest import saved
+
+
+def detokenizer_of(tokenizer, **params):
+    return Detokenization(SamplingParams(**params), tokenizer).begin()
 
 
 def texts(detokenizer, token_ids):
@@ -39,7 +43,7 @@ def test_incremental_decoding_equals_decoding_at_once(byte_level, data):
     runs = data.draw(st.lists(st.sampled_from([*pieces, [0], [0, 0], [stray], [stray] * 3])))
     token_ids = [token_id for run in runs for token_id in run]
     prompt = byte_level.encode("to be 🙂")
-    pieces = texts(Detokenizer(byte_level, prompt), token_ids)
+    pieces = texts(Detokenizer(byte_level, prompt, byte_level.special_ids), token_ids)
     assert "".join(pieces) == byte_level.decode(prompt + token_ids)[len("to be 🙂") :]
 
 
@@ -60,8 +64,8 @@ def test_spaces_between_prompt_and_answer_are_kept(metaspace, prompt):
 
 def test_special_tokens_have_text_only_on_request(byte_level):
     ids = [*byte_level.encode("to"), 0]
-    assert "".join(texts(Detokenizer(byte_level), ids)) == "to"
-    kept = Detokenizer(byte_level, skip_special_tokens=False)
+    assert "".join(texts(detokenizer_of(byte_level), ids)) == "to"
+    kept = detokenizer_of(byte_level, skip_special_tokens=False)
     assert "".join(texts(kept, ids)) == "to<|end|>"
 
 
@@ -77,7 +81,7 @@ def test_tokens_without_text_are_not_decoded_again(byte_level, monkeypatch):
     monkeypatch.setattr(Tokenizer, "decode", counted)
     unknown = 5000
     ids = [*byte_level.encode("to"), *[0, unknown] * 200, *byte_level.encode(" be")]
-    assert "".join(texts(Detokenizer(byte_level), ids)) == "to be"
+    assert "".join(texts(detokenizer_of(byte_level), ids)) == "to be"
     assert num_decoded < 100
 
 
@@ -96,8 +100,9 @@ def test_truncation_keeps_the_end_and_the_special_tokens(tmp_path):
 
 def test_selected_special_tokens_may_be_kept(byte_level):
     ids = [*byte_level.encode("to"), 0]
-    assert "".join(texts(Detokenizer(byte_level, kept_special_ids={0}), ids)) == "to<|end|>"
-    assert "".join(texts(Detokenizer(byte_level, kept_special_ids={1}), ids)) == "to"
+    for kept, text in [({0}, "to<|end|>"), ({1}, "to")]:
+        detokenization = Detokenization(SamplingParams(), byte_level, kept_special_ids=kept)
+        assert "".join(texts(detokenization.begin(), ids)) == text
 
 
 def test_the_error_for_a_missing_tokenizer_says_how_to_make_one(tmp_path):
@@ -150,7 +155,7 @@ def push_all(answer, ids, finish):
 @pytest.mark.parametrize("finish", [Finish.EOS, Finish.LENGTH])
 def test_held_back_text_is_released_at_the_end(byte_level, finish):
     ids = byte_level.encode("to be 🙂")[:-1]
-    answer = AnswerText(SamplingParams(stop="be not"), byte_level)
+    answer = StoppableAnswer(Detokenization(SamplingParams(stop="be not"), byte_level))
     assert push_all(answer, ids, finish) == len(ids)
     assert answer.text == byte_level.decode(ids)
     assert answer.finish == finish
@@ -158,7 +163,7 @@ def test_held_back_text_is_released_at_the_end(byte_level, finish):
 
 def test_an_answer_ends_at_its_stop_string(byte_level):
     ids = byte_level.encode("to be or not to be")
-    answer = AnswerText(SamplingParams(stop="or n"), byte_level)
+    answer = StoppableAnswer(Detokenization(SamplingParams(stop="or n"), byte_level))
     assert push_all(answer, ids, Finish.LENGTH) < len(ids)
     assert answer.text == "to be "
     assert answer.finish == Finish.STOP
@@ -168,7 +173,7 @@ def test_an_answer_ends_at_its_stop_string(byte_level):
 def test_a_stop_string_may_be_included(byte_level):
     ids = byte_level.encode("to be or not to be")
     params = SamplingParams(stop="or n", include_stop_str_in_output=True)
-    answer = AnswerText(params, byte_level)
+    answer = StoppableAnswer(Detokenization(params, byte_level))
     push_all(answer, ids, Finish.LENGTH)
     assert answer.text == "to be or n"
     assert answer.finish == Finish.STOP
@@ -192,13 +197,15 @@ def test_stop_strings_in_exempt_text_are_ignored(text, stop, size):
 def test_min_tokens_applies_to_stop_strings(byte_level):
     ids = byte_level.encode("to be or to be")
     first = len(byte_level.encode("to be"))
-    answer = AnswerText(SamplingParams(stop="be", min_tokens=first, max_tokens=99), byte_level)
+    params = SamplingParams(stop="be", min_tokens=first, max_tokens=99)
+    answer = StoppableAnswer(Detokenization(params, byte_level))
     push_all(answer, ids, Finish.LENGTH)
     assert answer.text == "to be or to "
 
 
 def test_top_logprobs_stay_with_their_tokens(byte_level):
-    answer, top = AnswerText(SamplingParams(), byte_level), TopLogprobs(-1.0, 1, (5,), (-1.0,))
+    answer = AnswerText(Detokenization(SamplingParams(), byte_level))
+    top = TopLogprobs(-1.0, 1, (5,), (-1.0,))
     answer.push(Output(0, (5, 6), (-1.0, -2.0), top_logprobs=(top, top)))
     answer.push(Output(0, (7,), (-1.0,)))
     assert [token.top_logprobs for token in answer.tokens] == [top, top, None]
@@ -227,7 +234,7 @@ def spaced(tmp_path_factory):
     ],
 )
 def test_special_tokens_and_the_spaces_between_them(spaced, params, text):
-    answer = AnswerText(SamplingParams(**params), spaced)
+    answer = AnswerText(Detokenization(SamplingParams(**params), spaced))
     push_all(answer, [0, 2, 3, 3, 1, 2, 0], Finish.LENGTH)
     assert answer.text == text
 
