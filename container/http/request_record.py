@@ -70,13 +70,13 @@ class RequestRecord:
             self.first_token = self.now()
         if output.timing is not None:
             self._add_timing(output.timing)
-        self.charge(output.receipt)
+        if output.receipt is not None:
+            self.charge(output.receipt)
 
-    def charge(self, receipt: Receipt | None) -> None:
-        """Add what one of the engine's requests has cost, if it says so."""
-        if receipt is not None:
-            self.receipt = self.receipt or Receipt()
-            self.receipt.add(receipt)
+    def charge(self, receipt: Receipt) -> None:
+        """Add what one of the engine's requests has cost."""
+        self.receipt = self.receipt or Receipt()
+        self.receipt.add(receipt)
 
     def end(self, finishes: list[Finish]) -> None:
         """Note that the engine has stopped working on a prompt, and why its answers ended."""

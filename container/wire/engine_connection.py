@@ -20,6 +20,7 @@ import zmq.green as zmq
 
 from container.wire.channel import Channel, Clock
 from container.wire.engine_state import EngineState, Health
+from container.wire.receipt_stream import ReceiptStream
 from container.wire.reply import Reply
 from container.wire.snapshots import SnapshotFeed
 from container.wire.token_stream import TokenStream
@@ -96,11 +97,11 @@ class EngineConnection:
 
         Raises EngineUnavailableError while the engine is not ready.
         """
-        id, gives_receipts = self._new_id(), self.state.facts.gives_receipts
-        num_answers = request.params.num_answers
-        stream = TokenStream(id, num_answers, self.abort, gives_receipts=gives_receipts)
-        self._channel.send(msgspec.structs.replace(request, id=stream.id))
-        self._open[stream.id] = stream
+        id = self._new_id()
+        kind = ReceiptStream if self.state.facts.gives_receipts else TokenStream
+        stream = kind(id, request.params.num_answers, self.abort)
+        self._channel.send(msgspec.structs.replace(request, id=id))
+        self._open[id] = stream
         return stream
 
     def perform(self, body: bytes, headers: Mapping[str, str]) -> Reply:

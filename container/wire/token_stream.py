@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 
 import gevent.queue
@@ -17,7 +16,7 @@ from core.errors import (
     RequestError,
 )
 from core.output import Output, joined
-from core.protocol.messages import AbortReason, Charged, Failed
+from core.protocol.messages import AbortReason, Failed
 from core.protocol.stats import Receipt
 
 _ERROR_OF_KIND = {
@@ -35,26 +34,20 @@ _ERROR_OF_KIND = {
 class TokenStream:
     """The tokens of one request; the tokens of each of its answers arrive in order."""
 
+    awaits_receipt: bool = False
+    """Whether all answers have ended, the last one at a stop string, but its receipt is still to
+    come."""
+
     def __init__(
         self,
         id: str,
         num_answers: int,
         on_abort: Callable[[str, int | None, AbortReason], None],
-        *,
-        gives_receipts: bool = False,
     ) -> None:
-        """`on_abort` is called with the id, an answer's index or None for all, and the reason.
-
-        gives_receipts: whether the engine sends one after an abort at a stop string.
-        """
+        """`on_abort` is called with the id, an answer's index or None for all, and the reason."""
         self.id = id
         self._on_abort = on_abort
-        self._arrived: gevent.queue.SimpleQueue[Output | Charged | Failed]
-        self._arrived = gevent.queue.SimpleQueue()
-        self._gives_receipts = gives_receipts
-        self.awaits_receipt = False
-        """Whether all answers have ended, the last one at a stop string, but its receipt is still
-        to come."""
+        self._arrived: gevent.queue.SimpleQueue[Output | Failed] = gevent.queue.SimpleQueue()
         self._failed: Failed | None = None
         self._open = set(range(num_answers))
         """Indices of the answers that have not ended."""
@@ -75,8 +68,7 @@ class TokenStream:
             if isinstance(message, Failed):
                 self._failed = message
                 break
-            if isinstance(message, Output):
-                outputs.append(message)
+            outputs.append(message)
         if self._failed and not outputs:
             raise failure_of(self._failed)
         return _merged(outputs)
@@ -86,26 +78,14 @@ class TokenStream:
 
         None if the engine gives none, or not within `timeout_s`.
         """
-        expires_at = time.monotonic() + timeout_s
-        while True:
-            left_s = max(0.0, expires_at - time.monotonic())
-            for message in self._drain(left_s if self.awaits_receipt else 0.0):
-                if not isinstance(message, Failed) and message.receipt is not None:
-                    return message.receipt
-            if not self.awaits_receipt:
-                return None
-            if not left_s:
-                self.awaits_receipt = False
-                self._on_abort(self.id, None, "stop_string")
+        return None
 
-    def push(self, message: Output | Charged | Failed) -> None:
+    def push(self, message: Output | Failed) -> None:
         """Add a message that the engine sent. Only EngineConnection calls this."""
         if isinstance(message, Failed):
             self._open.clear()
-        elif isinstance(message, Output) and message.finish is not None:
+        elif message.finish is not None:
             self._open.discard(message.index)
-        if isinstance(message, Failed) or message.receipt is not None:
-            self.awaits_receipt = False
         self._arrived.put(message)
 
     def abort(self, index: int | None = None, reason: AbortReason = "disconnect") -> None:
@@ -116,11 +96,9 @@ class TokenStream:
         aborted = self._open if index is None else self._open & {index}
         if aborted:
             self._open = self._open - aborted
-            is_last = not self._open and reason == "stop_string"
-            self.awaits_receipt = is_last and self._gives_receipts
             self._on_abort(self.id, index if self._open else None, reason)
 
-    def _drain(self, timeout_s: float) -> list[Output | Charged | Failed]:
+    def _drain(self, timeout_s: float) -> list[Output | Failed]:
         try:
             messages = [self._arrived.get(timeout=timeout_s)]
             while not self._arrived.empty():

@@ -102,7 +102,8 @@ class Generation:
         """Wait for the receipt, if a stop string has ended the last answer."""
         if not self.received.num_open:
             self.receipt = self._stream.receipt(RECEIPT_WAIT_S)
-            self._record.charge(self.receipt)
+            if self.receipt is not None:
+                self._record.charge(self.receipt)
 
     def _next(self) -> list[Output]:
         with self._dialect.names_errors():
