@@ -42,6 +42,9 @@ class NamedModel(NamedTuple):
     model: object
 
 
+NO_MODEL = NamedModel(None, None)
+
+
 def read_model(values: Values) -> NamedModel:
     """Read MODEL_FIELDS.
 

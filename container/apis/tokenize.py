@@ -83,7 +83,7 @@ def tokenize(service: GenerationService) -> Response:
     if isinstance(request.prompt, str):
         prompting.check_length(request.prompt, "prompt")
         add = request.add_special_tokens
-        (tokens,) = prompting.encode([request.prompt], add_special_tokens=add)
+        tokens = prompting.encode(request.prompt, add_special_tokens=add)
     else:
         prompt = service.conversations.encode(request.prompt, size=len(context.body))
         tokens = prompt.token_ids

@@ -70,7 +70,7 @@ def _encode(prompting: Prompting, request: CompletionRequest) -> list[Sequence[i
     texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
     for text in texts:
         prompting.check_length(text, "prompt")
-    encoded = iter(prompting.encode(texts, add_special_tokens=request.add_special_tokens))
+    encoded = iter(prompting.encode_all(texts, add_special_tokens=request.add_special_tokens))
     return [next(encoded) if isinstance(prompt, str) else prompt for prompt in request.prompts]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from container.http.off_loop import in_thread_if_long
 from core.configuration.limits import TEXT_CHARACTERS
@@ -40,26 +41,27 @@ class Prompting:
         TEXT_CHARACTERS.check(field, len(text))
 
     def encode(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
+        """Return the text's token ids, the last `max_tokens` if that is given.
+
+        Pass only a text that `check_length` accepts.
+        """
+        encode = partial(self.tokenizer.encode, add_special_tokens=add_special_tokens)
+        encode = partial(encode, max_tokens=max_tokens)
+        return in_thread_if_long(lambda: encode(text), size=len(text))
+
+    def encode_all(
         self,
         texts: Sequence[str],
         *,
         add_special_tokens: bool = True,
         max_tokens: int | None = None,
     ) -> list[list[int]]:
-        """Return each text's token ids, cut to its last `max_tokens` if that is given.
-
-        Pass only texts that `check_length` accepts.
-        """
-
-        def encode_all() -> list[list[int]]:
-            return [
-                self.tokenizer.encode(
-                    text, add_special_tokens=add_special_tokens, max_tokens=max_tokens
-                )
-                for text in texts
-            ]
-
-        return in_thread_if_long(encode_all, size=sum(map(len, texts)))
+        """Return the token ids of each text, as `encode` does."""
+        encode = partial(self.tokenizer.encode, add_special_tokens=add_special_tokens)
+        encode = partial(encode, max_tokens=max_tokens)
+        return in_thread_if_long(lambda: [*map(encode, texts)], size=sum(map(len, texts)))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, including special tokens."""

@@ -68,8 +68,7 @@ class Conversations:
             return self._helper.read_media(media.job(prompt, add_special_tokens=add))
         if size > ISOLATED_BYTES:
             prompt = self._render_in_helper(conversation)
-            (token_ids,) = prompting.encode([prompt], add_special_tokens=add)
-            return EncodedPrompt(token_ids)
+            return EncodedPrompt(prompting.encode(prompt, add_special_tokens=add))
 
         def encode() -> list[int]:
             prompt = template.render(

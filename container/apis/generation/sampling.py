@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from container.apis.generation.structured_outputs import (
+    FORMAT_FIELDS,
     STRUCTURED_OUTPUT_FIELDS,
     read_format,
     read_structured_outputs,
@@ -248,11 +249,13 @@ def read_decoding(
     None are left out. Without `max_tokens` an answer may fill the context. Raises RequestError
     that names the client's field.
     """
-    _check_stop_strings(stop, dialect.name("stop"))
-    structured = read_structured_outputs(values, dialect.prefix)
-    if structured is not None:
-        dialect = dialect.with_name("structured_outputs", structured.field)
-        own["structured_outputs"] = structured.params
+    if stop:
+        _check_stop_strings(stop, dialect.name("stop"))
+    if not values.given.keys().isdisjoint(FORMAT_FIELDS):
+        structured = read_structured_outputs(values, dialect.prefix)
+        if structured is not None:
+            dialect = dialect.with_name("structured_outputs", structured.field)
+            own["structured_outputs"] = structured.params
     named = {name: values.given[name] for name in _PARAMS if name in values}
     if named.get("seed") == NO_SEED:
         del named["seed"]
@@ -261,16 +264,8 @@ def read_decoding(
     fields = {**named, **own, "stop": stop, "max_tokens": limit}
     with dialect.names_errors():
         params = msgspec.convert(fields, SamplingParams, str_keys=True)
-    without_effect = () if params.beam_width else ("length_penalty", "early_stopping")
-    return Decoding(
-        params,
-        dialect,
-        warnings=tuple(
-            f"{dialect.name(name)} has no effect without beam search"
-            for name in without_effect
-            if name in values
-        ),
-    )
+    is_plain = values.given.keys().isdisjoint(_ONLY_FOR_BEAMS)
+    return Decoding(params, dialect, () if is_plain else _beam_warnings(values, params, dialect))
 
 
 _PARAMS = [
@@ -278,6 +273,19 @@ _PARAMS = [
     for name in SamplingParams.__struct_fields__
     if name in SAMPLING_FIELDS and name not in STRUCTURED_OUTPUT_FIELDS
 ]
+
+
+_ONLY_FOR_BEAMS = ("length_penalty", "early_stopping")
+
+
+def _beam_warnings(values: Values, params: SamplingParams, dialect: Dialect) -> tuple[str, ...]:
+    if params.beam_width:
+        return ()
+    return tuple(
+        f"{dialect.name(name)} has no effect without beam search"
+        for name in _ONLY_FOR_BEAMS
+        if name in values
+    )
 
 
 def _check_stop_strings(strings: tuple[str, ...], name: str) -> None:

@@ -81,6 +81,8 @@ STRUCTURED_OUTPUT_FIELDS: Fields = {
     },
     "guided_decoding_backend": ignored("The only backend is llguidance."),
 }
+FORMAT_FIELDS = (*_GUIDED, "structured_outputs", "response_format", "grammar")
+"""The fields that set a format, for `read_structured_outputs`."""
 RESPONSE_FORMAT = Field(
     _RESPONSE_FORMAT,
     "text: any text. json_object: a JSON object or, if there is a `schema`, JSON of this schema. "
@@ -107,14 +109,8 @@ def read_structured_outputs(values: Values, prefix: str) -> StructuredOutputs | 
     `prefix` precedes field names in error messages but not in `StructuredOutputs.field`. Raises
     RequestError that names the first bad field, or a second field that sets a format.
     """
-    if _NAMES.isdisjoint(values.given):
-        return None
     given = [*_format_fields(values, prefix)]
     return _structured_outputs(prefix, *given) if given else None
-
-
-_NAMES = {*_GUIDED, "structured_outputs", "response_format", "grammar"}
-"""The fields that set a format."""
 
 
 def _structured_outputs(

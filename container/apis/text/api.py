@@ -39,28 +39,28 @@ class Start:
 
     def one(self, request: TextRequest) -> Reply:
         """Start the answer to the only input."""
-        self.generations.prompting.check_length(request.text, "inputs")
-        (prompt,) = self._encode([request.text], request)
+        prompting = self.generations.prompting
+        prompting.check_length(request.text, "inputs")
+        prompt = prompting.encode(request.text, max_tokens=request.max_prompt_tokens)
         return self._start(request, prompt)
 
     def all_of(self, request: TextRequest, batch: Batch) -> BatchReply:
         """Start the answers to a batch. Each input succeeds or fails on its own."""
         requests = [self._of_input(request, batch, index) for index in range(len(batch.inputs))]
         texts = [each.text if isinstance(each, TextRequest) else "" for each in requests]
+        prompting, max_tokens = self.generations.prompting, request.max_prompt_tokens
         items: list[Item] = []
         reply = BatchReply(items, self.context.id, stream=request.stream)
         turns = Turns()
         try:
-            for each, prompt in zip(requests, self._encode(texts, request), strict=True):
+            prompts = prompting.encode_all(texts, max_tokens=max_tokens)
+            for each, prompt in zip(requests, prompts, strict=True):
                 turns.give()
                 items.append(self._start_or_error(each, prompt))
         except BaseException:
             reply.abort()
             raise
         return reply
-
-    def _encode(self, texts: Sequence[str], request: TextRequest) -> Sequence[Sequence[int]]:
-        return self.generations.prompting.encode(texts, max_tokens=request.max_prompt_tokens)
 
     def _start(self, request: TextRequest, prompt: Sequence[int]) -> Reply:
         generations, context = self.generations, self.context

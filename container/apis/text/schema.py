@@ -17,6 +17,7 @@ from container.apis.generation.sampling import (
 from container.apis.generation.structured_outputs import TGI_GRAMMAR
 from container.apis.named_model import (
     INPUT_FIELDS,
+    NO_MODEL,
     NOT_PARAMETERS,
     NamedModel,
     read_models,
@@ -165,6 +166,7 @@ class TextRequest:
     text: str
     """The input; '' for those of a batch."""
     model: NamedModel
+    """NO_MODEL for a batch."""
     batch: Batch | None
     decoding: Decoding
     stream: bool
@@ -212,7 +214,9 @@ def read_text_request(body: Mapping[str, object], *, always_details: bool = Fals
     inputs = body.get("inputs")
     batch = _batch(inputs, top_level) if is_list(inputs) else None
     text = input_text(inputs) if batch is None else ""
-    model = (read_models(top_level, None) if batch is None else batch.models)[0]
+    model = NO_MODEL
+    if batch is None and not INPUT_FIELDS.keys().isdisjoint(top_level.given):
+        (model,) = read_models(top_level, None)
     parameter_body: Mapping[str, object] = top_level.get("parameters", {})
     if "max_new_tokens" in top_level:
         if parameter_body.get("max_new_tokens") is not None:
