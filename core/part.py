@@ -7,7 +7,7 @@ them. Code of a feature finds its own part with `of`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from core.sampling import SamplingParams
 
@@ -60,6 +60,9 @@ class Part:
 
 class Feature:
     """Something that requests of an engine may use."""
+
+    fields: ClassVar[tuple[str, ...]] = ()
+    """The sampling parameters that ask for it. `part` is called if one is not at its default."""
 
     def part(self, params: SamplingParams, num_prompt_tokens: int) -> Part | None:
         """Return a request's part, or None if its sampling parameters do not use the feature.

@@ -8,9 +8,7 @@ import msgspec
 
 from core.errors import RequestError
 from core.protocol.facts import Facts
-from core.sampling import NO_LIMIT, SamplingParams
-
-DEFAULTS = SamplingParams()
+from core.sampling import DEFAULTS, NO_LIMIT, SamplingParams
 
 
 def checked(

@@ -260,16 +260,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
         )
         _require(self.temperature in (0, 1), "temperature", "cannot be combined with beam search")
         _require(self.best_of in (None, self.beam_width), "best_of", "differs from num_beams")
-        for name, default in _defaults().items():
-            if name not in FIELDS_OF_BEAM_SEARCH:
-                same = getattr(self, name) == default
-                _require(same, name, "cannot be combined with beam search")
+        for name in self.changed:
+            _require(name in FIELDS_OF_BEAM_SEARCH, name, "cannot be combined with beam search")
 
     def _check_lengths(self) -> None:
         _require(self.min_tokens <= self.max_tokens, "min_tokens", "must be 0 to max_tokens")
         _require(
             self.truncate_prompt_tokens != 0, "truncate_prompt_tokens", "must be -1, or at least 1"
         )
+
+    @property
+    def changed(self) -> list[str]:
+        """The names of the parameters that differ from their defaults."""
+        names = self.__struct_fields__
+        return [name for name in names if getattr(self, name) != getattr(DEFAULTS, name)]
 
     @property
     def is_greedy(self) -> bool:
@@ -314,13 +318,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
         return prompt_token_ids if keep is None else prompt_token_ids[-keep:]
 
 
-def _defaults() -> dict[str, object]:
-    return {
-        item.name: item.default if item.default is not msgspec.NODEFAULT else item.default_factory()
-        for item in msgspec.structs.fields(SamplingParams)
-    }
-
-
 def _text(bound: float) -> str:
     return "1e30" if bound == MAX_TEMPERATURE else f"{bound}"
 
@@ -328,3 +325,6 @@ def _text(bound: float) -> str:
 def _require(condition: bool, field: str, message: str) -> None:
     if not condition:
         raise RequestError(field, message)
+
+
+DEFAULTS = SamplingParams()

@@ -111,7 +111,9 @@ class Engine:
         params = checked(prompt_token_ids, params, self.facts)
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=secrets.randbelow(MAX_SEED))
-        made = [feature.part(params, len(prompt_token_ids)) for feature in self.features]
+        changed = set(params.changed)
+        used = (each for each in self.features if not changed.isdisjoint(each.fields))
+        made = [feature.part(params, len(prompt_token_ids)) for feature in used]
         request = Request(
             self.next_id,
             prompt_token_ids,

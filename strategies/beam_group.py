@@ -21,6 +21,8 @@ class Beams(Grouping):
 
 
 class BeamSearches(Feature):
+    fields = ("num_beams", "use_beam_search")
+
     def part(self, params: SamplingParams, num_prompt_tokens: int) -> Beams | None:
         return Beams() if params.beam_width else None
 

@@ -254,12 +254,11 @@ class LLM:
         all_prompts = as_list(prompts)
         given = SamplingParams() if sampling_params is None else sampling_params
         all_params = per_prompt("sampling_params", given, len(all_prompts))
-        engine = self.llm_engine
         parts: Sequence[tuple[Part, ...]] = [()] * len(all_prompts)
         if lora_request is not None:
             from engine.offline.lora_request import adapter_parts
 
-            parts = adapter_parts(engine, lora_request, len(all_prompts))
+            parts = adapter_parts(self.llm_engine, lora_request, len(all_prompts))
         return [
             self._request(index, *prompt)
             for index, prompt in enumerate(zip(all_prompts, all_params, parts, strict=True))

@@ -14,6 +14,8 @@ from engine.sampling.rows import Change, Planning, Stage, Use, concatenated, int
 class Allowed(Stage[NDArray[np.int64]]):
     """A sequence's state are its `allowed_token_ids`."""
 
+    fields = ("allowed_token_ids",)
+
     def begin(self, sequence: Sequence) -> NDArray[np.int64] | None:
         allowed = sequence.params.allowed_token_ids
         return integers([*allowed]) if allowed else None

@@ -33,15 +33,15 @@ class Edited:
 class Edits(Stage[Edited]):
     """Plans a step's changes to single logits."""
 
+    fields = ("bad_words", "no_repeat_ngram_size", "min_tokens", "logit_bias")
+
     def __init__(self, *, with_prompt: bool) -> None:
         """with_prompt: n-grams of the prompt count too. False if an encoder reads the prompt."""
         self._with_prompt = with_prompt
 
-    def begin(self, sequence: Sequence) -> Edited | None:
+    def begin(self, sequence: Sequence) -> Edited:
         params = sequence.params
         size, bias = params.no_repeat_ngram_size, params.logit_bias
-        if not (size or bias or params.min_tokens or params.bad_words):
-            return None
         start = 0 if self._with_prompt else sequence.num_prompt_tokens
         ngrams = NgramIndex(size, start) if size else None
         return Edited(integers([*bias]), np.array([*bias.values()], np.float32), ngrams)

@@ -32,6 +32,8 @@ class Grammar(Stage[Constraint]):
     constrained sequence ahead.
     """
 
+    fields = ("structured_outputs",)
+
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
 

@@ -73,6 +73,8 @@ class Grammars(Feature):
     methods, or a matcher.
     """
 
+    fields = ("structured_outputs",)
+
     def __init__(self, model_dir: Path, eos_token_ids: Collection[int]) -> None:
         self._model_dir = model_dir
         self._eos_token_ids = eos_token_ids

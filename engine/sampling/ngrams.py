@@ -20,6 +20,8 @@ class WithoutRepeats(Part):
 
 
 class NgramLimits(Feature):
+    fields = ("no_repeat_ngram_size",)
+
     def part(self, params: SamplingParams, num_prompt_tokens: int) -> WithoutRepeats | None:
         return WithoutRepeats() if params.no_repeat_ngram_size else None
 

@@ -19,8 +19,10 @@ from engine.sampling.rows import Change, Planning, Stage, Use, integers
 class Penalties(Stage["TokenCounts"]):
     """A sequence's state are the counts of its tokens."""
 
-    def begin(self, sequence: Sequence) -> TokenCounts | None:
-        return TokenCounts(sequence) if _factors(sequence.params) != (1, 0, 0) else None
+    fields = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+
+    def begin(self, sequence: Sequence) -> TokenCounts:
+        return TokenCounts(sequence)
 
     def plan(self, uses: list[Use[TokenCounts]], planning: Planning) -> Change:
         upload, vocab_size = planning.upload, planning.vocab_size

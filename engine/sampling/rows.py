@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,12 +62,15 @@ class Planning:
 class Stage(ABC, Generic[State]):
     """A logits processor for the sequences whose parameters ask for it."""
 
+    fields: ClassVar[tuple[str, ...]]
+    """These parameters. A sequence with all of them at their defaults does not use the stage."""
+
     @abstractmethod
     def begin(self, sequence: Sequence) -> State | None:
         """Return the stage's state for a sequence, or None if the sequence does not use it.
 
-        Called once for each sequence. The state lives as long as the sequence, to which it must not
-        refer.
+        Called once for each sequence that may use it. The state lives as long as the sequence, to
+        which it must not refer.
         """
 
     @abstractmethod

@@ -132,7 +132,9 @@ class Sampler:
             return self._begin(sequence)
 
     def _begin(self, sequence: TokenSequence) -> States | None:
-        begun = ((stage, stage.begin(sequence)) for stage in self._stages)
+        changed = set(sequence.params.changed)
+        used = (stage for stage in self._stages if not changed.isdisjoint(stage.fields))
+        begun = ((stage, stage.begin(sequence)) for stage in used)
         states = {stage: state for stage, state in begun if state is not None}
         is_plain = sequence.params.is_greedy and sequence.params.logprobs is None
         self._states[sequence] = None if is_plain and not states else states

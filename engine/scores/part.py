@@ -28,5 +28,7 @@ class ScoredPrompt(Part):
 
 
 class PromptScores(Feature):
+    fields = ("prompt_logprobs",)
+
     def part(self, params: SamplingParams, num_prompt_tokens: int) -> ScoredPrompt | None:
         return None if params.prompt_logprobs is None else ScoredPrompt(num_prompt_tokens)

@@ -243,6 +243,8 @@ class Constrained(Part):
 class Grammars(Feature):
     """Stands for the engine's compiled grammars, which the fake executor does without."""
 
+    fields = ("structured_outputs",)
+
     def part(self, params: SamplingParams, num_prompt_tokens: int) -> Part | None:
         return Constrained() if params.structured_outputs is not None else None
 
