@@ -147,6 +147,7 @@ class Panels(Format):
     def __init__(self, panels: Tensor, num_columns: int) -> None:
         self.panels, self.num_columns = panels, num_columns
         self.num_bytes = panels.nbytes
+        self._product = cpu_linear.Product(panels, num_columns)
 
     @classmethod
     def of(cls, parts: Sequence[Tensor], dtype: torch.dtype) -> Panels:
@@ -157,7 +158,7 @@ class Panels(Format):
         return cls(panels, sum(len(part) for part in parts))
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        return cpu_linear.linear(rows, self.panels, self.num_columns, bias)
+        return self._product(rows, bias)
 
     def kernel(
         self, rows: Tensor, bias: Tensor | None, out: Tensor, residual: Tensor | None

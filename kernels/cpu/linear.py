@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cpu.calls import Kernel, NoKernelError, run
+from kernels.cpu.calls import Calls, Kernel, NoKernelError
 from kernels.cpu.shared_library import SUFFIXES, LibraryError, host_target, load_library
 
 FASTER_ON = ("amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2")
@@ -79,14 +79,41 @@ def linear(rows: Tensor, panels: Tensor, num_columns: int, bias: Tensor | None =
     bf16. Panels of pairs take only bf16 rows; other panels multiply bf16 rows in fp32. bias: fp32
     [num_columns]. Raises ValueError for other inputs.
     """
-    if panels.dim() == 3 and rows.dtype == panels.dtype == torch.bfloat16:
-        return linear(rows.float(), panels, num_columns, bias).bfloat16()
-    flat = rows.reshape(-1, rows.shape[-1])
-    if flat.stride(-1) != 1 or flat.stride(0) % 2:
-        flat = flat.contiguous()
-    out = rows.new_empty(*rows.shape[:-1], num_columns)
-    run(product(flat, panels, num_columns, bias, out))
-    return out
+    return Product(panels, num_columns)(rows, bias)
+
+
+class Product:
+    """`linear` for one weight. One thread at a time may call it."""
+
+    def __init__(self, panels: Tensor, num_columns: int) -> None:
+        self._panels, self._num_columns = panels, num_columns
+        self._at_once = panels.shape[3] if panels.dim() == 4 else 1
+        self._checked: tuple[torch.dtype, int] | None = None
+        """Dtype and width of the rows that the kernel was made for, with `_bias`."""
+        self._bias: Tensor | None = None
+
+    def __call__(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
+        if self._at_once == 1 and rows.dtype == self._panels.dtype == torch.bfloat16:
+            return self(rows.float(), bias).bfloat16()
+        flat = rows.reshape(-1, rows.shape[-1])
+        if flat.stride(-1) != 1 or flat.stride(0) % 2:
+            flat = flat.contiguous()
+        out = rows.new_empty(*rows.shape[:-1], self._num_columns)
+        if self._checked != (rows.dtype, rows.shape[-1]) or bias is not self._bias:
+            self._prepare(flat, bias, out)
+        arguments = self._arguments
+        arguments.rows, arguments.out = flat.data_ptr(), out.data_ptr()
+        arguments.num_tokens = flat.shape[0]
+        arguments.row_stride = flat.stride(0) // self._at_once
+        self._run()
+        return out
+
+    def _prepare(self, rows: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """Check the weight, the bias and such rows, and make their kernel."""
+        kernel = product(rows, self._panels, self._num_columns, bias, out)
+        self._arguments = kernel.arguments
+        self._run = Calls([kernel._replace(kept=(self._panels, bias))])  # frees rows and out
+        self._checked, self._bias = (rows.dtype, rows.shape[-1]), bias
 
 
 def product(
