@@ -11,7 +11,7 @@ from core.plan import StepResult
 from core.request import Request
 from core.sampling import Finish, Sampled, SamplingParams
 from core.sequence import Sequence
-from strategies.group import Grouping, SequenceGroup, Turn, chunk_length
+from strategies.group import Grouping, SharingGroup, Turn, chunk_length
 from strategies.memory.base import KVMemory
 
 
@@ -27,7 +27,7 @@ class BeamSearches(Feature):
         return Beams() if params.beam_width else None
 
 
-class BeamGroup(SequenceGroup):
+class BeamGroup(SharingGroup):
     """Starts with one sequence. From the first step on, it has one for each live beam.
 
     ```

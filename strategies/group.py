@@ -19,19 +19,10 @@ Turn = tuple[Sequence, int]
 
 
 class SequenceGroup:
-    """The unit of admission and preemption (the PagedAttention paper, section 4.5).
+    """The unit of admission and preemption (the PagedAttention paper, section 4.5)."""
 
-    ```
-    prompt      |<--- num_shared_tokens --->|1|      All but the last token is shared. Each
-    sequence 0  |=========== computed ======|=|--▶   sequence computes the last token itself, to
-    sequence 1  |      forked from 0        |=|--▶   sample from its logits.
-    ```
-
-    The first sequence computes the shared tokens, then the others fork from it. Fewer tokens are
-    shared if no chunk may end before the last token (`Sequence.chunk_end`). If the group is
-    preempted by recomputation, the same happens again. A group of one sequence shares nothing.
-    """
-
+    num_shared_tokens: int = 0
+    """The first tokens of its sequences, which are the same; see `SharingGroup`."""
     is_indivisible: ClassVar[bool] = False
     """Whether its sequences run and end only together."""
 
@@ -42,8 +33,6 @@ class SequenceGroup:
         self.sequence_ids = tuple(sequence.id for sequence in self.sequences)
         self.rank = request.params.priority, self.sequences[0].id
         """Groups are served in ascending order of rank: priority, then arrival."""
-        first = self.sequences[0]
-        self.num_shared_tokens = first.chunk_end(first.num_prompt_tokens - 1)
 
     @property
     def num_sequences(self) -> int:
@@ -59,21 +48,10 @@ class SequenceGroup:
         """The number of sequences with exactly one pending token."""
         return [sequence.num_pending_tokens for sequence in self.sequences].count(1)
 
-    @property
-    def _is_sharing(self) -> bool:
-        """Whether the first sequence is still computing the tokens that the others will share."""
-        is_behind = self.sequences[0].num_computed_tokens < self.num_shared_tokens
-        return is_behind and len(self.sequences) > 1
-
     def turns(self, budget: int) -> list[Turn]:
         """Return the turns to compute next, with at most `budget` tokens in total."""
-        first = self.sequences[0]
         if budget <= 0:
             return []
-        if self._is_sharing:
-            missing = self.num_shared_tokens - first.num_computed_tokens
-            length = chunk_length(first, missing, budget)
-            return [(first, length)] if length > 0 else []
         turns: list[Turn] = []
         for sequence in self.sequences:
             length = chunk_length(sequence, sequence.num_pending_tokens, budget)
@@ -101,6 +79,40 @@ class SequenceGroup:
         self.sequences.remove(sequence)
 
 
+class SharingGroup(SequenceGroup):
+    """Sequences that share the K/V of their prompt.
+
+    ```
+    prompt      |<--- num_shared_tokens --->|1|      All but the last token is shared. Each
+    sequence 0  |=========== computed ======|=|--▶   sequence computes the last token itself, to
+    sequence 1  |      forked from 0        |=|--▶   sample from its logits.
+    ```
+
+    The first sequence computes the shared tokens, then the others fork from it. Fewer tokens are
+    shared if no chunk may end before the last token (`Sequence.chunk_end`). If the group is
+    preempted by recomputation, the same happens again. A single sequence shares nothing.
+    """
+
+    def __init__(self, request: Request, sequences: Iterable[Sequence]) -> None:
+        super().__init__(request, sequences)
+        first = self.sequences[0]
+        self.num_shared_tokens = first.chunk_end(first.num_prompt_tokens - 1)
+
+    @property
+    def _is_sharing(self) -> bool:
+        """Whether the first sequence is still computing the tokens that the others will share."""
+        is_behind = self.sequences[0].num_computed_tokens < self.num_shared_tokens
+        return is_behind and len(self.sequences) > 1
+
+    def turns(self, budget: int) -> list[Turn]:
+        if budget <= 0 or not self._is_sharing:
+            return super().turns(budget)
+        first = self.sequences[0]
+        missing = self.num_shared_tokens - first.num_computed_tokens
+        length = chunk_length(first, missing, budget)
+        return [(first, length)] if length > 0 else []
+
+
 class Grouping(Part, ABC):
     """The part of a request whose sequences run in a group of their own kind."""
 
@@ -116,7 +128,8 @@ def whole_group(request: Request) -> SequenceGroup:
     grouping = Grouping.of(request.parts)
     if grouping is not None:
         return grouping.group(request)
-    return SequenceGroup(request, request.sequences)
+    kind = SequenceGroup if len(request.sequences) == 1 else SharingGroup
+    return kind(request, request.sequences)
 
 
 def chunk_length(sequence: Sequence, num_wanted: int, budget: int) -> int:
