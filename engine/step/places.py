@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,18 +16,13 @@ from kernels.attention.batch import QuerySpan
 class Places:
     """The places of a step's chunks; see `StepSize` for the order."""
 
-    def __init__(self, chunks: Iterable[Chunk], size: StepSize | None) -> None:
-        """size: as in `InputBuilder.build`."""
+    def __init__(self, chunks: Iterable[Chunk]) -> None:
         self.chunks = sorted(chunks, key=lambda chunk: chunk.length > 1)
         """Decodes first; otherwise in the plan's order."""
         self.step = StepSize.of(self.chunks)
-        self.size = size or self.step
-        assert self.size.fits(self.step), f"{self.step} does not fit into {self.size}"
-        self._is_padded = size is not None
-        num_decodes = self.step.num_decodes
-        lengths = [chunk.length for chunk in self.chunks[num_decodes:]]
-        ends = accumulate(lengths, initial=self.size.num_decodes)
-        self.ends = [*range(1, num_decodes + 1), *islice(ends, 1, None)]
+        self.size = self.step
+        """With padding."""
+        self.ends = [*accumulate(chunk.length for chunk in self.chunks)]
         """For each chunk, the index after its last token."""
         self._lens = [chunk.end for chunk in self.chunks]
         self.sampled = tuple(chunk for chunk in self.chunks if chunk.samples_token)
@@ -39,17 +34,12 @@ class Places:
 
     def by_sequence(self, values: Sequence[int]) -> NDArray[np.int64]:
         """Place a value of each chunk into an array of all sequences; padding is 0."""
-        placed = np.zeros(self.size.num_sequences, np.int64)
-        num_decodes, first_prompt = self.step.num_decodes, self.size.num_decodes
-        placed[:num_decodes] = values[:num_decodes]
-        placed[first_prompt : first_prompt + self.step.num_prompts] = values[num_decodes:]
-        return placed
+        return np.array(values, np.int64)
 
     def of_samples(self) -> NDArray[np.int64]:
         """Return the rows to sample from, followed by zeros if the step is padded."""
-        rows = [start + chunk.length - 1 for chunk, start in self if chunk.samples_token]
-        padding = self.size.num_sequences - len(rows) if self._is_padded else 0
-        return np.array(rows + [0] * padding, np.int64)
+        places = zip(self.chunks, self.ends, strict=True)
+        return np.array([end - 1 for chunk, end in places if chunk.samples_token], np.int64)
 
     def context_lens(self) -> NDArray[np.int32]:
         """Return the tokens in each sequence's context, new ones included; 0 for padding."""
@@ -64,14 +54,41 @@ class Places:
 
         Prompts that are padding have no tokens.
         """
-        num_decodes, first_prompt = self.step.num_decodes, self.size.num_decodes
-        starts = np.full(self.size.num_prompts + 1, self.step.num_prompt_tokens, np.int32)
-        ends = [first_prompt, *self.ends[num_decodes:]]
-        starts[: len(ends)] = [end - first_prompt for end in ends]
-        return starts
+        first, ends = self.size.num_decodes, self.ends[self.step.num_decodes :]
+        return np.array([0, *(end - first for end in ends)], np.int32)
 
     def spans(self) -> tuple[QuerySpan, ...] | None:
         """Return the spans of an unpadded step, or None if the step is padded."""
-        if self._is_padded:
-            return None
         return tuple((start, start + chunk.length, chunk.end) for chunk, start in self)
+
+
+class PaddedPlaces(Places):
+    """The places in a step that is padded to the size of a CUDA graph."""
+
+    def __init__(self, chunks: Iterable[Chunk], size: StepSize) -> None:
+        super().__init__(chunks)
+        assert size.fits(self.step), f"{self.step} does not fit into {size}"
+        self.size = size
+        num_decodes = self.step.num_decodes
+        padding = size.num_decodes - num_decodes
+        self.ends[num_decodes:] = [end + padding for end in self.ends[num_decodes:]]
+
+    def by_sequence(self, values: Sequence[int]) -> NDArray[np.int64]:
+        placed = np.zeros(self.size.num_sequences, np.int64)
+        num_decodes, first_prompt = self.step.num_decodes, self.size.num_decodes
+        placed[:num_decodes] = values[:num_decodes]
+        placed[first_prompt : first_prompt + self.step.num_prompts] = values[num_decodes:]
+        return placed
+
+    def of_samples(self) -> NDArray[np.int64]:
+        rows = super().of_samples()
+        return np.pad(rows, (0, self.size.num_sequences - len(rows)))
+
+    def query_starts(self) -> NDArray[np.int32]:
+        starts = np.full(self.size.num_prompts + 1, self.step.num_prompt_tokens, np.int32)
+        known = super().query_starts()
+        starts[: len(known)] = known
+        return starts
+
+    def spans(self) -> None:
+        return None

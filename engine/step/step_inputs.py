@@ -16,7 +16,7 @@ from core.plan import Chunk, StepPlan
 from engine.staging import Slot, Staging, Upload
 from engine.step.block_tables import BlockTables
 from engine.step.column import Applied, Column, PerToken, Repeatable
-from engine.step.places import Places
+from engine.step.places import PaddedPlaces, Places
 from kernels.attention.batch import PagedBatch
 
 PADDING_SLOT = -1
@@ -106,7 +106,7 @@ class InputBuilder:
 
         columns: those that the step uses.
         """
-        places = Places(plan.chunks, size)
+        places = Places(plan.chunks) if size is None else PaddedPlaces(plan.chunks, size)
         upload = Upload(self._staging)
         columns_of_tokens = self._tokens(places)
         applied = [column.plan(places, columns_of_tokens, upload) for column in columns]

@@ -174,7 +174,7 @@ def test_beams_and_scores_of_prompts_do_not_wait_for_the_device():
     for column, chunks in ((BeamColumn(), beams), (ScoreColumn(META), [chunk])):
         assert column.is_used(chunks)
         upload = Upload(Staging(META))
-        applied = column.plan(Places(chunks, None), np.zeros((3, 5), np.int64), upload)
+        applied = column.plan(Places(chunks), np.zeros((3, 5), np.int64), upload)
         upload.send()
         applied.take(logits, logits)
 
