@@ -83,7 +83,8 @@ class Guard:
         outputs: list[Output] = []
         with self._guarded("commit", self._everyone):
             self._strategy.memory.states.computed(plan.chunks)
-            self._fail_sequences(plan, result)
+            if any(isinstance(each, SequenceFailure) for each in result.values()):
+                self._fail_sequences(plan, result)
             for group, chunks in self._strategy.by_group(plan).items():
                 try:
                     outputs += self._strategy.commit_group(group, chunks, result)
