@@ -80,7 +80,8 @@ class PackedExecutor:
         )
         logits = self._runner.forward(inputs, size)
         num_sampled = len(inputs.sampled_chunks)
-        _give(logits, num_sampled, inputs.columns)
+        if inputs.columns:
+            _give(logits, num_sampled, inputs.columns)
         if not num_sampled:
             return _Part((), self._newest[:0], None, inputs.columns)
         return self._sample(logits[:num_sampled], inputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
+from container.apis.completions.prompts import PromptDeltas
 from container.apis.completions.response import CompletionFormat
 from container.apis.completions.schema import (
     COMPLETION_FIELDS,
@@ -40,7 +41,7 @@ def start_completion(
     envelope = Envelope(id, int(time.time()), model, context.digest)
     tokenizer = service.prompting.tokenizer
     format = CompletionFormat(generations, request, envelope, echoes, tokenizer)
-    return Reply(format, *generations, stream=request.stream)
+    return Reply(format, PromptDeltas(generations), stream=request.stream)
 
 
 def _start_all(

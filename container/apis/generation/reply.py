@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import ClassVar, Protocol
 
-from container.apis.generation.generation import Generation
-from container.apis.generation.interleaving import interleave
 from container.http.failures import Failure
 from core.text.answers import Delta
 
@@ -78,41 +75,43 @@ class ApiResponse(Protocol):
         ...
 
 
-class Reply:
-    """Runs the generations of a request, one for each prompt. If one fails, the reply fails."""
+class Deltas(Protocol):
+    """What a reply needs of a `Generation`, or of several that answer as one."""
 
-    def __init__(self, format: Format, *generations: Generation, stream: bool) -> None:
+    def deltas(self) -> Iterator[Delta]:
+        """Yield new tokens as they arrive. Raises what `Generation.deltas` raises."""
+        ...
+
+    def abort(self) -> None:
+        """Abort what is still running in the engine."""
+        ...
+
+
+class Reply:
+    """Runs the generation of a request. If it fails, the reply fails."""
+
+    def __init__(self, format: Format, generation: Deltas, *, stream: bool) -> None:
         self.stream = stream
         self.ends_with_done = format.ends_with_done
         self.failure = format.failure
         self._format = format
-        self._generations = generations
+        self._generation = generation
 
     def document(self) -> object:
-        for _ in interleave([generation.deltas() for generation in self._generations]):
+        for _ in self._generation.deltas():
             pass
         return self._format.document()
 
-    def records(self) -> Iterator[list[Record]]:
-        yield from interleave(
-            [self._records_of(prompt) for prompt in range(len(self._generations))]
-        )
-        yield self._format.last()
-
     def abort(self) -> None:
-        for generation in self._generations:
-            generation.abort()
+        self._generation.abort()
 
-    def _records_of(self, prompt: int) -> Iterator[list[Record]]:
-        """Yield the records of the answers to one prompt."""
-        generation, begun = self._generations[prompt], set[int]()
-        first = prompt * len(generation.answers)
-        for delta in generation.deltas():
-            if first:
-                delta = replace(delta, index=first + delta.index)
+    def records(self) -> Iterator[list[Record]]:
+        begun = set[int]()
+        for delta in self._generation.deltas():
             records = [] if delta.index in begun else self._format.begin(delta.index)
             begun.add(delta.index)
             records += self._format.delta(delta)
             if delta.finish is not None:
                 records += self._format.end(delta.index)
             yield records
+        yield self._format.last()

@@ -1,0 +1,33 @@
+"""Several prompts in one request, each with answers of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from container.apis.generation.generation import Generation
+from container.apis.generation.interleaving import interleave
+from core.text.answers import Delta
+
+
+class PromptDeltas:
+    """The generations for the prompts, as one that fails if any of them fails.
+
+    The answers to a prompt are numbered after those to the prompts before it.
+    """
+
+    def __init__(self, generations: Sequence[Generation]) -> None:
+        self._generations = generations
+
+    def deltas(self) -> Iterator[Delta]:
+        yield from interleave([self._of(prompt) for prompt in range(len(self._generations))])
+
+    def abort(self) -> None:
+        for generation in self._generations:
+            generation.abort()
+
+    def _of(self, prompt: int) -> Iterator[Delta]:
+        generation = self._generations[prompt]
+        first = prompt * len(generation.answers)
+        for delta in generation.deltas():
+            yield replace(delta, index=first + delta.index) if first else delta
