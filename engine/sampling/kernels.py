@@ -40,5 +40,5 @@ def make_sampling_kernels(device: torch.device) -> SamplingKernels:
 
         return SamplingKernels(best_tokens.best_tokens, triton_draw.plan_draws)
     if device.type == "cpu" and unavailable_reason() is None:
-        return SamplingKernels(cpu_logits.best_tokens, draw.plan_draws)
+        return SamplingKernels(cpu_logits.BestTokens(), draw.plan_draws)
     return SamplingKernels(torch_logits.best_tokens, draw.plan_draws)

@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.cpu.calls import Kernel, run
+from kernels.cpu.calls import Calls, Kernel
 from kernels.cpu.shared_library import SUFFIXES, function
 from kernels.sampling import torch_logits
 
@@ -21,20 +21,26 @@ class Logits(ctypes.Structure):
     )
 
 
-def best_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
+class BestTokens:
     """Same as `kernels.sampling.torch_logits.best_tokens`, which gets inputs that the C++ cannot
-    read."""
-    if logits.dtype not in SUFFIXES or logits.stride(1) != 1 or logits.shape[1] == 0:
-        return torch_logits.best_tokens(logits)
-    best = logits.new_empty(len(logits), dtype=torch.int64)
-    normalizers = logits.new_empty(len(logits), dtype=torch.float32)
-    arguments = Logits(
-        best=best.data_ptr(),
-        normalizers=normalizers.data_ptr(),
-        rows=logits.data_ptr(),
-        num_rows=logits.shape[0],
-        width=logits.shape[1],
-        stride=logits.stride(0),
-    )
-    run(Kernel(function("logits", logits.dtype), arguments))
-    return best, normalizers
+    read. One thread at a time may call it."""
+
+    def __init__(self) -> None:
+        self._arguments = Logits()
+        self._dtype: torch.dtype | None = None
+        """Of the logits that `_run` reads."""
+
+    def __call__(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        if logits.dtype not in SUFFIXES or logits.stride(1) != 1 or logits.shape[1] == 0:
+            return torch_logits.best_tokens(logits)
+        if logits.dtype != self._dtype:
+            self._run = Calls([Kernel(function("logits", logits.dtype), self._arguments)])
+            self._dtype = logits.dtype
+        best = logits.new_empty(len(logits), dtype=torch.int64)
+        normalizers = logits.new_empty(len(logits), dtype=torch.float32)
+        arguments = self._arguments
+        arguments.best, arguments.normalizers = best.data_ptr(), normalizers.data_ptr()
+        arguments.rows, arguments.stride = logits.data_ptr(), logits.stride(0)
+        arguments.num_rows, arguments.width = logits.shape
+        self._run()
+        return best, normalizers

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.cpu.logits import best_tokens
+from kernels.cpu.logits import BestTokens
 from kernels.sampling import torch_logits
 
 DTYPES = [torch.float32, torch.bfloat16]
+best_tokens = BestTokens()
 
 
 def check(logits):
