@@ -233,8 +233,12 @@ class _ForceSampled(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         rows = [Row(answer.copy, len(answer.copy.token_ids)) for answer in self._answers]
-        newest = torch.tensor([answer.copy.token_ids[-1] for answer in self._answers])
-        choices = self._sampler.sample(scores, rows, newest.to(scores.device))
+
+        def newest() -> Tensor:
+            ids = [answer.copy.token_ids[-1] for answer in self._answers]
+            return torch.tensor(ids, device=scores.device)
+
+        choices = self._sampler.sample(scores, rows, newest)
         for answer, sampled in zip(self._answers, choices.wait(), strict=True):
             if not answer.has_ended:
                 answer.append(sampled)

@@ -62,7 +62,7 @@ def run_step(
     newest = torch.zeros(num_sequences, dtype=torch.int64, device=model.device)
     params = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
     sampled = [Row(Sequence(id, [0], params), 1) for id in range(num_sequences)]
-    return Sampler(Staging(model.device), ()).sample(logits, sampled, newest).token_ids
+    return Sampler(Staging(model.device), ()).sample(logits, sampled, lambda: newest).token_ids
 
 
 class NoAttention:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -68,10 +68,10 @@ class Sampler:
         """None for a plain sequence, which gets its most likely tokens and nothing else."""
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, rows: Sequence[Row], newest: Tensor) -> Choices:
+    def sample(self, logits: Tensor, rows: Sequence[Row], newest: Callable[[], Tensor]) -> Choices:
         """Sample a token per row.
 
-        logits: [N, vocabulary], not modified; newest: [N] int64, each row's last token.
+        logits: [N, vocabulary], not modified; newest: returns [N] int64, each row's last token.
         """
         states = [self._states_of(row.sequence) for row in rows]
         if any(state is not None for state in states):
@@ -84,7 +84,7 @@ class Sampler:
         logits: Tensor,
         rows: Sequence[Row],
         states: Sequence[States | None],
-        newest: Tensor,
+        newest: Callable[[], Tensor],
     ) -> Choices:
         """Sample where not all rows are plain."""
         vocab_size = logits.shape[1]
@@ -100,9 +100,9 @@ class Sampler:
         scores = logits
         token_ids, normalizers = self._kernels.best_tokens(logits)
         if changes:
-            scores = logits.clone()
+            scores, last_tokens = logits.clone(), newest()
             for change in changes:
-                change(scores, newest)
+                change(scores, last_tokens)
             token_ids = scores.argmax(-1)
         for draw in draws:
             draw(scores, token_ids)

@@ -25,6 +25,8 @@ class DraftColumn(Column):
     It must come after the columns that may fail a sequence.
     """
 
+    needs_part = False
+
     def __init__(self, sampler: Sampler) -> None:
         """sampler: used by nobody else, since steps in flight have their own copies to a device."""
         self._sampler = sampler
@@ -68,7 +70,7 @@ class _Drafts(Applied):
             for chunk in self._chunks
             for position in range(len(chunk.drafts))
         ]
-        self._choices = self._sampler.sample(extra, rows, self._newest.tensor)
+        self._choices = self._sampler.sample(extra, rows, lambda: self._newest.tensor)
 
     def add_to(self, results: dict[int, ChunkResult]) -> None:
         assert self._choices is not None, "`take` comes first"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +70,9 @@ class Applied:
 
 
 class Column(ABC):
+    needs_part: ClassVar[bool] = True
+    """Whether only sequences with a part use the column. Steps of others do not ask it."""
+
     def split(self, plan: StepPlan) -> list[StepPlan]:
         """Return the forward passes to make of one. The first one gets the block moves."""
         return [plan]

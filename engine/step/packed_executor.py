@@ -45,6 +45,7 @@ class PackedExecutor:
         self.model_time = passes.model_time
         self._runner = runner or passes
         self._columns = columns
+        self._columns_without_parts = [column for column in columns if not column.needs_part]
         self._inputs = InputBuilder(passes.cache.groups, Staging(device))
         self._sampler = sampler
         self._newest = torch.empty(0, dtype=torch.int64, device=device)
@@ -58,18 +59,23 @@ class PackedExecutor:
         self._runner.move(plan.moves)
         if not plan.chunks:
             return FinishedStep({})
+        has_parts = any(chunk.sequence.parts for chunk in plan.chunks)
+        columns = self._columns if has_parts else self._columns_without_parts
         plans = [plan]
-        for column in self._columns:
+        for column in columns:
             plans = [part for whole in plans for part in column.split(whole)]
-        parts = [self._run_forward(part) for part in plans]
+        parts = [self._run_forward(part, columns) for part in plans]
         chunks = [chunk for part in parts for chunk in part.sampled_chunks]
         self._newest = torch.cat([part.token_ids for part in parts])
         self._newest_rows = {chunk.sequence.id: row for row, chunk in enumerate(chunks)}
         return _PackedStep(parts, self.passes.during_wait)
 
-    def _run_forward(self, plan: StepPlan) -> _Part:
-        """Run one forward pass, as a CUDA graph if there is one for it, and sample."""
-        columns = [column for column in self._columns if column.is_used(plan.chunks)]
+    def _run_forward(self, plan: StepPlan, columns: Sequence[Column]) -> _Part:
+        """Run one forward pass, as a CUDA graph if there is one for it, and sample.
+
+        columns: those that the step may use.
+        """
+        columns = [column for column in columns if column.is_used(plan.chunks)]
         size = self.passes.size_for(plan.chunks, columns)
         inputs = self._inputs.build(
             plan,
@@ -88,7 +94,7 @@ class PackedExecutor:
 
     def _sample(self, logits: Tensor, inputs: StepInputs) -> _Part:
         rows = [Row(chunk.sequence, chunk.end) for chunk in inputs.sampled_chunks]
-        choices = self._sampler.sample(logits, rows, inputs.newest())
+        choices = self._sampler.sample(logits, rows, inputs.newest)
         return _Part(inputs.sampled_chunks, choices.token_ids, choices, inputs.columns)
 
 

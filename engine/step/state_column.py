@@ -21,6 +21,7 @@ NOWHERE = -1
 
 class StateColumn(RepeatableColumn):
     name = "states"
+    needs_part = False
 
     def is_used(self, chunks: Sequence[Chunk]) -> bool:
         return True

@@ -145,7 +145,7 @@ def test_sampling_does_not_wait_for_the_device(batch):
         rows.append(Row(sequence, 5))
     logits = torch.empty(len(rows), 256, device=META)
     newest = torch.empty(len(rows), dtype=torch.int64, device=META)
-    choices = Sampler(Staging(META), STAGES).sample(logits, rows, newest)
+    choices = Sampler(Staging(META), STAGES).sample(logits, rows, lambda: newest)
     assert choices.token_ids.shape == (len(rows),)
     assert choices.token_ids.device == META
 
@@ -157,7 +157,7 @@ def test_grammars_do_not_wait_for_the_device(tmp_path):
     rows = [Row(Sequence(id, [60, 61], params, parts=parts), 2) for id in range(2)]
     logits = torch.empty(len(rows), grammar_models.VOCABULARY, device=META)
     newest = torch.empty(len(rows), dtype=torch.int64, device=META)
-    choices = Sampler(Staging(META), sampling_stages(grammars)).sample(logits, rows, newest)
+    choices = Sampler(Staging(META), sampling_stages(grammars)).sample(logits, rows, lambda: newest)
     assert len(choices._settlers) == 2, "the ranking and the grammar's mask"
     assert choices.token_ids.device == META
 

@@ -241,7 +241,7 @@ def test_biases_are_applied_before_penalties():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "argmax", noted)
-        sampler.sample(logits, [Row(sequence, 1)], newest)
+        sampler.sample(logits, [Row(sequence, 1)], lambda: newest)
     assert seen["scores"][0, 3] == -2.0
     assert torch.equal(logits, torch.ones(1, VOCABULARY)), "the caller's logits are unchanged"
 

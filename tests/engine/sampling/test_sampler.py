@@ -22,7 +22,7 @@ def rows(count, prompt=(1, 2), **params):
 def sample(logits, sequences) -> Choices:
     newest = torch.tensor([sequence.token_ids[-1] for sequence in sequences])
     rows = [Row(sequence, len(sequence.token_ids)) for sequence in sequences]
-    return Sampler(Staging(torch.device("cpu")), STAGES).sample(logits, rows, newest)
+    return Sampler(Staging(torch.device("cpu")), STAGES).sample(logits, rows, lambda: newest)
 
 
 def drawn(logits, sequences):

@@ -158,5 +158,5 @@ def launches_of_sampling(batch, dtype):
     newest = torch.empty(len(rows), dtype=torch.int64, device=META)
     sampler = Sampler(Staging(META), STAGES, kernels=triton)
     with dry_run.target(host_step.ARCH) as recorded, Operations() as operations:
-        sampler.sample(logits, rows, newest)
+        sampler.sample(logits, rows, lambda: newest)
     return Counter(launch.name for launch in recorded), operations.launched

@@ -53,7 +53,7 @@ def test_all_sampling_kernels_of_the_engine_are_precompiled(num_rows, dtype):
     logits = torch.empty(num_rows, vocab_size, dtype=dtype, device=meta)
     newest = torch.empty(num_rows, dtype=torch.int64, device=meta)
     with dry_run.target(ARCH) as launched:
-        Sampler(Staging(meta), (), kernels=triton).sample(logits, rows, newest)
+        Sampler(Staging(meta), (), kernels=triton).sample(logits, rows, lambda: newest)
     assert len(launched) == 6
     compiled = {launch.kernel.hash for launch in precompile.compile_sampling(ARCH, vocab_size)}
     assert {launch.kernel.hash for launch in launched} <= compiled

@@ -104,7 +104,7 @@ def sample(logits, batch, device):
     """Sample with the kernels of a device."""
     sampler = Sampler(Staging(CPU), STAGES, kernels=make_sampling_kernels(device))
     newest = torch.tensor([sequence.token_ids[-1] for sequence in batch])
-    return sampler.sample(logits, rows_of(batch), newest)
+    return sampler.sample(logits, rows_of(batch), lambda: newest)
 
 
 class Spy:
