@@ -8,7 +8,7 @@ import msgspec
 
 from core.errors import RequestError
 from core.protocol.facts import Facts
-from core.sampling import DEFAULTS, NO_LIMIT, SamplingParams
+from core.sampling import NO_LIMIT, SamplingParams
 
 
 def checked(
@@ -34,11 +34,16 @@ def checked(
             f"{too_long(facts.max_model_len)}; {prompt} has {len(prompt_token_ids)} of them, so "
             f"{params.max_tokens} is more than the {room} that remain",
         )
-    _check_token_ids(params, facts.vocab_size)
+    changed = params.changed
+    if not _WITH_TOKEN_IDS.isdisjoint(changed):
+        _check_token_ids(params, facts.vocab_size)
     for field, reason in facts.unavailable.items():
-        if getattr(params, field) != getattr(DEFAULTS, field):
+        if field in changed:
             raise RequestError(field, reason)
     return params
+
+
+_WITH_TOKEN_IDS = frozenset({"logit_bias", "allowed_token_ids", "bad_words"})
 
 
 def too_long(max_model_len: int) -> str:

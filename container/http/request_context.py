@@ -99,11 +99,11 @@ class RequestContext:
         """
         if is_json_type(self.mimetype):
             return self.checked(lambda: read_json(self.body))
+        return self._other_fields()
+
+    def _other_fields(self) -> dict[str, object]:
         if self.mimetype == "text/plain":
             return self.checked(lambda: read_text(self.body))
-        return self._csv_fields()
-
-    def _csv_fields(self) -> dict[str, object]:
         if self.mimetype != "text/csv":
             raise UnsupportedMediaType(
                 f"Content-Type {self.mimetype}: send application/json, text/plain or text/csv"
