@@ -99,6 +99,7 @@ def build_packed(
         Sampler(Staging(model.device), sampling_stages(grammars)),
         columns,
         None if lead is None else lead(parts),
+        overlaps=resolved.overlaps,
     )
     check_steps(executor, _first_steps(parts.passes.cache))
     phases.end("first steps")

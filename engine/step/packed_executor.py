@@ -17,7 +17,7 @@ from engine.sampling.sampler import Choices, Sampler
 from engine.staging import Staging
 from engine.step.column import Applied, Column
 from engine.step.passes import Passes, Runner
-from engine.step.step_inputs import InputBuilder, StepInputs
+from engine.step.step_inputs import InFlight, InputBuilder, StepInputs
 
 
 class PackedExecutor:
@@ -35,10 +35,13 @@ class PackedExecutor:
         sampler: Sampler,
         columns: Sequence[Column] = (),
         runner: Runner | None = None,
+        *,
+        overlaps: bool = False,
     ) -> None:
         """columns: a result that several of them change is as the last of them leaves it.
 
-        runner: runs block moves and forward passes in the place of `passes`.
+        runner: runs block moves and forward passes in the place of `passes`. overlaps: as in
+        `Engine`, so chunks may end with a token in flight.
         """
         device = passes.model.device
         self.passes = passes
@@ -48,10 +51,7 @@ class PackedExecutor:
         self._columns_without_parts = [column for column in columns if not column.needs_part]
         self._inputs = InputBuilder(passes.cache.groups, Staging(device))
         self._sampler = sampler
-        self._newest = torch.empty(0, dtype=torch.int64, device=device)
-        """[S] int64: the tokens sampled by the previous step."""
-        self._newest_rows: dict[int, int] = {}
-        """Indices into `_newest`, by sequence id."""
+        self._in_flight = InFlight(device) if overlaps else None
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> SubmittedStep:
@@ -65,9 +65,10 @@ class PackedExecutor:
         for column in columns:
             plans = [part for whole in plans for part in column.split(whole)]
         parts = [self._run_forward(part, columns) for part in plans]
-        chunks = [chunk for part in parts for chunk in part.sampled_chunks]
-        self._newest = torch.cat([part.token_ids for part in parts])
-        self._newest_rows = {chunk.sequence.id: row for row, chunk in enumerate(chunks)}
+        if self._in_flight is not None:
+            self._in_flight.keep(
+                [(part.sampled_chunks, part.choices.token_ids) for part in parts if part.choices]
+            )
         return _PackedStep(parts, self.passes.during_wait)
 
     def _run_forward(self, plan: StepPlan, columns: Sequence[Column]) -> _Part:
@@ -77,25 +78,19 @@ class PackedExecutor:
         """
         columns = [column for column in columns if column.is_used(plan.chunks)]
         size = self.passes.size_for(plan.chunks, columns)
-        inputs = self._inputs.build(
-            plan,
-            newest=self._newest,
-            newest_rows=self._newest_rows,
-            size=size,
-            columns=columns,
-        )
+        inputs = self._inputs.build(plan, size=size, columns=columns, in_flight=self._in_flight)
         logits = self._runner.forward(inputs, size)
         num_sampled = len(inputs.sampled_chunks)
         if inputs.columns:
             _give(logits, num_sampled, inputs.columns)
         if not num_sampled:
-            return _Part((), self._newest[:0], None, inputs.columns)
+            return _Part((), None, inputs.columns)
         return self._sample(logits[:num_sampled], inputs)
 
     def _sample(self, logits: Tensor, inputs: StepInputs) -> _Part:
         rows = [Row(chunk.sequence, chunk.end) for chunk in inputs.sampled_chunks]
         choices = self._sampler.sample(logits, rows, inputs.newest)
-        return _Part(inputs.sampled_chunks, choices.token_ids, choices, inputs.columns)
+        return _Part(inputs.sampled_chunks, choices, inputs.columns)
 
 
 def _give(logits: Tensor, num_sampled: int, columns: Sequence[Applied]) -> None:
@@ -113,8 +108,6 @@ class _Part:
 
     sampled_chunks: tuple[Chunk, ...]
     """The S chunks for which a token was sampled."""
-    token_ids: Tensor
-    """[S] int64, on the device."""
     choices: Choices | None
     columns: Sequence[Applied]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,6 @@ from engine.step.places import PaddedPlaces, Places
 from kernels.attention.batch import PagedBatch
 
 PADDING_SLOT = -1
-NO_ROWS: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +77,52 @@ class StepInputs:
         return self.token_ids.index_select(0, self.sampled_rows[: len(self.sampled_chunks)])
 
 
+@dataclass(frozen=True, slots=True)
+class Arriving:
+    """Tokens in flight that a step reads."""
+
+    targets: Slot
+    """[F] int64: their indices among the step's tokens."""
+    rows: Slot
+    """[F] int64: their indices in `newest`."""
+    newest: Tensor
+
+    def copy_to(self, token_ids: Tensor) -> None:
+        """Copy them to a step's tokens, [T] int64. The upload has been sent by now."""
+        newest = self.newest.index_select(0, self.rows.tensor)
+        token_ids.index_copy_(0, self.targets.tensor, newest)
+
+
+class InFlight:
+    """Keeps the newest tokens on the device, for steps that begin before these are committed."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._newest = torch.empty(0, dtype=torch.int64, device=device)
+        self._rows: dict[int, int] = {}
+        """Indices into `_newest`, by sequence id."""
+
+    def keep(self, sampled: Sequence[tuple[Sequence[Chunk], Tensor]]) -> None:
+        """Keep the tokens of a step, in the place of the last one's.
+
+        sampled: chunks, and [S] int64, the token of each, for every forward pass of the step.
+        """
+        ids = [chunk.sequence.id for chunks, _ in sampled for chunk in chunks]
+        self._rows = {sequence_id: row for row, sequence_id in enumerate(ids)}
+        self._newest = torch.cat([self._newest[:0], *(token_ids for _, token_ids in sampled)])
+
+    def plan(self, places: Places, upload: Upload) -> Arriving | None:
+        """Add to the upload which tokens a step reads. Returns None if it reads none."""
+        arriving = [
+            (start + len(chunk.sequence.token_ids) - chunk.start, self._rows[chunk.sequence.id])
+            for chunk, start in places
+            if chunk.ends_in_flight
+        ]
+        if not arriving:
+            return None
+        targets, rows = (upload.put(np.array(each, int)) for each in zip(*arriving, strict=True))
+        return Arriving(targets, rows, self._newest)
+
+
 class InputBuilder:
     """Builds the inputs of each step. Keeps the sequences' block tables on the device."""
 
@@ -91,20 +136,14 @@ class InputBuilder:
         self,
         plan: StepPlan,
         *,
-        newest: Tensor | None = None,
-        newest_rows: Mapping[int, int] = NO_ROWS,
         size: StepSize | None = None,
         columns: Sequence[Column] = (),
+        in_flight: InFlight | None = None,
     ) -> StepInputs:
         """Start copying the inputs to the device. Does not wait.
 
-        newest: [N'] int64, the tokens sampled by the previous step. newest_rows: the index in
-        `newest` of a sequence's token, by sequence id. If the last token of a chunk is in flight,
-        the device copies it from `newest`.
-
-        size: pad the step to this size, into which it fits. By default it is not padded.
-
-        columns: those that the step uses.
+        size: pad the step to this size, into which it fits. By default it is not padded. columns:
+        those that the step uses. in_flight: has the last tokens of chunks that are in flight.
         """
         places = Places(plan.chunks) if size is None else PaddedPlaces(plan.chunks, size)
         upload = Upload(self._staging)
@@ -116,12 +155,10 @@ class InputBuilder:
         starts = upload.put(places.query_starts())
         updates = [tables.put(places.chunks, upload) for tables in self._tables]
         table_rows = [upload.put(places.by_sequence(update.rows)) for update in updates]
-        in_flight = _in_flight(places, newest_rows, upload)
+        arriving = None if in_flight is None else in_flight.plan(places, upload)
         upload.send()
-        if in_flight is not None:
-            assert newest is not None
-            targets, rows = (slot.tensor for slot in in_flight)
-            tokens.tensor[0].index_copy_(0, targets, newest.index_select(0, rows))
+        if arriving is not None:
+            arriving.copy_to(tokens.tensor[0])
         width = places.num_blocks(self._groups[0].part_size)
         block_tables: list[Tensor] = []
         for tables, update, rows in zip(self._tables, updates, table_rows, strict=True):
@@ -183,18 +220,3 @@ def in_groups(
     """
     others = zip(block_tables[1:], tokens[3:], strict=True)
     return (first, *(first.with_tables(table, slots) for table, slots in others))
-
-
-def _in_flight(
-    places: Places, newest_rows: Mapping[int, int], upload: Upload
-) -> tuple[Slot, Slot] | None:
-    """Add the indices of the tokens in flight, and their rows in `newest`; None without any."""
-    in_flight = [
-        (start + len(chunk.sequence.token_ids) - chunk.start, newest_rows[chunk.sequence.id])
-        for chunk, start in places
-        if chunk.ends_in_flight
-    ]
-    if not in_flight:
-        return None
-    targets, rows = zip(*in_flight, strict=True)
-    return upload.put(np.array(targets, int)), upload.put(np.array(rows, int))

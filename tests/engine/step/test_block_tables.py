@@ -16,7 +16,7 @@ from core.plan import BlockTable, Chunk, StepPlan
 from core.sampling import Sampled, SamplingParams
 from core.sequence import Sequence
 from engine.staging import Staging
-from engine.step.step_inputs import InputBuilder
+from engine.step.step_inputs import InFlight, InputBuilder
 from tests.strategies.fakes import Arrival, drive, fail, requests_of, strategy_of
 
 BLOCK_SIZE = 4
@@ -76,9 +76,9 @@ def test_tables_of_every_step_are_the_plans(mode, overlaps, seed):
     def check(plan):
         nonlocal num_checked
         if plan is not None and plan.chunks:
-            newest_rows = {chunk.sequence.id: 0 for chunk in plan.chunks}
-            inputs = builder.build(plan, newest=torch.zeros(1, dtype=int), newest_rows=newest_rows)
-            check_tables(inputs.batch, plan)
+            in_flight = InFlight(CPU)
+            in_flight.keep([(plan.chunks, torch.zeros(len(plan.chunks), dtype=int))])
+            check_tables(builder.build(plan, in_flight=in_flight).batch, plan)
             num_checked += 1
 
     drive(strategy, arrivals(seed), check, overlaps=overlaps)
