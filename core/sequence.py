@@ -130,7 +130,7 @@ class Sequence:
         These are all tokens before the first one whose logits are needed.
         """
         last = self.num_tokens - 1
-        rows = self.extra_rows(0, last)
+        rows = self.extra_rows(0, last) if self.parts else NO_ROWS
         return rows.start if rows else last
 
     def fork(self, id: int) -> Sequence:

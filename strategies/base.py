@@ -22,6 +22,7 @@ from functools import partial
 from typing import ClassVar, Literal, Protocol
 
 from core.output import Output
+from core.part import NO_ROWS
 from core.plan import Chunk, StepPlan, StepResult
 from core.request import Request
 from core.sampling import Finish
@@ -332,7 +333,7 @@ class Strategy(ABC):
         """Return the chunk of the sequence's next `length` pending tokens."""
         start = sequence.num_computed_tokens
         samples = start + length == sequence.num_tokens
-        extra_rows = sequence.extra_rows(start, start + length)
+        extra_rows = sequence.extra_rows(start, start + length) if sequence.parts else NO_ROWS
         tables = self.memory.tables(sequence.id)
         state = self.memory.states.of(sequence, start + length)
         return Chunk(sequence, start, length, tables, samples, extra_rows, state)
