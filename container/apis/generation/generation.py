@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from container.apis.generation.sampling import Dialect
 from container.http.deadline import Deadline
-from container.http.request_record import RequestRecord
+from container.http.request_context import RequestContext
 from core.errors import GenerationError
 from core.output import Output
 from core.protocol.messages import AbortReason
@@ -32,16 +32,13 @@ class Generation:
 
     def __init__(
         self,
+        context: RequestContext,
         stream: TokenStream,
         answers: Answers,
         dialect: Dialect,
         prompt_token_ids: Sequence[int],
         deadline: Deadline,
-        charge: Callable[[int], None],
-        record: RequestRecord,
     ) -> None:
-        """charge: counts tokens against the client's limit. The prompt's tokens count once an
-        answer has begun, because the engine may refuse the request until then."""
         self.prompt_token_ids = prompt_token_ids
         self.timing: Timing | None = None
         """Timing of the answer that ended last; None if a stop string ended it."""
@@ -53,9 +50,10 @@ class Generation:
         self._stream = stream
         self._dialect = dialect
         self._deadline = deadline
-        self._charge = charge
+        self._context = context
         self._num_uncharged = len(prompt_token_ids)
-        self._record = record
+        """The prompt's tokens are charged once an answer has begun, because the engine may refuse
+        the request until then."""
 
     @property
     def answers(self) -> Sequence[AnswerText]:
@@ -76,9 +74,9 @@ class Generation:
             while self.received.num_open:
                 for output in self._next():
                     self.timing, self.receipt = output.timing, output.receipt
-                    self._charge(self._num_uncharged + len(output.token_ids))
+                    self._context.charge(self._num_uncharged + len(output.token_ids))
                     self._num_uncharged = 0
-                    self._record.add(output)
+                    self._context.record.add(output)
                     deltas = self.received.push(output)
                     if self.received.is_stopped_by_string(output):
                         self._stream.abort(output.index, "stop_string")
@@ -92,7 +90,8 @@ class Generation:
         finally:
             self.abort()
             answers = self.received.returned
-            self._record.end([answer.finish for answer in answers if answer.finish is not None])
+            ended = [answer.finish for answer in answers if answer.finish is not None]
+            self._context.record.end(ended)
 
     def abort(self, reason: AbortReason = "disconnect") -> None:
         """Abort the request in the engine. Does nothing if it has ended."""
@@ -103,7 +102,7 @@ class Generation:
         if not self.received.num_open:
             self.receipt = self._stream.receipt(RECEIPT_WAIT_S)
             if self.receipt is not None:
-                self._record.charge(self.receipt)
+                self._context.record.charge(self.receipt)
 
     def _next(self) -> list[Output]:
         with self._dialect.names_errors():

@@ -84,14 +84,7 @@ class Generations:
             context.response_headers[DIGEST_HEADER] = digest
         stream = self._engines.submit(request, context.session)
         context.record.submit(decoding.dialect.operation, request, submitted)
-        return Generation(
-            stream,
-            answers_to(
-                Detokenization(params, self.prompting.tokenizer, token_ids, kept_special_ids)
-            ),
-            decoding.dialect,
-            token_ids,
-            Deadline(context.has_hung_up, self._timeout_s),
-            context.charge,
-            context.record,
-        )
+        tokenizer = self.prompting.tokenizer
+        answers = answers_to(Detokenization(params, tokenizer, token_ids, kept_special_ids))
+        deadline = Deadline(context.has_hung_up, self._timeout_s)
+        return Generation(context, stream, answers, decoding.dialect, token_ids, deadline)
