@@ -109,6 +109,8 @@ class EngineClient:
 
     def submit(self, request: Submit, session: str | None) -> TokenStream:
         """Start a generation on the engine that `choose` chooses, as `EngineConnection` does."""
+        if len(self.copies) == 1:
+            return self.copies[0].submit(request)
         return self.choose(session, request.prompt_token_ids, request.variant).submit(request)
 
     def by_variant(self, name: str) -> tuple[list[EngineConnection], list[EngineConnection]]:
