@@ -109,7 +109,7 @@ class Engine:
         # The front end has truncated and checked its prompts already; `LLM` has not.
         prompt_token_ids = params.truncated(prompt_token_ids, self.facts.max_model_len)
         params = checked(prompt_token_ids, params, self.facts)
-        if params.seed is None:
+        if params.seed is None and not params.is_greedy:
             params = msgspec.structs.replace(params, seed=secrets.randbelow(MAX_SEED))
         changed = set(params.changed)
         used = (each for each in self.features if not changed.isdisjoint(each.fields))
