@@ -131,7 +131,8 @@ class RequestContext:
     def read(self, read: Callable[[], Checked]) -> Checked:
         """Return the request that `read` makes of the body, and report the fields it ignores."""
         request = self.checked(read)
-        self.warn(request.warnings)
+        if request.warnings:
+            self.warn(request.warnings)
         return request
 
     def warn(self, warnings: Sequence[str]) -> None:
