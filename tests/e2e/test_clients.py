@@ -184,6 +184,7 @@ def test_openai_models(client):
         client.models.retrieve("other")
 
 
+@pytest.mark.matrix(cases=0)
 def test_hugging_face(tmp_path, expected):
     text = expected("ROMEO:")
     with serve(tmp_path, "option.dtype=fp32\noption.tgi_compat=true\n") as container:

@@ -14,7 +14,7 @@ import pytest
 from tests.container.processes import wait_until
 from tests.e2e.serving import DEMO, IMAGE, ROOT, Container, serve
 
-NUM_ANSWERS = int(os.environ.get("ANSWERS", "18"))
+NUM_ANSWERS = int(os.environ.get("ANSWERS", "12"))
 """`make soak` asks for more."""
 CROWDED = """option.batching=paged
 option.dtype=fp32

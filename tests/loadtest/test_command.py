@@ -71,6 +71,7 @@ def test_workloads_of_several_sequences(stub: Stub, tmp_path: Path, workload: st
     assert [parameter[key] for parameter in parameters] == [4] * 6
 
 
+@pytest.mark.matrix(cases=0)
 def test_a_sweep(stub: Stub, tmp_path: Path) -> None:
     def slow_at_first(path: str, body: dict[str, Any]) -> Iterator[bytes | float]:
         yield 0.05

@@ -113,6 +113,7 @@ def _is_closed(client):
         return False
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("is_web_socket", [False, True])
 def test_a_client_that_does_not_read_is_cut_off_and_its_blocks_are_freed(container, is_web_socket):
     """The answer to the client has more bytes than the socket buffers of both sides hold."""

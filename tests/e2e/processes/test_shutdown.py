@@ -116,7 +116,7 @@ def unshare_is_permitted() -> bool:
     return subprocess.run([*UNSHARE, "true"], capture_output=True).returncode == 0
 
 
-@pytest.mark.matrix(cases=2)
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("is_process_1", [True, False])
 @pytest.mark.parametrize("moment", [is_imported, is_loading, is_serving])
 def test_a_signal_at_any_moment_of_a_start(
