@@ -126,7 +126,8 @@ class Engine:
             raise RequestError(
                 "num_beams",
                 f"{params.beam_width} beams of {request.sequences[0].max_length} tokens do not "
-                "fit into the KV cache or the token budget of a step",
+                "fit into the KV cache, the room for states or the token budget of a step; ask for "
+                "fewer beams or tokens",
             )
         self.next_id += len(request.sequence_ids)
         self.observer.added(request)

@@ -103,6 +103,7 @@ class Capacity:
     num_swap_blocks: int = 0
     num_states: int = 0
     """As in `StrategySettings`, as are the next fields of states."""
+    num_spare_states: int = 0
     num_checkpoints: int = 0
     answers_differ: bool = False
     num_swap_states: int = 0
@@ -260,6 +261,7 @@ def strategy_settings(resolved: Resolved, capacity: Capacity) -> StrategySetting
         preemption_mode=memory.preemption_mode,
         num_swap_blocks=capacity.num_swap_blocks,
         num_states=capacity.num_states,
+        num_spare_states=capacity.num_spare_states,
         num_checkpoints=capacity.num_checkpoints,
         answers_differ=capacity.answers_differ,
         num_swap_states=capacity.num_swap_states,

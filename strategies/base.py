@@ -84,6 +84,12 @@ class Extension(Protocol):
         ...
 
 
+def num_places(memory: KVMemory, groups: Iterable[SequenceGroup]) -> int:
+    """Return how many places in the batch groups take, of `max_sequences`."""
+    states = memory.states
+    return sum(states.num_places(group.num_sequences, group.num_parents) for group in groups)
+
+
 class Strategy(ABC):
     """Decides what runs next. Not thread-safe: one loop owns it.
 
@@ -306,9 +312,10 @@ class Strategy(ABC):
         Returns none if the sequences cannot run alone, and do not fit together.
         """
         fits = self._max_blocks(whole) <= self.memory.num_blocks
+        fits = fits and self.memory.states.can_hold(num_places(self.memory, [whole]))
         if whole.is_indivisible:
             return [whole] if fits and whole.num_sequences <= self.limits.max_step_tokens else []
-        if self.shares_prompts and fits and self.memory.states.can_hold(whole.num_sequences):
+        if self.shares_prompts and fits:
             return [whole]
         return [SequenceGroup(whole.request, [sequence]) for sequence in whole.sequences]
 
@@ -362,24 +369,25 @@ class ReservingStrategy(Strategy):
     def _admissible(self, now: float) -> Iterator[SequenceGroup]:
         """Yield the waiting groups to admit now, oldest first, with their memory reserved."""
 
-    def _reserved(self, max_sequences: int) -> Iterator[SequenceGroup]:
+    def _reserved(self, max_places: int) -> Iterator[SequenceGroup]:
         """Reserve memory for the oldest waiting groups and yield them, until one does not fit.
 
-        max_sequences: how many sequences may be admitted, over all groups.
+        max_places: how many places in the batch they may take, over all groups.
         """
         for group in tuple(self.waiting):
             self.current = group
-            has_slots = group.num_sequences <= max_sequences or not self.running
+            num_needed = num_places(self.memory, [group])
+            has_slots = num_needed <= max_places or not self.running
             reservation = self._reservation(group.sequences[0])
             spans = [Span(sequence_id, 0, reservation) for sequence_id in group.sequence_ids]
-            if max_sequences <= 0 or not has_slots:
+            if max_places <= 0 or not has_slots:
                 self.blocked_by = "slots"
                 return
             if not self.memory.reserve(spans):
                 self.blocked_by = "blocks"
                 return
             yield group
-            max_sequences -= group.num_sequences
+            max_places -= num_needed
 
     def _max_blocks(self, group: SequenceGroup) -> int:
         reservation = self._reservation(group.sequences[0])

@@ -52,6 +52,11 @@ class BeamGroup(SharingGroup):
         return len(self.sequence_ids)
 
     @property
+    def num_parents(self) -> int:
+        """Beams with two children or more; the others take their parent's slot."""
+        return len(self.sequence_ids) // 2
+
+    @property
     def parents(self) -> list[int]:
         return [beam.parent for beam in self.search.beams]
 
@@ -105,6 +110,7 @@ class BeamGroup(SharingGroup):
 
     def _end_all(self, hypotheses: Tokens[Hypothesis], memory: KVMemory) -> list[Output]:
         for sequence in tuple(self.sequences):
+            sequence.num_in_flight = 0
             self.end(sequence, Finish.STOP, memory)
         return [
             Output(

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from core.configuration.sizing import reserved_tokens
 from core.configuration.strategy_table import KVReservation
 from core.sequence import Sequence
-from strategies.base import Limits, ReservingStrategy
+from strategies.base import Limits, ReservingStrategy, num_places
 from strategies.group import SequenceGroup
 from strategies.memory.base import KVMemory
 
@@ -33,7 +33,9 @@ class ContinuousStrategy(ReservingStrategy):
         self.max_model_len = max_model_len
 
     def _admissible(self, now: float) -> Iterator[SequenceGroup]:
-        return self._reserved(self.limits.max_sequences - self.num_running)
+        if not self.waiting:
+            return iter(())
+        return self._reserved(self.limits.max_sequences - num_places(self.memory, self.running))
 
     def _reservation(self, sequence: Sequence) -> int:
         return reserved_tokens(

@@ -30,17 +30,15 @@ class StrategySettings:
     preemption_mode: PreemptionMode
     num_swap_blocks: int
     num_states: int = 0
-    """How many states there is room for: one for each sequence that runs, and spare ones; 0 if the
+    """How many states there is room for: those of running sequences, and spare ones; 0 if the
     model keeps none."""
+    num_spare_states: int = 0
+    """Of these, the states after drafts, which may be taken back."""
     num_checkpoints: int = 0
     """States of cached prefixes that there is room for besides. 0: no prefix is found."""
     answers_differ: bool = False
     """Whether a token of an answer has another state than the same one of a prompt."""
     num_swap_states: int = 0
-
-    @property
-    def num_spare_states(self) -> int:
-        return max(0, self.num_states - self.limits.max_sequences)
 
 
 def make_strategy(settings: StrategySettings, memory: KVMemory | None = None) -> Strategy:

@@ -39,6 +39,11 @@ class SequenceGroup:
         return len(self.sequences)
 
     @property
+    def num_parents(self) -> int:
+        """The most sequences that others fork from before one step."""
+        return int(len(self.sequences) > 1)
+
+    @property
     def parents(self) -> list[int]:
         """For each sequence, the index that the one it continues had before the last commit."""
         return list(range(len(self.sequences)))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from core.configuration.strategy_table import PreemptionMode
 from core.plan import Chunk, StepPlan
-from strategies.base import Limits, StepBudget, Strategy
+from strategies.base import Limits, StepBudget, Strategy, num_places
 from strategies.group import SequenceGroup, Turn
 from strategies.memory.base import Span
 from strategies.memory.blocks import PagedMemory
@@ -166,9 +166,8 @@ class PagedStrategy(Strategy):
         return turns
 
     def _has_slots_for(self, group: SequenceGroup) -> bool:
-        groups = (*self.running, group)
-        num_places = sum(self.memory.states.num_places(one.num_sequences) for one in groups)
-        return not self.running or num_places <= self.limits.max_sequences
+        num_needed = num_places(self.memory, (*self.running, group))
+        return not self.running or num_needed <= self.limits.max_sequences
 
     def _has_room_for(self, group: SequenceGroup) -> bool:
         """Whether all tokens of the group fit, plus the next token of each running sequence.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from container.capacity.decoder import DTYPE_BYTES, Decoder
 from container.capacity.instances import Instance
 from container.capacity.placement import place
-from core.configuration.batching import checkpoint_limit, packed_limits
+from core.configuration.batching import checkpoint_limit, packed_limits, state_limit
 from core.configuration.kv_layout import LENGTHS, bytes_per_block, plan_layout
 from core.configuration.options import Options
 from core.configuration.record import Reserved
@@ -88,10 +88,11 @@ def make_estimate(
     num_checkpoints = 0
     if decoder.states:
         most_states = max(1, budget // 2 // decoder.state_bytes)
-        max_sequences = min(max_sequences, most_states)
+        num_states = min(state_limit(max_sequences), most_states)
+        max_sequences = min(max_sequences, num_states)
         num_checkpoints = checkpoint_limit(options.memory, batching, max_sequences)
-        num_checkpoints = min(num_checkpoints, most_states - max_sequences)
-        budget -= (max_sequences + num_checkpoints) * decoder.state_bytes
+        num_checkpoints = min(num_checkpoints, most_states - num_states)
+        budget -= (num_states + num_checkpoints) * decoder.state_bytes
     usable = max_sequences * layout.blocks_for(limits.max_model_len)
     num_blocks = min(usable, budget // (block_bytes + draft_block_bytes(decoder, options)))
     if options.memory.num_kv_blocks is not None:

@@ -15,6 +15,8 @@ from core.configuration.strategy_table import (
 
 DEFAULT_STEP_TOKENS = {"cuda": 8192, "cpu": 512}
 DEFAULT_BATCH_SIZE = 32
+LEAST_STATES = 6
+"""Four sequences that fork before each step take so many: two of them may go on in two each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,11 @@ def sequence_limit(strategy: BatchingOptions, batching: Batching) -> int:
             return strategy.batch_size or DEFAULT_BATCH_SIZE
         case "max_rolling_batch_size":
             return strategy.max_rolling_batch_size
+
+
+def state_limit(max_sequences: int) -> int:
+    """Return how many states running sequences may need, among them a search four wide."""
+    return max(max_sequences, LEAST_STATES)
 
 
 def checkpoint_limit(memory: MemoryOptions, batching: Batching, max_sequences: int) -> int:

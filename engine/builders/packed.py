@@ -34,7 +34,7 @@ from engine.sampling.grammars import Grammars
 from engine.sampling.sampler import Sampler
 from engine.scores.column import ScoreColumn
 from engine.staging import Staging
-from engine.step.beam_candidates import NOT_WITH_STATES, BeamColumn
+from engine.step.beam_candidates import BeamColumn
 from engine.step.column import Column, PerTokenColumn, RepeatableColumn
 from engine.step.packed_executor import PackedExecutor
 from engine.step.passes import Passes, Runner
@@ -157,7 +157,6 @@ def build_parts(
         from engine.memory.state_room import StateRoom
 
         beside = StateRoom(model, resolved, group)
-        model.unavailable.update(NOT_WITH_STATES)
     beside.bytes_per_block = bytes_beside_block
     capacity = measure(resolved, model, group, beside)
     backend, backend_notes = make_backend(

@@ -51,7 +51,8 @@ class Beside:
     num_sequences: int = 0
     """Sequences that there is room for; 0 if nothing limits them."""
     num_states: int = 0
-    """As in `StrategySettings`, as are the next three fields."""
+    """As in `StrategySettings`, as are the next four fields."""
+    num_spare_states: int = 0
     num_checkpoints: int = 0
     answers_differ: bool = False
     num_swap_states: int = 0
@@ -131,6 +132,7 @@ def measure(resolved: Resolved, model: PackedModel, group: Group, beside: Beside
         num_blocks=num_blocks,
         num_swap_blocks=num_swap_blocks,
         num_states=beside.num_states,
+        num_spare_states=beside.num_spare_states,
         num_checkpoints=beside.num_checkpoints,
         answers_differ=beside.answers_differ,
         num_swap_states=beside.num_swap_states,

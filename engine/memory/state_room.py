@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from core.configuration.batching import checkpoint_limit
+from core.configuration.batching import checkpoint_limit, state_limit
 from core.states.layout import slot_bytes
 from engine.attention.states import StatePool
 from engine.group import Group
@@ -36,30 +36,34 @@ class StateRoom(Beside):
         self._resolved = resolved
         self.answers_differ = clamps_prompts(model.config.get_text_config())
         bytes_each = slot_bytes(model.states, model.dtype.itemsize)
-        self._keep(_Slots(bytes_each, self._max_sequences, num_spare))
+        self._keep(_Slots(bytes_each, state_limit(self._max_sequences), num_spare))
 
     def _keep(self, slots: _Slots) -> None:
         self._slots = slots
-        self.num_sequences, self.num_states = slots.num_sequences, slots.count
+        self.num_sequences = min(self._max_sequences, slots.num_running)
+        self.num_states, self.num_spare_states = slots.count, slots.num_spare
         self.num_checkpoints = 0
         kinds = set(self._model.shapes)
         if len(kinds) == 1 and all(kind.window is None for kind in kinds):
             memory, batching = self._resolved.memory, self._resolved.batching
-            self.num_checkpoints = checkpoint_limit(memory, batching, slots.num_sequences)
+            self.num_checkpoints = checkpoint_limit(memory, batching, self.num_sequences)
 
     @property
     def notes(self) -> tuple[str, ...]:
         slots = self._slots
+        width = (2 * slots.num_running + 1) // 3
+        search = f" (or a search {width} wide)" if slots.num_running > self.num_sequences else ""
         drafts = f" and {slots.num_spare} drafts" if slots.num_spare else ""
         note = (
             f"each sequence keeps a state of {_size_text(slots.bytes_each)} beside its K and V: "
-            f"{_size_text(slots.num_bytes)} for {slots.num_sequences}{drafts}; {self._checkpoints}"
+            f"{_size_text(slots.num_bytes)} for {self.num_sequences}{search}{drafts}; "
+            f"{self._checkpoints}"
         )
-        if slots.num_sequences == self._max_sequences:
+        if self.num_sequences == self._max_sequences:
             return (note,)
         return (
             note,
-            f"batches lowered from {self._max_sequences} to {slots.num_sequences}: states would "
+            f"batches lowered from {self._max_sequences} to {self.num_sequences}: states would "
             "take more than half of the memory for K and V; raise option.kv_cache_memory_bytes or "
             "option.gpu_memory_utilization",
         )
@@ -73,8 +77,8 @@ class StateRoom(Beside):
 
     def take(self, num_bytes: int) -> int:
         slots, lowest = self._slots.within(num_bytes // 2), self._group.lowest
-        num_sequences, num_spare = lowest(slots.num_sequences), lowest(slots.num_spare)
-        self._keep(_Slots(slots.bytes_each, num_sequences, num_spare))
+        num_running, num_spare = lowest(slots.num_running), lowest(slots.num_spare)
+        self._keep(_Slots(slots.bytes_each, num_running, num_spare))
         each, taken = slots.bytes_each, self._slots.num_bytes
         most = max(0, num_bytes // 2 - taken) // each
         self.num_checkpoints = lowest(min(self.num_checkpoints, most))
@@ -82,7 +86,7 @@ class StateRoom(Beside):
 
     def take_swap(self, num_bytes: int) -> int:
         slots = self._slots.within(num_bytes // 2, least=0)
-        self.num_swap_states = self._group.lowest(slots.num_sequences)
+        self.num_swap_states = self._group.lowest(slots.num_running)
         return num_bytes - self.num_swap_states * self._slots.bytes_each
 
     def pool(self) -> StatePool:
@@ -97,19 +101,19 @@ class StateRoom(Beside):
 @dataclass(frozen=True, slots=True)
 class _Slots:
     bytes_each: int
-    num_sequences: int
+    num_running: int
     num_spare: int
 
     @property
     def count(self) -> int:
-        return self.num_sequences + self.num_spare
+        return self.num_running + self.num_spare
 
     @property
     def num_bytes(self) -> int:
         return self.bytes_each * self.count
 
     def within(self, num_bytes: int, least: int = 1) -> _Slots:
-        """Return as many slots as these bytes hold, but of sequences not fewer than `least`.
+        """Return as many slots as these bytes hold, but of running sequences at least `least`.
 
         At most half of them are spare.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,6 @@ from core.sequence import Sequence as Beam
 from engine.staging import HostCopy, Slot, Upload
 from engine.step.column import Applied, Column
 from engine.step.places import Places
-
-NO_SEARCH = (
-    "the model keeps a state of each sequence, and has no beam search; ask for samples with n"
-)
-NOT_WITH_STATES: Mapping[str, str] = {"num_beams": NO_SEARCH, "use_beam_search": NO_SEARCH}
-"""Why requests of a model with states must leave out these fields of SamplingParams."""
 
 
 class BeamColumn(Column):

@@ -32,12 +32,15 @@ class States:
         """Return the slots of a sequence's state in its chunk up to `end`, which is planned now."""
         return NO_STATE
 
-    def num_places(self, num_sequences: int) -> int:
-        """Return how many places in the batch a group of so many sequences takes."""
+    def num_places(self, num_sequences: int, num_parents: int) -> int:
+        """Return how many places in the batch a group of so many sequences takes.
+
+        num_parents: the most of them that others fork from before one step.
+        """
         return num_sequences
 
-    def can_hold(self, num_sequences: int) -> bool:
-        """Whether there is room for a group of so many sequences."""
+    def can_hold(self, num_places: int) -> bool:
+        """Whether there is room for a group that takes so many places."""
         return True
 
     @property

@@ -52,9 +52,8 @@ class CheckpointedStates(RunningStates):
     def has_room(self) -> bool:
         return len(self._read) + self._num_written < self.num_checkpoints
 
-    def can_hold(self, num_sequences: int) -> bool:
-        most = self.slots.count - self._num_spare - self.num_checkpoints
-        return self.num_places(num_sequences) <= most
+    def can_hold(self, num_places: int) -> bool:
+        return num_places <= self.slots.count - self._num_spare - self.num_checkpoints
 
     def can_begin(self, slot: int) -> bool:
         """Whether a sequence can begin with the state in this slot, which has a checkpoint."""

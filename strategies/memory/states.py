@@ -127,12 +127,12 @@ class RunningStates(States):
         self._left[sequence_id] = slot
         return StateSlots(slot, own)
 
-    def num_places(self, num_sequences: int) -> int:
-        """One more for sequences that may share a slot: they all leave it before it is free."""
-        return num_sequences + (num_sequences > 1)
+    def num_places(self, num_sequences: int, num_parents: int) -> int:
+        """One more for each slot that is shared: all who share it leave it before it is free."""
+        return num_sequences + num_parents
 
-    def can_hold(self, num_sequences: int) -> bool:
-        return self.num_places(num_sequences) <= self.slots.count - self._num_spare
+    def can_hold(self, num_places: int) -> bool:
+        return num_places <= self.slots.count - self._num_spare
 
     @property
     def num_ahead(self) -> int:

@@ -353,8 +353,9 @@ class Run:
         )
         rates = dict.fromkeys(kinds, rate)
         if self.has_states:
-            num_states = self.settings["max_sequences"] + self.num_spare_states
-            self.settings["num_states"] = num_states
+            num_running = max(self.settings["max_sequences"], rng.choice((0, 3, 6)))
+            self.settings["num_states"] = num_running + self.num_spare_states
+            self.settings["num_spare_states"] = self.num_spare_states
             self.settings["num_swap_states"] = rng.choice((0, 2, 40))
             if self.settings["enable_prefix_caching"] and layout.keeps_all:
                 self.settings["num_checkpoints"] = rng.choice((0, 1, 2, 5, 40))
@@ -400,8 +401,6 @@ class Run:
             {"structured_outputs": StructuredOutputsParams(regex="a" * rng.randint(1, 9))},
             {"stop_token_ids": (rng.randrange(VOCABULARY),)},
         ]  # fmt: skip
-        if self.has_states:
-            kinds = [kind for kind in kinds if "num_beams" not in kind]
         fields = rng.choice(kinds[1:4] if self.focus == "duplicates" else kinds)
         fields = fields | {
             "ignore_eos": rng.random() < 0.6,

@@ -167,3 +167,25 @@ def test_samples_have_distinct_seeds_and_the_first_has_the_seed_of_the_request()
     assert seeds(1) == [5]
     assert seeds(4)[:2] == seeds(2)
     assert len({*seeds(4), *seeds(4, seed=6)}) == 8
+
+
+@pytest.mark.parametrize("batching", BATCHING_NAMES)
+def test_beams_with_states_need_half_as_many_slots_more(batching):
+    """Of four beams, two may each be continued by two, which read what no beam may write."""
+    search = {"num_beams": 4, "ignore_eos": True}
+    arrivals = [Arrival(0, 9, 12, params=search), Arrival(0, 9, 12, params=search)]
+    strategy = strategy_of(batching, num_states=6, max_sequences=1, num_blocks=128)
+    record = drive(strategy, arrivals)
+    assert not record.aborted
+    assert record.most_at_once == 4
+    assert not strategy.memory.states.slots.held
+    too_few = strategy_of(batching, num_states=5, max_sequences=1, num_blocks=128)
+    assert drive(too_few, arrivals[:1]).aborted, "it is refused"
+
+
+def test_a_search_leaves_its_states_for_the_next_turn():
+    strategy = strategy_of("paged", num_states=6, num_checkpoints=4)
+    drive(strategy, [Arrival(0, 9, 4, params={"num_beams": 2, "ignore_eos": True})])
+    checkpoints = strategy.memory.states.slots.checkpoints
+    assert len(checkpoints) >= 2
+    assert not checkpoints._awaited, "no step is in flight"

@@ -163,8 +163,8 @@ def test_the_start_says_what_a_sequence_keeps(tiny_model):
     [note] = (note for note in llm.facts.notes if "state" in note)
     # two layers with two inputs of 32 channels
     assert note == (
-        "each sequence keeps a state of 0.5 KiB beside its K and V: 2.0 KiB for 4; 2.0 KiB more "
-        "for 4 checkpoints of cached prefixes"
+        "each sequence keeps a state of 0.5 KiB beside its K and V: 3.0 KiB for 4 (or a search 4 "
+        "wide); 2.0 KiB more for 4 checkpoints of cached prefixes"
     )
 
 
@@ -200,10 +200,12 @@ def test_checkpoints_share_the_half_of_the_memory_that_states_may_take(tiny_mode
     assert blocks[0] > blocks[1] > 0
 
 
-def test_beams_are_refused(tiny_model):
-    llm = LLM(tiny_model("lfm2"), num_kv_blocks=40, **OPTIONS)
-    with pytest.raises(RequestError, match="has no beam search"):
-        llm.generate([[1, 2]], SamplingParams(num_beams=2), use_tqdm=False)
+def test_there_is_always_room_for_four_beams(tiny_model):
+    llm = LLM(tiny_model("lfm2"), num_kv_blocks=40, batching="none", **OPTIONS)
+    params = {"max_tokens": 3, "temperature": 0}
+    llm.generate([[1, 2]], SamplingParams(num_beams=4, **params), use_tqdm=False)
+    with pytest.raises(RequestError, match=r"5 beams .* the room for states .* fewer beams"):
+        llm.generate([[1, 2]], SamplingParams(num_beams=5, **params), use_tqdm=False)
 
 
 def test_speculation_needs_memory_for_two_states(tiny_model):

@@ -10,6 +10,7 @@ from core.errors import RequestError
 from core.sampling import MAX_LENGTH_PENALTY, NO_LIMIT
 from engine import LLM, SamplingParams
 from tests.engine.greedy_answers import STRATEGIES, prompts
+from tests.engine.memory.test_states import poison
 
 NUM_NEW = 10
 SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 10}
@@ -103,6 +104,28 @@ def test_beams_under_constant_preemption(tiny_model, expected, architecture, mod
 def test_beams_of_layers_with_windows(tiny_model, expected, architecture):
     llm = LLM(tiny_model(architecture), num_kv_blocks=20, **SMALL)
     assert answers(llm, "long", times=3) == expected(architecture, "long") * 3
+
+
+@pytest.mark.matrix(cases=2)
+@pytest.mark.parametrize("architecture", ["lfm2", "qwen3_5_text", "bamba"])
+@pytest.mark.parametrize("way", [*STRATEGIES, "swap"])
+def test_beams_of_layers_with_states(tiny_model, expected, architecture, way):
+    """States that no beam keeps are NaN before each step. `paged` preempts, and drops states."""
+    is_paged = way in ("paged", "swap")
+    options = SMALL | {"max_rolling_batch_prefill_tokens": 20, "batching": way, "num_kv_blocks": 60}
+    options |= STRATEGIES.get(way, {})
+    if is_paged:
+        mode = "swap" if way == "swap" else "recompute"
+        options |= {"batching": "paged", "num_kv_blocks": 20, "preemption_mode": mode}
+    llm = LLM(tiny_model(architecture), **options)
+    strategy = llm.llm_engine.strategy
+    if is_paged:
+        admit_what_fits_now(strategy)
+    poison(llm)
+    assert answers(llm, "long", times=2) == expected(architecture, "long") * 2
+    assert (strategy.num_preemptions > 0) == is_paged
+    assert (strategy.num_swaps > 0) == (way == "swap")
+    assert not strategy.memory.states.slots.held
 
 
 def admit_what_fits_now(strategy):
