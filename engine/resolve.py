@@ -90,6 +90,11 @@ class Resolved:
     speculation: SpeculationOptions | None = None
     """None without `option.speculative_method`."""
 
+    @property
+    def num_drafts(self) -> int:
+        """The most drafts of a sequence in a step."""
+        return 0 if self.speculation is None else self.speculation.chosen[1]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:

@@ -6,7 +6,7 @@ at start-up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from container.capacity.decoder import DTYPE_BYTES, Decoder
@@ -17,7 +17,7 @@ from core.configuration.kv_layout import LENGTHS, bytes_per_block, plan_layout
 from core.configuration.options import Options
 from core.configuration.record import Reserved
 from core.configuration.sizing import fit_length, gpu_kv_budget, length_limit, reserved_tokens
-from core.configuration.step_size import StepSize, graph_sizes
+from core.configuration.step_size import StepSize, graph_sizes, largest_of
 from core.configuration.strategy_table import (
     BATCHING_NAMES,
     DEFAULT_FOR_PACKED,
@@ -70,10 +70,14 @@ def make_estimate(
     budget_tokens, max_sequences = limits.max_step_tokens, limits.max_sequences
     activations = _step_bytes(decoder, budget_tokens, max_sequences)
     if not options.execution.enforce_eager:
-        largest = graph_sizes(max_sequences, budget_tokens, options.execution.graph_prompt_sizes)[
-            -1
-        ]
-        activations += _graph_bytes(decoder, largest)
+        method, num_drafts = options.speculation.chosen
+        sizes = graph_sizes(
+            max_sequences,
+            budget_tokens,
+            options.execution.graph_prompt_sizes,
+            num_drafts if method is not None and not decoder.states else 0,
+        )
+        activations += _graph_bytes(decoder, sizes)
     itemsize = kv_itemsize(decoder, options)
     layout = plan_layout(
         decoder.shapes,
@@ -241,12 +245,12 @@ def _step_bytes(decoder: Decoder, num_tokens: int, num_sequences: int) -> int:
     return max(_layer_bytes(decoder, num_tokens), sampled)
 
 
-def _graph_bytes(decoder: Decoder, size: StepSize) -> int:
+def _graph_bytes(decoder: Decoder, sizes: Sequence[StepSize]) -> int:
     """Return the memory of the CUDA graphs: that of the largest graph's forward pass, and fp32
     logits."""
-    num_logits = size.num_sequences * decoder.vocab_size
+    num_logits = max(size.num_rows for size in sizes) * decoder.vocab_size
     logits_bytes = num_logits * DTYPE_BYTES[decoder.dtype]
-    layer_bytes = _layer_bytes(decoder, size.num_tokens)
+    layer_bytes = _layer_bytes(decoder, largest_of(sizes).num_tokens)
     return max(layer_bytes, logits_bytes) + num_logits * DTYPE_BYTES["fp32"]
 
 

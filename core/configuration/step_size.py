@@ -18,6 +18,9 @@ DEFAULT_PROMPT_SIZES = (64, 128, 256, 512, 768, 1024)
 MAX_PROMPTS = 16
 """Maximum prompts in a mixed step that runs as a graph. If a step has fewer prompts than its graph,
 each missing one costs an empty program of the attention kernel per layer and KV head."""
+MAX_DRAFTING = 32
+"""Maximum sequences with drafts, and as many without, in a step that runs as a graph. Drafts hardly
+pay for more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +34,15 @@ class StepSize:
                  |<------- num_decodes ------------->|<--------- num_prompts --------->|
     ```
 
-    A chunk of one token counts as a decode, even if it belongs to a prompt.
+    A chunk of one token counts as a decode, even if it belongs to a prompt. A decode with drafts
+    counts as a prompt, and each of its drafts as an extra row.
     """
 
     num_decodes: int
     num_prompts: int = 0
     num_prompt_tokens: int = 0
+    num_extra_rows: int = 0
+    """Tokens that need logits beside those which are sampled from, one for each sequence."""
 
     @classmethod
     def of(cls, chunks: Iterable[Chunk]) -> StepSize:
@@ -52,23 +58,32 @@ class StepSize:
     def num_sequences(self) -> int:
         return self.num_decodes + self.num_prompts
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits."""
+        return self.num_sequences + self.num_extra_rows
+
     def fits(self, step: StepSize) -> bool:
         """Whether `step` can be padded to this size."""
         return (
             step.num_decodes <= self.num_decodes
             and step.num_prompts <= self.num_prompts
             and step.num_prompt_tokens <= self.num_prompt_tokens
+            and step.num_extra_rows <= self.num_extra_rows
         )
 
 
 def graph_sizes(
-    max_sequences: int, max_step_tokens: int, prompt_sizes: Sequence[int]
+    max_sequences: int, max_step_tokens: int, prompt_sizes: Sequence[int], num_drafts: int = 0
 ) -> list[StepSize]:
     """Return the sizes to capture: those without prompts, then mixed ones, smallest first.
 
     prompt_sizes: numbers of prompt tokens, ascending. `max_step_tokens` replaces larger ones.
+    num_drafts: the most of a sequence, for which there are sizes between the others.
     """
     sizes = [StepSize(num_decodes) for num_decodes in decode_sizes(max_sequences)]
+    if num_drafts:
+        sizes += _draft_sizes(max_sequences, max_step_tokens, num_drafts)
     for num_tokens in _up_to(max_step_tokens, prompt_sizes):
         num_prompts = max(1, min(MAX_PROMPTS, max_sequences, num_tokens // 2))
         sizes += [
@@ -85,6 +100,23 @@ def decode_sizes(max_rows: int) -> list[int]:
     """
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows, 32)]
     return [size for size in sizes if size < max_rows] + [max_rows]
+
+
+def largest_of(sizes: Sequence[StepSize]) -> StepSize:
+    """Return the size with the most tokens, the last of several."""
+    return max(reversed(sizes), key=lambda size: size.num_tokens)
+
+
+def _draft_sizes(max_sequences: int, max_step_tokens: int, num_drafts: int) -> list[StepSize]:
+    """Return sizes of steps in which some sequences have drafts, beside some that have none."""
+    powers = (1 << exponent for exponent in range(MAX_DRAFTING.bit_length()))
+    most = min(max_sequences, MAX_DRAFTING)
+    return [
+        StepSize(num_decodes, count, count * (1 + num_drafts), count * num_drafts)
+        for count in [*(power for power in powers if power < most), most]
+        for num_decodes in _decodes_beside_prompts(max_sequences)
+        if num_decodes <= MAX_DRAFTING and count * (1 + num_drafts) <= max_step_tokens
+    ]
 
 
 def _decodes_beside_prompts(max_sequences: int) -> list[int]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from core.configuration.step_size import StepSize, graph_sizes
 from engine.builders.draft import LoadedDraft
 from engine.digest import kernels_digest
 from engine.loading.packed_model import PackedModel
@@ -20,7 +21,6 @@ def costs_key(
     resolved: Resolved, model: PackedModel, capacity: Capacity, draft: LoadedDraft | None
 ) -> str:
     """Return a digest of the machine, the models, the limits and the options that matter."""
-    assert resolved.speculation is not None, "drafts are measured"
     models = [model, *([] if draft is None else [draft.model])]
     parts = [
         *_machine(resolved.source.device),
@@ -28,9 +28,9 @@ def costs_key(
         model.quantization,
         resolved.num_ranks,
         resolved.kv_dtype,
-        resolved.graph_prompt_sizes,
+        _graphs(resolved, capacity),
         resolved.overlaps,
-        resolved.speculation.chosen[1],
+        resolved.num_drafts,
         capacity.layout,
         capacity.max_model_len,
         capacity.max_step_tokens,
@@ -38,6 +38,17 @@ def costs_key(
         capacity.num_states,
     ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def _graphs(resolved: Resolved, capacity: Capacity) -> list[StepSize]:
+    if resolved.graph_prompt_sizes is None:
+        return []
+    return graph_sizes(
+        capacity.max_sequences,
+        capacity.max_step_tokens,
+        resolved.graph_prompt_sizes,
+        resolved.num_drafts,
+    )
 
 
 def _machine(device: torch.device) -> Iterator[object]:

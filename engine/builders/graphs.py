@@ -38,7 +38,12 @@ def capture(
     if isinstance(backend, TorchBackend):
         return None, ()
     shows_progress = sys.stderr.isatty() and group.rank == 0
-    sizes = graph_sizes(resolved.limits.max_sequences, capacity.max_step_tokens, prompt_sizes)
+    sizes = graph_sizes(
+        resolved.limits.max_sequences,
+        capacity.max_step_tokens,
+        prompt_sizes,
+        resolved.num_drafts,
+    )
     try:
         graphs = StepGraphs(
             model,

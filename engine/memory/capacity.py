@@ -13,7 +13,7 @@ from core.configuration.batching import StepLimits
 from core.configuration.kv_layout import plan_layout
 from core.configuration.options import MemoryOptions
 from core.configuration.sizing import blocks_for, fit_length, gpu_kv_budget
-from core.configuration.step_size import graph_sizes
+from core.configuration.step_size import graph_sizes, largest_of
 from core.errors import InsufficientMemoryError
 from core.process.host_memory import available_host_memory
 from engine.attention.backends import make_backend
@@ -176,6 +176,7 @@ def _bytes_beside_blocks(resolved: Resolved, model: PackedModel, step_tokens: in
         limits.max_sequences,
         lambda call, num_sequences: backend.scratch_bytes(call, kv_dtype, num_sequences),
         resolved.graph_prompt_sizes,
+        num_drafts=resolved.num_drafts,
     )
     num_bytes += input_attention_bytes(model, max_len, kv_dtype)
     return num_bytes + _table_bytes(resolved)
@@ -209,6 +210,7 @@ def activation_bytes(
     scratch_bytes: ScratchBytes,
     graph_prompt_sizes: tuple[int, ...] | None,
     measure: Callable[[Callable[[], Tensor], torch.device], int] = peak_bytes,
+    num_drafts: int = 0,
 ) -> int:
     """Return the bytes of device memory that steps need besides the weights and the KV cache.
 
@@ -219,7 +221,7 @@ def activation_bytes(
 
     scratch_bytes: tells what the attention backend that will serve takes. graph_prompt_sizes: None
     if there are no graphs. measure: runs a function and returns the peak of the bytes that the
-    function allocates.
+    function allocates. num_drafts: as in `graph_sizes`.
 
     Raises InsufficientMemoryError if the largest step does not fit.
     """
@@ -232,9 +234,10 @@ def activation_bytes(
             largest_step += model.encoder.max_kept_bytes
         if graph_prompt_sizes is None:
             return largest_step
-        largest = graph_sizes(max_sequences, step_tokens, graph_prompt_sizes)[-1]
-        num_rows = largest.num_sequences
-        forward = partial(run_forward, model, largest.num_tokens, num_rows, scratch_bytes)
+        sizes = graph_sizes(max_sequences, step_tokens, graph_prompt_sizes, num_drafts)
+        num_rows = max(size.num_rows for size in sizes)
+        num_tokens = largest_of(sizes).num_tokens
+        forward = partial(run_forward, model, num_tokens, num_rows, scratch_bytes)
         logits = num_rows * model.config.get_text_config().vocab_size * torch.float32.itemsize
         return largest_step + measure(forward, model.device) + logits
     except torch.OutOfMemoryError as error:

@@ -30,9 +30,8 @@ class StateRoom(Beside):
     def __init__(self, model: PackedModel, resolved: Resolved, group: Group) -> None:
         self._model, self._group = model, group
         self._max_sequences = resolved.limits.max_sequences
-        num_spare = 0
-        if resolved.speculation is not None:  # drafts are taken back
-            num_spare = resolved.speculation.chosen[1] * min(MOST_DRAFTING, self._max_sequences)
+        # Drafts are taken back.
+        num_spare = resolved.num_drafts * min(MOST_DRAFTING, self._max_sequences)
         self._resolved = resolved
         self.answers_differ = clamps_prompts(model.config.get_text_config())
         bytes_each = slot_bytes(model.states, model.dtype.itemsize)

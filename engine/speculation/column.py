@@ -34,8 +34,8 @@ class DraftColumn(Column):
     def is_used(self, chunks: Sequence[Chunk]) -> bool:
         return any(isinstance(chunk, DraftedChunk) for chunk in chunks)
 
-    def fits_graph(self, chunks: Sequence[Chunk]) -> bool:
-        return False  # a graph computes no logits but those to sample from
+    def num_extra_rows(self, chunks: Sequence[Chunk]) -> int:
+        return sum(len(chunk.drafts) for chunk in chunks if isinstance(chunk, DraftedChunk))
 
     def plan(self, places: Places, tokens: NDArray[np.int64], upload: Upload) -> Applied:
         chunks: list[DraftedChunk] = []

@@ -85,6 +85,10 @@ class Column(ABC):
         """Whether a CUDA graph can compute these chunks, which use the column."""
         return True
 
+    def num_extra_rows(self, chunks: Sequence[Chunk]) -> int:
+        """Return the length of `Applied.extra_rows`, if a graph can compute the chunks."""
+        return 0
+
     @abstractmethod
     def plan(self, places: Places, tokens: NDArray[np.int64], upload: Upload) -> Applied:
         """Add the column's inputs to the upload.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from typing import Protocol
@@ -92,6 +93,7 @@ class StepGraphs:
         self._buffers = _Buffers(
             max(size.num_tokens for size in sizes),
             max(size.num_sequences for size in sizes),
+            max(size.num_rows for size in sizes),
             -(-max_model_len // cache.block_size),
             len(cache.groups),
             model.vocab_size,
@@ -127,17 +129,20 @@ class StepGraphs:
         """
         if not all(column.fits_graph(chunks) for column in columns):
             return None
-        step = StepSize.of(chunks)
+        num_extra_rows = sum(column.num_extra_rows(chunks) for column in columns)
+        step = replace(StepSize.of(chunks), num_extra_rows=num_extra_rows)
         return next((size for size in self.sizes if size.fits(step)), None)
 
     def replay(self, inputs: StepInputs, size: StepSize) -> Tensor:
-        """Return logits [S, vocabulary] fp32, which the next replay overwrites.
+        """Return logits [S + R, vocabulary] fp32, which the next replay overwrites.
 
         inputs: padded to `size`, which is one of `sizes`.
         """
-        self._buffers.fill(inputs)
+        rows = inputs.logit_rows
+        self._buffers.fill(inputs, rows, size)
         self._replays[size, frozenset(inputs.per_token)]()
-        return self._buffers.logits[: len(inputs.sampled_chunks)]
+        is_padded = rows is inputs.sampled_rows
+        return self._buffers.logits[: len(inputs.sampled_chunks) if is_padded else len(rows)]
 
     @torch.inference_mode()
     def _record(self, size: StepSize, variant: Variant) -> Work:
@@ -149,7 +154,7 @@ class StepGraphs:
 
     def _forward(self, size: StepSize, variant: Variant) -> Work:
         """Return a function that computes the logits of the buffers' first rows."""
-        logits = self._buffers.logits[: size.num_sequences]
+        logits = self._buffers.logits[: size.num_rows]
 
         def forward() -> Tensor:
             # A new batch each time: backends keep what they compute for a batch, and the graph must
@@ -174,6 +179,7 @@ class _Buffers:
         self,
         max_tokens: int,
         max_sequences: int,
+        max_rows: int,
         max_blocks: int,
         num_groups: int,
         vocab_size: int,
@@ -181,10 +187,10 @@ class _Buffers:
         device: torch.device,
     ) -> None:
         int32 = partial(torch.zeros, dtype=torch.int32, device=device)
-        self.logits = torch.empty(max_sequences, vocab_size, dtype=torch.float32, device=device)
+        self.logits = torch.empty(max_rows, vocab_size, dtype=torch.float32, device=device)
         self._tokens = torch.zeros(2 + num_groups, max_tokens, dtype=torch.int64, device=device)
         self._tokens[2:] = PADDING_SLOT
-        self._sampled_rows = torch.zeros(max_sequences, dtype=torch.int64, device=device)
+        self._rows = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._context_lens = int32(max_sequences)
         self._tables = int32(num_groups, max_sequences, max_blocks)
         self._query_starts = int32(max_sequences + 1)
@@ -209,18 +215,21 @@ class _Buffers:
             column.of(Slot(self._per_token[column.name][: size.num_tokens])) for column in variant
         ]
         batches = in_groups(batch, tokens, tables)
-        rows = self._sampled_rows[: size.num_sequences]
+        rows = self._rows[: size.num_rows]
         return StepInputs(tokens, rows, batches, columns=columns)
 
-    def fill(self, inputs: StepInputs) -> None:
-        """Copy a step's padded inputs into the buffers.
+    def fill(self, inputs: StepInputs, rows: Tensor, size: StepSize) -> None:
+        """Copy a step's inputs, padded to `size`, into the buffers.
 
-        Block tables keep stale entries past a context's end, which no kernel reads.
+        rows: its `logit_rows`; further ones are those of the first token. Block tables keep stale
+        entries past a context's end, which no kernel reads.
         """
         batch = inputs.batch
         num_sequences, num_blocks = batch.block_tables.shape
         self._tokens[:, : inputs.tokens.shape[1]].copy_(inputs.tokens)
-        self._sampled_rows[:num_sequences].copy_(inputs.sampled_rows)
+        self._rows[: len(rows)].copy_(rows)
+        if len(rows) < size.num_rows:
+            self._rows[len(rows) : size.num_rows].zero_()
         self._context_lens[:num_sequences].copy_(batch.context_lens)
         for table, group in zip(self._tables, inputs.batches, strict=True):
             table[:num_sequences, :num_blocks].copy_(group.block_tables)

@@ -45,9 +45,11 @@ class StepInputs:
 
     @property
     def logit_rows(self) -> Tensor:
-        """[S + R] int64: indices of the tokens that need logits."""
+        """[S + R] int64: indices of the tokens that need logits. With R, S is not padded."""
         extra = [column.extra_rows for column in self.columns if column.extra_rows is not None]
-        return torch.cat([self.sampled_rows, *extra]) if extra else self.sampled_rows
+        if not extra:
+            return self.sampled_rows
+        return torch.cat([self.sampled_rows[: len(self.sampled_chunks)], *extra])
 
     @property
     def token_ids(self) -> Tensor:

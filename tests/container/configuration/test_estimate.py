@@ -282,6 +282,15 @@ def test_a_draft_model_takes_memory(
     assert line in capsys.readouterr().out
 
 
+def test_graphs_have_rows_for_drafts(model: Path) -> None:
+    few: dict[str, Any] = {"max_rolling_batch_size": 8, "num_speculative_tokens": 5}
+    rows = {
+        method: planned(model, "paged", **few, speculative_method=method).activation_bytes
+        for method in (None, "ngram")
+    }
+    assert rows["ngram"] - rows[None] == (7 + 8 + 8 * 5 - (7 + 8)) * 128256 * 4
+
+
 def test_hub_model(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

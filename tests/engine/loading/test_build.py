@@ -218,6 +218,8 @@ def test_on_cuda_steps_use_graphs_by_default(monkeypatch):
     assert found.sizes == graph_sizes(8, 512, (64, 128, 256, 512))
     found, _ = graphs(cuda_graph_sizes="16,32")
     assert (found.sizes, found.skips_device_bound) == (graph_sizes(8, 512, (16, 32)), False)
+    found, _ = graphs(speculative_method="ngram", num_speculative_tokens=3)
+    assert found.sizes == graph_sizes(8, 512, (64, 128, 256, 512), 3)
     found, _ = graphs(cuda_graph_sizes="0")
     assert not any(size.num_prompts for size in found.sizes)
     assert resolved("cuda", enforce_eager=True).graph_prompt_sizes is None

@@ -19,6 +19,7 @@ from strategies.speculation.speculation import Counts, Speculation
 from tests.engine.greedy_answers import STRATEGIES
 from tests.engine.lora.adapter_files import write_adapter
 from tests.engine.same_bits import values
+from tests.engine.step.graphs import add_graphs
 from tests.engine.tiny_models import VOCABULARY
 
 if unavailable_reason() is not None:
@@ -103,6 +104,38 @@ def test_all_strategies_answer_the_same(tiny_model, expected, batching, overlaps
     assert counts(llm).num_accepted < counts(llm).num_draft_tokens
     if batching == "paged":
         assert llm.llm_engine.strategy.num_preemptions > 0
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_steps_with_drafts_are_graphs(tiny_model, expected, overlaps):
+    """Some fill a graph's size, others are padded."""
+    llm = LLM(
+        tiny_model("llama", is_wide=True),
+        async_scheduling=overlaps,
+        speculative_method="ngram",
+        num_speculative_tokens=4,
+        num_kv_blocks=120,
+        **ALWAYS,
+        **SMALL,
+    )
+    add_graphs(llm, max_rows=24, prompt_sizes=(24,), num_drafts=4)
+    executor = llm.llm_engine.executor
+    assert isinstance(executor, PackedExecutor)
+    graphs = executor.passes.graphs
+    assert graphs is not None
+    replay, used = graphs.replay, []
+
+    def counted(inputs, size):
+        rows = [len(one.extra_rows) for one in inputs.columns if one.extra_rows is not None]
+        used.append((sum(rows), size.num_extra_rows))
+        return replay(inputs, size)
+
+    graphs.replay = counted
+    assert answers(llm) == expected("llama")
+    assert answers(llm) == expected("llama"), "whatever larger steps left in the buffers"
+    drafting = [pair for pair in used if pair[0]]
+    assert len(drafting) > 10
+    assert {count < size for count, size in drafting} == {True, False}
 
 
 @pytest.mark.matrix(cases=2)

@@ -43,11 +43,11 @@ def with_graphs(path, *, max_rows=4, prompt_sizes=(), **options):
     return llm, add_graphs(llm, max_rows=max_rows, prompt_sizes=prompt_sizes)
 
 
-def add_graphs(llm, *, max_rows=4, prompt_sizes=()):
+def add_graphs(llm, *, max_rows=4, prompt_sizes=(), num_drafts=0):
     """Let an LLM's steps of up to `max_rows` sequences be graphs. Return their recorder."""
     executor, recorder = llm.llm_engine.executor, Imitation()
     passes = executor.passes
-    sizes = graph_sizes(max_rows, llm.facts.max_step_tokens, prompt_sizes)
+    sizes = graph_sizes(max_rows, llm.facts.max_step_tokens, prompt_sizes, num_drafts)
     passes.graphs = StepGraphs(
         passes.model,
         passes.cache,

@@ -62,6 +62,22 @@ def test_mixed_sizes_are_few_and_reach_every_limit():
     assert graph_sizes(1, 512, ()) == [StepSize(1)]
 
 
+def test_sizes_of_steps_with_drafts_have_rows_for_all_of_them():
+    decodes, mixed = (
+        [StepSize(1), StepSize(2), StepSize(4)],
+        [StepSize(0, 4, 64), StepSize(3, 4, 64)],
+    )
+    drafting = [
+        StepSize(num_decodes, count, 4 * count, 3 * count)
+        for count in (1, 2, 4)
+        for num_decodes in (0, 3)
+    ]
+    assert graph_sizes(4, 512, (64,), 3) == decodes + drafting + mixed
+    assert all(size.num_rows == size.num_tokens for size in drafting)
+    assert graph_sizes(4, 5, (), 3) == decodes + drafting[:2], "a step has 5 tokens at most"
+    assert max(size.num_tokens for size in graph_sizes(256, 8192, (), 5)) == 256
+
+
 @pytest.mark.parametrize(
     ("num_decodes", "lengths", "size"),
     [
