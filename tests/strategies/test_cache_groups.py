@@ -11,7 +11,7 @@ from collections import Counter, deque
 
 import pytest
 
-from core.configuration.kv_layout import CacheGroup, KVLayout
+from core.configuration.kv_layout import CacheGroup, KVLayout, LayerShape, plan_layout
 from core.plan import Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
@@ -316,6 +316,19 @@ def test_evicted_blocks_teach_no_stop():
     requests(memory, [system + random_tokens(rng, 9), *others, system + random_tokens(rng, 9)])
     assert isinstance(memory._stops, Stops)
     assert not memory._stops._wanted
+
+
+def test_gpt_oss_at_32k_holds_what_its_windows_need():
+    """Half of the layers read all tokens, the others the last 128."""
+    shapes = [LayerShape(8, 64, 64, window) for window in (128, None)] * 12
+    memory = PagedMemory(2048 + 50, plan_layout(shapes, 16, 2, 131072, step_tokens=512))
+    sequence = Sequence(0, [0] * 32768, SamplingParams(max_tokens=1))
+    for start in range(0, 32768, 512):
+        assert memory.reserve([Span(0, start, start + 512)])
+        sequence.num_computed_tokens = start + 512
+        memory.commit(Chunk(sequence, start, 512, memory.tables(0), samples_token=False))
+    tables = zip(memory.layout.groups, memory.tables(0), strict=True)
+    assert {group.window: len(table.held) for group, table in tables} == {128: 8, None: 2048}
 
 
 @pytest.mark.parametrize("batching", ["dynamic", "continuous", "paged"])
