@@ -12,6 +12,9 @@ from kernels.launch_plan import planned
 HEAD_DIMS = (64, 80, 96, 128, 192, 256, 512)
 LATENT_DIMS = ((576, 512), (320, 256))
 """Dims of K and V where V is the first dims of K's row: DeepSeek's, and Mistral Small 4's."""
+EXPANDED_DIMS = ((192, 128),)
+"""Other dims of separate K and V: those that DeepSeek's latents expand to, for prefills over caches
+of the query's dtype."""
 BLOCK_SIZES = (16, 32, 64)
 QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 FP8_DTYPES = (torch.float8_e4m3fn, torch.uint8)
@@ -26,12 +29,13 @@ def check_paged_arguments(
     context_lens: Tensor,
     sinks: Tensor | None,
     out: Tensor | None,
+    is_prefill: bool = False,
 ) -> None:
     """Raise ValueError for unsupported arguments, with a message that says what is supported.
 
     Does not read the contents of tensors.
     """
-    _check_shapes(query, key_cache, value_cache)
+    _check_shapes(query, key_cache, value_cache, is_prefill)
     _check_dtypes(query, key_cache, value_cache)
     for name, tensor in (("query", query), ("key_cache", key_cache), ("value_cache", value_cache)):
         check_strides(name, tensor)
@@ -58,9 +62,9 @@ def check_paged_arguments(
 def separate_values(key_cache: Tensor, value_cache: Tensor) -> Tensor | None:
     """Return the V that kernels read besides K: None if rows are latents, in which V lies in K.
 
-    Raises ValueError if V has fewer dims than K, but is no view of K's first dims.
+    Raises ValueError if dims are those of latents, but V is no view of K's first dims.
     """
-    if key_cache.shape[3] == value_cache.shape[3]:
+    if (key_cache.shape[3], value_cache.shape[3]) not in LATENT_DIMS:
         return value_cache
     if key_cache.data_ptr() != value_cache.data_ptr():
         raise ValueError("a value_cache of fewer dims must be a view of key_cache's first dims")
@@ -117,7 +121,9 @@ def has_kernel(key_dim: int, value_dim: int) -> bool:
     return (key_dim == value_dim and key_dim in HEAD_DIMS) or (key_dim, value_dim) in LATENT_DIMS
 
 
-def _check_shapes(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
+def _check_shapes(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, is_prefill: bool
+) -> None:
     if query.ndim != 3 or key_cache.ndim != 4 or key_cache.shape[:3] != value_cache.shape[:3]:
         raise ValueError(
             f"query {list(query.shape)}, caches {list(key_cache.shape)} and "
@@ -126,11 +132,14 @@ def _check_shapes(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None
         )
     _, block_size, num_kv_heads, key_dim = key_cache.shape
     value_dim = value_cache.shape[3]
-    if query.shape[2] != key_dim or not has_kernel(key_dim, value_dim):
+    is_expanded = (key_dim, value_dim) in EXPANDED_DIMS and query.dtype == key_cache.dtype
+    is_supported = has_kernel(key_dim, value_dim) or (is_prefill and is_expanded)
+    if query.shape[2] != key_dim or not is_supported:
         raise ValueError(
             f"head dims of the query, K and V are {query.shape[2]}, {key_dim} and {value_dim}; "
             f"they must be equal and one of {HEAD_DIMS}, or V a part of K's rows, with dims "
-            f"{LATENT_DIMS}; kernels.attention.sdpa takes any head dims"
+            f"{LATENT_DIMS}, or {EXPANDED_DIMS} in prefills over caches of the query's dtype; "
+            "kernels.attention.sdpa takes any head dims"
         )
     if block_size not in BLOCK_SIZES:
         raise ValueError(f"block size {block_size}; it must be one of {BLOCK_SIZES}")

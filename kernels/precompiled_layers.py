@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from kernels.arguments import LATENT_DIMS
+from kernels.arguments import EXPANDED_DIMS, LATENT_DIMS
 from kernels.attention.paged_decode import paged_decode
 from kernels.attention.paged_prefill import paged_prefill
 from kernels.attention.prefill_splits import prefill_work
@@ -142,6 +142,8 @@ class LatentShape:
     query_rank: int | None = None
     """Outputs of the first projection of queries; None: there is only one."""
     dims: tuple[int, int] = LATENT_DIMS[0]
+    expanded: tuple[int, int] = EXPANDED_DIMS[0]
+    """Dims of K and V of a head."""
 
     def launch(self) -> None:
         key_dim, rank = self.dims
@@ -153,6 +155,9 @@ class LatentShape:
         rotary(query[..., rank:], key[..., rank:], *_angles(ROPE_DIM), ROPE_DIM)
         write_kv(*key.tensor_split([rank], -1), *keys.tensor_split([rank], -1), _slots())
         _attend(query, keys, keys[..., :rank])
+        key_dim = self.expanded[0]
+        rows = _cache(self.num_heads, sum(self.expanded))
+        _attend_prompts(_rows(self.num_heads, key_dim), *rows.tensor_split([key_dim], -1))
         _launch_elementwise(self.hidden_size, LLAMA_NORM, "silu")
 
 
@@ -244,8 +249,8 @@ SHAPES: tuple[Layers, ...] = (
     Shape(40, 8, 128, 5120, "qk"),  # Qwen 2.5 and Qwen 3 14B
     LatentShape(16, 2048),  # DeepSeek V2 Lite
     LatentShape(16, 7168, 1536),  # DeepSeek V3 and R1 on eight GPUs
-    LatentShape(20, 2048, 768),  # GLM-4.7-Flash
-    LatentShape(32, 4096, 1024, LATENT_DIMS[1]),  # Mistral Small 4
+    LatentShape(20, 2048, 768, expanded=(256, 256)),  # GLM-4.7-Flash
+    LatentShape(32, 4096, 1024, LATENT_DIMS[1], (128, 128)),  # Mistral Small 4
     _gemma4(8, 1, 256, 1536, window=512, input_width=256),  # Gemma 4 E2B
     _gemma4(8, 1, 512, 1536, input_width=256),
     _gemma4(8, 2, 256, 2560, window=512, input_width=256),  # Gemma 4 E4B
@@ -264,14 +269,19 @@ SHAPES: tuple[Layers, ...] = (
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, window: int | None = None) -> None:
-    tables = torch.zeros(TOKENS, 4, dtype=torch.int32)
-    lens, starts = torch.ones(TOKENS, dtype=torch.int32), torch.arange(TOKENS + 1).int()
-    out = query.new_empty(*query.shape[:2], values.shape[3])
-    paged = (query, keys, values, tables)
+    lens, tables = torch.ones(TOKENS, dtype=torch.int32), _tables()
     work = make_work_list(lens, 4, window=window)
-    paged_decode(*paged, lens, work=work, scale=1.0, out=out, window=window)
-    work = prefill_work(query, keys, starts, lens, 4, window=window)
-    paged_prefill(*paged, starts, lens, work=work, scale=1.0, out=out, window=window)
+    paged_decode(query, keys, values, tables, lens, work=work, scale=1.0, window=window)
+    _attend_prompts(query, keys, values, window, num_splits=4)
+
+
+def _attend_prompts(
+    query: Tensor, keys: Tensor, values: Tensor, window: int | None = None, num_splits: int = 0
+) -> None:
+    lens, starts = torch.ones(TOKENS, dtype=torch.int32), torch.arange(TOKENS + 1).int()
+    work = prefill_work(query, keys, starts, lens, num_splits, window=window)
+    paged = (query, keys, values, _tables(), starts, lens)
+    paged_prefill(*paged, work=work, scale=1.0, window=window)
 
 
 def _launch_elementwise(hidden_size: int, norm: Norm, activation: str) -> None:
@@ -320,6 +330,10 @@ def _norm_heads(norm: Norm, rows: Tensor) -> Tensor:
 def _angles(rotary_dim: int) -> Tensor:
     """Return cos and sin."""
     return torch.empty(2, TOKENS, rotary_dim // 2, dtype=torch.bfloat16)
+
+
+def _tables() -> Tensor:
+    return torch.zeros(TOKENS, 4, dtype=torch.int32)
 
 
 def _slots() -> Tensor:

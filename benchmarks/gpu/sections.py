@@ -27,6 +27,7 @@ SECTIONS = {
     "correctness": Section("Kernels against reference implementations", "kernels.correctness", 98),
     "decode": Section("Decode", "kernels.decode", 44),
     "latents": Section("Decode over latents (MLA)", "kernels.latents", 12),
+    "expanded": Section("Prompts over latents (MLA)", "kernels.expanded", 4),
     "prefill": Section("Prefill", "kernels.prefill", 37),
     "elementwise": Section("Norms, gated activation, rotary embedding", "kernels.elementwise", 11),
     "sampling": Section("Sampling of 128k logits", "kernels.sampling", 6),

@@ -50,6 +50,14 @@ class AttentionBackend(Protocol):
         """Return the attention output, [T, heads, value_dim]. Call `write` first."""
         ...
 
+    def expanding(self, dims: tuple[int, int]) -> AttentionBackend | None:
+        """Return a backend for K and V that latents were expanded to, whose caches share rows.
+
+        dims: those of K and V of a head. None: latents stay as they are in every step. The backend
+        is used beside this one in one step, with a batch of its own.
+        """
+        ...
+
     def scratch_bytes(self, call: AttentionCall, kv_dtype: torch.dtype, num_sequences: int) -> int:
         """Return the most bytes that `attend` allocates for such a call, besides its output.
 
@@ -125,6 +133,10 @@ class TorchBackend:
         if call.rotation is not None:
             self._rotary(call.query, call.key, *call.rotation)
         torch_cache.write_kv(call.key, call.value, keys, values, slots)
+
+    def expanding(self, dims: tuple[int, int]) -> AttentionBackend | None:
+        # On CPUs, a token has the same bits in a prompt as decoded, so there is one form.
+        return None
 
     def scratch_bytes(self, call: AttentionCall, kv_dtype: torch.dtype, num_sequences: int) -> int:
         # `attend` gathers the K and V of one sequence at a time. They are not counted, because no

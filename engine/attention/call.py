@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -60,11 +61,46 @@ class AttentionCall:
         return self.value.shape[-1] + self.shared_dim
 
 
+Expands = Callable[[int, int, int], bool]
+"""(new tokens, context length, tokens that its blocks hold) of a sequence -> whether its latents
+are expanded."""
+
+
+class Expansion(Protocol):
+    """A step in which the latents of some sequences are expanded to K and V of every head."""
+
+    others: Tensor | None
+    """[R] int64: the tokens of all other sequences; None if there are none."""
+
+    def attend(self, call: AttentionCall, expand: Callable[[Tensor], Tensor]) -> Tensor:
+        """Write the new latents, then attend over K and V of the expanded sequences.
+
+        call: its queries are those of the heads, [T, heads, dim of K], its keys latents. expand:
+        returns K and V, [N, heads, dims of K + dims of V], of rows [N, row] of the cache. Returns
+        [T, heads, dims of V], with arbitrary numbers for `others`.
+        """
+        ...
+
+    def attend_others(self, call: AttentionCall) -> Tensor:
+        """Return the attention of `others` over latents. Call it after `attend`.
+
+        call: its queries are only theirs, [R, heads, row].
+        """
+        ...
+
+
 class PagedAttention(Protocol):
     """Attention over the KV cache. A decoder gets it as its argument `paged`."""
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Return the attention output, [T, heads, value_dim]."""
+        ...
+
+    def expansion(self, layer: int, dims: tuple[int, int], expands: Expands) -> Expansion | None:
+        """Return the expansion of a layer's latents in this step; None if no sequence is expanded.
+
+        dims: those of K and V of a head, expanded. All layers give the same dims and `expands`.
+        """
         ...
 
     @property

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from engine.attention.backends import AttentionBackend
-from engine.attention.call import AttentionCall
+from engine.attention.call import AttentionCall, Expands
 from engine.attention.kv_cache import KVCache
 from kernels.attention.batch import PagedBatch
 from kernels.attention.sdpa import Scratch, attend_in_images
 
 if TYPE_CHECKING:
+    from engine.attention.expansion import StepExpansion
     from engine.attention.states import StateStep
 
 
@@ -28,6 +29,8 @@ class PagedStep:
         self.cache = cache
         self.backend = backend
         self._scratch = Scratch()
+        self._expansions: dict[int, StepExpansion | None] = {}
+        """By cache group."""
 
     @property
     def states(self) -> StateStep:
@@ -38,6 +41,17 @@ class PagedStep:
         assert batch.states is not None
         assert batch.in_prompt is not None
         return StateStep(pool, batch.states, batch.in_prompt)
+
+    def expansion(
+        self, layer: int, dims: tuple[int, int], expands: Expands
+    ) -> StepExpansion | None:
+        group = self.cache.group_of[layer]
+        if group not in self._expansions:
+            from engine.attention.expansion import expansion_of
+
+            parts = (self.batches[group], self.cache, self.backend)
+            self._expansions[group] = expansion_of(*parts, dims, expands)
+        return self._expansions[group]
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Write the new K and V, if any, then attend over each sequence's K and V so far."""

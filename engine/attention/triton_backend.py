@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.call import AttentionCall
-from kernels.arguments import is_aligned
+from kernels.arguments import EXPANDED_DIMS, has_kernel, is_aligned
 from kernels.attention import paged_decode, paged_prefill, prefill_splits
 from kernels.attention.batch import PagedBatch
 from kernels.attention.prefill_work import PrefillWork
@@ -39,6 +39,7 @@ class TritonBackend:
         self._make_prefill_work = prefill_splits.prefill_work
         self._newest: list[tuple[PagedBatch, _Parts]] = []
         """The newest step's batches, one for each cache group."""
+        self._expanding: TritonBackend | None = None
 
     def write(self, call: AttentionCall, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         key, value = aligned(call.key), aligned(call.value)
@@ -89,6 +90,13 @@ class TritonBackend:
                 **options,
             )
         return out
+
+    def expanding(self, dims: tuple[int, int]) -> TritonBackend | None:
+        if dims not in EXPANDED_DIMS and not has_kernel(*dims):
+            return None
+        if self._expanding is None:
+            self._expanding = TritonBackend(self._num_processors, self._max_model_len)
+        return self._expanding
 
     def scratch_bytes(self, call: AttentionCall, kv_dtype: torch.dtype, num_sequences: int) -> int:
         num_heads = call.query.shape[1]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from core.sampling import SamplingParams
 from core.sequence import Sequence
-from engine.attention.call import AttentionCall
+from engine.attention.call import AttentionCall, Expands
 from engine.loading.packed_model import PackedModel
 from engine.sampling.rows import Row
 from engine.sampling.sampler import Sampler
@@ -71,6 +71,9 @@ class NoAttention:
     def __init__(self, scratch_bytes: Callable[[AttentionCall], int], states: NoStates) -> None:
         self._scratch_bytes = scratch_bytes
         self.states = states
+
+    def expansion(self, layer: int, dims: tuple[int, int], expands: Expands) -> None:
+        """Return None: a sequence whose latents are expanded takes no more memory than others."""
 
     def attend(self, call: AttentionCall) -> Tensor:
         output = call.query.new_zeros(*call.query.shape[:2], call.value_dim)

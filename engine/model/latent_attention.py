@@ -6,17 +6,21 @@ query of a head, as a row      | query @ key_up of head | rotated query      |
 K of every head is the row, V its latent; value_up of a head maps what it attended to its output
 ```
 
-K and V of a head would be `key_up @ latent` and `value_up @ latent`. They are never computed:
-`key_up` is applied to the query instead ("absorbed"), so that all heads share the rows as they lie
-in the cache. Prompts and decodes are the same sums.
+K and V of a head would be `key_up @ latent` and `value_up @ latent`. As a rule they are not
+computed: `key_up` is applied to the query instead ("absorbed"), so that all heads share the rows as
+they lie in the cache. On GPUs, steps that are not CUDA graphs expand the rows of prompts for which
+that takes less; see `is_expanded`.
 
-For each head, a query and a row take 2 * (2 * rank + rope) FLOPs, with the sizes of DeepSeek V3
-2,176. Expanded they would take 640, and the expansion 262,144 per row of the context in each step:
-more in all for chunks of up to 171 tokens, a third for long prompts. But expanded K and V need
-80 KiB of scratch a token, and a step's shapes would depend on its contexts.
+| of a head, in multiply-adds | absorbed       | expanded              | DeepSeek V3      |
+| --------------------------- | -------------- | --------------------- | ---------------- |
+| a query with a row          | 2 rank + rope  | nope + rope + value   | 1,088 or 320     |
+| a query                     | rank * (nope + value) | 0              | 131,072 or 0     |
+| a row of the context        | 0              | rank * (nope + value) | 0 or 131,072     |
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,7 +31,8 @@ from engine.model.linear import Format, Stored, uses_panels
 from engine.model.loader import Loader, Source
 from engine.model.norms import Norm
 from engine.model.rotary import Rotary, StepAngles
-from engine.model.spec import DecoderSpec
+from engine.model.spec import DecoderSpec, LatentSizes
+from kernels.attention.latents import expand_latents
 from kernels.cpu.calls import NoKernelError
 from kernels.cpu.step_calls import StepCalls
 
@@ -95,14 +100,53 @@ class LatentAttention:
         query = query.unflatten(-1, (-1, sizes.nope + sizes.rope))
         latent, rotated = key.split_with_sizes((sizes.rank, sizes.rope), -1)
         key = torch.cat([self.norm(latent), rotated], -1)[:, None]
+        if self.layer.rope is not None:
+            parts = query[..., sizes.nope :], key[..., sizes.rank :]
+            self._rotate(*parts, *angles.by_rope[self.layer.rope], sizes.rope)
+        heads = self._attend(query, key, angles.query_scale, paged, rows)
+        return self.out(heads.flatten(1))
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        scale: Tensor | None,
+        paged: PagedAttention,
+        rows: Tensor | None,
+    ) -> Tensor:
+        """Return the outputs of the heads, [T, heads, value], or only their `rows`.
+
+        query: [T, heads, nope + rope]. key: [T, 1, rank + rope]. scale: a factor for each query.
+        """
+        sizes, num_heads = self._sizes, query.shape[1]
+        dims = (sizes.nope + sizes.rope, sizes.value)
+        expansion = paged.expansion(self.index, dims, partial(is_expanded, sizes, num_heads))
+        if expansion is None:
+            attended = paged.attend(self._call(self._absorbed(query, scale), key))
+            return self.value_up(attended if rows is None else attended.index_select(0, rows))
+        tokens = expansion.others
+        others = None if tokens is None else query.index_select(0, tokens)
+        out = expansion.attend(
+            self._call(query if scale is None else query.mul_(scale), key), self._expanded
+        )
+        if tokens is not None and others is not None:
+            scale = None if scale is None else scale.index_select(0, tokens)
+            attended = expansion.attend_others(self._call(self._absorbed(others, scale), key))
+            out.index_copy_(0, tokens, self.value_up(attended))
+        return out if rows is None else out.index_select(0, rows)
+
+    def _absorbed(self, query: Tensor, scale: Tensor | None) -> Tensor:
+        """Return queries of rows, [N, heads, rank + rope]."""
+        sizes = self._sizes
         plain, rotated = query.split_with_sizes((sizes.nope, sizes.rope), -1)
         query = torch.cat([self.key_up(plain), rotated], -1)
-        if self.layer.rope is not None:
-            parts = query[..., sizes.rank :], key[..., sizes.rank :]
-            self._rotate(*parts, *angles.by_rope[self.layer.rope], sizes.rope)
-        if angles.query_scale is not None:
-            query = query * angles.query_scale
-        call = AttentionCall(
+        return query if scale is None else query * scale
+
+    def _expanded(self, rows: Tensor) -> Tensor:
+        return expand_latents(rows, self.key_up.weights, self.value_up.weights)
+
+    def _call(self, query: Tensor, key: Tensor) -> AttentionCall:
+        return AttentionCall(
             layer=self.index,
             query=query,
             key=key,
@@ -111,18 +155,32 @@ class LatentAttention:
             window=self.layer.window,
             softcap=None,
             sinks=None,
-            shared_dim=sizes.rank,
+            shared_dim=self._sizes.rank,
         )
-        attended = paged.attend(call)
-        if rows is not None:
-            attended = attended.index_select(0, rows)
-        return self.out(self.value_up(attended).flatten(1))
 
     def prepare(
         self, calls: StepCalls, rows: Tensor, out: Tensor, residual: Tensor | None = None
     ) -> None:
         """Raise NoKernelError: the layers run one after another."""
         raise NoKernelError("its attention is latent")
+
+
+def is_expanded(
+    sizes: LatentSizes, num_heads: int, num_new: int, context_len: int, num_rows: int
+) -> bool:
+    """Return whether a sequence takes fewer FLOPs expanded than absorbed, and no more memory.
+
+    num_new: its new tokens, which are the last of its context. num_rows: tokens that the blocks of
+    its context hold, all of which are expanded. As memory does not grow, the memory of the largest
+    step may be measured with absorbed queries.
+    """
+    rank, row, plain = sizes.rank, sizes.rank + sizes.rope, sizes.nope + sizes.value
+    num_cached = context_len - num_new
+    num_pairs = num_new * num_cached + num_new * (num_new + 1) // 2
+    if num_pairs * (2 * rank - plain) <= num_cached * rank * plain:
+        return False
+    expanded = num_rows * (row + num_heads * (plain + sizes.rope))
+    return expanded + num_new * num_heads * sizes.value <= num_new * num_heads * (row + rank)
 
 
 class HeadLinear:
@@ -140,11 +198,12 @@ class HeadLinear:
             num_bytes = sum(format.num_bytes for format in self._formats)
             loader.count(num_bytes, weights.numel())
         else:
-            self._weights = loader.place(weights.transpose(1, 2))
+            self.weights = loader.place(weights.transpose(1, 2))
+            """[heads, in, out]; only on GPUs."""
 
     def __call__(self, rows: Tensor) -> Tensor:
         if self._formats is None:
-            return torch.bmm(rows.transpose(0, 1), self._weights).transpose(0, 1)
+            return torch.bmm(rows.transpose(0, 1), self.weights).transpose(0, 1)
         outputs = [
             format.multiply(rows[:, head], None) for head, format in enumerate(self._formats)
         ]

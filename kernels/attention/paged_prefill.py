@@ -266,7 +266,9 @@ def paged_prefill(
     and `scratch` are given, nothing is allocated. Returns `out`, [T, heads, head_dim], or the dim
     of V.
     """
-    check_paged_arguments(query, key_cache, value_cache, block_tables, context_lens, sinks, out)
+    check_paged_arguments(
+        query, key_cache, value_cache, block_tables, context_lens, sinks, out, True
+    )
     check_integers("query_starts", query_starts)
     values = separate_values(key_cache, value_cache)
     factor = decode_factor(key_cache.dtype)

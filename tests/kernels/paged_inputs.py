@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.arguments import EXPANDED_DIMS
+
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 5e-3}
 """Maximum error relative to the largest number of the result, by the query's dtype."""
 
@@ -52,7 +54,8 @@ def make_paged(
     """Make inputs.
 
     lengths: for each sequence, the number of its query tokens and the length of its context, which
-    includes them. value_dim: V is the first dims of K's rows (a latent); None: V is of its own.
+    includes them. value_dim: V is the first dims of K's rows (a latent); None: V is of its own,
+    with as many dims. If the dims are of EXPANDED_DIMS, it lies behind K in the same row.
     layout: "NHD", "HND", or "pair": each cache is a view of one half of
     blocks twice as large, as if these held K and V.
 
@@ -76,7 +79,9 @@ def make_paged(
         _in_layout(_poisoned_but(torch.cat(slots), shape, spread, generator), cache_dtype, layout)
         for _ in range(2)
     )
-    if value_dim is not None:
+    if (head_dim, value_dim) in EXPANDED_DIMS:
+        keys, values = torch.cat([keys, values[..., :value_dim]], -1).tensor_split([head_dim], -1)
+    elif value_dim is not None:
         values = keys[..., :value_dim]
     starts = torch.tensor([0, *(new for new, _ in lengths)]).cumsum(0).int()
     query = torch.randn(int(starts[-1]), num_heads, head_dim, generator=generator) * spread

@@ -1,8 +1,8 @@
 """Checks the kernels on this device at real sizes, against fp64 attention and torch operations.
 
 Outputs are filled with NaN before each attention call, and each call runs twice: results that
-differ indicate a data race. Layers with state and the kernels of option.batch_invariant have their
-checks beside their benchmarks.
+differ indicate a data race. Layers with state, expanded latents and the kernels of
+option.batch_invariant have their checks beside their benchmarks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.kernels import invariant, states
+from benchmarks.gpu.kernels import expanded, invariant, states
 from benchmarks.gpu.paged_inputs import (
     TOLERANCE,
     Lengths,
@@ -63,6 +63,7 @@ def run(bench: Bench) -> None:
     _moves(bench)
     states.check(bench)
     invariant.check(bench)
+    expanded.check(bench)
     for case in _dry_cases() if bench.is_dry else _cases():
         if bench.has_no_time_for(f"{case} and the remaining cases"):
             return

@@ -49,6 +49,7 @@ class PretendBench(Bench):
     [
         ("decode", 98),
         ("latents", 24),
+        ("expanded", 8),
         ("prefill", 30),
         ("sweep", 6),
     ],
@@ -95,7 +96,7 @@ def numbers_of_meta_tensors():
     ("section", "num_rows"),
     [
         ("ceilings", 4),
-        ("correctness", 77),
+        ("correctness", 83),
         ("elementwise", 24),
         ("sampling", 14),
         ("quantized", 24),

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.gpu.occupancy import programs_per_processor
 from kernels import dry_run
-from kernels.arguments import BLOCK_SIZES, HEAD_DIMS
+from kernels.arguments import BLOCK_SIZES, EXPANDED_DIMS, HEAD_DIMS, LATENT_DIMS
 from kernels.attention.prefill_work import make_prefill_work
 from kernels.attention.work_list import make_work_list
 from kernels.configurations import attention_configuration
@@ -166,13 +166,15 @@ def test_kv_heads_and_layout_compile_no_variants(kernel):
 def test_the_matrix_has_every_kind_of_every_parameter(archs):
     rows = defaultdict(list)
     for variant in chain.from_iterable(map(variants.matrix, archs)):
-        rows[variant.kernel, variant.head_dim, variant.formats].append(asdict(variant).items())
+        dims = variant.head_dim, variant.value_dim
+        rows[variant.kernel, dims, variant.formats].append(asdict(variant).items())
     kernels = Counter(kernel for kernel, *_ in rows)
     for kernel in variants.PARAMETERS:
         count = 3 if kernel.startswith("combine") else len(variants.FORMATS)
         has_latents = kernel in ("decode", "prefill")
-        dims = (*HEAD_DIMS, *variants.LATENTS) if has_latents else HEAD_DIMS
-        assert kernels[kernel] == count * len(dims)
+        dims = HEAD_DIMS + (LATENT_DIMS if has_latents else ())
+        num_expanded = 3 * len(EXPANDED_DIMS) if kernel == "prefill" else 0
+        assert kernels[kernel] == count * len(dims) + num_expanded
     for (kernel, *_), members in rows.items():
         for kind in chain.from_iterable(variants.PARAMETERS[kernel]):
             assert any(value.items() <= member for value in kind for member in members), kind

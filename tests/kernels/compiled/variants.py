@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from kernels.arguments import BLOCK_SIZES, HEAD_DIMS, LATENT_DIMS
+from kernels.arguments import BLOCK_SIZES, EXPANDED_DIMS, HEAD_DIMS, LATENT_DIMS
 from kernels.attention.paged_decode import paged_decode
 from kernels.attention.paged_prefill import paged_prefill
 from kernels.attention.prefill_splits import prefill_work, segment_work
@@ -93,6 +93,8 @@ class Variant:
     layout: str = "NHD"
     ids: torch.dtype = torch.int64
     lens: torch.dtype = torch.int32
+    value_dim: int | None = None
+    """Not None: V has other dims than K, and both lie in one row, as latents expand to."""
 
     def runs_on(self, arch: int) -> bool:
         return arch >= 89 or self.formats[1] != torch.float8_e4m3fn
@@ -106,6 +108,7 @@ class Variant:
             "softcap": self.softcap,
             "sinks": self.sinks,
             f"window {self.window}": self.window,
+            f"V{self.value_dim}": self.value_dim,
         }
         return "-".join(
             [
@@ -119,12 +122,15 @@ class Variant:
     def call(self) -> None:
         """Call the wrapper on CPU tensors with arbitrary contents, for the dry run."""
         dtype, cache_dtype = self.formats
-        shape = (9, self.block_size, self.kv_heads, self.head_dim)
+        row_dim = self.head_dim + (self.value_dim or 0)
+        shape = (9, self.block_size, self.kv_heads, row_dim)
         if self.layout == "HND":
             shape = (shape[0], shape[2], shape[1], shape[3])
         keys, values = (torch.empty(shape, dtype=cache_dtype) for _ in range(2))
         if self.layout == "HND":
             keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+        if self.value_dim is not None:
+            keys, values = keys.tensor_split([self.head_dim], -1)
         if self.head_dim in LATENTS:
             values = keys[..., : LATENTS[self.head_dim]]
         num_heads = self.group * self.kv_heads
@@ -195,6 +201,8 @@ def representative(arch: int) -> list[Variant]:
         replace(combine, head_dim=80, formats=FORMATS[1]),
     ]
     native = [replace(kernel, formats=FORMATS[5], group=8) for kernel in (decode, prefill)]
+    if arch == 90:
+        native.append(replace(prefill, head_dim=192, value_dim=128, group=1, kv_heads=16))
     return everywhere + [variant for variant in native if variant.runs_on(arch)]
 
 
@@ -204,14 +212,15 @@ def matrix(arch: int) -> list[Variant]:
     On sm_90, they are all kinds. The other GPUs, whose code is much the same, share them.
 
     The combining kernel reads no cache, so its formats are only those of the query. Latents are
-    not attended in segments, and they are combined like other heads.
+    not attended in segments, expanded or not, and they are combined like other heads.
     """
     variants = []
     shapes = [
-        *product(PARAMETERS, HEAD_DIMS, FORMATS),
-        *product(("decode", "prefill"), LATENTS, FORMATS),
+        *product(PARAMETERS, [(dim, None) for dim in HEAD_DIMS], FORMATS),
+        *product(("decode", "prefill"), [(dim, None) for dim in LATENTS], FORMATS),
+        *product(("prefill",), EXPANDED_DIMS, FORMATS[:3]),
     ]
-    for kernel, head_dim, formats in shapes:
+    for kernel, (head_dim, value_dim), formats in shapes:
         if kernel.startswith("combine") and formats[0] != formats[1]:
             continue
         alike = [one for one in _ALIKE[arch] if Variant(kernel, head_dim, formats).runs_on(one)]
@@ -219,7 +228,7 @@ def matrix(arch: int) -> list[Variant]:
             continue
         rng = random.Random(f"{_ALIKE[arch]} {kernel} {head_dim} {formats}")
         rows = covering(PARAMETERS[kernel], rng)[alike.index(arch) :: len(alike)]
-        variants += [Variant(kernel, head_dim, formats, **row) for row in rows]
+        variants += [Variant(kernel, head_dim, formats, value_dim=value_dim, **row) for row in rows]
     return variants
 
 

@@ -41,7 +41,8 @@ LATENT = DENSE | {
     "head_dim": 64,
     "first_k_dense_replace": 1,
     "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
 }
 TWO_KINDS = DENSE | {"num_hidden_layers": 2}
 WINDOWS = ["sliding_attention", "full_attention"]
@@ -56,14 +57,16 @@ CASES = {
         [LatentShape(16, HIDDEN)],
     ),
     "deepseek_v3": (
-        LATENT | {"num_attention_heads": 20, "kv_lora_rank": 512, "q_lora_rank": 96},
-        [LatentShape(20, HIDDEN, 96)],
+        LATENT
+        | {"num_attention_heads": 20, "kv_lora_rank": 512, "q_lora_rank": 96}
+        | {"qk_nope_head_dim": 192, "v_head_dim": 256},
+        [LatentShape(20, HIDDEN, 96, expanded=(256, 256))],
     ),
     "mistral4": (
         LATENT
         | {"num_attention_heads": 32, "kv_lora_rank": 256, "q_lora_rank": 128, "head_dim": 128}
-        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
-        [LatentShape(32, HIDDEN, 128, (320, 256))],
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "qk_nope_head_dim": 64},
+        [LatentShape(32, HIDDEN, 128, (320, 256), (128, 128))],
     ),
     "gemma4_unified_text": (
         TWO_KINDS
@@ -127,7 +130,7 @@ class Model:
         self._cache = KVCache(spec.shapes, 8, host_step.LAYOUT, DTYPE, CPU, states=states)
 
     @torch.inference_mode()
-    def step(self, num_decodes, num_prompt_tokens):
+    def step(self, num_decodes, num_prompt_tokens, *, is_captured=True):
         inputs = host_step._inputs(num_decodes, num_prompt_tokens)
         num_tokens = num_decodes + num_prompt_tokens
         starts = [*range(num_decodes + 1)] + [num_tokens] * (num_prompt_tokens > 0)
@@ -139,7 +142,9 @@ class Model:
             num_decodes,
         )
         in_prompt = torch.zeros(num_tokens, dtype=torch.bool)
-        batch = replace(inputs.batch, states=states, in_prompt=in_prompt, spans=None)
+        batch = replace(inputs.batch, states=states, in_prompt=in_prompt)
+        if is_captured:
+            batch = replace(batch, spans=None)
         backend = TritonBackend(dry_run.NUM_PROCESSORS[ARCH], MAX_MODEL_LEN)
         self._decoder(
             *inputs.tokens[:2], inputs.logit_rows, PagedStep([batch], self._cache, backend)
@@ -147,7 +152,8 @@ class Model:
 
 
 @pytest.mark.parametrize("architecture", CASES)
-def test_kernels_of_layers_are_precompiled(architecture):
+def test_kernels_of_layers_are_precompiled(architecture, monkeypatch):
+    monkeypatch.setattr("engine.model.latent_attention.uses_panels", lambda *_: False)
     settings, layers = CASES[architecture]
     model = Model(architecture, settings)
 
@@ -155,6 +161,7 @@ def test_kernels_of_layers_are_precompiled(architecture):
         model.step(1, 0)
         model.step(0, 20)
         model.step(1, 20)
+        model.step(0, 32, is_captured=False)
 
     engine = kernels(serve)
     assert engine

@@ -10,6 +10,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from engine import LLM, SamplingParams
+from engine.attention import expansion
 from engine.attention.triton_backend import TritonBackend
 from engine.model.elementwise import make_elementwise
 from engine.sampling.kernels import make_sampling_kernels
@@ -29,8 +30,8 @@ SETTINGS = {
     "olmo2": SMALL | {"pad_token_id": 0},
     "mixtral": SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "youtu": SMALL
-    | {"kv_lora_rank": 256, "q_lora_rank": None, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32,
-       "v_head_dim": 32, "head_dim": 64, "num_key_value_heads": 2},
+    | {"kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128,
+       "v_head_dim": 128, "head_dim": 64, "num_key_value_heads": 2},
     "gemma4_text": SMALL
     | WINDOW
     | {"global_head_dim": 128, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
@@ -68,9 +69,10 @@ def test_same_tokens_as_with_torch(architecture, tmp_path, monkeypatch):
     decoder = "transformers" if architecture == "mistral" else "own"
     save_model(tmp_path, architecture, SETTINGS[architecture])
     expected = answers(tmp_path)
-    backends = use_triton(monkeypatch)
+    backends, expanded = use_triton(monkeypatch), note_expansions(monkeypatch)
     assert answers(tmp_path, decoder) == expected
     assert len(backends) == 2, "one for the gate's probe, one for the engine"
+    assert bool(expanded) == (architecture == "youtu"), "latents of prompts"
     if architecture == "gemma2":  # some of its layers have a window, the others none
         assert answers(tmp_path, decoder, graph_tokens=16) == expected
 
@@ -152,7 +154,20 @@ def use_triton(monkeypatch):
     monkeypatch.setattr("engine.model.loader.make_elementwise", lambda _: make_elementwise(CUDA))
     sampling = make_sampling_kernels(CUDA)
     monkeypatch.setattr("engine.sampling.sampler.make_sampling_kernels", lambda _: sampling)
+    monkeypatch.setattr("engine.model.latent_attention.uses_panels", lambda *_: False)
     return backends
+
+
+def note_expansions(monkeypatch):
+    """Return the list that the expansions of steps are added to."""
+    noted, make = [], expansion.StepExpansion
+
+    def note(*arguments):
+        noted.append(make(*arguments))
+        return noted[-1]
+
+    monkeypatch.setattr(expansion, "StepExpansion", note)
+    return noted
 
 
 def answers(

@@ -103,6 +103,16 @@ def test_latents(dims, heads, dtype, cache_dtype):
 
 
 @pytest.mark.matrix(cases=1)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_expanded_latents(dtype):
+    """V has fewer dims than K, and lies apart. Sequences with tokens but a context of 0 are those
+    that are not expanded."""
+    shape = {"head_dim": 192, "value_dim": 128, "heads": (3, 3), "dtype": dtype}
+    check([(2, 170), (3, 0), (9, 9), (1, 0)], num_splits=9, **shape)
+    check([(1, 0), (70, 70), (5, 21)], {"window": 30}, **shape)
+
+
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("heads", [(2, 2), (7, 1), (130, 1)])
 def test_splits_of_groups(heads):
     check([(1, 20), (2, 270)], num_splits=8, heads=heads)
