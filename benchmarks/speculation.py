@@ -4,10 +4,10 @@
     python -m benchmarks.speculation DIR --dtype bf16 --users 1,8 --given 0.8 --wall
     python -m benchmarks.speculation --results FILE --draw docs/speculation.svg
 
-Rounds with and without drafts take turns in one process, on the same engine and the same requests;
-the answers must be equal. A gain is the median of the rounds' ratios, with the lowest and the
-highest. By default, times are the CPU time of one thread, which other processes disturb less, also
-those of the steps' costs, which are measured first.
+In one process and on the same engine, each round answers requests of its own, without drafts and
+with them; the answers must be equal. A gain is the median of the rounds' ratios, with the lowest
+and the highest. By default, times are the CPU time of one thread, which other processes disturb
+less, also those of the steps' costs, which are measured first.
 
 given     a draft is right with this probability, by construction: answers are known beforehand.
           The ideal is what the measured costs of steps allow with the best number of drafts
@@ -121,52 +121,61 @@ class Bench:
         )
 
     def given(self, users: int, acceptance: float) -> Gain:
-        prompts = self._prompts(users, "{} {}")
-        params = self._params(temperature=0)
-        outputs = self._llm.generate(prompts, params, use_tqdm=False)
+        form = "{} {}"
+        prompts = [text for turn in self._turns for text in self._prompts(users, form, turn)]
+        outputs = self._llm.generate(prompts, self._params(temperature=0), use_tqdm=False)
         answers = {tuple(o.prompt_token_ids): o.outputs[0].token_ids for o in outputs}
         proposer = GivenProposer(answers, acceptance, self._llm.llm_engine.facts.vocab_size)
         ideal = ideal_gain(self.costs, users, acceptance, self._arguments.drafts)
-        return self._gain(f"given {acceptance}", prompts, params, proposer, ideal)
+        return self._gain(f"given {acceptance}", users, form, 0, proposer, ideal)
 
     def repeats(self, users: int) -> Gain:
-        prompts = self._prompts(users, "{1}: {0}\n" * 6)
-        return self._gain("repeats", prompts, self._params(temperature=0), self._own)
+        return self._gain("repeats", users, "{1}: {0}\n" * 6, 0, self._own)
 
     def plain(self, users: int) -> Gain:
-        prompts = self._prompts(users, "{1}: {0}\n")
-        return self._gain("plain", prompts, self._params(temperature=1), self._own)
+        return self._gain("plain", users, "{1}: {0}\n", 1, self._own)
+
+    @property
+    def _turns(self) -> range:
+        """Numbers that tell the requests of the rounds, and those before the first, apart.
+
+        A proposer that remembers answers must not know those of a round from the one before.
+        """
+        return range(self._arguments.rounds + 1)
 
     def _gain(
         self,
         what: str,
-        prompts: list[str],
-        params: SamplingParams,
+        users: int,
+        form: str,
+        temperature: float,
         proposer: Proposer,
         ideal: float | None = None,
     ) -> Gain:
         self._speculation.policy = Policy(self.costs)
-        _, expected, num_steps = self._run(prompts, params, proposer)
+        params = self._params(temperature)
+        first, *turns = (self._prompts(users, form, turn) for turn in self._turns)
+        self._run(first, params, proposer)
         counts, before = self._speculation.counts, asdict(self._speculation.counts)
-        ratios, seconds = [], []
-        for _ in range(self._arguments.rounds):
-            plain, answers, _ = self._run(prompts, params, None)
-            assert answers == expected, "an answer with drafts differs"
-            drafting, answers, num_steps = self._run(prompts, params, proposer)
+        ratios, seconds, num_tokens, num_steps = [], [], 0, 0
+        for prompts in turns:
+            plain, expected, _ = self._run(prompts, params, None)
+            drafting, answers, steps = self._run(prompts, params, proposer)
             assert answers == expected, "an answer with drafts differs"
             ratios.append(plain / drafting)
             seconds.append(plain)
-        num_tokens = sum(map(len, expected))
+            num_tokens = sum(map(len, answers))
+            num_steps += steps
         num_drafts = counts.num_draft_tokens - before["num_draft_tokens"]
         num_accepted = counts.num_accepted - sum(before["accepted"])
         return Gain(
             what,
-            len(prompts),
+            users,
             num_tokens / median(seconds),
             median(ratios),
             min(ratios),
             max(ratios),
-            num_tokens / len(prompts) / num_steps,
+            num_tokens * len(turns) / users / num_steps,
             num_accepted / max(1, num_drafts),
             ideal,
         )
@@ -185,8 +194,9 @@ class Bench:
         answers = [output.outputs[0].token_ids for output in outputs]
         return seconds, answers, engine.num_steps - num_steps
 
-    def _prompts(self, users: int, form: str) -> list[str]:
-        return [form.format(LINES[user % len(LINES)], f"Lord {user}") for user in range(users)]
+    def _prompts(self, users: int, form: str, turn: int) -> list[str]:
+        numbers = range(turn * users, (turn + 1) * users)
+        return [form.format(LINES[number % len(LINES)], f"Lord {number}") for number in numbers]
 
     def _params(self, temperature: float) -> SamplingParams:
         return SamplingParams(

@@ -15,7 +15,9 @@ class SuffixAutomaton:
     """The automaton of a text that grows. Tokens are not negative, but see `SEPARATOR`."""
 
     SEPARATOR = -2
-    """Ends a text of several that are appended to one another: nothing is proposed across it."""
+    """Ends a text of several that are appended to one another: nothing is proposed across it.
+
+    A run that another token has followed is proposed to go on with that one."""
 
     def __init__(self) -> None:
         self._lengths = array("i", [0])
@@ -108,8 +110,11 @@ class SuffixAutomaton:
         return NONE if others is None else others.get(token, NONE)
 
     def _set(self, state: int, token: int, target: int) -> None:
-        """Set the state after a token, which is now the last that followed."""
+        """Set the state after a token, which now is the last that followed. Separators are not."""
         before = self._tokens[state]
+        if token == self.SEPARATOR and before != NONE:
+            self._others.setdefault(state, {})[token] = target
+            return
         if before not in (NONE, token):
             others = self._others.setdefault(state, {})
             others.pop(token, None)

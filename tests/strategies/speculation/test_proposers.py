@@ -138,6 +138,16 @@ def test_nothing_is_proposed_across_the_end_of_an_answer():
     assert proposer.begin(sequence).propose(3).tokens == ()
 
 
+def test_recent_answers_go_on_as_before_their_end():
+    """The end of the recent answer, too, is a run that was seen before."""
+    proposer = SuffixProposer()
+    ended(proposer, [6, 7, 8, 6, 7], "")
+    ended(proposer, [5, 5, 5, 5, 5], "")
+    for tokens, expected in (([9, 6, 7], (8, 6, 7)), ([9, 5, 5, 5], (5, 5))):
+        sequence = Sequence(1, tokens, SamplingParams(max_tokens=99))
+        assert proposer.begin(sequence).propose(3).tokens == expected
+
+
 def test_recent_answers_and_salts_are_bounded(monkeypatch):
     monkeypatch.setattr(suffix, "MOST_STATES", 10)
     monkeypatch.setattr(suffix, "MOST_SALTS", 3)
