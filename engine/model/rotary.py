@@ -38,24 +38,64 @@ class StepAngles(NamedTuple):
     nothing."""
 
 
+class Rope:
+    """The rotation of the layers that have the same `LayerSpec.rope`."""
+
+    def __init__(self, frequencies: Tensor, factor: float, dtype: torch.dtype) -> None:
+        """frequencies: [half] fp32. Cosines and sines are multiplied by the factor."""
+        self.frequencies, self._factor, self._dtype = frequencies, factor, dtype
+
+    def __call__(self, positions: Tensor) -> Angles:
+        """positions: [T] int64."""
+        return self._of(torch.outer(positions.float(), self.frequencies))
+
+    def _of(self, angles: Tensor) -> Angles:
+        cos, sin = angles.cos(), angles.sin()
+        if self._factor != 1.0:
+            cos, sin = cos * self._factor, sin * self._factor
+        return Angles(cos.to(self._dtype), sin.to(self._dtype))
+
+
+class AxialRope(Rope):
+    """Rotates by the time, row and column of each token (Qwen2-VL's M-RoPE)."""
+
+    def __init__(
+        self, frequencies: Tensor, factor: float, dtype: torch.dtype, axes: Tensor
+    ) -> None:
+        """axes: [half] int64, the axis of each frequency."""
+        super().__init__(frequencies, factor, dtype)
+        self._axes = axes
+
+    def __call__(self, positions: Tensor) -> Angles:
+        """positions: [3, T] int64; or [T] if the three are the same."""
+        if positions.dim() == 1:
+            return super().__call__(positions)
+        # The kernels need contiguous rows.
+        return self._of(positions[self._axes].T.float().contiguous() * self.frequencies)
+
+
+class QueryScale:
+    """The factors on queries that depend on their positions (Ministral 3, Mistral 4)."""
+
+    def __init__(self, spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> None:
+        assert spec.query_scaling is not None
+        beta, self._original = spec.query_scaling
+        # A table, because the bits of torch's logarithm depend on the number of tokens.
+        steps = torch.arange(spec.max_length // self._original + 1)
+        self._scales = (1 + beta * torch.log1p(steps)).to(device, dtype)
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        """Return [T, 1, 1] for positions [T]."""
+        return self._scales[positions // self._original][:, None, None]
+
+
 class Rotary:
     """Computes the angles of all layers, once for each distinct `LayerSpec.rope`."""
 
     def __init__(self, spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        wanted = {layer.rope for layer in spec.layers if layer.rope is not None}
-        self._frequencies = {
-            name: (frequencies.to(device, torch.float32), float(factor))
-            for name in sorted(wanted)
-            for frequencies, factor in [_frequencies(spec, name)]
-        }
-        self._query_scaling = spec.query_scaling
-        if spec.query_scaling is not None:
-            beta, original = spec.query_scaling
-            # A table, because the bits of torch's logarithm depend on the number of tokens.
-            steps = torch.arange(spec.max_length // original + 1)
-            self._query_scales = (1 + beta * torch.log1p(steps)).to(device, dtype)
-        self._axes = {name: _axes(spec.ropes[name], device) for name in wanted}
+        wanted = sorted({layer.rope for layer in spec.layers if layer.rope is not None})
+        self._ropes = {name: _rope(spec, name, device, dtype) for name in wanted}
+        self._query_scale = QueryScale(spec, device, dtype) if spec.query_scaling else None
 
     def __call__(self, positions: Tensor) -> StepAngles:
         """Return the angles and the factors on queries.
@@ -63,32 +103,20 @@ class Rotary:
         positions: [T] int64; or [3, T], the time, row and column of each token, where the model
         rotates by them (Qwen2-VL's M-RoPE).
         """
-        by_rope = {
-            name: self._angles(positions, frequencies, factor, self._axes[name])
-            for name, (frequencies, factor) in self._frequencies.items()
-        }
-        if self._query_scaling is None:
-            return StepAngles(by_rope, None)
-        scale = self._query_scales[positions // self._query_scaling.original]
-        return StepAngles(by_rope, scale[:, None, None])
-
-    def _angles(
-        self, positions: Tensor, frequencies: Tensor, factor: float, axes: Tensor | None
-    ) -> Angles:
-        if positions.dim() == 1:
-            angles = torch.outer(positions.float(), frequencies)
-        else:
-            assert axes is not None, "positions [3, T] need a rope with mrope_section"
-            # The kernels need contiguous rows.
-            angles = positions[axes].T.float().contiguous() * frequencies
-        cos, sin = angles.cos(), angles.sin()
-        if factor != 1.0:
-            cos, sin = cos * factor, sin * factor
-        return Angles(cos.to(self._dtype), sin.to(self._dtype))
+        by_rope = {name: rope(positions) for name, rope in self._ropes.items()}
+        return StepAngles(by_rope, self._query_scale and self._query_scale(positions))
 
     def width(self, name: str) -> int:
         """Return how many elements of a head rotate."""
-        return 2 * len(self._frequencies[name][0])
+        return 2 * len(self._ropes[name].frequencies)
+
+
+def _rope(spec: DecoderSpec, name: str, device: torch.device, dtype: torch.dtype) -> Rope:
+    found, factor = _frequencies(spec, name)
+    frequencies, axes = found.to(device, torch.float32), _axes(spec.ropes[name], device)
+    if axes is None:
+        return Rope(frequencies, float(factor), dtype)
+    return AxialRope(frequencies, float(factor), dtype, axes)
 
 
 def _axes(parameters: Mapping[str, Any], device: torch.device) -> Tensor | None:
