@@ -43,23 +43,26 @@ class OneCall:
             return None
         calls = self._calls
         if calls is None or calls.num_rows < len(hidden) or self._cache is not paged.cache:
-            try:
-                calls = self._prepare(hidden, paged.cache)
-            except NoKernelError as error:
-                self.no_kernel = error
-                return None
-        return calls(hidden, angles.by_rope, paged.batches, rows)
+            calls = self._prepare(hidden, paged.cache)
+        return None if calls is None else calls(hidden, angles.by_rope, paged.batches, rows)
 
-    def _prepare(self, hidden: Tensor, cache: KVCache) -> StepCalls:
-        """Prepare all layers for steps of up to the next power of two tokens."""
+    def _prepare(self, hidden: Tensor, cache: KVCache) -> StepCalls | None:
+        """Prepare all layers for steps of up to the next power of two tokens.
+
+        Returns None, and sets `no_kernel`, if the library cannot run them.
+        """
         self._calls = None  # frees its buffers
         num_rows = 1 << (len(hidden) - 1).bit_length()
         caches = cache.keys, cache.values, cache.group_of
         states = cache.states.layers if cache.states is not None else ()
         calls = StepCalls(num_rows, hidden.shape[1], hidden.dtype, *caches, states)
-        for layer in self._layers:
-            layer.prepare(calls)
-        normed = calls.buffer("normed", hidden.shape[1])
-        calls.result = self._norm.prepare(calls, calls.hidden, normed)
+        try:
+            for layer in self._layers:
+                layer.prepare(calls)
+            normed = calls.buffer("normed", hidden.shape[1])
+            calls.result = self._norm.prepare(calls, calls.hidden, normed)
+        except NoKernelError as error:
+            self.no_kernel = error
+            return None
         self._calls, self._cache = calls, cache
         return calls
