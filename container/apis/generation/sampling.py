@@ -252,10 +252,7 @@ def read_decoding(
     if stop:
         _check_stop_strings(stop, dialect.name("stop"))
     if not values.given.keys().isdisjoint(FORMAT_FIELDS):
-        structured = read_structured_outputs(values, dialect.prefix)
-        if structured is not None:
-            dialect = dialect.with_name("structured_outputs", structured.field)
-            own["structured_outputs"] = structured.params
+        dialect = _read_format(values, dialect, own)
     named = {name: values.given[name] for name in _PARAMS if name in values}
     if named.get("seed") == NO_SEED:
         del named["seed"]
@@ -266,6 +263,15 @@ def read_decoding(
         params = msgspec.convert(fields, SamplingParams, str_keys=True)
     is_plain = values.given.keys().isdisjoint(_ONLY_FOR_BEAMS)
     return Decoding(params, dialect, () if is_plain else _beam_warnings(values, params, dialect))
+
+
+def _read_format(values: Values, dialect: Dialect, own: dict[str, object]) -> Dialect:
+    """Add the answer's format to `own`, if the values set one. Return the dialect that names it."""
+    structured = read_structured_outputs(values, dialect.prefix)
+    if structured is None:
+        return dialect
+    own["structured_outputs"] = structured.params
+    return dialect.with_name("structured_outputs", structured.field)
 
 
 _PARAMS = [
