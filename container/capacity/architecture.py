@@ -36,7 +36,8 @@ _DEFAULTS: Mapping[str, Config] = {
     "ernie4_5_moe": {"moe_layer_start_index": 1},
     "exaone4": {"sliding_window_pattern": 4},
     "exaone_moe": {"sliding_window_pattern": 4},
-    "falcon_h1": {"mamba_d_ssm": 1024, "mamba_n_heads": 128, "mamba_d_state": 256, **_MAMBA2},
+    "falcon_h1": {"mamba_d_ssm": 1024, "mamba_n_heads": 128, "mamba_d_state": 256,
+                  "mamba_rms_norm": False, **_MAMBA2},
     "gemma": {"tie_word_embeddings": True},
     "gemma2": {"tie_word_embeddings": True, "sliding_window_pattern": 2},
     "gemma3_text": {**_GEMMA, "vocab_size": 262208, "sliding_window_pattern": 6},
@@ -44,7 +45,8 @@ _DEFAULTS: Mapping[str, Config] = {
     "gemma4_unified_text": _GEMMA4,
     "gpt_oss": {"sliding_window_pattern": 2},
     "hy_v3": {"first_k_dense_replace": 1},
-    "lfm2": {"conv_L_cache": 3, "tie_word_embeddings": True},
+    "lfm2": {"conv_L_cache": 3, "tie_word_embeddings": True, "block_auto_adjust_ff_dim": True,
+             "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0},
     "lfm2_moe": {"conv_L_cache": 3, "tie_word_embeddings": True, "num_dense_layers": 2},
     "nemotron_h": {
         "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128,
@@ -54,7 +56,7 @@ _DEFAULTS: Mapping[str, Config] = {
     "qwen2": _QWEN,
     "qwen2_moe": _QWEN,
     "qwen3": _QWEN,
-    "granitemoehybrid": _MAMBA2,
+    "granitemoehybrid": {"shared_intermediate_size": 1024, **_MAMBA2},
     "bamba": {"mamba_d_state": 256, **_MAMBA2},
     "qwen3_moe": _QWEN,
     "qwen3_next": _DELTA_NET,
@@ -70,6 +72,10 @@ LATENT_TYPES = {
 LATENT_DIMS = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim")
 _COUNT_NAMES = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _DENSE_NAMES = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
+_SHARED_WIDTHS = (
+    "shared_expert_intermediate_size", "shared_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+)  # fmt: skip
 _SHARED_NAMES = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 
 
@@ -163,7 +169,7 @@ def num_layer_parameters(config: Config, sizes: Mapping[str, int]) -> int:
     `head_dim`. Layers of other widths than the first (Gemma 4's) count as the first.
     """
     hidden, num_layers = sizes["hidden_size"], sizes["num_layers"]
-    shared = _attention_parameters(config, sizes) + 2 * hidden
+    shared = attention_parameters(config, sizes) + 2 * hidden
     mlp, experts = 3 * hidden * dense_width(config, sizes), _expert_parameters(config, sizes)
     num_sparse = sum(has_experts(config, index) for index in range(num_layers))
     num_dense = num_layers if config.get("enable_moe_block") else num_layers - num_sparse
@@ -212,7 +218,8 @@ def _source(windows: list[int | None], index: int, first_shared: int) -> int | N
     return max(i for i in range(first_shared) if windows[i] == windows[index])
 
 
-def _attention_parameters(config: Config, sizes: Mapping[str, int]) -> int:
+def attention_parameters(config: Config, sizes: Mapping[str, int]) -> int:
+    """Return the parameters of a layer's attention, without biases."""
     hidden, heads = sizes["hidden_size"], sizes["num_heads"]
     if config.get("model_type") not in LATENT_TYPES:
         return 2 * (heads + sizes["num_kv_heads"]) * sizes["head_dim"] * hidden
@@ -226,14 +233,26 @@ def _attention_parameters(config: Config, sizes: Mapping[str, int]) -> int:
 
 def _expert_parameters(config: Config, sizes: Mapping[str, int]) -> int:
     """Return the parameters of a layer's experts, its shared experts and its router."""
-    hidden, count = sizes["hidden_size"], _first(config, _COUNT_NAMES, 0)
+    hidden, count = sizes["hidden_size"], expert_count(config)
     width, shared = expert_width(config, sizes), shared_width(config, sizes)
     return hidden * (count + 3 * (count * width + shared))
 
 
+def expert_count(config: Config) -> int:
+    """Return how many experts a layer chooses from."""
+    return _first(config, _COUNT_NAMES, 0)
+
+
 def dense_width(config: Config, sizes: Mapping[str, int]) -> int:
     """Return the intermediate size of layers without experts."""
-    return config.get("prefix_dense_intermediate_size") or sizes["intermediate_size"]
+    width = sizes["intermediate_size"]
+    if config.get("block_auto_adjust_ff_dim"):  # LFM2
+        factor, step = config["block_ffn_dim_multiplier"], config["block_multiple_of"]
+        width = int(2 * width / 3)
+        return width if factor is None else -(-int(factor * width) // step) * step
+    if config.get("model_type") == "granitemoehybrid":
+        return config["shared_intermediate_size"]
+    return config.get("prefix_dense_intermediate_size") or width
 
 
 def expert_width(config: Config, sizes: Mapping[str, int]) -> int:
@@ -244,8 +263,8 @@ def expert_width(config: Config, sizes: Mapping[str, int]) -> int:
 
 def shared_width(config: Config, sizes: Mapping[str, int]) -> int:
     """Return the intermediate size of a layer's shared experts together; 0 if there are none."""
-    shared: int | None = config.get("shared_expert_intermediate_size")
-    if shared is not None:
+    shared = _first(config, _SHARED_WIDTHS, -1)
+    if shared >= 0:
         return shared
     is_hunyuan = config.get("model_type") == "hunyuan_v1_moe"
     count = 1 if is_hunyuan else _first(config, _SHARED_NAMES, 0)

@@ -19,6 +19,7 @@ from container.capacity.architecture import (
     text_settings,
     unfreed_shapes,
 )
+from container.capacity.mixers import num_mixed_parameters
 from container.capacity.widths import Width, activations, linears
 from core.configuration.hub import require_network
 from core.configuration.kv_layout import LayerShape
@@ -166,10 +167,12 @@ def _decoder(
     text = text_settings(config)
     _check_supported(name, text)
 
-    def size(key: str, *others: str) -> int:
+    def size(key: str, *others: str, default: int = 0) -> int:
         for name_in_config in (key, *others):
             if text.get(name_in_config):
                 return int(text[name_in_config])
+        if default:
+            return default
         raise ConfigurationError(f"{name}: config.json has no {key}, which plan needs")
 
     num_heads, hidden_size = size("num_attention_heads", "n_head"), size("hidden_size", "n_embd")
@@ -179,12 +182,14 @@ def _decoder(
         "num_kv_heads": int(text.get("num_key_value_heads") or num_heads),
         "head_dim": int(text.get("head_dim") or hidden_size // num_heads),
         "hidden_size": hidden_size,
-        "intermediate_size": int(text.get("intermediate_size") or 4 * hidden_size),
+        "intermediate_size": size("block_ff_dim", "intermediate_size", default=4 * hidden_size),
         "vocab_size": size("vocab_size"),
     }
     dtype = _dtype(text, options)
     num_parameters = _embedding_parameters(sizes, text) + sizes["hidden_size"]
-    num_parameters += num_layer_parameters(text, sizes)
+    keeps_states = text.get("model_type") in KINDS
+    count = num_mixed_parameters if keeps_states else num_layer_parameters
+    num_parameters += count(text, sizes)
     quantization = config.get("quantization_config") or text.get("quantization_config")
     if quantization is not None:
         weights_format = str(quantization.get("quant_method", "quantized"))

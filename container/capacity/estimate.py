@@ -28,6 +28,8 @@ from core.errors import ConfigurationError
 
 CONTEXT_BYTES = 600 * 2**20
 """CUDA's context and its libraries' workspaces: an assumption, not yet measured."""
+LONGEST = 262144
+"""The longest context for which a plan says what a sequence holds."""
 SAMPLER_BYTES = 64
 """Bytes per logit in a step that samples with top-p, measured on a CPU."""
 
@@ -192,11 +194,12 @@ def length_lines(decoder: Decoder, options: Options, kv_bytes: int) -> Iterator[
         kv_itemsize(decoder, options),
     )
     yield f"  sequences that fit into {_size(kv_bytes)} of KV, if they decode and share no prefix:"
-    for length in (length for length in LENGTHS if length <= longest):
+    state = f", and {_size(decoder.state_bytes)} of state" if decoder.states else ""
+    for length in (length for length in (*LENGTHS, LONGEST) if length <= longest):
         layout = plan_layout(decoder.shapes, options.memory.block_size, itemsize, longest, 1)
         held = layout.blocks_for(length) * layout.block_bytes
         whole = bytes_per_block(decoder.unfreed_shapes, length, itemsize)
-        line = f"    {length:>6} tokens  {_fitting(length, held, kv_bytes)}"
+        line = f"    {length:>6} tokens  {_fitting(length, held, kv_bytes)}{state}"
         if whole > held:
             line += f"; if all K and V were kept, {_fitting(length, whole, kv_bytes)}"
         yield line

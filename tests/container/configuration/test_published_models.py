@@ -15,11 +15,12 @@ from container.capacity.instances import find_instance
 from container.capacity.placement import place
 from core.configuration.options import Options, make_options
 from core.errors import ConfigurationError
-from tests.container.configuration.published_models import PUBLISHED
+from tests.container.configuration.published_models import LONG_CONTEXTS, PUBLISHED
 from tests.container.processes import ROOT
 
 MILLIONS = {"gpt-oss-20b": 20_913, "Gemma 3 27B": 27_009, "Ministral 8B": 8_020,
-            "DeepSeek V3": 671_026, "Kimi K2": 1_026_408}  # fmt: skip
+            "DeepSeek V3": 671_026, "Kimi K2": 1_026_408, "Qwen3-8B": 8_191, "Qwen3.5-9B": 8_954,
+            "LFM2-8B-A1B": 8_340, "Granite 4.0 H Small": 32_207}  # fmt: skip
 """Parameters that the model cards say, or that their weight files hold, without images."""
 BUDGET = 40 * 2**30
 
@@ -31,7 +32,7 @@ def planned(directory: Path, config: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("name", MILLIONS)
 def test_parameters_are_computed_with_all_experts(name: str, tmp_path: Path) -> None:
-    decoder = planned(tmp_path, PUBLISHED[name])
+    decoder = planned(tmp_path, (PUBLISHED | LONG_CONTEXTS)[name])
     assert decoder.num_parameters == pytest.approx(MILLIONS[name] * 10**6, rel=0.002)
 
 
@@ -96,11 +97,38 @@ def test_ranks_that_cannot_divide_the_heads_of_all_layers_are_refused(tmp_path: 
 
 def test_the_documented_table_is_the_plans(tmp_path: Path) -> None:
     """docs/models.md has a row for each model. Left of each arrow is what was kept before."""
-    page = (ROOT / "docs" / "models.md").read_text()
-    rows = dict(re.findall(r"^\| ([^|]+) \| (.*) \|$", page, re.MULTILINE))
+    rows = documented()
     for name, config in PUBLISHED.items():
-        _, _, *lines = length_lines(planned(tmp_path, config), Options(), BUDGET)
-        assert rows[name] == " | ".join(map(cell, lines))
+        lines = by_length(planned(tmp_path, config))
+        assert rows[name] == " | ".join(cell(lines[length]) for length in (4096, 32768, 131072))
+
+
+def test_the_documented_costs_of_long_contexts_are_the_plans(tmp_path: Path) -> None:
+    rows = documented()
+    for name, config in LONG_CONTEXTS.items():
+        text = config.get("text_config", config) | {"max_position_embeddings": 262144}
+        lines = by_length(planned(tmp_path, text))
+        costs = [mib(lines[length]) / 1024 for length in (1024, 32768, 262144)]
+        assert rows[name] == " | ".join(f"{cost:.2f}" for cost in costs)
+
+
+def documented() -> dict[str, str]:
+    """Return the rows of the tables of docs/models.md, by their first cells."""
+    page = (ROOT / "docs" / "models.md").read_text()
+    return dict(re.findall(r"^\| ([^|]+) \| (.*) \|$", page, re.MULTILINE))
+
+
+def by_length(decoder: Any) -> dict[int, str]:
+    """Return the lines of a plan that say what a sequence of each length holds."""
+    _, *lines = length_lines(decoder, Options(), BUDGET)
+    return {int(line.split()[0]): line for line in lines}
+
+
+def mib(line: str) -> float:
+    """Return what a sequence holds of K, V and state."""
+    sizes = re.findall(r"([\d,.]+) (MiB|KiB) (?:each|of state)", line)
+    values = (float(size.replace(",", "")) / (1 if unit == "MiB" else 1024) for size, unit in sizes)
+    return sum(values)
 
 
 def cell(line: str) -> str:
