@@ -147,6 +147,10 @@ def resolve(
 
 
 def _for_packed(options: Options, source: ModelSource, num_ranks: int) -> Resolved:
+    if options.memory.state_dtype != "fp32":
+        from core.states.layout import sum_bytes
+
+        sum_bytes(options.memory.state_dtype, source.config.get_text_config().model_type)
     choice, is_cuda = choose_batching(options.strategy), source.device.type == "cuda"
     batching = choice.name or DEFAULT_FOR_PACKED
     execution = options.execution
@@ -225,6 +229,10 @@ def _require_nothing_packed(
     if options.speculation.chosen[0]:
         raise ConfigurationError(
             f"option.speculative_method needs the packed executor, but {reason}; leave it out"
+        )
+    if options.memory.state_dtype != "fp32":
+        raise ConfigurationError(
+            f"option.state_dtype needs the packed executor, but {reason}; leave it out"
         )
     if options.lora.enable_lora:
         raise ConfigurationError(
@@ -353,6 +361,8 @@ def with_digest(facts: Facts, model: ModelOptions, memory: MemoryOptions) -> Fac
     code = [version("longshore"), torch.__version__, kernels, facts.executor, facts.decoder]
     if b"longrope" in (model_dir / "config.json").read_bytes():
         code.append(str(memory.max_model_len))  # chooses between its factors
+    if memory.state_dtype != "fp32":
+        code.append(memory.state_dtype)
     parts = (
         f"{random}{digest_model(model_dir)[:12]}",
         facts.quantization or "plain",

@@ -26,7 +26,7 @@ from core.configuration.kv_layout import LayerShape
 from core.configuration.options import Options
 from core.configuration.sizing import LENGTH_NAMES
 from core.errors import ConfigurationError
-from core.states.layout import KINDS, LayerState, slot_bytes
+from core.states.layout import KINDS, LayerState, slot_bytes, sum_bytes
 
 DTYPE_BYTES = {"fp32": 4, "float32": 4, "fp16": 2, "float16": 2, "bf16": 2, "bfloat16": 2}
 BYTES_PER_WEIGHT = {"fp8": 1.0, "int8": 1.0, "int4": 0.5 + 5 / 128}
@@ -74,11 +74,13 @@ class Decoder:
     """Of the layers that keep a state."""
     draft: Decoder | None = None
     """A draft model, which lies whole beside the first rank's part."""
+    sum_bytes: int = 4
+    """Of an element of their sums."""
 
     @property
     def state_bytes(self) -> int:
         """Bytes that a sequence keeps beside its K and V."""
-        return slot_bytes(self.states, DTYPE_BYTES[self.dtype])
+        return slot_bytes(self.states, DTYPE_BYTES[self.dtype], self.sum_bytes)
 
     @property
     def activation_width(self) -> int:
@@ -226,6 +228,7 @@ def _decoder(
         linears=linears(text, sizes, shapes),
         states=states(text),
         draft=None,
+        sum_bytes=sum_bytes(options.memory.state_dtype, str(text.get("model_type"))),
     )
 
 

@@ -30,6 +30,7 @@ from core.errors import ConfigurationError
 
 RollingBatch = Literal["auto", "vllm", "lmi-dist", "scheduler", "disable"]
 KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
+StateDType = Literal["fp32", "bf16"]
 LoadFormat = Literal["auto", "dummy"]
 DecoderChoice = Literal["auto", "own", "transformers"]
 Quantize = Literal["fp8", "int8", "int4", "awq", "gptq", "compressed-tensors"]
@@ -420,6 +421,12 @@ class MemoryOptions(Record):
         "auto",
         "Type of K and V in memory. auto: the type of the weights. fp8, fp8_e4m3: e4m3, which "
         "takes half the memory of bf16.",
+    )
+    state_dtype: StateDType = option(
+        "fp32",
+        "Type of the states of delta nets and Mamba-2 layers (Qwen3.5, Granite 4). bf16: half the "
+        "memory, but states are rounded after each step, so the chunks in which a prompt was "
+        "computed may change an answer.",
     )
     gpu_memory_utilization: float = option(
         0.9, "CUDA: fraction of the device's memory to use.", minimum=0.05, maximum=1.0

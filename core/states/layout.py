@@ -12,9 +12,12 @@ from math import prod
 from typing import Any, NamedTuple
 
 from core.configuration.layout import equal_part
+from core.configuration.options import StateDType
+from core.errors import ConfigurationError
 
 ALIGNMENT = 64
 """Each tensor begins at a multiple of so many bytes."""
+SUM_BYTES: Mapping[StateDType, int] = {"fp32": 4, "bf16": 2}
 WITH_STATE = {"conv", "linear_attention", "hybrid"}
 """Values of `layer_types` of layers that keep a state."""
 PUBLISHED = {
@@ -32,32 +35,45 @@ class StateShape:
     """One tensor of a layer's state."""
 
     dims: tuple[int, ...]
-    is_fp32: bool
-    """In fp32, whatever the dtype of the computation: sums over all tokens so far. If not, it
-    holds inputs of the layer, in their own dtype."""
+    is_sum: bool
+    """Sums over all tokens so far, of `option.state_dtype`. If not, it holds inputs of the layer,
+    in the dtype of the computation."""
 
-    def num_bytes(self, itemsize: int) -> int:
-        """itemsize: bytes of an element of the computation's dtype."""
-        return prod(self.dims) * (4 if self.is_fp32 else itemsize)
+    def num_bytes(self, itemsize: int, sum_itemsize: int) -> int:
+        """itemsize: bytes of an element of the computation's dtype. sum_itemsize: of sums."""
+        return prod(self.dims) * (sum_itemsize if self.is_sum else itemsize)
 
 
 LayerState = tuple[StateShape, ...]
 """The tensors of one layer's state; () if it keeps none."""
 
 
-def offsets(layers: Iterable[LayerState], itemsize: int) -> Iterator[int]:
+def offsets(layers: Iterable[LayerState], itemsize: int, sum_itemsize: int) -> Iterator[int]:
     """Yield the byte of the slot at which each tensor begins, and at the end the slot's size."""
     position = 0
     for shape in (shape for layer in layers for shape in layer):
         yield position
-        position += -(-shape.num_bytes(itemsize) // ALIGNMENT) * ALIGNMENT
+        position += -(-shape.num_bytes(itemsize, sum_itemsize) // ALIGNMENT) * ALIGNMENT
     yield position
 
 
-def slot_bytes(layers: Sequence[LayerState], itemsize: int) -> int:
+def slot_bytes(layers: Sequence[LayerState], itemsize: int, sum_itemsize: int) -> int:
     """Return the bytes of a sequence's states."""
-    *_, size = offsets(layers, itemsize)
+    *_, size = offsets(layers, itemsize, sum_itemsize)
     return size
+
+
+def sum_bytes(dtype: StateDType, model_type: str) -> int:
+    """Return the bytes of an element of sums.
+
+    Raises ConfigurationError if they are to be narrow, and the model has none.
+    """
+    if dtype != "fp32" and KINDS.get(model_type) not in (_delta_net, _mamba2):
+        raise ConfigurationError(
+            f"option.state_dtype={dtype}: {model_type} is not among our own decoders of delta nets "
+            "and Mamba-2 layers, whose states it is for; leave it out"
+        )
+    return SUM_BYTES[dtype]
 
 
 def layer_states(config: Mapping[str, Any], num_parts: int = 1) -> list[LayerState]:
@@ -122,7 +138,7 @@ def _delta_net(config: Mapping[str, Any], num_parts: int) -> LayerState:
     heads, key_dim = config["linear_num_value_heads"] // num_parts, config["linear_key_head_dim"]
     value_dim = config["linear_value_head_dim"]
     num_channels = 2 * key_heads * key_dim + heads * value_dim
-    matrices = StateShape((heads, key_dim, value_dim), is_fp32=True)
+    matrices = StateShape((heads, key_dim, value_dim), is_sum=True)
     return _tail(config["linear_conv_kernel_dim"], num_channels), matrices
 
 
@@ -131,13 +147,13 @@ def _mamba2(config: Mapping[str, Any], num_parts: int) -> LayerState:
     # If there are fewer groups than parts, several parts have heads of the same group.
     groups = equal_part(groups, num_parts, "groups of Mamba heads") if num_parts % groups else 1
     heads = equal_part(heads, num_parts, "Mamba heads")
-    matrices = StateShape((heads, size, dim), is_fp32=True)
+    matrices = StateShape((heads, size, dim), is_sum=True)
     return _tail(num_taps, heads * dim + 2 * groups * size), matrices
 
 
 def _tail(num_taps: int, num_channels: int) -> StateShape:
     """Return the newest inputs of a causal convolution, all but the one that comes next."""
-    return StateShape((num_taps - 1, num_channels), is_fp32=False)
+    return StateShape((num_taps - 1, num_channels), is_sum=False)
 
 
 KINDS: Mapping[str, Callable[[Mapping[str, Any], int], LayerState]] = {

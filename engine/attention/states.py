@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import NamedTuple, Protocol
 
 import torch
@@ -101,10 +102,11 @@ class StatePool:
         dtype: torch.dtype,
         device: torch.device,
         num_host_slots: int = 0,
+        sum_dtype: torch.dtype = torch.float32,
     ) -> None:
-        """layers: of each layer with a state. dtype: of the computation."""
+        """layers: of each layer with a state. dtype: of the computation. sum_dtype: of sums."""
         self.operations = choose_operations(device, layers)
-        *starts, size = offsets(layers, dtype.itemsize)
+        *starts, size = offsets(layers, dtype.itemsize, sum_dtype.itemsize)
         self.rows = torch.zeros(num_slots, size, dtype=torch.uint8, device=device)
         self.host = torch.empty(
             num_host_slots, size, dtype=torch.uint8, pin_memory=device.type == "cuda"
@@ -115,8 +117,8 @@ class StatePool:
         for layer in layers:
             views: list[Tensor] = []
             for shape, start in zip(layer, begins, strict=False):
-                part = self.rows[:, start : start + shape.num_bytes(dtype.itemsize)]
-                kind = torch.float32 if shape.is_fp32 else dtype
+                kind = sum_dtype if shape.is_sum else dtype
+                part = self.rows[:, start : start + prod(shape.dims) * kind.itemsize]
                 views.append(part.view(kind).unflatten(1, shape.dims))
             self.layers.append(tuple(views))
 

@@ -36,6 +36,7 @@ def costs_key(
         capacity.max_step_tokens,
         capacity.max_sequences,
         capacity.num_states,
+        resolved.memory.state_dtype,
     ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 

@@ -204,19 +204,19 @@ def _notes_on_bits(
     model: PackedModel,
     backend: AttentionBackend,
     group: Group,
-    why_on_gpus: str,
+    why: str,
     *,
     is_promised: bool,
 ) -> tuple[str, ...]:
     """Say why answers may depend on the batch, if they may on this CPU (docs/same-bits.md).
 
-    why_on_gpus: why they do on GPUs, whatever the options say. is_promised: whether
+    why: why they do on this device, whatever the options say. is_promised: whether
     option.batch_invariant is true. Raises ConfigurationError if that cannot be kept.
     """
     is_cpu = model.device.type == "cpu"
     notes = _exceptions_on_cpus(model, backend, group) if is_cpu else ()
-    if why_on_gpus and is_promised and not is_cpu:
-        notes = (f"{BITS}: {why_on_gpus}",)
+    if why and not notes and (is_cpu or is_promised):
+        notes = (f"{BITS}: {why}",)
     if not is_promised:
         return notes
     if notes:

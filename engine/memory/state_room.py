@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from core.configuration.batching import checkpoint_limit, state_limit
 from core.states.layout import slot_bytes
 from engine.attention.states import StatePool
+from engine.device import DTYPES
 from engine.group import Group
 from engine.loading.packed_model import PackedModel
 from engine.memory.capacity import Beside
@@ -34,7 +37,12 @@ class StateRoom(Beside):
         num_spare = resolved.num_drafts * min(MOST_DRAFTING, self._max_sequences)
         self._resolved = resolved
         self.answers_differ = clamps_prompts(model.config.get_text_config())
-        bytes_each = slot_bytes(model.states, model.dtype.itemsize)
+        self._sum_dtype = DTYPES[resolved.memory.state_dtype]
+        if self._sum_dtype != torch.float32:
+            self.why_bits_vary = "option.state_dtype rounds states after each chunk"
+        elif model.device.type == "cpu":
+            self.why_bits_vary = ""
+        bytes_each = slot_bytes(model.states, model.dtype.itemsize, self._sum_dtype.itemsize)
         self._keep(_Slots(bytes_each, state_limit(self._max_sequences), num_spare))
 
     def _keep(self, slots: _Slots) -> None:
@@ -91,7 +99,10 @@ class StateRoom(Beside):
     def pool(self) -> StatePool:
         model = self._model
         num_slots = self.num_states + self.num_checkpoints
-        return StatePool(model.states, num_slots, model.dtype, model.device, self.num_swap_states)
+        num_host = self.num_swap_states
+        return StatePool(
+            model.states, num_slots, model.dtype, model.device, num_host, self._sum_dtype
+        )
 
     def columns(self) -> Sequence[RepeatableColumn]:
         return (StateColumn(),)

@@ -88,6 +88,18 @@ def test_states_are_counted_beside_the_layers_with_attention(tmp_path: Path) -> 
     assert placement.part.state_bytes == decoder.state_bytes // 4
 
 
+def test_narrow_sums_take_half(tmp_path: Path) -> None:
+    """Granite's convolutions keep three inputs of 8,448 channels, in bf16 in any case."""
+    config = LONG_CONTEXTS["Granite 4.0 H Small"]
+    tails, sums = 36 * 3 * 8448 * 2, 36 * 128 * 128 * 64 * 4
+    assert planned(tmp_path, config).state_bytes == tails + sums
+    narrow = make_options({"state_dtype": "bf16"})
+    assert decoder_from_directory(tmp_path, narrow).state_bytes == tails + sums // 2
+    planned(tmp_path, LONG_CONTEXTS["LFM2-8B-A1B"])
+    with pytest.raises(ConfigurationError, match=r"lfm2_moe is not among .* leave it out"):
+        decoder_from_directory(tmp_path, narrow)
+
+
 def test_ranks_that_cannot_divide_the_heads_of_all_layers_are_refused(tmp_path: Path) -> None:
     decoder = planned(tmp_path, PUBLISHED["Gemma 4 31B"] | {"vocab_size": 9})
     error = "degree=3: .* numbers of KV heads, .* set it to one of 1, 2, 4, 8, 16, 32$"

@@ -10,7 +10,7 @@ from engine.attention import states
 from engine.attention.states import choose_operations
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-TAILS, MATRICES = StateShape((3, 512), is_fp32=False), StateShape((4, 128, 64), is_fp32=True)
+TAILS, MATRICES = StateShape((3, 512), is_sum=False), StateShape((4, 128, 64), is_sum=True)
 
 
 @pytest.mark.parametrize(
@@ -18,9 +18,9 @@ TAILS, MATRICES = StateShape((3, 512), is_fp32=False), StateShape((4, 128, 64), 
     [
         ((TAILS,), "kernels.state.conv_rows"),
         ((TAILS, MATRICES), "kernels.state.conv_rows"),
-        ((StateShape((4, 512), is_fp32=False),), "kernels.state.reference"),
-        ((StateShape((3, 500), is_fp32=False),), "kernels.state.reference"),
-        ((TAILS, StateShape((4, 96, 64), is_fp32=True)), "kernels.state.reference"),
+        ((StateShape((4, 512), is_sum=False),), "kernels.state.reference"),
+        ((StateShape((3, 500), is_sum=False),), "kernels.state.reference"),
+        ((TAILS, StateShape((4, 96, 64), is_sum=True)), "kernels.state.reference"),
     ],
 )
 def test_gpus_run_triton_where_it_supports_the_states(layer, module):

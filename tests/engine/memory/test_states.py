@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
+import torch
+from transformers import AutoConfig
 
+from container.capacity.decoder import decoder_from_directory
+from core.configuration.options import Options
 from core.errors import ConfigurationError, RequestError
+from core.states.layout import KINDS
 from engine import LLM, SamplingParams
 from engine.loading.open_model import read_config
 from engine.model.published.settings import read_spec
 from strategies.memory.states import StateMemory
 from tests.engine.greedy_answers import NUM_NEW, prompts, tokens
+from tests.engine.tiny_models import OWN, decoder_class
 
 OPTIONS = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 10}
 MODELS = ["lfm2", "qwen3_5_text", "falcon_h1"]
@@ -155,6 +162,59 @@ def test_quantized(tiny_model, architecture):
         return tokens(llm)
 
     assert answers(100) == answers(7)
+
+
+def test_narrow_sums_take_half_the_memory(tiny_model):
+    def run(**changes):
+        path = tiny_model("qwen3_5_text", is_wide=True)
+        llm = LLM(path, num_kv_blocks=40, **OPTIONS, **changes)
+        params = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True, logprobs=0)
+        outputs = llm.generate(prompts(), params, use_tqdm=False)
+        assert [len(o.outputs[0].token_ids) for o in outputs] == [NUM_NEW] * len(prompts())
+        first = [next(iter(o.outputs[0].logprobs[1].values())).logprob for o in outputs]
+        sums = [
+            matrices[0].nbytes for _, matrices in llm.llm_engine.executor.passes.cache.states.layers
+        ]
+        return first, sum(sums), llm.facts.notes
+
+    wide, num_bytes, notes = run()
+    narrow, num_narrow, notes_of_narrow = run(state_dtype="bf16")
+    assert num_narrow == num_bytes // 2
+    assert narrow != wide
+    assert narrow == pytest.approx(wide, abs=0.1)
+    assert [note for note in notes_of_narrow if "option.state_dtype rounds states" in note]
+    assert not [note for note in notes if "rounds states" in note]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "reason"),
+    [
+        ("lfm2", {}, "lfm2 is not among our own decoders .* leave it out"),
+        ("llama", {}, "llama is not among our own decoders .* leave it out"),
+        ("qwen3_5_text", {"executor": "library"}, "needs the packed executor, .* leave it out"),
+        (
+            "qwen3_5_text",
+            {"batch_invariant": True},
+            "option.batch_invariant=true: .* rounds states",
+        ),
+        ("qwen3_5_text", {"state_dtype": "fp16"}, "expected one of fp32, bf16"),
+    ],
+)
+def test_other_types_of_states_are_refused(tiny_model, architecture, changes, reason):
+    options = {"state_dtype": "bf16", "num_kv_blocks": 40, **OPTIONS} | changes
+    with pytest.raises(ConfigurationError, match=reason):
+        LLM(tiny_model(architecture, is_wide=True), **options)
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+def test_plans_count_the_parameters_of_transformers_modules(architecture, tmp_path):
+    settings = OWN[architecture] | {"conv_bias": False}
+    config = AutoConfig.for_model(architecture, **settings)
+    with torch.device("meta"):
+        model = decoder_class(config).from_config(config)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": architecture, **settings}))
+    decoder = decoder_from_directory(tmp_path, Options())
+    assert decoder.num_parameters == sum(part.numel() for part in model.parameters())
 
 
 def test_the_start_says_what_a_sequence_keeps(tiny_model):
