@@ -58,7 +58,17 @@ def test_tokens_equal_those_of_the_rounded_weights(tiny_model, precision):
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     "architecture",
-    ["gpt2", "gpt_neox", "mixtral", "qwen2_moe", "granitemoe", "gpt_oss", "ernie4_5"],
+    [
+        "gpt2",
+        "gpt_neox",
+        "mixtral",
+        "qwen2_moe",
+        "granitemoe",
+        "gpt_oss",
+        "ernie4_5",
+        "falcon_h1",
+        "nemotron_h",
+    ],
 )
 @pytest.mark.parametrize("precision", QUANTIZERS)
 def test_families(tiny_model, load, architecture, precision):
