@@ -48,6 +48,8 @@ class SequenceSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The blocks that it holds in each group. Sequences that share a block both list it."""
     freed: list[int]
     """How many blocks have left the window before these, in each group."""
+    states: list[int] = []
+    """The slots of its state, which others may share, and of those after its drafts."""
 
 
 class EndedSnapshot(msgspec.Struct, frozen=True, gc=False):
@@ -73,3 +75,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_held_blocks: int
     kept_blocks: BlockRuns
     """Free blocks whose content the prefix cache keeps for later prompts."""
+    num_states: int = 0
+    """Slots of states; 0 if the model's layers keep none."""
+    kept_states: BlockRuns = []
+    """Free slots with the state at the end of a cached prefix."""

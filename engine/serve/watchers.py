@@ -119,6 +119,7 @@ def take_snapshot(
                 first_token=first_token(group.request.id),
                 tables=[_runs_of(table) for table in memory.tables(sequence.id)],
                 freed=[table.first for table in memory.tables(sequence.id)],
+                states=[*memory.states.held(sequence.id)],
             )
             for index, group in enumerate(groups)
             for sequence in group.sequences
@@ -135,6 +136,8 @@ def take_snapshot(
         num_blocks=memory.num_blocks,
         num_held_blocks=memory.num_held_blocks,
         kept_blocks=block_runs(sorted(memory.kept_blocks)),
+        num_states=memory.states.num_slots,
+        kept_states=block_runs(sorted(memory.states.kept_slots)),
     )
 
 

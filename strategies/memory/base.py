@@ -28,6 +28,19 @@ class States:
     """Whether tokens may be computed again after a step that failed on the way. A state would count
     twice those that it has passed."""
 
+    @property
+    def num_slots(self) -> int:
+        return 0
+
+    @property
+    def kept_slots(self) -> Collection[int]:
+        """Free slots whose state is kept, so that a later sequence may begin with it."""
+        return ()
+
+    def held(self, sequence_id: int) -> Collection[int]:
+        """Return the slots of a sequence's state, and of those after tokens of `with_ahead`."""
+        return ()
+
     def of(self, sequence: TokenSequence, end: int) -> StateSlots:
         """Return the slots of a sequence's state in its chunk up to `end`, which is planned now."""
         return NO_STATE

@@ -114,6 +114,19 @@ class RunningStates(States):
         """By sequence id: shared slots that the step that is being planned leaves. It still reads
         them, so nobody may write them."""
 
+    @property
+    def num_slots(self) -> int:
+        return self.slots.count
+
+    @property
+    def kept_slots(self) -> Collection[int]:
+        return self.slots.pool.kept
+
+    def held(self, sequence_id: int) -> Collection[int]:
+        if sequence_id not in self.slots.held:
+            return ()
+        return self.slots.held[sequence_id], *self._ahead.get(sequence_id, ())
+
     def of(self, sequence: Sequence, end: int) -> StateSlots:
         slot = self.slots.held[sequence.id]
         if self.slots.pool.num_references(slot) == 1:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 from playwright.sync_api import Browser, Page
 
-from models.windows import write
+from models.windows import DEMO, write
 from tests.browser.chromium import NoBrowserError, chromium
 from tests.browser.demo_server import demo_server
 from tests.browser.replay_page import make_recording, replay_page
@@ -61,6 +63,21 @@ def with_drafts(browser: Browser) -> Iterator[str]:
     """A server that looks for drafts, and always verifies them."""
     flags = ("--speculative-method", "ngram", "--speculation", "always")
     with demo_server(*SMALL, *flags) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def with_states(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of a model with random weights, of whose layers two keep a state."""
+    model = tmp_path_factory.mktemp("states")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(DEMO / name, model)
+    config = json.loads((DEMO / "config.json").read_text("utf-8"))
+    config |= {"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2"}
+    config |= {"layer_types": ["conv", "full_attention"] * 2, "norm_eps": 1e-6}
+    (model / "config.json").write_text(json.dumps(config), "utf-8")
+    flags = ("--load-format", "dummy", "--max-rolling-batch-size", "8")
+    with demo_server(*SMALL, "--model-dir", str(model), *flags) as url:
         yield url
 
 

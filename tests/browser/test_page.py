@@ -95,11 +95,31 @@ def test_cache_groups_and_freed_windows_are_drawn(page: Page, with_windows: str)
     assert any(0 < int(match[2]) < int(match[1]) for match in found)
 
 
+def test_slots_of_states_are_drawn(page: Page, with_states: str) -> None:
+    open_page(page, with_states)
+    page.wait_for_selector("#slots[aria-label^='states in 0 of 16 slots, ']")
+    set_slider(page, "max-tokens", 64)
+    page.evaluate(
+        "window.seen = new Set(); window.timer = setInterval("
+        "() => seen.add(document.getElementById('slots').ariaLabel), 50)"
+    )
+    page.click("#burst")
+    wait_for_answers(page, "burst")
+    labels = page.evaluate("clearInterval(timer), [...seen]")
+    found = [[int(number) for number in re.findall(r"\d+", label)] for label in labels]
+    assert max(held for held, _, _ in found) > 1
+    page.wait_for_selector("#slots[aria-label^='states in 0 of 16']")
+    assert not page.get_attribute("#slots", "aria-label").endswith(
+        " 0 kept for prompts that begin alike"
+    )
+
+
 def test_the_page_shows_nothing_of_what_is_off(page: Page, one_strategy: str) -> None:
-    """Neither groups, of which the model has one, nor speculation."""
+    """Neither groups, of which the model has one, nor states or speculation."""
     open_page(page, one_strategy)
     page.wait_for_selector("#blocks[aria-label$='kept for equal prompts']")
     assert not page.is_visible("#groups")
+    assert not page.is_visible("#slots")
     assert not page.is_visible("#speculation")
     assert page.is_visible("#recorded")
     assert "window" not in page.inner_text("#blocks-legend")

@@ -5,8 +5,8 @@ import { freedLegend } from "./groups.js";
 
 const CELL = { min: 4, max: 38 };
 const LEAST_BLOCKS = 512;
-const FREE = -1;
-const KEPT = -2;
+export const FREE = -1;
+export const KEPT = -2;
 
 export function blocksLegend(list, settings) {
   const isPaged = settings.is_paged;
@@ -28,12 +28,7 @@ export function blocksLegend(list, settings) {
 export function drawBlocks(canvas, snapshot, settings) {
   const { context, width, height } = begin(canvas);
   const cells = states(snapshot);
-  const { size, columns, perCell } = layout(width, height, cells.length);
-  for (let index = 0; index * perCell < cells.length; index += 1) {
-    const state = strongest(cells, index * perCell, perCell);
-    const [column, row] = [index % columns, Math.floor(index / columns)];
-    paint(context, state, column * size, row * size, size, size > 5 ? 1 : 0.5);
-  }
+  const perCell = drawCells(context, cells, 0, width, height);
   canvas.ariaLabel = describe(snapshot);
   const group = perCell > 1 ? `, ${perCell} in each cell` : "";
   const all = snapshot.num_blocks.toLocaleString("en");
@@ -42,6 +37,17 @@ export function drawBlocks(canvas, snapshot, settings) {
   const whose = settings.executor === "library" ? ", as the strategy counts them" : "";
   const sizes = [...new Set(snapshot.groups.map((each) => each.block_size))].join(" or ");
   return `${part} of ${sizes} tokens${group}${whose}`;
+}
+
+// Draws one cell for each state, below `top`. Returns how many states share a cell, if they are many.
+export function drawCells(context, cells, top, width, height) {
+  const { size, columns, perCell } = layout(width, height - top, cells.length);
+  for (let index = 0; index * perCell < cells.length; index += 1) {
+    const state = strongest(cells, index * perCell, perCell);
+    const [column, row] = [index % columns, Math.floor(index / columns)];
+    paint(context, state, column * size, top + row * size, size, size > 5 ? 1 : 0.5);
+  }
+  return perCell;
 }
 
 // Returns the states of the pool's first LEAST_BLOCKS blocks, or of more if later ones are in use.

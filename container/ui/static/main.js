@@ -9,6 +9,7 @@ import { explain } from "./explanation.js";
 import { drawGroups } from "./groups.js";
 import { History } from "./history.js";
 import { longestAnswer, setNumber, setRounded, setSeconds } from "./numbers.js";
+import { drawSlots } from "./slots.js";
 
 const RETRY_MS = 1000;
 const FRAME_MS = 45;
@@ -80,7 +81,7 @@ function onSnapshot({ snapshot, counters }) {
   if (isCalm.matches) drawBatch(element("batch"), history, settings, lastSeconds(history, localNow()));
 }
 
-// A model whose layers are in several cache groups gets a second picture.
+// A model whose layers are in several cache groups gets a second picture, one with states another.
 function showBlocks(snapshot) {
   const isNew = settings.groups?.length !== snapshot.groups.length;
   settings.groups = snapshot.groups;
@@ -88,6 +89,7 @@ function showBlocks(snapshot) {
   element("blocks-range").textContent = drawBlocks(element("blocks"), snapshot, settings);
   element("groups").hidden = snapshot.groups.length === 1;
   if (snapshot.groups.length > 1) drawGroups(element("groups"), snapshot, settings);
+  drawSlots(element("slots"), snapshot);
 }
 
 function showDrafts(now) {

@@ -9,6 +9,7 @@ import { drawGroups } from "./groups.js";
 import { Futures } from "./futures.js";
 import { setNumber, setRounded } from "./numbers.js";
 import { nearestRows } from "./rows.js";
+import { drawSlots } from "./slots.js";
 import { drawLine, lineLegend, shortTime, tickStep } from "./timeline.js";
 import { showWhy } from "./why.js";
 
@@ -109,6 +110,7 @@ function draw() {
   element("blocks-range").textContent = drawBlocks(element("blocks"), snapshot, settings);
   element("groups").hidden = settings.groups.length === 1;
   if (settings.groups.length > 1) drawGroups(element("groups"), snapshot, settings);
+  drawSlots(element("slots"), snapshot);
 }
 
 function tokensPerSecond() {

@@ -17,6 +17,7 @@ from engine.serve.watchers import (
     MAX_WAITING,
     MIN_INTERVAL_S,
     Watchers,
+    block_runs,
     take_snapshot,
 )
 from tests.clock import Clock
@@ -149,6 +150,24 @@ def test_shared_and_kept_blocks():
     assert (snapshot.num_held_blocks, snapshot.sequences) == (0, [])
     assert sum(count for _, count in snapshot.kept_blocks) == 3
     assert snapshot.kept_blocks == [(first[0], 3)]
+
+
+def test_slots_of_states_and_kept_ones():
+    """Two samples share the state of their prompt until each computes a token of its own."""
+    prompt = Arrival(0, 13, 2, prompt_seed=7, params=ENDLESS | {"n": 2})
+    states = {"num_states": 6, "num_spare_states": 2, "num_checkpoints": 3}
+    loop = Loop([prompt], max_step_tokens=64, **states)
+    slots = []
+    while loop.strategy.has_work() or not slots:
+        loop.run()
+        snapshot = seen(loop.strategy)
+        slots.append([sequence.states for sequence in snapshot.sequences])
+    assert snapshot.num_states == 9
+    assert [len(states) for states in slots[0]] == [1, 0], "only one has begun"
+    assert [len(states) for states in slots[1]] == [1, 1]
+    assert slots[1][0] != slots[1][1]
+    assert snapshot.kept_states == block_runs(sorted(loop.strategy.memory.states.kept_slots))
+    assert sum(count for _, count in snapshot.kept_states) >= 1, "at the end of an answer"
 
 
 def test_only_the_first_waiting_requests_are_listed():
