@@ -6,11 +6,13 @@ import random
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.speculation import GivenProposer
 from core.errors import ConfigurationError
 from core.process.measured import lines_on
 from engine import LLM, LoRARequest, SamplingParams
+from engine.ranks.shared_inputs import forward_message, pack, unpack
 from engine.serve.meter import Meter
 from engine.speculation.column import DraftColumn
 from engine.step.packed_executor import PackedExecutor
@@ -108,7 +110,7 @@ def test_all_strategies_answer_the_same(tiny_model, expected, batching, overlaps
 
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_steps_with_drafts_are_graphs(tiny_model, expected, overlaps):
-    """Some fill a graph's size, others are padded."""
+    """Some fill a graph's size, others are padded. So do those of other ranks."""
     llm = LLM(
         tiny_model("llama", is_wide=True),
         async_scheduling=overlaps,
@@ -128,7 +130,12 @@ def test_steps_with_drafts_are_graphs(tiny_model, expected, overlaps):
     def counted(inputs, size):
         rows = [len(one.extra_rows) for one in inputs.columns if one.extra_rows is not None]
         used.append((sum(rows), size.num_extra_rows))
-        return replay(inputs, size)
+        logits = replay(inputs, size)
+        alone = logits.clone()
+        message = forward_message(inputs, size)
+        replay(unpack(pack(inputs, message), message, []), size)
+        assert torch.equal(logits, alone), "another rank, which gets these bytes, does the same"
+        return logits
 
     graphs.replay = counted
     assert answers(llm) == expected("llama")
