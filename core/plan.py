@@ -79,6 +79,11 @@ class Chunk(msgspec.Struct, frozen=True):
         return self.start + self.length
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens of the sequence up to the chunk's last one."""
+        return self.end
+
+    @property
     def ends_in_flight(self) -> bool:
         """Whether the last token is still being sampled by the previous step."""
         return self.start + self.length > len(self.sequence.token_ids)

@@ -46,7 +46,9 @@ ReasoningParserName = Literal[
     "qwen3", "deepseek_r1", "deepseek_v3", "glm45", "minimax_m2", "olmo3", "seed_oss", "mistral",
     "openai_gptoss",
 ]  # fmt: skip
-SpeculativeMethod = Literal["ngram", "suffix", "draft_model"]
+SpeculativeMethod = Literal["ngram", "suffix", "draft_model", "mtp", "eagle3"]
+FamilyMtp = Literal["deepseek_mtp", "glm4_moe_mtp", "qwen3_next_mtp"]
+"""vLLM's older names of mtp."""
 MOST_DRAFTS = 16
 """The highest `num_speculative_tokens`."""
 ReasoningParserChoice = Literal["auto", "none", ReasoningParserName]
@@ -255,7 +257,7 @@ class LoraOptions(Record):
 class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """vLLM's `speculative_config`, as far as it is supported."""
 
-    method: SpeculativeMethod | None = None
+    method: SpeculativeMethod | FamilyMtp | None = None
     model: str | None = None
     num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFTS)] = 5
     prompt_lookup_min: Annotated[int, msgspec.Meta(ge=1)] = 2
@@ -264,12 +266,13 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     suffix_decoding_max_tree_depth: int | None = None
     suffix_decoding_max_cached_requests: int | None = None
     suffix_decoding_min_token_prob: float | None = None
+    draft_tensor_parallel_size: int | None = None
 
     @property
     def without_effect(self) -> list[str]:
         """The settings in it that nothing here is like."""
         names = ("max_tree_depth", "max_cached_requests", "min_token_prob")
-        fields = (f"suffix_decoding_{name}" for name in names)
+        fields = (*(f"suffix_decoding_{name}" for name in names), "draft_tensor_parallel_size")
         return [field for field in fields if getattr(self, field) is not None]
 
 
@@ -282,12 +285,15 @@ class SpeculationOptions(Record):
         "packed: where to look for the tokens that may come next, so that one step can verify "
         "several of them. The answers stay the same. ngram: where the newest tokens occur in the "
         "prompt and the answer before. suffix: also in recent answers to others with the same "
-        "adapter and cache_salt. draft_model: what a smaller model says. Default: nowhere.",
+        "adapter and cache_salt. draft_model: what a smaller model says. mtp: what the "
+        "checkpoint's own layer of multi-token prediction says. eagle3: what an EAGLE-3 head says "
+        "(option.speculative_draft_model). Default: nowhere.",
     )
     speculative_draft_model: str | None = option(
         None,
         "Directory or Hugging Face id of a smaller model with the same vocabulary, which proposes "
-        "the tokens. A relative path may begin in the model's directory. It sets "
+        "the tokens; with option.speculative_method=eagle3, of a head of this model. A relative "
+        "path may begin in the model's directory. Alone, it sets "
         "option.speculative_method=draft_model.",
     )
     speculation: Literal["auto", "measure", "always", "off"] = option(
@@ -324,13 +330,26 @@ class SpeculationOptions(Record):
             method = "draft_model"
         elif method is None and self.speculative_config is not None:
             method = "ngram"
-        if (method == "draft_model") != (config.model is not None):
+        elif method in ("deepseek_mtp", "glm4_moe_mtp", "qwen3_next_mtp"):
+            method = "mtp"
+        if (method in ("draft_model", "eagle3")) != (config.model is not None):
             key = "speculative_method" if self.speculative_config is None else "speculative_config"
             raise ConfigurationError(
                 f"option.{key}: the method {method} and {config.model or 'no'} model; set "
-                "option.speculative_draft_model with the method draft_model, and with no other"
+                "option.speculative_draft_model with the methods draft_model and eagle3, and with "
+                "no other"
             )
         return None if self.speculation == "off" else method, config.num_speculative_tokens
+
+    @property
+    def has_head(self) -> bool:
+        """Whether what drafts reads the model's states, and is not another model."""
+        return self.chosen[0] in ("mtp", "eagle3")
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether what drafts has weights of its own."""
+        return self.has_head or self.draft_model is not None
 
     @property
     def draft_model(self) -> str | None:
@@ -351,7 +370,7 @@ class SpeculationOptions(Record):
         except msgspec.DecodeError as error:
             raise ConfigurationError(
                 f"option.speculative_config: {error}; expected a JSON object with a method (ngram, "
-                "suffix or draft_model), or a model"
+                "suffix, draft_model, mtp or eagle3), or a model"
             ) from None
 
     @property

@@ -56,17 +56,22 @@ class KVCache:
         device: torch.device,
         num_host_blocks: int = 0,
         states: StatePool | None = None,
+        bytes_beside: int = 0,
     ) -> None:
-        """states: the slots of layers that keep a state, which lie beside the blocks."""
+        """states: the slots of layers that keep a state, which lie beside the blocks.
 
-        def allocate(numel: int) -> Tensor:
+        bytes_beside: what somebody keeps of the tokens in a block, beside K and V.
+        """
+
+        def allocate(numel: int, num_spare: int = 0) -> Tensor:
+            count = num_blocks + num_spare
             if device.type == "cpu":
-                memory = _zeros(num_blocks * numel * dtype.itemsize)
+                memory = _zeros(count * numel * dtype.itemsize)
                 regions.append(memory)
-                memory = memory.view(dtype).view(num_blocks, numel)
+                memory = memory.view(dtype).view(count, numel)
             else:
-                memory = torch.empty(num_blocks, numel, dtype=dtype, device=device)
-            self.blocks.append(memory)
+                memory = torch.empty(count, numel, dtype=dtype, device=device)
+            self.blocks.append(memory[:num_blocks])
             return memory
 
         regions: list[Tensor] = []
@@ -103,6 +108,10 @@ class KVCache:
             self.keys.append(rows[0][..., -shape.key_dim :])
             self.values.append(rows[-1][..., : shape.value_dim + shape.shared_dim])
             self.own_values.append(rows[-1][..., : shape.value_dim])
+        self.beside: Tensor | None = None
+        """[num_blocks + 1, elements]: what is kept beside each block; and a row for padding."""
+        if bytes_beside:
+            self.beside = allocate(bytes_beside // dtype.itemsize, num_spare=1)
         _populate_in_background(regions)
         words = sum(memory.shape[1] for memory in self.blocks) * dtype.itemsize // 8
         self.host = torch.empty(

@@ -11,20 +11,20 @@ from pathlib import Path
 import torch
 
 from core.configuration.step_size import StepSize, graph_sizes
-from engine.builders.draft import LoadedDraft
+from engine.builders.drafting import Drafting
 from engine.digest import kernels_digest
 from engine.loading.packed_model import PackedModel
 from engine.resolve import Capacity, Resolved
 
 
 def costs_key(
-    resolved: Resolved, model: PackedModel, capacity: Capacity, draft: LoadedDraft | None
+    resolved: Resolved, model: PackedModel, capacity: Capacity, draft: Drafting | None
 ) -> str:
     """Return a digest of the machine, the models, the limits and the options that matter."""
-    models = [model, *([] if draft is None else [draft.model])]
     parts = [
         *_machine(resolved.source.device),
-        *((each.config.to_json_string(), each.description, each.dtype) for each in models),
+        (model.config.to_json_string(), model.description, model.dtype),
+        *([] if draft is None else [draft.identity]),
         model.quantization,
         resolved.num_ranks,
         resolved.kv_dtype,

@@ -11,12 +11,13 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedConfig
 
 from core.configuration.hub import from_hub
-from core.configuration.kv_layout import CacheGroup, KVLayout, bytes_per_block
+from core.configuration.kv_layout import KVLayout, bytes_per_block
 from core.configuration.options import ModelOptions
 from core.errors import ConfigurationError
 from engine.attention.backends import make_backend
 from engine.attention.call import UnsupportedModelError
 from engine.attention.kv_cache import KVCache
+from engine.builders.drafting import Drafting, layout_of_draft, sizes_text
 from engine.loading.model_source import ModelSource
 from engine.loading.open_model import read_config
 from engine.loading.packed_model import PackedModel, load_packed_model
@@ -28,13 +29,13 @@ from engine.speculation.draft_model import DraftModel
 from engine.staging import Staging
 from engine.step.packed_executor import PackedExecutor
 from engine.step.passes import Passes
+from strategies.memory.base import KVMemory
 
-MIB = 2**20
 KEY = "option.speculative_draft_model"
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedDraft:
+class LoadedDraft(Drafting):
     model: PackedModel
     directory: Path
     block_bytes: int
@@ -42,46 +43,48 @@ class LoadedDraft:
     longest: int
     """The most tokens of a sequence."""
 
-    def build(
-        self, resolved: Resolved, capacity: Capacity, stages: Sequence[Stage[Any]]
-    ) -> DraftModel:
-        """Allocate K and V for as many tokens as the other model has.
+    @property
+    def identity(self) -> tuple[object, ...]:
+        model = self.model
+        return model.config.to_json_string(), model.description, model.dtype
 
-        stages: as in `Sampler`, for this model only.
-        """
+    def bytes_elsewhere(self, layout: KVLayout) -> int:
+        return self.block_bytes
+
+    def build(
+        self,
+        resolved: Resolved,
+        capacity: Capacity,
+        memory: KVMemory,
+        stages: Sequence[Stage[Any]],
+    ) -> DraftModel:
         model, block_size = self.model, resolved.memory.block_size
-        layout = KVLayout((CacheGroup(block_size),), self.block_bytes)
-        most = resolved.limits.max_sequences * layout.blocks_for(capacity.max_model_len)
-        num_blocks = min(most, capacity.num_blocks)
+        layout, num_blocks = layout_of_draft(resolved, capacity, self.block_bytes)
         shapes, kv_dtype = model.shapes, resolved.kv_dtype
         backend, _ = make_backend(
             model.device, shapes, block_size, capacity.max_model_len, kv_dtype, in_segments=False
         )
         cache = KVCache(shapes, num_blocks, layout, kv_dtype, model.device)
         sampler = Sampler(Staging(model.device), stages)
-        sizes = (
-            f"{model.weights_bytes / MIB:,.1f} MiB of weights, "
-            f"{num_blocks * self.block_bytes / MIB:,.1f} MiB of K and V"
-        )
+        kv_bytes = num_blocks * self.block_bytes
         return DraftModel(
             PackedExecutor(Passes(model, cache, backend), sampler),
             layout,
             num_blocks,
             max_step_tokens=capacity.max_step_tokens,
             longest=self.longest,
-            description=f"{self.directory.name} ({sizes})",
+            description=f"{self.directory.name} ({sizes_text(model.weights_bytes, kv_bytes)})",
         )
 
 
-def load_draft(resolved: Resolved, name: str, phases: Phases) -> LoadedDraft:
-    """Load the draft model. Raises ConfigurationError if it cannot draft for the other one.
-
-    name: the option's value.
-    """
+def load_draft(resolved: Resolved, phases: Phases) -> LoadedDraft:
+    """Load the draft model. Raises ConfigurationError if it cannot draft for the other one."""
+    assert resolved.speculation is not None, "drafts are wanted"
+    assert resolved.speculation.draft_model is not None, "the method needs one"
     source = resolved.source
-    directory = _directory(name, source)
+    directory = draft_directory(resolved.speculation.draft_model, source)
     config = read_config(directory, source.trust_remote_code)
-    _check_vocabulary(source, config, directory)
+    check_vocabulary(source, config, directory)
     length = resolved.limits.max_model_len
     own = ModelSource(
         model_dir=directory,
@@ -107,7 +110,7 @@ def load_draft(resolved: Resolved, name: str, phases: Phases) -> LoadedDraft:
     return LoadedDraft(model, directory, block_bytes, min(length, trained_length(config) or length))
 
 
-def _directory(name: str, source: ModelSource) -> Path:
+def draft_directory(name: str, source: ModelSource) -> Path:
     """Return the directory of a model that is given by a path, or by its id on the hub.
 
     A relative path may start at the other model's directory.
@@ -120,7 +123,7 @@ def _directory(name: str, source: ModelSource) -> Path:
     return from_hub(name, None, options, given_as=KEY, local=path)
 
 
-def _check_vocabulary(source: ModelSource, config: PreTrainedConfig, directory: Path) -> None:
+def check_vocabulary(source: ModelSource, config: PreTrainedConfig, directory: Path) -> None:
     """Raise ConfigurationError if a token has another meaning for the draft model."""
     size, own_size = (each.get_text_config().vocab_size for each in (source.config, config))
     if size != own_size:

@@ -41,7 +41,7 @@ from engine.step.passes import Passes, Runner
 from strategies.factory import make_strategy
 
 if TYPE_CHECKING:
-    from engine.builders.draft import LoadedDraft
+    from engine.builders.drafting import Drafting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +73,8 @@ def build_packed(
 
     lead: makes the others of the group do what this process does. notes: those of the start so far.
     """
-    draft = _load_draft(resolved, phases)
-    parts = build_parts(resolved, model, phases, group, 0 if draft is None else draft.block_bytes)
+    draft = _load_draft(resolved, model, phases, group)
+    parts = build_parts(resolved, model, phases, group, draft)
     eos = eos_token_ids(resolved.source)
     grammars = Grammars(resolved.source.model_dir, eos)
     settings = strategy_settings(resolved, parts.capacity)
@@ -90,7 +90,8 @@ def build_packed(
         from engine.speculation.start import Speculative
 
         sampler = Sampler(Staging(model.device), sampling_stages(grammars))
-        proposer = draft and draft.build(resolved, parts.capacity, sampling_stages(grammars))
+        stages = sampling_stages(grammars)
+        proposer = draft and draft.build(resolved, parts.capacity, strategy.memory, stages)
         speculative = Speculative(resolved.speculation, strategy, sampler, proposer)
         features.append(speculative)
         columns.append(speculative.column)
@@ -121,18 +122,24 @@ def build_packed(
     )
 
 
-def _load_draft(resolved: Resolved, phases: Phases) -> LoadedDraft | None:
-    """Load the draft model, if the options name one. Rank 0 has all of it."""
-    name = None if resolved.speculation is None else resolved.speculation.draft_model
-    if name is None:
+def _load_draft(
+    resolved: Resolved, model: PackedModel, phases: Phases, group: Group
+) -> Drafting | None:
+    """Load the model or the head that drafts, if the options ask for one. Rank 0 has all of it."""
+    speculation = resolved.speculation
+    if speculation is None or not speculation.has_weights:
         return None
+    if speculation.has_head:
+        from engine.builders.head import load_head
+
+        return load_head(resolved, model, phases, group)
     from engine.builders.draft import load_draft
 
-    return load_draft(resolved, name, phases)
+    return load_draft(resolved, phases)
 
 
 def _costs_key(
-    resolved: Resolved, model: PackedModel, parts: PackedParts, draft: LoadedDraft | None
+    resolved: Resolved, model: PackedModel, parts: PackedParts, draft: Drafting | None
 ) -> Callable[[], str]:
     from engine.builders.costs_key import costs_key
 
@@ -144,11 +151,11 @@ def build_parts(
     model: PackedModel,
     phases: Phases,
     group: Group,
-    bytes_beside_block: int = 0,
+    draft: Drafting | None = None,
 ) -> PackedParts:
     """Build what every process of the group has. The limits are the same in all of them.
 
-    bytes_beside_block: what this process keeps for each block in another model's memory.
+    draft: what only this process has, and makes room for.
     """
     block_size, kv_dtype = resolved.memory.block_size, resolved.kv_dtype
     features, feature_notes = _start_features(resolved.lora, resolved.source, model)
@@ -157,7 +164,8 @@ def build_parts(
         from engine.memory.state_room import StateRoom
 
         beside = StateRoom(model, resolved, group)
-    beside.bytes_per_block = bytes_beside_block
+    if draft is not None:
+        beside.use = draft
     capacity = measure(resolved, model, group, beside)
     backend, backend_notes = make_backend(
         model.device,
@@ -175,7 +183,10 @@ def build_parts(
         model.device,
         capacity.num_swap_blocks,
         beside.pool(),
+        beside.use.bytes_beside(capacity.layout),
     )
+    if draft is not None:
+        draft.attach(model, cache)
     phases.end("K and V")
     graphs, graph_notes = None, ()
     if resolved.graph_prompt_sizes is not None and beside.why_no_graphs:

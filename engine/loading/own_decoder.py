@@ -180,7 +180,15 @@ def _decoder(
     *,
     show_progress: bool = False,
 ) -> Decoder:
-    make_loader = partial(Loader, is_transposed=spec.family.is_transposed, group=group)
+    loader = make_loader(checkpoint, source, spec, group)
+    return make_decoder(loader, spec, num_layers, show_progress=show_progress)
+
+
+def make_loader(
+    checkpoint: Checkpoint, source: ModelSource, spec: DecoderSpec, group: Group
+) -> Loader:
+    """Return what loads tensors of the source's model as it is to be served."""
+    make = partial(Loader, is_transposed=spec.family.is_transposed, group=group)
     if source.is_quantized or source.is_pinned:
         from engine.model.quantization.schemes import QuantizingLoader, read_scheme
 
@@ -188,7 +196,7 @@ def _decoder(
         if source.is_pinned:
             from engine.model.pinned.loader import PinnedLoader as kind
 
-        make_loader = partial(
+        make = partial(
             kind,
             is_transposed=spec.family.is_transposed,
             group=group,
@@ -196,8 +204,7 @@ def _decoder(
             precision=source.precision,
             is_exact=source.is_exact or source.is_pinned,
         )
-    loader = make_loader(checkpoint, source.device, source.dtype)
-    return make_decoder(loader, spec, num_layers, show_progress=show_progress)
+    return make(checkpoint, source.device, source.dtype)
 
 
 def make_decoder(

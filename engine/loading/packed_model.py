@@ -96,6 +96,11 @@ class PackedModel:
         self._decoder = decoder
 
     @property
+    def own_decoder(self) -> Decoder | None:
+        """Longshore's own layers; None if transformers' code computes them."""
+        return self._decoder if isinstance(self._decoder, Decoder) else None
+
+    @property
     def weights_bytes(self) -> int:
         return self._decoder.num_bytes + (self.encoder.num_bytes if self.encoder else 0)
 

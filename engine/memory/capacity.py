@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from core.configuration.batching import StepLimits
-from core.configuration.kv_layout import plan_layout
+from core.configuration.kv_layout import KVLayout, plan_layout
 from core.configuration.options import MemoryOptions
 from core.configuration.sizing import blocks_for, fit_length, gpu_kv_budget
 from core.configuration.step_size import graph_sizes, largest_of
@@ -39,6 +39,21 @@ larger than the weights, more sequences hardly add tokens per second.
 MIN_DEFAULT_ON_CPU = 128 * 2**20
 
 
+class BlockUse:
+    """What else than K and V of the model takes memory for each block: nothing.
+
+    Who needs some overrides what it takes. layout: of the model's blocks.
+    """
+
+    def bytes_elsewhere(self, layout: KVLayout) -> int:
+        """Return the bytes that another memory has for each block."""
+        return 0
+
+    def bytes_beside(self, layout: KVLayout) -> int:
+        """Return the bytes that lie beside each block, and move with it."""
+        return 0
+
+
 class Beside:
     """What a model keeps of its sequences beside the blocks of their K and V: nothing.
 
@@ -46,8 +61,8 @@ class Beside:
     are called first, where the sizes follow from the memory.
     """
 
-    bytes_per_block: int = 0
-    """Bytes that are kept elsewhere for each block."""
+    use: BlockUse = BlockUse()
+    """What takes memory for each block."""
     num_sequences: int = 0
     """Sequences that there is room for; 0 if nothing limits them."""
     num_states: int = 0
@@ -105,7 +120,7 @@ def measure(resolved: Resolved, model: PackedModel, group: Group, beside: Beside
     )
     blocks_of_longest = layout.blocks_for(limits.max_model_len)
     usable = limits.max_sequences * blocks_of_longest
-    per_block = layout.block_bytes
+    per_block, bytes_beside = layout.block_bytes, beside.use.bytes_beside(layout)
     num_swap_blocks, reserved_bytes = 0, 0
     if memory.num_kv_blocks is not None:
         num_blocks = layout.num_blocks(model.shapes, memory.num_kv_blocks, itemsize)
@@ -118,10 +133,11 @@ def measure(resolved: Resolved, model: PackedModel, group: Group, beside: Beside
             budget = min(
                 budget, useful_kv_bytes(model.weights_bytes, blocks_of_longest * per_block)
             )
-        num_blocks = group.lowest(min(usable, budget // (per_block + beside.bytes_per_block)))
+        num_bytes = per_block + bytes_beside + beside.use.bytes_elsewhere(layout)
+        num_blocks = group.lowest(min(usable, budget // num_bytes))
     if resolved.may_swap:
         swap_bytes = beside.take_swap(swap_budget(memory, resolved.share))
-        num_swap_blocks = group.lowest(min(usable, swap_bytes // per_block))
+        num_swap_blocks = group.lowest(min(usable, swap_bytes // (per_block + bytes_beside)))
     longest = layout.longest(num_blocks, limits.max_model_len)
     length, notes = fit_length(memory, limits.max_model_len, longest)
     return Capacity(

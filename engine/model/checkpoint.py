@@ -193,6 +193,16 @@ def open_published(model_dir: Path) -> Checkpoint:
     return Checkpoint(_entries(model_dir), str(model_dir))
 
 
+def open_renamed(model_dir: Path, rename: Callable[[str], str | None]) -> Checkpoint:
+    """Open the tensors for whose names in the files `rename` returns a name here.
+
+    Raises as `open_checkpoint` does.
+    """
+    found = {rename(name): entry for name, entry in _entries(model_dir).items()}
+    named = {name: entry for name, entry in found.items() if name is not None}
+    return Checkpoint(named, str(model_dir))
+
+
 def checkpoint_of(
     readers: Mapping[str, Callable[[], Tensor]], family: Family, origin: str
 ) -> Checkpoint:

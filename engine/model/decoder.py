@@ -88,12 +88,16 @@ class Decoder:
         # After its attention, the last layer drops the rows that need no logits.
         between = [column for column in columns if column.adds_to_layers]
         needs_all_rows = bool(between) or any(column.adds_to_linears for column in columns)
-        last_rows = None if needs_all_rows or len(rows) >= len(hidden) else rows
+        readers = [column for column in columns if column.reads_normed]
+        has_all_rows = needs_all_rows or bool(readers) or len(rows) >= len(hidden)
+        last_rows = None if has_all_rows else rows
         normed: Tensor | None = None
         if self.one_call is not None and not needs_all_rows:
             normed = self.one_call(hidden, angles, paged, last_rows)
         if normed is None:
             normed = self._layer_by_layer(hidden, angles, paged, last_rows, between)
+        for column in readers:
+            column.read_normed(normed)
         return self.logits(normed.index_select(0, rows) if last_rows is None else normed)
 
     def _layer_by_layer(
@@ -110,7 +114,7 @@ class Decoder:
             kept = last_rows if index == len(self.layers) - 1 else None
             hidden, output = layer(hidden, output, angles, paged, kept)
             for column in columns:
-                column.after_layer(index, hidden)
+                column.after_layer(index, hidden, output)
         _, normed = add_and_norm(hidden, output, self.norm, self.spec.residual_scale)
         return normed
 

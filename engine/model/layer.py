@@ -119,8 +119,15 @@ class Attention:
     """Self-attention over the KV cache, with rotary embedding and optional q/k norms."""
 
     def __init__(
-        self, loader: Loader, spec: DecoderSpec, index: int, name: str, rotary: Rotary
+        self,
+        loader: Loader,
+        spec: DecoderSpec,
+        index: int,
+        name: str,
+        rotary: Rotary,
+        in_features: int | None = None,
     ) -> None:
+        """in_features: of the rows that it reads; None: the model's hidden size."""
         family, layer = spec.family, spec.layers[index]
         self.spec, self.index, self.layer = spec, spec.cache_index(index), layer
         self.dim = dim = layer.head_dim
@@ -132,7 +139,8 @@ class Attention:
         heads = loader.shard.heads(spec.num_heads, layer.num_kv_heads)
         self._sizes = [dim * len(part) for part in (heads.queries, heads.keys, heads.keys)]
         self._gate_width = self._sizes[0] if family.gates_attention else 0
-        self.qkv = loader.linear(qkv_sources(spec, layer, name, heads, order), spec.hidden_size)
+        sources = qkv_sources(spec, layer, name, heads, order)
+        self.qkv = loader.linear(sources, in_features or spec.hidden_size)
         self.out = loader.linear(
             [Source(f"{name}.{family.out}", spec.hidden_size)],
             spec.num_heads * dim,

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from collections.abc import Sequence as Items
+from typing import ClassVar
 from weakref import WeakValueDictionary, finalize
 
 import msgspec
@@ -60,11 +61,14 @@ class DraftModel(Proposer):
         """By sequence id."""
 
     def begin(self, sequence: Sequence) -> DraftLookup:
-        lookup = DraftLookup(sequence, self.longest)
+        lookup = self._make_lookup(sequence)
         self._lookups[sequence.id] = lookup
         # Sequences that are aborted end without a call.
         finalize(lookup, self.memory.release, sequence.id).atexit = False
         return lookup
+
+    def _make_lookup(self, sequence: Sequence) -> DraftLookup:
+        return DraftLookup(sequence, self.longest)
 
     def completed(self, wanted: Items[Wanted]) -> list[tuple[int, ...]]:
         """Sample the drafts: none for a sequence of which too much is still to be read."""
@@ -104,10 +108,16 @@ class DraftModel(Proposer):
             if not lookup.num_read and not self.memory.tables(sequence.id)[0].blocks:
                 lookup.num_read = self.memory.adopt(sequence)
             length = min(len(sequence.token_ids) - lookup.num_read, left)
-            if length > 0 and self._reserve(lookup, end - 1, ends):
+            if length <= 0 or not self._can_read(lookup):
+                continue
+            if self._reserve(lookup, end - 1, ends):
                 chunks.append(self._chunk(lookup, length))
                 left -= length
         return chunks
+
+    def _can_read(self, lookup: DraftLookup) -> bool:
+        """Whether all that it reads of the sequence's next tokens is there."""
+        return True
 
     def _reserve(self, lookup: DraftLookup, end: int, wanted: Container[DraftLookup]) -> bool:
         """Reserve blocks. Sequences of which no drafts are wanted give theirs back if they must."""
@@ -139,11 +149,15 @@ class DraftModel(Proposer):
 
 
 class DraftLookup(Lookup):
+    num_skipped: ClassVar[int] = 0
+    """How many of the sequence's first tokens the model does not read."""
+
     def __init__(self, sequence: Sequence, longest: int) -> None:
         self._known = sequence.token_ids
         self._longest = longest
         self.sequence = sequence.fork(sequence.id)
-        """Has the known tokens as well, and drafts after them."""
+        """Has the known tokens as well, without those that are skipped, and drafts after them."""
+        del self.sequence.token_ids[: self.num_skipped]
         self.sequence.parts = ()
         self.sequence.num_in_flight = 0
         self.sequence.params = msgspec.structs.replace(sequence.params, logprobs=None)
@@ -154,19 +168,22 @@ class DraftLookup(Lookup):
     def propose(self, count: int) -> Proposal:
         """Return open tokens, which `DraftModel.completed` samples."""
         count = min(count, self._longest - len(self._known))
-        return Proposal((OPEN,) * count, MATCH) if count > 0 else NO_PROPOSAL
+        if count <= 0 or len(self._known) <= self.num_skipped:
+            return NO_PROPOSAL
+        return Proposal((OPEN,) * count, MATCH)
 
     def end(self) -> None:
         """Do nothing: the blocks are freed with this object."""
 
     def catch_up(self) -> int:
         """Take the known tokens in place of drafts that were wrong. Return their number."""
-        known, tokens = self._known, self.sequence.token_ids
-        same, both = self.num_known, min(len(known), len(tokens))
-        while same < both and known[same] == tokens[same]:
+        known, tokens, skipped = self._known, self.sequence.token_ids, self.num_skipped
+        num_known = len(known) - skipped
+        same, both = self.num_known, min(num_known, len(tokens))
+        while same < both and known[skipped + same] == tokens[same]:
             same += 1
         # The newest token is always read, to sample what follows.
-        self.num_read = min(self.num_read, same, len(known) - 1)
-        tokens[same:] = known[same:]
-        self.num_known = len(known)
-        return self.num_known
+        self.num_read = min(self.num_read, same, num_known - 1)
+        tokens[same:] = known[skipped + same :]
+        self.num_known = num_known
+        return num_known

@@ -32,6 +32,8 @@ class Applied:
     tokens."""
     adds_to_layers: bool = False
     """Whether `after_layer` is called. Known once `embed` has returned."""
+    reads_normed: bool = False
+    """Whether `read_normed` is called."""
 
     @property
     def extra_rows(self) -> Tensor | None:
@@ -52,8 +54,17 @@ class Applied:
         """
         return positions
 
-    def after_layer(self, index: int, hidden: Tensor) -> None:
-        """Add to the residual stream after layer `index`, [T, hidden], in place."""
+    def after_layer(self, index: int, hidden: Tensor, output: Tensor | None) -> None:
+        """Add to the residual stream after layer `index`, [T, hidden], in place.
+
+        output: like `hidden`; the next norm adds it to the stream. None: there is nothing to add.
+        """
+
+    def read_normed(self, normed: Tensor) -> None:
+        """Read the final norm's outputs of all tokens, [T, hidden].
+
+        The next pass may overwrite them.
+        """
 
     def end(self) -> None:
         """Clean up after the forward pass, even one that has failed."""

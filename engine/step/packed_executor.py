@@ -88,7 +88,7 @@ class PackedExecutor:
         return self._sample(logits[:num_sampled], inputs)
 
     def _sample(self, logits: Tensor, inputs: StepInputs) -> _Part:
-        rows = [Row(chunk.sequence, chunk.end) for chunk in inputs.sampled_chunks]
+        rows = [Row(chunk.sequence, chunk.num_tokens) for chunk in inputs.sampled_chunks]
         choices = self._sampler.sample(logits, rows, inputs.newest)
         return _Part(inputs.sampled_chunks, choices, inputs.columns)
 

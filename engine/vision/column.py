@@ -131,7 +131,7 @@ class _Images(Repeatable):
             self.adds_to_layers = bool(self._deeper)
         return positions if self._axes is None else self._axes.tensor
 
-    def after_layer(self, index: int, hidden: Tensor) -> None:
+    def after_layer(self, index: int, hidden: Tensor, output: Tensor | None) -> None:
         if self._rows is not None and index < len(self._deeper):
             hidden.index_add_(0, self._rows.tensor, self._deeper[index])
 

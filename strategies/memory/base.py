@@ -92,7 +92,9 @@ class KVMemory(ABC):
         self._tables: dict[int, tuple[BlockTable, ...]] = {}
         self._no_tables = (BlockTable(),) * len(layout.groups)
         self.states = States()
-        self._copies: list[tuple[int, int]] = []
+        self.copies: list[tuple[int, int]] = []
+        self.swap_ins: list[tuple[int, int]] = []
+        """The moves since `take_moves` that fill blocks of the device, as in `BlockMoves`."""
 
     @property
     @abstractmethod
@@ -154,8 +156,8 @@ class KVMemory(ABC):
 
     def take_moves(self) -> BlockMoves:
         """Return the moves since the last call, which the next step must run first."""
-        moves = BlockMoves(copies=tuple(self._copies))
-        self._copies.clear()
+        moves = BlockMoves(copies=tuple(self.copies))
+        self.copies.clear()
         return moves
 
     def tables(self, sequence_id: int) -> tuple[BlockTable, ...]:

@@ -55,7 +55,6 @@ class PagedMemory(KVMemory):
         self._commit_tokens = 1 if self._has_windows else gcd(*sizes)
         """A chunk that passes no multiple of this neither fills a block nor leaves one."""
         self._swap_outs: list[tuple[int, int]] = []
-        self._swap_ins: list[tuple[int, int]] = []
         self._begin({}, {})
 
     def _begin(self, tables: dict[int, Tables], swapped: dict[int, Tables]) -> None:
@@ -225,7 +224,7 @@ class PagedMemory(KVMemory):
             self._pool.share(held_blocks(self._tables[sequence_id]))
             self._host.release(held_blocks(table))
         self._pool.release(homes.values())
-        self._swap_ins += homes.items()
+        self.swap_ins += homes.items()
 
     def is_swapped(self, sequence_id: int) -> bool:
         return sequence_id in self._swapped
@@ -239,8 +238,8 @@ class PagedMemory(KVMemory):
             self._stops.release(sequence_id)
 
     def take_moves(self) -> BlockMoves:
-        moves = BlockMoves(tuple(self._swap_outs), tuple(self._swap_ins), tuple(self._copies))
-        self._swap_outs, self._swap_ins, self._copies = [], [], []
+        moves = BlockMoves(tuple(self._swap_outs), tuple(self.swap_ins), tuple(self.copies))
+        self._swap_outs, self.swap_ins, self.copies = [], [], []
         return moves
 
     def _num_missing(self, spans: Collection[Span]) -> int:
@@ -265,7 +264,7 @@ class PagedMemory(KVMemory):
         if shared is not None and self._pool.num_references(shared) > 1:
             [copy] = self._allocate(1)
             self._release((shared,))
-            self._copies.append((shared, copy))
+            self.copies.append((shared, copy))
             index = span.start // group.block_size
             blocks = (*blocks[:index], copy, *blocks[index + 1 :])
         elif shared is not None:

@@ -71,7 +71,7 @@ class SlotMemory(KVMemory):
         tables = self.tables(parent_id), self.tables(child_id)
         for group, parent, child in zip(self.layout.groups, *tables, strict=True):
             used = slice(group.first_block(num_tokens), group.blocks_for(num_tokens))
-            self._copies += zip(parent.blocks[used], child.blocks[used], strict=False)
+            self.copies += zip(parent.blocks[used], child.blocks[used], strict=False)
 
     def commit(self, chunk: Chunk) -> None:
         """Do nothing: runs are never shared."""

@@ -17,6 +17,8 @@ from core.errors import ConfigurationError
         ('{"num_speculative_tokens": 16}', ("ngram", 16)),
         ('{"model": "small", "num_speculative_tokens": 3}', ("draft_model", 3)),
         ('{"method": "draft_model", "model": "small"}', ("draft_model", 5)),
+        ('{"method": "mtp", "num_speculative_tokens": 1}', ("mtp", 1)),
+        ('{"method": "qwen3_next_mtp"}', ("mtp", 5)),
     ],
 )
 def test_a_config_of_vllm(text, chosen):
@@ -32,6 +34,7 @@ def test_a_config_of_vllm(text, chosen):
         ('{"modell": "small"}', "unknown field `modell`"),
         ('{"method": "draft_model"}', "the method draft_model and no model; set"),
         ('{"method": "ngram", "model": "small"}', "the method ngram and small model"),
+        ('{"method": "mtp", "model": "small"}', "the method mtp and small model"),
         ('{"method": 1}', "$.method"),
         ('{"num_speculative_tokens": 17}', "`int` <= 16 - at `$.num_speculative_tokens`"),
         ('{"num_speculative_tokens": true}', "$.num_speculative_tokens"),

@@ -1,0 +1,1 @@
+"""Heads that draft from the hidden states of the model that they belong to."""
