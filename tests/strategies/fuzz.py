@@ -129,11 +129,18 @@ class Saboteur:
     def _line(self, frame: FrameType, event: str, argument: object) -> Any:
         if event == "line":
             self._num_lines -= 1
-            if self._num_lines < 0:
+            if self._num_lines < 0 and not _is_for_observer(frame):
                 self.num_raised += 1
                 self._rest()
                 raise Injected(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
         return self._line
+
+
+def _is_for_observer(frame: FrameType | None) -> bool:
+    """Whether an observer has called the strategy. Nobody contains its exceptions."""
+    while frame is not None and frame.f_code.co_filename.startswith(STRATEGIES):
+        frame = frame.f_back
+    return frame is not None and Path(frame.f_code.co_filename).parent.name == "observers"
 
 
 class Executor(FakeExecutor):
