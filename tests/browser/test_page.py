@@ -137,7 +137,7 @@ def test_speculation_shows_what_it_decides_and_gains(page: Page, with_drafts: st
         "clearInterval(timer), ({ pictures: seen.pictures.size, labels: [...seen.labels], "
         "decisions: [...seen.decisions].join() })"
     )
-    assert seen["pictures"] > 3
+    assert seen["pictures"] > 1
     pattern = r"([\d.]+) tokens a step, \d+ % of the drafts right"
     found = [match for label in seen["labels"] if (match := re.fullmatch(pattern, label))]
     assert max(float(match[1]) for match in found) > 1.2

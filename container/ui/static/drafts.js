@@ -7,7 +7,13 @@ const GUTTER = 42;
 const AXIS = 18;
 const STRIP = 7; // height of the strip that shows which steps had drafts
 const MEAN_S = 1; // what is shown is a mean over this time
-const PROPOSERS = { ngram: "text before", suffix: "recent text", draft_model: "a draft model" };
+const PROPOSERS = {
+  ngram: "text before",
+  suffix: "recent text",
+  draft_model: "a draft model",
+  mtp: "the model's own layer",
+  eagle3: "an EAGLE-3 head",
+};
 const REASONS = {
   cost: "with so many requests, a step with drafts costs more than they can give",
   unlikely: "those at hand are not likely enough to be right",
