@@ -62,6 +62,12 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         "option.kv_cache_memory_bytes",
     )
     compare.add_argument(
+        "--record",
+        action="store_true",
+        help="record in --out what our containers schedule, for `longshore replay`; each run has a "
+        "new server then, and is measured once, whatever else the machine does",
+    )
+    compare.add_argument(
         "--workload",
         type=_workloads,
         default=[WORKLOADS["aws"]],

@@ -95,7 +95,7 @@ def _run(
 ) -> bool:
     """Run `compare` or `sweep`. Returns False if it was interrupted."""
     from loadtest.load.request_plan import Load
-    from loadtest.study.compare import Comparison
+    from loadtest.study.compare import MAX_ATTEMPTS, Comparison
     from loadtest.study.measure import measure
     from loadtest.study.sweep import sweep
 
@@ -116,7 +116,12 @@ def _run(
         results.fresh_servers = not subjects.keeps_servers
         tunes = parsed.tunes and subjects.has_dynamic
         with Comparison(
-            subjects, load, num_warm_up=parsed.warm_up, measure=measure, say=tqdm.write
+            subjects,
+            load,
+            num_warm_up=parsed.warm_up,
+            measure=measure,
+            say=tqdm.write,
+            max_attempts=1 if parsed.record else MAX_ATTEMPTS,
         ) as comparison:
             for workload in parsed.workload:
                 tuned = comparison.tune(workload, save_trial) if tunes else None
@@ -199,11 +204,13 @@ def _strategies(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> 
         properties = given_properties(parsed.properties)
     except ValueError as error:
         parser.error(str(error))
+    records = parsed.command == "compare" and parsed.record
     return Strategies(
         names=parsed.strategies,
         properties=properties,
+        record=parsed.out / "recordings" if records else None,
         keeps_servers=parsed.command == "compare"
-        and not parsed.fresh
+        and not (parsed.fresh or records)
         and not has_gpu()
         and not FIXED_MEMORY.isdisjoint(properties),
         model_dir=parsed.model_dir,

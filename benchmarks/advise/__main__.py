@@ -15,15 +15,16 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks.advise.advice import VERSION, Advice, Forecast
-from benchmarks.advise.estimate import Outcome, error_of, outcome
+from benchmarks.advise.estimate import Outcome, outcome
+from benchmarks.advise.fit import fit
 from benchmarks.advise.objective import Objective
 from benchmarks.advise.report import recommendation, table, unknowns, verdict
 from benchmarks.advise.search import Search, Trial
-from benchmarks.replay.cost import LinearCost, fitted
+from benchmarks.replay.cost import LinearCost
 from benchmarks.replay.forecast import check_computable
 from benchmarks.replay.recorded import recorded_tally, title
 from benchmarks.replay.script import Script, script_of, set_load
-from benchmarks.replay.settings import add_options, given_options, positive
+from benchmarks.replay.settings import add_options, add_recording, given_options
 from core.errors import ConfigurationError
 from engine.observers.store import Recording, read_recording
 
@@ -58,9 +59,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "recording", type=Path, nargs="?", metavar="DIR", help="the folder of option.record"
-    )
+    add_recording(parser)
     parser.add_argument(
         "--objective", default=DEFAULT_OBJECTIVE, metavar="BOUNDS",
         help="what each answer should meet: ttft (to the first token), itl (between two tokens, "
@@ -70,13 +69,6 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--score", nargs=2, metavar=("DIR2", "ADVICE"),
         help="compare the forecasts of a file with a later recording",
-    )  # fmt: skip
-    parser.add_argument(
-        "--run", type=int, metavar="N", help="the engine's start to read, from 1 (default: last)"
-    )
-    parser.add_argument(
-        "--load", type=positive, default=1.0, metavar="X",
-        help="let requests arrive X times as fast (default: 1)",
     )  # fmt: skip
     parser.add_argument(
         "--users", type=_count, metavar="N",
@@ -96,16 +88,11 @@ def _count(text: str) -> int:
 
 def _advise(recording: Recording, given: argparse.Namespace) -> int:
     objective, header = Objective.parse(given.objective), recording.header
-    check_computable(header)
-    cost = fitted(recording.frames)
-    script = script_of(recording.frames, header.link_tokens)
-    tally = recorded_tally(recording)
-    recorded = outcome(tally, objective)
-    as_recorded = Search(header, script, cost, objective, {}, given.users).trial({})
-    error = error_of(outcome(as_recorded.tally, objective), recorded)
+    known = fit(recording, objective, given.users)
+    script, cost = known.script, known.cost
     set_load(script, given.load)
     search = Search(header, script, cost, objective, given_options(given), given.users)
-    forecasts = _search(search, cost.uncertainty, error)
+    forecasts = _search(search, cost.uncertainty, known.error)
     advice = Advice(
         version=VERSION,
         objective=objective.text,
@@ -113,11 +100,11 @@ def _advise(recording: Recording, given: argparse.Namespace) -> int:
         arrivals_per_s=_rate(script),
         factors=cost.factors,
         uncertainty=cost.uncertainty,
-        error=error,
+        error=known.error,
         forecasts=forecasts,
     )
-    rows = {"recorded": recorded} | {each.name: each.estimate for each in forecasts}
-    unknown = unknowns(recording, advice, tally.most_sequences, given.load)
+    rows = {"recorded": known.recorded} | {each.name: each.estimate for each in forecasts}
+    unknown = unknowns(recording, advice, known.tally.most_sequences, given.load)
     print(title(recording), cost.quality, f"objective: {objective.text}", "", sep="\n")
     print(*table(rows, header.settings.layout.block_bytes), "", sep="\n")
     print(*recommendation(advice), "", sep="\n")

@@ -69,7 +69,7 @@ class Advice(msgspec.Struct, frozen=True):
         Raises ValueError if there is none with the same strategy and limits.
         """
         limited = [
-            (forecast, _differences(forecast.settings, settings))
+            (forecast, differences(forecast.settings, settings))
             for forecast in self.forecasts
             if forecast.settings.batching == settings.batching
             and forecast.settings.limits == settings.limits
@@ -82,7 +82,8 @@ class Advice(msgspec.Struct, frozen=True):
         return min(limited, key=lambda row: len(row[1]))
 
 
-def _differences(forecast: StrategySettings, later: StrategySettings) -> list[str]:
+def differences(forecast: StrategySettings, later: StrategySettings) -> list[str]:
+    """Return the names of the settings that differ."""
     names = (field.name for field in dataclasses.fields(StrategySettings))
     return [name for name in names if getattr(forecast, name) != getattr(later, name)]
 

@@ -56,20 +56,25 @@ def outcome(tally: Tally, objective: Objective) -> Outcome:
 
 
 def estimate(
-    tallies: Sequence[Tally], objective: Objective, error: Outcome, *, varies: bool = True
+    tallies: Sequence[Tally],
+    objective: Objective,
+    error: Outcome,
+    *,
+    varies: bool = True,
+    arrivals: float = 0.0,
 ) -> Estimate:
     """Return the estimate of a schedule.
 
     tallies: as computed, and with steps that are faster and slower by what is not known of the
     machine and the load. error: by how much the model missed the recording under its own options;
-    relative, except the share. varies: whether it is for other requests of the same kind. Then the
-    variation of requests is added: of their number, and from tenth to tenth of the recording.
+    relative, except the share. varies: whether it is for other requests of the same kind. Then
+    their variation from tenth to tenth of the recording is added. arrivals: by how much their
+    number varies, relative.
     """
     outcomes = [outcome(tally, objective) for tally in tallies]
     met = [objective.is_met(answer) for answer in tallies[0].answers()]
     value = outcomes[0]
     low, high = _spread(met) if varies else (value.share, value.share)
-    arrivals = arrivals_spread(tallies[0]) if varies else 0.0
     shares = [each.share for each in outcomes]
     share = Interval(
         value.share,

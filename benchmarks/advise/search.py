@@ -115,9 +115,14 @@ class Search:
         uncertainty: of their time, relative. A load that varies has the same effect. error, varies:
         as in `estimate`.
         """
-        span = 1 + uncertainty + (arrivals_spread(trial.tally) if varies else 0.0)
+        # How many requests come is no chance where users wait for answers.
+        is_chance = varies and self._num_users is None
+        arrivals = arrivals_spread(trial.tally) if is_chance else 0.0
+        span = 1 + uncertainty + arrivals
         others = (self.trial(trial.changes, factor).tally for factor in (1 / span, span))
-        return estimate((trial.tally, *others), self._objective, error, varies=varies)
+        return estimate(
+            (trial.tally, *others), self._objective, error, varies=varies, arrivals=arrivals
+        )
 
     def _choices(self, batching: Batching) -> Iterator[tuple[str, Value]]:
         """Yield the options to try in turn, each with a value."""

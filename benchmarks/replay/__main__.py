@@ -24,7 +24,13 @@ from benchmarks.replay.recorded import recorded_tally, title
 from benchmarks.replay.reproduce import reproduce
 from benchmarks.replay.roofline import GPUS, MODELS, Hardware
 from benchmarks.replay.script import Script, script_of, set_load
-from benchmarks.replay.settings import add_options, changed, given_options, positive
+from benchmarks.replay.settings import (
+    add_options,
+    add_recording,
+    changed,
+    given_options,
+    positive,
+)
 from benchmarks.replay.synthetic import (
     BLOCK_SIZE,
     RooflineCost,
@@ -79,16 +85,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "recording", type=Path, nargs="?", metavar="DIR", help="the folder of option.record"
-    )
-    parser.add_argument(
-        "--run", type=int, metavar="N", help="the engine's start to replay, from 1 (default: last)"
-    )
-    parser.add_argument(
-        "--load", type=positive, default=1.0, metavar="X",
-        help="let requests arrive X times as fast (default: 1)",
-    )  # fmt: skip
+    add_recording(parser)
     parser.add_argument(
         "--page", type=int, nargs="?", const=PAGE_PORT, metavar="PORT",
         help="serve a page of the recording on this machine: any moment, why requests waited, "

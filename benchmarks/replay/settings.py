@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 
 from core.configuration.batching import sequence_limit
 from core.configuration.options import BatchingOptions, make_options, option_table
@@ -17,6 +18,20 @@ OPTIONS = (
     "max_rolling_batch_prefill_tokens", "kv_reservation", "max_model_len", "num_kv_blocks",
     "enable_prefix_caching", "preemption_mode",
 )  # fmt: skip
+
+
+def add_recording(parser: argparse.ArgumentParser) -> None:
+    """Add what says which requests of which recording are replayed, and how fast they arrive."""
+    parser.add_argument(
+        "recording", type=Path, nargs="?", metavar="DIR", help="the folder of option.record"
+    )
+    parser.add_argument(
+        "--run", type=int, metavar="N", help="the engine's start to read, from 1 (default: last)"
+    )
+    parser.add_argument(
+        "--load", type=positive, default=1.0, metavar="X",
+        help="let requests arrive X times as fast (default: 1)",
+    )  # fmt: skip
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:

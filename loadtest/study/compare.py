@@ -92,6 +92,7 @@ class Comparison:
         num_warm_up: int,
         measure: Callable[..., Run],
         say: Callable[[str], None],
+        max_attempts: int = MAX_ATTEMPTS,
     ) -> None:
         """measure: `loadtest.study.measure.measure`. say: prints a line."""
         self._subjects = subjects
@@ -100,6 +101,7 @@ class Comparison:
         self._num_warm_up = num_warm_up
         self._measure = measure
         self._say = say
+        self._max_attempts = max_attempts
         self._servers = ExitStack()
         self._tuned = self._servers.enter_context(ExitStack())
         """The part of `_servers` that holds the server of `TUNED`."""
@@ -174,7 +176,7 @@ class Comparison:
         undisturbed. Returns the least disturbed attempt, or one that was interrupted.
         """
         attempts: list[Run] = []
-        max_attempts = 1 if self._stays_busy else MAX_ATTEMPTS
+        max_attempts = 1 if self._stays_busy else self._max_attempts
         with self._opened(turn) as subject:
             while len(attempts) < max_attempts:
                 run = self._attempt(turn, subject, len(attempts))

@@ -29,6 +29,9 @@ class Strategies:
     path: str | None = None
     """Overrides the schema's path."""
     timeout_s: float = 600.0
+    record: Path | None = None
+    """Folder for recordings of what each container schedules. Each strategy has a folder in it,
+    and each of its containers is a run there (`longshore replay --run`)."""
     keeps_servers: bool = False
     """Whether servers stay up, idle, between runs. All of them then need memory at once."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -43,6 +46,8 @@ class Strategies:
         settings = {**self.properties, "option.batching": strategy}
         if setting is not None:
             settings |= setting.properties()
+        if self.record is not None:
+            settings["option.record"] = str(self.record.resolve() / name)
         self.logs.mkdir(parents=True, exist_ok=True)
         log = self.logs / f"{next(self._numbers):02d}-{strategy}.log"
         with Server(settings, log, model_dir=self.model_dir) as server:

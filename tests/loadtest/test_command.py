@@ -71,6 +71,47 @@ def test_workloads_of_several_sequences(stub: Stub, tmp_path: Path, workload: st
     assert [parameter[key] for parameter in parameters] == [4] * 6
 
 
+RECORDED = """
+import sys
+import locust
+from loadtest.__main__ import main
+from loadtest.study import subjects
+
+class Server:
+    def __init__(self, settings, log, **others):
+        self.url, self.start_s = {url!r}, 0.0
+    def __enter__(self):
+        return self
+    def __exit__(self, *error):
+        pass
+    def processes(self):
+        return []
+
+subjects.Server = Server
+sys.exit(main({arguments!r}))
+"""
+"""A comparison whose containers are the stub."""
+
+
+@pytest.mark.matrix(cases=0)
+@pytest.mark.parametrize("names", [["none", "paged"]])
+def test_each_recorded_run_has_a_server(stub: Stub, tmp_path: Path, names: list[str]) -> None:
+    arguments = [
+        "compare", "--record", "--strategies", ",".join(names), "--requests", "3", "--users", "2",
+        "--no-tuning", "--rounds", "2", "--warm-up", "0", "--length-scale", "0.05", "--out",
+        str(tmp_path), "--workload", "shared-prefix",
+    ]  # fmt: skip
+    script = RECORDED.format(url=stub.url, arguments=arguments)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    found = read_results(tmp_path)
+    assert found.fresh_servers
+    folders = [run.settings["option.record"] for run in found.runs]
+    assert folders == [str(tmp_path / "recordings" / name) for name in (*names, *reversed(names))]
+
+
 @pytest.mark.matrix(cases=0)
 def test_a_sweep(stub: Stub, tmp_path: Path) -> None:
     def slow_at_first(path: str, body: dict[str, Any]) -> Iterator[bytes | float]:

@@ -111,11 +111,16 @@ def test_users_send_when_they_have_an_answer(folder: Path) -> None:
     cost, script = fitted(recording.frames), script_of(recording.frames, 4)
     for num_users in (1, 5):
         search = Search(recording.header, script, cost, OBJECTIVE, {}, num_users)
-        tally = search.trial({"max_rolling_batch_size": 8}).tally
+        trial = search.trial({"max_rolling_batch_size": 8})
+        tally = trial.tally
         assert tally.most_sequences == num_users
         assert sum(answer.num_tokens for answer in tally.answers()) == sum(
             script.num_generated.values()
         )
+        # How many come is no chance then, so the rate has no interval of its own.
+        found = search.estimate(trial, 0.0, Outcome(0.0, 0.0, 0.0))
+        rate = len(tally.answers()) / tally.seconds
+        assert found.per_s.high == pytest.approx(found.share.high * rate)
         if num_users == 1:
             assert search.trial({}).share == 1.0  # nobody waits for anybody
 
