@@ -1,7 +1,8 @@
-"""`python -m tests.harm`: harm, soak and kills.
+"""`python -m tests.harm`: harm, soak, kills and recorded.
 
 `harm` measures what hostile requests cost other clients. `soak` checks what hostile clients and
-kills leave behind. `kills` kills a container's processes under load.
+kills leave behind. `kills` kills a container's processes under load. `recorded` checks what
+recordings of good traffic say.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from loadtest.servers.server import Server, ServerError, given_properties, read_
 from tests.harm.arguments import make_parser
 from tests.harm.harm import Bounds, Harm, measure_all, table
 from tests.harm.kills import report_lines, run_kills
+from tests.harm.recorded import find_all, lines_of, record_all
 from tests.harm.rows import ROWS
 from tests.harm.soak import Soak
 
@@ -78,7 +80,21 @@ def _kills(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = {"harm": _harm, "soak": _soak, "kills": _kills}
+def _recorded(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
+    if not parsed.only_check:
+        record_all(
+            parsed.out,
+            _properties(parser, parsed),
+            seconds=parsed.seconds,
+            seed=parsed.seed,
+            interval_s=parsed.interval,
+        )
+    found = find_all(parsed.out, parsed.waits)
+    print(*lines_of(found), sep="\n")
+    return EXIT_BROKEN if any(each.difference for each in found.values()) else 0
+
+
+COMMANDS = {"harm": _harm, "soak": _soak, "kills": _kills, "recorded": _recorded}
 
 
 @contextmanager
@@ -90,13 +106,17 @@ def _server(
     if url is not None:
         yield url, None
         return
-    try:
-        properties = {**given_properties(parsed.properties), **changes}
-    except ValueError as error:
-        parser.error(str(error))
+    properties = {**_properties(parser, parsed), **changes}
     parsed.log.parent.mkdir(parents=True, exist_ok=True)
     with Server(properties, parsed.log) as server:
         yield server.url, server
+
+
+def _properties(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> dict[str, str]:
+    try:
+        return given_properties(parsed.properties)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def _write(path: Path | None, results: object) -> None:

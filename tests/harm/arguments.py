@@ -18,6 +18,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     _add_harm(_adder(commands))
     _add_soak(_adder(commands))
     _add_kills(_adder(commands))
+    _add_recorded(_adder(commands))
     return parser
 
 
@@ -106,6 +107,42 @@ def _add_kills(add: Callable[..., argparse.ArgumentParser]) -> None:
     kills.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="folder for the containers' logs"
     )
+
+
+def _add_recorded(add: Callable[..., argparse.ArgumentParser]) -> None:
+    recorded = add(
+        "recorded",
+        help="record good traffic in each strategy, and check what the recordings say",
+        description="Start a server for each strategy. For --seconds, the ordinary, leaving and "
+        "stalling clients of soak send requests to all of them. Then check each recording: its "
+        "replay, the law of receipts at each step, and that the causes of waits are the smallest. "
+        "The exit code is 1 if one of these checks fails.",
+        epilog="example:\n  %(prog)s --seconds 600 --out build/recorded",
+    )
+    add_properties(recorded, "further properties of the servers (default: the demo's)")
+    recorded.add_argument(
+        "--seconds", type=positive, default=600.0, help="duration in seconds (default: 600)"
+    )
+    recorded.add_argument(
+        "--interval",
+        type=positive,
+        default=0.5,
+        help="seconds between two requests of a client, at least (default: 0.5)",
+    )
+    recorded.add_argument("--seed", type=int, default=0, help="seed of the requests (default: 0)")
+    recorded.add_argument(
+        "--waits",
+        type=count,
+        default=100,
+        help="of how many requests the causes are tried, the longest waits first (default: 100)",
+    )
+    recorded.add_argument(
+        "--only-check", action="store_true", help="check the recordings that are in --out already"
+    )
+    recorded.add_argument(
+        "--out", type=Path, default=Path("build/recorded"), metavar="DIR",
+        help="folder for the recordings and the servers' logs (default: %(default)s)",
+    )  # fmt: skip
 
 
 def _add_own_server(parser: argparse.ArgumentParser) -> None:

@@ -94,9 +94,9 @@ class Soak:
             return [Neighbour(partial(request, self._url, rng), interval_s) for rng in choices]
 
         return {
-            "ordinary": start(4, _ordinary),
-            "leaving": start(2, _leaving, 0.2),
-            "stalling": start(1, _stalling),
+            "ordinary": start(4, ordinary),
+            "leaving": start(2, leaving, 0.2),
+            "stalling": start(1, stalling),
             "hostile": start(1, partial(_hostile, self._garbage), 0.2),
         }
 
@@ -181,7 +181,8 @@ class Soak:
         return usage
 
 
-def _ordinary(url: str, chosen: random.Random) -> str:
+def ordinary(url: str, chosen: random.Random) -> str:
+    """Ask for an answer, sometimes by a grammar, and read all of it."""
     fields: dict[str, object] = {
         "max_tokens": chosen.randrange(1, 48),
         "seed": chosen.randrange(99),
@@ -196,12 +197,12 @@ def _ordinary(url: str, chosen: random.Random) -> str:
     return stream(url, **fields)
 
 
-def _leaving(url: str, chosen: random.Random) -> str:
+def leaving(url: str, chosen: random.Random) -> str:
     """Leave in the middle of an answer, sometimes before its first byte."""
     return _read_some(url, chosen, num_reads=chosen.randrange(4), pause_s=0.0)
 
 
-def _stalling(url: str, chosen: random.Random) -> str:
+def stalling(url: str, chosen: random.Random) -> str:
     """Read one record a second for some time, then leave."""
     return _read_some(url, chosen, num_reads=chosen.randrange(2, 6), pause_s=1.0)
 

@@ -2,56 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-
 import pytest
 
-from benchmarks.replay.page.causes import Cause, causes_of
+from benchmarks.replay.page.causes import causes_of
 from benchmarks.replay.page.tape import Tape
-from benchmarks.replay.reproduce import Replay
-from benchmarks.replay.script import script_of
 from core.configuration.strategy_table import BATCHING_NAMES, Batching
-from engine.observers.frames import Aborted
-from tests.benchmarks.replay.recordings import Ask, random_asks, record
-
-
-def starts(tape: Tape, request_id: int, cause: Cause, without: Sequence[int]) -> bool:
-    """Whether a request starts when a cause begins, if others are gone: replayed from the start."""
-    step = tape.steps[tape.step_times.index(cause.since)]
-    frames = tape.recording.frames
-    gone = [Aborted(round(cause.since * 1e9), id, None, "test") for id in without]
-    changed = dataclasses.replace(tape.recording, frames=[*frames[:step], *gone, *frames[step:]])
-    replay = Replay(changed, script_of(changed.frames, 4))
-    replay.run_to(step + len(gone) + 1)
-    strategy = replay.engine.strategy
-    return all(group.request.id != request_id for group in strategy.waiting)
-
-
-def check(tape: Tape, request_id: int) -> list[Cause]:
-    """Check the causes of a request, and return them."""
-    causes = causes_of(tape, request_id)
-    for cause in causes:
-        if cause.reason == "step" or not cause.blockers or cause.option:
-            continue
-        assert not starts(tape, request_id, cause, ())
-        assert starts(tape, request_id, cause, cause.ids), cause
-        for id in cause.ids:
-            fewer = [other for other in cause.ids if other != id]
-            assert not starts(tape, request_id, cause, fewer), cause
-    row = tape.rows[request_id]
-    waited = sum(cause.until - cause.since for cause in causes)
-    breaks = sum((each.until or 0) - each.since for each in row.breaks if each.phase != "prefill")
-    assert row.admitted is not None
-    assert waited == pytest.approx(row.admitted - row.arrived + breaks, abs=1e-8)
-    return causes
+from tests.benchmarks.replay.checks import check_causes, check_law
+from tests.benchmarks.replay.recordings import Ask, mixed_asks, random_asks, record
 
 
 def test_blocks_that_two_requests_hold() -> None:
     """Of 10 blocks they hold 4 each. The third needs 7, and one more for each that runs."""
     asks = [Ask(0, 13, 4), Ask(0, 13, 4), Ask(0.02, 25, 4)]
     tape = Tape(record("paged", asks, num_blocks=10, max_step_tokens=64))
-    [step, blocks] = check(tape, 2)
+    [step, blocks] = check_causes(tape, 2)
     assert step.text.endswith("ms until the step that ran had ended")
     assert (blocks.reason, sorted(blocks.ids)) == ("blocks", [0, 1])
     assert blocks.text.endswith("ms for 8 blocks held by #0 and #1")
@@ -61,13 +25,13 @@ def test_blocks_that_two_requests_hold() -> None:
 def test_a_place_in_the_batch() -> None:
     asks = [Ask(0, 4, 8), Ask(0, 4, 12), Ask(0.001, 4, 4)]
     tape = Tape(record("continuous", asks, max_sequences=2))
-    [_, slots] = check(tape, 2)
+    [_, slots] = check_causes(tape, 2)
     assert (slots.reason, slots.ids, slots.until) == ("slots", [0], tape.rows[2].admitted)
 
 
 def test_a_queue_of_one_at_a_time() -> None:
     tape = Tape(record("none", [Ask(0.001 * id, 4, 4) for id in range(4)]))
-    [_, queue] = check(tape, 3)
+    [_, queue] = check_causes(tape, 3)
     assert sorted(queue.ids) == [0, 1, 2]
     assert queue.until == tape.rows[3].admitted
     assert queue.text.endswith("for the place of #0, behind #1 and #2 in the queue")
@@ -82,14 +46,14 @@ def test_a_batch_that_is_not_full() -> None:
 
 def test_the_tokens_of_a_step() -> None:
     asks = [Ask(0, 20, 4), Ask(0, 6, 4)]
-    [budget] = check(Tape(record("paged", asks, max_step_tokens=8)), 1)
+    [budget] = check_causes(Tape(record("paged", asks, max_step_tokens=8)), 1)
     assert (budget.reason, budget.ids) == ("budget", [0])
 
 
 def test_an_urgent_request_in_front() -> None:
     asks = [Ask(0, 4, 8), Ask(0.001, 4, 4, priority=5), Ask(0.002, 4, 4)]
     tape = Tape(record("continuous", asks, max_sequences=1))
-    [_, queue] = check(tape, 1)
+    [_, queue] = check_causes(tape, 1)
     assert queue.ids == [0, 2]
     assert queue.text.endswith("behind #2 in the queue")
 
@@ -100,7 +64,16 @@ def test_causes_of_random_traffic(batching: Batching) -> None:
     asks = random_asks(seed=1, count=10, seconds=0.4)
     tape = Tape(record(batching, asks, num_blocks=9, max_sequences=4))
     assert tape.difference is None
-    reasons = {cause.reason for id in tape.rows for cause in check(tape, id)}
+    reasons = {cause.reason for id in tape.rows for cause in check_causes(tape, id)}
     assert reasons >= {"step", "slots" if batching in ("none", "dynamic") else "blocks"}
     if batching == "paged":
         assert any(row.breaks for row in tape.rows.values())
+
+
+@pytest.mark.parametrize("batching", BATCHING_NAMES)
+def test_a_recording_of_mixed_traffic_keeps_the_law_of_receipts(batching: Batching) -> None:
+    recording = record(batching, mixed_asks(seed=2, count=20, seconds=1), num_blocks=18)
+    law, difference = check_law(recording)
+    assert difference is None
+    assert law.num_steps > 20
+    assert law.ledger.others["idle"] >= 0 < law.ledger.closed.compute_ns
