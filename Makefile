@@ -13,11 +13,12 @@ TRITON_FLOOR := 3.6.0
 PIP_AUDIT := 2.10.1
 COMPARED ?= examples/compare/cpu.properties
 COMPARE := OMP_NUM_THREADS=1 $(BIN)/python -m loadtest compare --properties $(COMPARED) --seconds 2 --requests 2000
+FORECAST := OMP_NUM_THREADS=1 $(BIN)/python -m loadtest compare --properties $(COMPARED) --record --no-tuning --rounds 1
 # One process more than cores: tests with a server wait for it half of the time.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $$(($$(nproc) + 1)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 EVERY_VARIANT := LONGSHORE_ALL_VARIANTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --matrix
 
-.PHONY: help setup serve compare compare-windows harm soak test matrix conformance page-test pictures fleet-test check audit audit-versions asan image-check variants kernels kernels-floor \
+.PHONY: help setup serve compare forecasts compare-windows harm soak recorded test matrix conformance page-test pictures fleet-test check audit audit-versions asan image-check variants kernels kernels-floor \
         gpu format docs clean
 
 help:  ## Show these targets (ALL=1: all targets)
@@ -46,6 +47,13 @@ compare: setup  ## Load-test every strategy with the demo model on this machine;
 	$(COMPARE) --workload shared-prefix --users 24 --length-scale 0.4 --out $(OUT)/shared-prefix
 	$(BIN)/python -m loadtest report $(OUT)/aws $(OUT)/chat $(OUT)/shared-prefix --pictures --out $(OUT)
 
+# The requests are as many for each strategy, so the slow ones take longer.
+forecasts: setup  #: Forecast from a recording of `paged` what `compare` then measures of the other strategies
+	$(FORECAST) --requests 96 --workload aws --users 24 --length-scale 0.5 --out $(OUT)-forecasts/aws
+	$(FORECAST) --requests 192 --workload chat --length-scale 0.12 --time-scale 8 --out $(OUT)-forecasts/chat
+	$(FORECAST) --requests 96 --workload shared-prefix --users 24 --length-scale 0.4 --out $(OUT)-forecasts/shared-prefix
+	$(BIN)/python -m benchmarks.advise.compared $(addprefix $(OUT)-forecasts/,aws chat shared-prefix) $(ARGS)
+
 compare-windows: setup  #: The same with the demo model made to read 64 tokens in three of its four layers
 	$(BIN)/python -m models.windows build/windows
 	$(MAKE) compare COMPARED=examples/compare/windows.properties OUT=$(OUT)-windows
@@ -58,6 +66,9 @@ soak: setup  #: Good, bad and leaving clients and kills, a fuzz of the strategie
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.strategies.fuzz --seconds $(SECONDS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.engine.same_bits --seconds $(SECONDS)
 	ANSWERS=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/e2e/test_verify.py
+
+recorded: setup  #: Good traffic for each strategy; then replay, receipts and causes of its recording (SECONDS=600)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.harm recorded --seconds $(SECONDS) $(ARGS)
 
 test: setup  ## Run all tests, a sample of wide matrices (ARGS='tests/core -k stop' for some)
 	$(PYTEST) $(ARGS)
