@@ -110,8 +110,8 @@ class BeamGroup(SharingGroup):
 
     def _end_all(self, hypotheses: Tokens[Hypothesis], memory: KVMemory) -> list[Output]:
         for sequence in tuple(self.sequences):
-            sequence.num_in_flight = 0
-            self.end(sequence, Finish.STOP, memory)
+            # No next turn continues a beam, so none leaves its state.
+            self.end(sequence, Finish.ABORT, memory)
         return [
             Output(
                 self.request.id,

@@ -181,11 +181,3 @@ def test_beams_with_states_need_half_as_many_slots_more(batching):
     assert not strategy.memory.states.slots.held
     too_few = strategy_of(batching, num_states=5, max_sequences=1, num_blocks=128)
     assert drive(too_few, arrivals[:1]).aborted, "it is refused"
-
-
-def test_a_search_leaves_its_states_for_the_next_turn():
-    strategy = strategy_of("paged", num_states=6, num_checkpoints=4)
-    drive(strategy, [Arrival(0, 9, 4, params={"num_beams": 2, "ignore_eos": True})])
-    checkpoints = strategy.memory.states.slots.checkpoints
-    assert len(checkpoints) >= 2
-    assert not checkpoints._awaited, "no step is in flight"
