@@ -127,7 +127,7 @@ def test_a_waiting_request_is_at_fault_only_if_nothing_else_is(monkeypatch):
     assert ends == dict.fromkeys(ids, "ZeroDivisionError: division by zero")
 
 
-@pytest.mark.parametrize("method", ["_groups", "add"])
+@pytest.mark.parametrize("method", ["split", "add"])
 def test_a_request_that_cannot_be_added_is_refused(monkeypatch, method):
     engine = engine_of()
     first = add(engine)
