@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from core.errors import ConfigurationError
-from engine import LLM
+from engine import LLM, SamplingParams
 from kernels.cpu.shared_library import unavailable_reason
 from tests.engine.speculation.heads import (
     PAGED,
@@ -21,7 +21,7 @@ from tests.engine.speculation.heads import (
     recorded,
 )
 from tests.engine.speculation.mtp_models import PUBLISHED, with_mtp
-from tests.engine.speculation.test_same_answers import ALWAYS, SMALL, answers
+from tests.engine.speculation.test_same_answers import ALWAYS, SMALL, answers, prompts
 
 if unavailable_reason() is not None:
     pytest.skip("torch's products depend on the batch", allow_module_level=True)
@@ -72,6 +72,17 @@ def test_states_are_swapped_with_their_blocks(models, architecture):
     found = recorded(proposer_of(llm))
     assert answers(llm) == plain
     assert llm.llm_engine.strategy.num_swaps > 0
+    check(reference, found)
+
+
+def test_samples_read_the_states_of_a_prompt_that_they_share(models):
+    """Where blocks are copied in the step that writes into them, there are no drafts yet."""
+    path, reference, _ = models("glm4_moe")
+    llm = LLM(path, speculative_method="mtp", num_kv_blocks=90, **ALWAYS, **SMALL)
+    found = recorded(proposer_of(llm))
+    params = SamplingParams(temperature=0, n=3, max_tokens=12, ignore_eos=True)
+    for prompt in (prompts()[2], prompts()[5]):  # alone, so that the step has room for drafts
+        llm.generate([prompt], params, use_tqdm=False)
     check(reference, found)
 
 
