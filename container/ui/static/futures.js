@@ -51,7 +51,8 @@ export class Futures {
       const canvas = panel.root.querySelector(".batch");
       const rows = nearestRows(panel.future.rows, moved, mostRows(canvas));
       panel.shown = drawBatch(canvas, { rows, snapshot: null }, panel.future.settings, moved);
-      batchLegend(panel.root.querySelector(".batch-legend"), panel.future.settings);
+      const { settings, num_preempted } = panel.future;
+      batchLegend(panel.root.querySelector(".batch-legend"), { ...settings, is_paged: settings.is_paged || num_preempted > 0 });
     }
   }
 }
