@@ -62,7 +62,7 @@ def heads(tiny_model, tmp_path_factory):
 def test_drafts_are_those_of_the_reference(heads, architecture, batching, overlaps):
     model, head, reference, plain = heads(architecture)
     # Blocks out of a window are freed.
-    fewer = {"num_kv_blocks": 13} if architecture == "gpt_oss" else {}
+    fewer = {"num_kv_blocks": 15 if overlaps else 13} if architecture == "gpt_oss" else {}
     check_strategy(
         model,
         reference,
