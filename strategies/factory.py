@@ -51,9 +51,17 @@ def make_strategy(settings: StrategySettings, memory: KVMemory | None = None) ->
         from strategies.memory.blocks import PagedMemory
         from strategies.paged import PagedStrategy
 
-        blocks = _blocks(settings) if memory is None else memory
-        assert isinstance(blocks, PagedMemory)
-        return PagedStrategy(blocks, limits, settings.preemption_mode)
+        if memory is None and settings.num_states:
+            memory = _blocks_beside_states(settings)
+        elif memory is None:
+            memory = PagedMemory(
+                settings.num_blocks,
+                settings.layout,
+                num_host_blocks=settings.num_swap_blocks,
+                caches_prefixes=settings.enable_prefix_caching,
+            )
+        assert isinstance(memory, PagedMemory)
+        return PagedStrategy(memory, limits, settings.preemption_mode)
     slots = _slots(settings) if memory is None else memory
     match settings.batching:
         case "none":
@@ -71,16 +79,7 @@ def make_strategy(settings: StrategySettings, memory: KVMemory | None = None) ->
             return ContinuousStrategy(slots, limits, reservation, longest)
 
 
-def _blocks(settings: StrategySettings) -> PagedMemory:
-    if not settings.num_states:
-        from strategies.memory.blocks import PagedMemory
-
-        return PagedMemory(
-            settings.num_blocks,
-            settings.layout,
-            num_host_blocks=settings.num_swap_blocks,
-            caches_prefixes=settings.enable_prefix_caching,
-        )
+def _blocks_beside_states(settings: StrategySettings) -> PagedMemory:
     from strategies.memory.state_blocks import CheckpointedStates, StatePagedMemory
 
     num_slots = settings.num_states, settings.num_spare_states, settings.num_checkpoints
