@@ -60,6 +60,8 @@ def positive(text: str) -> float:
 def changed(settings: StrategySettings, changes: Mapping[str, Value]) -> StrategySettings:
     """Return the settings of a strategy with other options of `serve`.
 
+    A model that keeps states has as many more of them as there are more sequences in a batch.
+
     Raises ConfigurationError for a value that is out of range.
     """
     options = make_options(dict(changes))
@@ -73,7 +75,9 @@ def changed(settings: StrategySettings, changes: Mapping[str, Value]) -> Strateg
         limits = dataclasses.replace(
             limits, max_step_tokens=strategy.max_rolling_batch_prefill_tokens
         )
+    more_sequences = max(0, limits.max_sequences - settings.limits.max_sequences)
     values = {
+        "num_states": settings.num_states + more_sequences if settings.num_states else None,
         "max_delay_s": strategy.max_batch_delay / 1000 if "max_batch_delay" in changes else None,
         "kv_reservation": changes.get("kv_reservation"),
         "max_model_len": memory.max_model_len,

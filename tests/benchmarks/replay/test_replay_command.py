@@ -79,6 +79,14 @@ def test_an_option_of_two_strategies_stays_as_it_is() -> None:
     assert changed(HEADER.settings, {"max_rolling_batch_size": 7}).limits.max_sequences == 7
 
 
+def test_a_larger_batch_has_more_states() -> None:
+    most = HEADER.settings.limits.max_sequences
+    settings = dataclasses.replace(HEADER.settings, num_states=most + 4)
+    for count, num_states in ((most + 20, most + 24), (1, most + 4)):
+        assert changed(settings, {"max_rolling_batch_size": count}).num_states == num_states
+    assert changed(HEADER.settings, {"max_rolling_batch_size": 99}).num_states == 0
+
+
 def test_more_load_waits_longer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(folder), "--load", "3"]) == 0
     found = rows(capsys.readouterr().out)
