@@ -158,11 +158,13 @@ class Recorder(Observer):
             ]
 
     def ends(self, outputs: Sequence[Output]) -> Sequence[Output]:
-        # Most outputs end nothing, and looking up a member of an enumeration takes longer.
-        ended = [output for output in outputs if output.finish is not None]
-        errors = [output.request_id for output in ended if output.finish is Finish.ERROR]
+        # Most outputs have one token and end nothing; finding the others is all that they cost.
+        others = [
+            output for output in outputs if output.finish is not None or len(output.token_ids) > 1
+        ]
+        errors = [output.request_id for output in others if output.finish is Finish.ERROR]
         if self._committed is not None:
-            self._frames.append(self._done(*self._committed, outputs, errors))
+            self._frames.append(self._done(*self._committed, others, errors))
             self._committed = None
         elif errors and self._frames and isinstance(last := self._frames[-1], Done):
             self._frames[-1] = msgspec.structs.replace(last, errors=errors)
@@ -179,13 +181,13 @@ class Recorder(Observer):
         outputs: Sequence[Output],
         errors: list[int],
     ) -> Done:
+        """outputs: those that end, or have not one token."""
         searches, self._searches = self._searches, []
         searched = {id for group in searches for id in group.sequence_ids}
         answered = [
             Answered(id, len(output.token_ids), output.finish in STOPPED)
             for output in outputs
-            if (output.finish is not None or len(output.token_ids) > 1)
-            and (id := output.request_id + output.index) not in searched
+            if (id := output.request_id + output.index) not in searched
         ]
         several = {row.id: row.num_tokens for row in answered if row.num_tokens > 1}
         filled = self._filled(plan, several, searched)

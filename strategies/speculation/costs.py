@@ -6,7 +6,6 @@ that one row more is nearly free until a tile is full.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -82,20 +81,15 @@ def _at(table: tuple[float, ...], num_rows: int) -> float:
 def curve(measured: Mapping[int, float], most: int) -> tuple[float, ...]:
     """Return the seconds of 0 to `most` rows, between and beyond those of measured numbers.
 
-    A step never takes longer than one with more rows: such a time was disturbed.
+    A step never takes longer than one with more rows: such a time was disturbed. Beyond the
+    greatest number, each row costs what one of it costs: rows that nobody has timed are not cheap.
     """
     rows = sorted(measured)
     seconds: list[float] = []
     for count in reversed(rows):
         seconds.insert(0, min([measured[count], *seconds[:1]]))
-    if len(rows) == 1:
-        rows, seconds = [0, *rows], [seconds[0], *seconds]
-    slopes = [
-        (b - a) / (n - m) for (m, n), (a, b) in zip(pairwise(rows), pairwise(seconds), strict=True)
-    ]
-    table: list[float] = []
-    for count in range(most + 1):
-        index = min(max(1, bisect_left(rows, count)), len(rows) - 1)
-        start = index - 1
-        table.append(max(seconds[0], seconds[start] + slopes[start] * (count - rows[start])))
-    return tuple(table)
+    table = [seconds[0]] * (rows[0] + 1)
+    for (m, n), (a, b) in zip(pairwise(rows), pairwise(seconds), strict=True):
+        table += (a + (b - a) * (count - m) / (n - m) for count in range(m + 1, n + 1))
+    table += (seconds[-1] * count / rows[-1] for count in range(rows[-1] + 1, most + 1))
+    return tuple(table[: most + 1])

@@ -70,6 +70,23 @@ def test_an_incomplete_last_frame_is_ignored(tmp_path: Path) -> None:
     assert read_recording(tmp_path).frames == FRAMES[:-1]
 
 
+def test_a_busy_engine_writes_now_and_then_and_an_idle_one_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.observers.store.FLUSH_S", 3600)
+    with writing(tmp_path) as writer:
+        writer.write(FRAMES[:1], is_idle=True)
+        writer.write(FRAMES[1:2], is_idle=False)
+        assert read_recording(tmp_path).frames == FRAMES[:1]
+        monkeypatch.setattr("engine.observers.store.FLUSH_S", 0)
+        writer.write(FRAMES[2:3], is_idle=False)
+        assert read_recording(tmp_path).frames == FRAMES[:3]
+        monkeypatch.setattr("engine.observers.store.FLUSH_S", 3600)
+        writer.write(FRAMES[3:], is_idle=False)
+        assert read_recording(tmp_path).frames == FRAMES[:3]
+    assert read_recording(tmp_path).frames == FRAMES
+
+
 def test_each_start_is_a_run(tmp_path: Path) -> None:
     for count in (1, 2):
         write(tmp_path, FRAMES[:count])

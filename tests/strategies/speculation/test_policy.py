@@ -119,9 +119,9 @@ def test_all_drafts_are_verified_without_costs_within_the_budget():
 
 
 def test_a_curve_is_even_between_times_and_removes_those_that_were_disturbed():
-    assert curve({1: 1.0, 3: 2.0}, 5) == pytest.approx((1.0, 1.0, 1.5, 2.0, 2.5, 3.0))
+    assert curve({1: 1.0, 3: 2.0}, 6) == pytest.approx((1.0, 1.0, 1.5, 2.0, 8 / 3, 10 / 3, 4.0))
     assert curve({1: 9.0, 2: 2.0, 4: 3.0}, 4) == pytest.approx((2.0, 2.0, 2.0, 2.5, 3.0))
-    assert curve({1: 2.0}, 3) == (2.0,) * 4
+    assert curve({1: 2.0}, 3) == (2.0, 2.0, 4.0, 6.0)
 
 
 def test_the_acceptance_from_which_drafts_pay():
