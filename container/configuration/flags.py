@@ -20,7 +20,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "Each option is also a key of serving.properties and an environment variable. For\n"
         "example, --max-model-len is option.max_model_len and OPTION_MAX_MODEL_LEN. A name and\n"
         "a colon before a description mean that the option has an effect only with that\n"
-        "strategy, executor, task or device, or together with that other option.",
+        "strategy, executor, task or device, or together with that other option. A flag of kind\n"
+        "true, false may stand alone: it is then true.",
     )
     for option in option_table().values():
         default = "" if option.default is None else f" Default: {format_value(option.default)}."
@@ -28,6 +29,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             flag_name(option),
             dest=f"{_DESTINATION}{option.key}",
             metavar="VALUE",
+            nargs="?" if option.kind is bool else None,
+            const="true" if option.kind is bool else None,
             # argparse expands % in help texts.
             help=f"{option.kind_text}. {option.doc}{default}".replace("%", "%%"),
         )

@@ -302,6 +302,14 @@ def test_flags_beat_the_file_and_the_environment(
     assert "--batch-size: batch_size=many" in capsys.readouterr().err
 
 
+def test_a_flag_alone_switches_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(tmp_path), "--receipts", "--batching", "paged"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(re.fullmatch(r"  option.receipts=true +--receipts", line) for line in lines)
+    assert main(["explain", "--receipts", str(tmp_path)]) == 2
+    assert f"option.receipts={tmp_path}: expected true or false" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "warning"),
     [
