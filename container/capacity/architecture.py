@@ -255,6 +255,11 @@ def dense_width(config: Config, sizes: Mapping[str, int]) -> int:
     return config.get("prefix_dense_intermediate_size") or width
 
 
+def mlp_matrices(config: Config) -> int:
+    """Return how many matrices an MLP has: two without a gate."""
+    return 2 if config.get("model_type") == "nemotron_h" else 3
+
+
 def expert_width(config: Config, sizes: Mapping[str, int]) -> int:
     """Return the intermediate size of an expert."""
     widths: int | list[int] | None = config.get("moe_intermediate_size")

@@ -19,7 +19,7 @@ from container.capacity.architecture import (
     text_settings,
     unfreed_shapes,
 )
-from container.capacity.mixers import num_mixed_parameters
+from container.capacity.mixers import mixed_activations, mixed_linears, num_mixed_parameters
 from container.capacity.widths import Width, activations, linears
 from core.configuration.hub import require_network
 from core.configuration.kv_layout import LayerShape
@@ -224,8 +224,8 @@ def _decoder(
         shapes=shapes,
         unfreed_shapes=unfreed_shapes(text, shapes),
         settings=text,
-        activations=activations(text, sizes),
-        linears=linears(text, sizes, shapes),
+        activations=(mixed_activations if keeps_states else activations)(text, sizes),
+        linears=mixed_linears(text, sizes) if keeps_states else linears(text, sizes, shapes),
         states=states(text),
         draft=None,
         sum_bytes=sum_bytes(options.memory.state_dtype, str(text.get("model_type"))),

@@ -12,6 +12,7 @@ from container.capacity.architecture import (
     dense_width,
     expert_width,
     has_experts,
+    mlp_matrices,
     shared_width,
 )
 from core.configuration.kv_layout import LayerShape
@@ -40,27 +41,35 @@ class Width:
 
 
 def activations(config: Config, sizes: Mapping[str, int]) -> tuple[Width, ...]:
-    """Return what a token takes in each part of a layer, with the residual stream and its norm.
+    """Return what a token takes in each part of a layer, with `around_parts`.
 
     The widest part decides. sizes: as for `num_layer_parameters`.
     """
     hidden = sizes["hidden_size"]
-    around = Width(2 * hidden)
+    around = around_parts(hidden)
     widest_mlp = _mlp_width(config, sizes, is_shared=bool(config.get("num_kv_shared_layers")))
-    widths = [around + _attention(config, sizes), around + Width(0, 3 * widest_mlp)]
+    num_matrices = mlp_matrices(config)
+    widths = [around + _attention(config, sizes), around + Width(0, num_matrices * widest_mlp)]
     if any(has_experts(config, index) for index in range(sizes["num_layers"])):
         count, width = _top_k(config), expert_width(config, sizes)
+        rows: int = count * (config.get("moe_latent_size") or hidden)
         # Each expert's input, gate and up, and output; then the product of the last two, or the
         # outputs in the order of tokens. The shared experts' output waits beside them.
-        widths.append(around + Width((1 + 2 * count) * hidden, 3 * count * width))
-        widths.append(around + Width((1 + 3 * count) * hidden, 2 * count * width))
+        widths.append(around + Width(hidden + 2 * rows, num_matrices * count * width))
+        widths.append(around + Width(hidden + 3 * rows, (num_matrices - 1) * count * width))
     return tuple(widths)
+
+
+def around_parts(hidden: int) -> Width:
+    """Return what a token takes beside a part of a layer: its embedding, the residual stream before
+    the layer and in it, the output of the layer before, that of the part before, and its norm."""
+    return Width(6 * hidden)
 
 
 def linears(config: Config, sizes: Mapping[str, int], shapes: Sequence[LayerShape]) -> Width:
     """Return the inputs and outputs of all linear layers but those of routed experts, added up.
 
-    Layers that keep a state count as if they had attention.
+    `mixed_linears` does so for models in which some layers keep a state.
     """
     inputs = config.get("hidden_size_per_layer_input") or 0
     total = Width(sizes["hidden_size"] + sizes["num_layers"] * inputs if inputs else 0)
@@ -96,15 +105,33 @@ def _linears(
         num_keys = 0 if shape.source is not None else 1 if is_folded else 2
         yield Width(2 * hidden, 2 * heads * dim)
         yield Width(num_keys * hidden, num_keys * shape.num_kv_heads * dim)
-    is_sparse = has_experts(config, index)
-    if is_sparse and (shared := shared_width(config, sizes)):
-        has_gate = config.get("shared_expert_intermediate_size") is not None
-        yield Width(3 * hidden + (hidden + 1 if has_gate else 0), 3 * shared)
-    if not is_sparse or config.get("enable_moe_block"):
-        width = _mlp_width(config, sizes, is_shared=shape.source is not None)
-        yield Width(3 * hidden, 3 * width)
+    yield from feed_forward(config, sizes, index, is_shared=shape.source is not None)
     if inputs := config.get("hidden_size_per_layer_input") or 0:
         yield Width(2 * (hidden + inputs))
+
+
+def feed_forward(
+    config: Config, sizes: Mapping[str, int], index: int, *, is_shared: bool = False
+) -> Iterator[Width]:
+    """Yield the inputs and outputs of the linear layers of layer `index` that are not attention.
+
+    is_shared: whether the layer reads the K and V of another one.
+    """
+    hidden, is_sparse = sizes["hidden_size"], has_experts(config, index)
+    if is_sparse and (shared := shared_width(config, sizes)):
+        has_gate = config.get("shared_expert_intermediate_size") is not None
+        yield _mlp(config, hidden, shared) + Width(hidden + 1 if has_gate else 0)
+    if is_sparse and (latent := config.get("moe_latent_size") or 0):
+        yield Width(2 * (hidden + latent))
+    if not is_sparse or config.get("enable_moe_block"):
+        yield _mlp(config, hidden, _mlp_width(config, sizes, is_shared=is_shared))
+
+
+def _mlp(config: Config, hidden: int, width: int) -> Width:
+    """Granite 4 stores gate and up as one matrix."""
+    count = mlp_matrices(config)
+    is_merged = config.get("model_type") == "granitemoehybrid"
+    return Width((2 if is_merged else count) * hidden, count * width)
 
 
 def _mlp_width(config: Config, sizes: Mapping[str, int], *, is_shared: bool) -> int:

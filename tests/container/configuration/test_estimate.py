@@ -99,7 +99,7 @@ def test_what_a_model_of_70b_parameters_needs(
         with pytest.raises(ConfigurationError, match="does not fit"):
             planned(model, "paged", "ml.p5.4xlarge")
     else:
-        assert planned(model, "paged", "ml.p5.4xlarge", quantize=precision).max_concurrent > 5
+        assert planned(model, "paged", "ml.p5.4xlarge", quantize=precision).max_concurrent >= 5
 
 
 @pytest.mark.parametrize(("precision", "more"), [("fp8", 0), ("int8", 1), ("int4", 1)])
@@ -183,7 +183,7 @@ def test_memory_budget(model: Path) -> None:
 def test_the_memory_of_graphs_includes_logits_but_no_sampling(model: Path) -> None:
     """The largest graph runs 255 decodes and 16 prompts. The prompts have 1,024 tokens in all."""
     eager = planned(model, "paged", enforce_eager=True).activation_bytes
-    layer_bytes = (255 + 1024) * (2 * 4096 + 3 * 14336) * 2
+    layer_bytes = (255 + 1024) * (6 * 4096 + 3 * 14336) * 2
     logits_bytes = (255 + 16) * 128256 * 4
     assert planned(model, "paged").activation_bytes - eager == layer_bytes + logits_bytes
 

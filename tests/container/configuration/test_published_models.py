@@ -47,11 +47,11 @@ def test_a_token_takes_what_the_widest_part_of_a_layer_takes(tmp_path: Path) -> 
     """DeepSeek V3's 8 experts of a token are wider than its latent attention, if few ranks share
     them; then come the heads' queries, keys and values."""
     decoder = planned(tmp_path, PUBLISHED["DeepSeek V3"])
-    assert decoder.activation_width == (2 + 1 + 3 * 8) * 7168 + 2 * 8 * 2048
+    assert decoder.activation_width == (6 + 1 + 3 * 8) * 7168 + 2 * 8 * 2048
     assert decoder.activations[0].divided == 128 * (192 + 576 + 512 + 128)
     options = make_options({"tensor_parallel_degree": 8})
     part = place(decoder, find_instance("ml.p5.48xlarge"), options).part
-    assert part.activation_width == (2 + 1 + 3 * 8) * 7168 + 2 * 2048
+    assert part.activation_width == (6 + 1 + 3 * 8) * 7168 + 2 * 2048
 
 
 def test_windows_need_no_layer_types(tmp_path: Path) -> None:
