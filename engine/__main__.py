@@ -23,12 +23,14 @@ import msgspec
 
 from core.errors import ConfigurationError, LongshoreError, StoppedError
 from core.foreign_code import contained, reason_of
+from core.process.gpus import visible_gpus
 from core.process.internal_arguments import internal_arguments
 from core.process.logs import configure_logs, log_event
 from core.process.processes import die_with_parent
 from core.protocol.launch import Launch
 from core.protocol.messages import Dead
 from engine.phases import Phases
+from kernels.cpu.shared_library import build_early
 
 if TYPE_CHECKING:
     from engine.serve.connection import Connection
@@ -66,6 +68,8 @@ def _serve(parent: int, launch_path: Path, copy: int) -> int:
     which = copy if launch.options.layout.copies > 1 else None
     show_phase = _log_phase if launch.options.server.log_format == "json" else _print_phase
     phases = Phases(partial(show_phase, which))
+    if _uses_cpu(launch):
+        build_early()
     gc.disable()  # imports make no garbage; without the collector they take a sixth less time
     # Imported here, so that the phase "imports" includes the time they take.
     from transformers.utils import logging as transformers_logging
@@ -103,6 +107,13 @@ def _serve(parent: int, launch_path: Path, copy: int) -> int:
             logger.exception("the engine failed")
             return 1
     return 0
+
+
+def _uses_cpu(launch: Launch) -> bool:
+    """Whether the engine will probably run the CPU's kernels; torch would have to be asked."""
+    device = launch.options.execution.device
+    on_cpu = device == "cpu" or (device == "auto" and not visible_gpus(os.environ))
+    return on_cpu and launch.task.kind == "generation"
 
 
 def _print_phase(copy: int | None, name: str, seconds: float) -> None:

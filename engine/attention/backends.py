@@ -23,7 +23,8 @@ from kernels.cpu import attention as cpu_attention
 from kernels.cpu import cache as cpu_cache
 from kernels.cpu import elementwise as cpu_elementwise
 from kernels.cpu.attention import MAX_DIM
-from kernels.cpu.shared_library import SUFFIXES, WIDTH, unavailable_reason
+from kernels.cpu.calls import SUFFIXES
+from kernels.cpu.shared_library import WIDTH, unavailable_reason
 from kernels.elementwise import torch_elementwise
 
 

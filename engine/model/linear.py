@@ -17,8 +17,7 @@ from torch import Tensor
 
 from engine.group import After
 from kernels.cpu import linear as cpu_linear
-from kernels.cpu.calls import Kernel, NoKernelError
-from kernels.cpu.shared_library import SUFFIXES
+from kernels.cpu.calls import SUFFIXES, Kernel, NoKernelError
 from kernels.cpu.step_calls import StepCalls
 
 

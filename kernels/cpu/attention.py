@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from kernels.attention.batch import PagedBatch
-from kernels.cpu.calls import Kernel, NoKernelError, run
-from kernels.cpu.shared_library import SUFFIXES, WIDTH, function
+from kernels.cpu.calls import SUFFIXES, Kernel, NoKernelError, function, run
+from kernels.cpu.shared_library import WIDTH
 
 MAX_DIM = 576
 

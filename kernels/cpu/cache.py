@@ -6,8 +6,7 @@ import ctypes
 
 from torch import Tensor
 
-from kernels.cpu.calls import Kernel, run
-from kernels.cpu.shared_library import function
+from kernels.cpu.calls import Kernel, function, run
 
 
 class Write(ctypes.Structure):

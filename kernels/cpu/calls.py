@@ -10,11 +10,19 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import torch
+
 from kernels.cpu.shared_library import load_library
 
 Arguments = TypeVar("Arguments", bound=ctypes.Structure, covariant=True)
+SUFFIXES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 MANY = 2**62
 """More elements than any kernel reads."""
+
+
+def function(name: str, dtype: torch.dtype) -> ctypes._NamedFuncPointer:
+    """Return the kernel `name` of the library for a dtype."""
+    return getattr(load_library(), f"{name}_{SUFFIXES[dtype]}")
 
 
 class NoKernelError(ValueError):

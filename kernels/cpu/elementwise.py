@@ -17,8 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.cpu.calls import Kernel, NoKernelError, run
-from kernels.cpu.shared_library import SUFFIXES, WIDTH, function
+from kernels.cpu.calls import SUFFIXES, Kernel, NoKernelError, function, run
+from kernels.cpu.shared_library import WIDTH
 from kernels.elementwise import torch_elementwise
 
 GatedActivation = Literal["silu", "gelu_tanh"]

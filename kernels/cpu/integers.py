@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cpu.calls import Kernel, NoKernelError, run
+from kernels.cpu.calls import SUFFIXES, Kernel, NoKernelError, function, run
 from kernels.cpu.linear import Linear, panel_columns
-from kernels.cpu.shared_library import SUFFIXES, function, load_library
+from kernels.cpu.shared_library import load_library
 
 WORD_BYTES = 4
 GROUP_STEP = 8

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cpu.calls import Calls, Kernel, NoKernelError
-from kernels.cpu.shared_library import SUFFIXES, LibraryError, host_target, load_library
+from kernels.cpu.calls import SUFFIXES, Calls, Kernel, NoKernelError
+from kernels.cpu.shared_library import LibraryError, host_target, load_library
 
 FASTER_ON = ("amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2")
 """Targets on which this kernel was faster than torch's own matmul (docs/benchmarks.md)."""

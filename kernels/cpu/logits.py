@@ -7,8 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.cpu.calls import Calls, Kernel
-from kernels.cpu.shared_library import SUFFIXES, function
+from kernels.cpu.calls import SUFFIXES, Calls, Kernel, function
 from kernels.sampling import torch_logits
 
 

@@ -1,23 +1,30 @@
 """Compiles this package's C++ for the host CPU into a cached shared library, and loads it.
 
 The library is not linked against an OpenMP runtime. So its OpenMP calls go to the runtime that
-torch has loaded, and it shares torch's threads and thread count.
+torch has loaded, and it shares torch's threads and thread count. This module does not import torch,
+so that a process can compile while it imports torch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
 import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
-import torch
+logger = logging.getLogger(__name__)
 
 SOURCES = (
     "amx.cpp",
@@ -34,7 +41,6 @@ FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fopenmp", "-fPIC")
 COMPILE_SECONDS = 120
 WIDTH = 16
 """Row lengths must be multiples of this, the fp32 lanes of an AVX-512 vector."""
-SUFFIXES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
 class LibraryError(Exception):
@@ -83,7 +89,10 @@ class Library(ctypes.CDLL):
 
 @functools.cache
 def load_library() -> Library:
-    """Load the library, compiling it if needed. Raises LibraryError if it is unavailable."""
+    """Load the library, compiling it if needed. Raises LibraryError if it is unavailable.
+
+    NOTE: torch must have been imported, because it brings the OpenMP runtime.
+    """
     target = host_target()
     try:
         with contextlib.suppress(OSError):
@@ -147,7 +156,8 @@ def cache_directory() -> Path:
 def build(target: Target, directory: Path) -> Path:
     """Return the path of the library in `directory`. If needed, compile it, which takes seconds.
 
-    Raises LibraryError if compiling fails, OSError if `directory` cannot be written.
+    If another thread or process is compiling it, wait for that. Raises LibraryError if compiling
+    fails, OSError if `directory` cannot be written.
     """
     sources = [Path(__file__).with_name(name) for name in SOURCES]
     headers = sorted(Path(__file__).parent.glob("*.h"))
@@ -159,14 +169,48 @@ def build(target: Target, directory: Path) -> Path:
         return library
     compiler = find_compiler()
     directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory) as work:
-        objects = [f"{work}/{source.stem}.o" for source in sources]
-        for source, object in zip(sources, objects, strict=True):
-            _run([compiler, *flags, "-c", str(source), "-o", object])
-        # No -fopenmp here: it would link a second OpenMP runtime beside torch's.
-        _run([compiler, "-shared", *objects, "-o", f"{work}/library.so"])
-        os.replace(f"{work}/library.so", library)  # atomic: other processes may do the same
+    with _locked(directory), tempfile.TemporaryDirectory(dir=directory) as work:
+        if not library.exists():
+            logger.warning("compiling the CPU kernels for %s (once)", target.name)
+            # atomic: where no lock is possible, other processes may do the same
+            os.replace(_compile([compiler, *flags], sources, work), library)
     return library
+
+
+def build_early() -> None:
+    """Compile the library in another thread, if needed, while this one imports torch.
+
+    `load_library` waits for it, and reports its errors.
+    """
+
+    def run() -> None:
+        with contextlib.suppress(LibraryError, OSError):
+            build(host_target(), cache_directory())
+
+    threading.Thread(target=run, name="kernels", daemon=True).start()
+
+
+def _compile(command: Sequence[str], sources: Sequence[Path], folder: str) -> str:
+    """Compile the sources in a folder, and return the path of the library."""
+    library, objects = f"{folder}/library.so", [f"{folder}/{source.stem}.o" for source in sources]
+    # The largest come first, so that none of them runs alone at the end.
+    pairs = sorted(zip(sources, objects, strict=True), key=lambda pair: -pair[0].stat().st_size)
+    _run_at_once([[*command, "-c", str(source), "-o", object] for source, object in pairs])
+    # No -fopenmp here: it would link a second OpenMP runtime beside torch's.
+    _run_at_once([[command[0], "-shared", *objects, "-o", library]])
+    return library
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Wait until no other thread or process is in this block with the same directory."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems cannot lock a directory
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def find_compiler() -> str:
@@ -178,16 +222,28 @@ def find_compiler() -> str:
     raise LibraryError("there is no C++ compiler (g++)")
 
 
-def function(name: str, dtype: torch.dtype) -> ctypes._NamedFuncPointer:
-    """Return the kernel `name` of the library for a dtype. `kernels.cpu.calls` runs it."""
-    return getattr(load_library(), f"{name}_{SUFFIXES[dtype]}")
+def _run_at_once(commands: Sequence[Sequence[str]]) -> None:
+    """Run compilers, as many at once as there are cores. Raises LibraryError if one fails."""
+    running: deque[subprocess.Popen[str]] = deque()
+    with contextlib.ExitStack() as stack:
+        for command in commands:
+            if len(running) == len(os.sched_getaffinity(0)):
+                _finish(running.popleft())
+            process = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            )
+            running.append(stack.enter_context(process))
+            stack.callback(process.kill)  # if another one fails
+        for process in running:
+            _finish(process)
 
 
-def _run(command: list[str]) -> None:
+def _finish(process: subprocess.Popen[str]) -> None:
+    compiler, *_ = cast("list[str]", process.args)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+        _, errors = process.communicate(timeout=COMPILE_SECONDS)
     except subprocess.TimeoutExpired as error:
-        raise LibraryError(f"{command[0]} took more than {COMPILE_SECONDS} s") from error
-    if done.returncode:
-        reason = (done.stderr.strip() or "no reason given").splitlines()[0]
-        raise LibraryError(f"{command[0]} failed: {reason}")
+        raise LibraryError(f"{compiler} took more than {COMPILE_SECONDS} s") from error
+    if process.returncode:
+        reason = (errors.strip() or "no reason given").splitlines()[0]
+        raise LibraryError(f"{compiler} failed: {reason}")

@@ -10,8 +10,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.cpu.calls import Kernel, NoKernelError, run
-from kernels.cpu.shared_library import SUFFIXES, WIDTH, function
+from kernels.cpu.calls import SUFFIXES, Kernel, NoKernelError, function, run
+from kernels.cpu.shared_library import WIDTH
 from kernels.state import reference
 from kernels.state.batch import StateBatch
 

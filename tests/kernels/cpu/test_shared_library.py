@@ -8,6 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,35 @@ def test_the_library_is_compiled_once(tmp_path, monkeypatch):
     ctypes.CDLL(str(first))
     monkeypatch.setattr(shared_library, "find_compiler", pytest.fail)
     assert build(host_target(), tmp_path) == first
+
+
+@pytest.mark.usefixtures("one_source")
+def test_of_those_who_need_it_at_once_only_one_compiles(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("LONGSHORE_CACHE", str(tmp_path))
+    shared_library.build_early()
+    with caplog.at_level("WARNING"):
+        library = build(host_target(), tmp_path)
+        while any(thread.name == "kernels" for thread in threading.enumerate()):
+            time.sleep(0.01)
+    assert [path.name for path in tmp_path.iterdir()] == [library.name]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"compiling the CPU kernels for {host_target().name} (once)"
+    ]
+
+
+def test_compiling_early_leaves_errors_to_the_load(tmp_path, monkeypatch):
+    monkeypatch.setenv("LONGSHORE_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", "/bin/false")
+    shared_library.build_early()
+    with pytest.raises(LibraryError, match="false failed"):
+        shared_library.load_library.__wrapped__()
+
+
+def test_compiling_needs_no_torch():
+    """So it can run while torch is imported."""
+    code = "import sys, kernels.cpu.shared_library; sys.exit('torch' in sys.modules)"
+    root = Path(shared_library.__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
 
 
 @pytest.mark.usefixtures("one_source")
