@@ -25,6 +25,7 @@ from kernels.elementwise.rms_norm import add_rms_norm, rms_norm
 from kernels.elementwise.rotary import rotary
 from kernels.state.batch import StateBatch
 from kernels.state.conv_rows import conv_rows
+from kernels.state.rows import STATE_DTYPES
 from kernels.state.state_tiles import state_tiles
 
 BLOCK_SIZE = 16
@@ -301,11 +302,14 @@ def _convolve(width: int, *, has_bias: bool) -> Tensor:
 
 
 def _advance(tokens: Sequence[Tensor], *, is_delta: bool, skip: Tensor | None) -> Tensor:
+    """Advance states of every type of `option.state_dtype`. Return the outputs of one of them."""
     query, _, value = tokens
-    gates = torch.empty(TOKENS, value.shape[1])
-    states = torch.empty(2, value.shape[1], query.shape[2], value.shape[2])
-    batch = _state_batch()
-    return state_tiles(*tokens, gates, gates, states, batch, is_delta=is_delta, skip=skip)
+    gates, shape = torch.empty(TOKENS, value.shape[1]), (query.shape[2], value.shape[2])
+    batch, out = _state_batch(), value
+    for dtype in STATE_DTYPES:
+        states = torch.empty(2, value.shape[1], *shape, dtype=dtype)
+        out = state_tiles(*tokens, gates, gates, states, batch, is_delta=is_delta, skip=skip)
+    return out
 
 
 def _state_batch() -> StateBatch:

@@ -30,6 +30,7 @@ from kernels.precompiled_layers import (
     Shape,
 )
 from kernels.state.batch import StateBatch
+from kernels.state.rows import STATE_DTYPES
 from tests.engine.tiny_models import OWN, decoder_class
 from tests.kernels.host import host_step
 from tests.kernels.host.host_step import CPU, CUDA, DTYPE, MAX_MODEL_LEN
@@ -125,9 +126,14 @@ class Model:
         kind = Gemma4Decoder if spec.family.is_gemma4 else Decoder
         loader = host_step._Loader(spec, weights, defaultdict(float))
         self._decoder = kind(loader, spec, config.num_hidden_layers)
-        states = StatePool(spec.states, 2, DTYPE, CPU)
-        states.operations = choose_operations(CUDA, spec.states)
-        self._cache = KVCache(spec.shapes, 8, host_step.LAYOUT, DTYPE, CPU, states=states)
+        self.sum_dtypes = STATE_DTYPES if spec.states else STATE_DTYPES[:1]
+        self.keep_sums_in(self.sum_dtypes[0])
+
+    def keep_sums_in(self, dtype):
+        """Begin with new states, whose sums are of this type."""
+        states = StatePool(self.spec.states, 2, DTYPE, CPU, sum_dtype=dtype)
+        states.operations = choose_operations(CUDA, self.spec.states)
+        self._cache = KVCache(self.spec.shapes, 8, host_step.LAYOUT, DTYPE, CPU, states=states)
 
     @torch.inference_mode()
     def step(self, num_decodes, num_prompt_tokens, *, is_captured=True):
@@ -158,10 +164,12 @@ def test_kernels_of_layers_are_precompiled(architecture, monkeypatch):
     model = Model(architecture, settings)
 
     def serve():
-        model.step(1, 0)
-        model.step(0, 20)
-        model.step(1, 20)
-        model.step(0, 32, is_captured=False)
+        for dtype in model.sum_dtypes:
+            model.keep_sums_in(dtype)
+            model.step(1, 0)
+            model.step(0, 20)
+            model.step(1, 20)
+            model.step(0, 32, is_captured=False)
 
     engine = kernels(serve)
     assert engine
