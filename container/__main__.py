@@ -27,6 +27,7 @@ from container.model_files.directory import (
     model_place,
     open_model_dir,
 )
+from container.model_files.gguf import model_directory
 from container.multi_model.store import store_entries
 from container.multi_model.strategies import Comparison, compare_strategies, read_strategies
 from core.errors import ConfigurationError
@@ -122,7 +123,8 @@ def _plan(parsed: argparse.Namespace) -> int:
     model = _one_model(parsed, _flags(parsed))
     options = model.configuration.options
     instance = find_instance(parsed.instance_type)
-    directory = open_model_dir(model_place(model.configuration, model.directory).path)
+    place = model_place(model.configuration, model.directory)
+    directory = model_directory(open_model_dir(place.path))
     if options.source.model_id and not directory.is_dir():
         decoder = decoder_from_hub(options.source.model_id, options)
     else:
@@ -235,7 +237,7 @@ def _explain_model(configuration: Configuration, model_dir: Path) -> None:
     for line in explain_lines(configuration, model, task):
         print(line)
     if configuration.options.speculation.chosen[0] is not None:
-        path = open_model_dir(model_place(configuration, model_dir).path)
+        path = model_directory(open_model_dir(model_place(configuration, model_dir).path))
         for line in lines_on(path):
             print(f"  {line}")
 
@@ -285,8 +287,8 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="the model's directory or archive, its id on the Hugging Face hub, or its s3:// "
-        "address; like all flags, it overrides the environment and serving.properties",
+        help="the model's directory, archive or GGUF file, its id on the Hugging Face hub, or its "
+        "s3:// address; like all flags, it overrides the environment and serving.properties",
     )
     parser.add_argument(
         "--properties",
@@ -298,8 +300,8 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         "--model-dir",
         type=Path,
         metavar="DIR",
-        help="model directory or archive, unless option.model_id is set (default: /opt/ml/model, "
-        "else the demo model)",
+        help="model directory, archive or GGUF file, unless option.model_id is set (default: "
+        "/opt/ml/model, else the demo model)",
     )
 
 

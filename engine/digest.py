@@ -30,7 +30,8 @@ def digest_model(model_dir: Path) -> str:
 
     Raises OSError if a file cannot be read.
     """
-    weights = [*model_dir.glob("*.safetensors")] or [*model_dir.glob("*.bin")]
+    kinds = (sorted(model_dir.glob(f"*.{end}")) for end in ("safetensors", "gguf", "bin"))
+    weights = next(filter(None, kinds), [])
     return digest_files([*weights, *model_dir.glob("config.json")])
 
 
@@ -47,9 +48,10 @@ def _digest_file(path: Path) -> bytes:
         if size <= _WHOLE_BYTES:
             digest.update(file.read())
             return digest.digest()
-        # A safetensors file begins with the length of its header.
-        header_bytes = int.from_bytes(file.read(8), "little")
-        digest.update(file.read(min(header_bytes, _MAX_HEADER_BYTES)))
+        if path.suffix != ".gguf":
+            # A safetensors file begins with the length of its header.
+            header_bytes = int.from_bytes(file.read(8), "little")
+            digest.update(file.read(min(header_bytes, _MAX_HEADER_BYTES)))
         for index in range(_SAMPLES):
             file.seek(size * (2 * index + 1) // (2 * _SAMPLES))
             digest.update(file.read(_SAMPLE_BYTES))

@@ -21,7 +21,7 @@ from container.capacity.architecture import (
 )
 from container.capacity.mixers import mixed_activations, mixed_linears, num_mixed_parameters
 from container.capacity.widths import Width, activations, linears
-from core.configuration.hub import require_network
+from core.configuration.hub import GGUF_INDEX, require_network
 from core.configuration.kv_layout import LayerShape
 from core.configuration.options import Options
 from core.configuration.sizing import LENGTH_NAMES
@@ -33,6 +33,8 @@ BYTES_PER_WEIGHT = {"fp8": 1.0, "int8": 1.0, "int4": 0.5 + 5 / 128}
 """Bytes by the value of option.quantize. int4 has a scale of 4 bytes and a zero point of 1 byte for
 each group of 128 weights. fp8 and int8 store such values only per output row, which adds next to
 nothing."""
+GGUF_BYTES = {"Q8_0": 1 + 5 / 32, "Q5_0": 1 + 5 / 32, "Q4_0": 0.5 + 5 / 32}
+"""Bytes of a weight that is served as a GGUF file has it, by ggml's type."""
 INT8_HEADS = {"int8", "int4"}
 """Values of option.quantize that store the head in int8."""
 _KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -110,9 +112,12 @@ def decoder_from_directory(directory: Path, options: Options) -> Decoder:
     path = directory / "config.json"
     if not path.is_file():
         raise ConfigurationError(f"{directory} holds no model (config.json is missing)")
+    config, index = json.loads(path.read_text("utf-8")), directory / GGUF_INDEX
+    if index.is_file():
+        return _decoder(str(directory), config, _read_index(index, config, options), options)
     files = sorted(directory.glob("*.safetensors"))
     counted = _read_headers(files) if files else None
-    return _decoder(str(directory), json.loads(path.read_text("utf-8")), counted, options)
+    return _decoder(str(directory), config, counted, options)
 
 
 def decoder_from_hub(model_id: str, options: Options) -> Decoder:
@@ -152,6 +157,17 @@ def _read_headers(paths: Sequence[Path]) -> _Headers:
         header.pop("__metadata__", None)
         tensors += [(entry["shape"], entry["data_offsets"]) for entry in header.values()]
     return _count(tensors)
+
+
+def _read_index(index: Path, config: Mapping[str, Any], options: Options) -> _Headers:
+    """Count the elements of a GGUF file's tensors, and the bytes that they take once loaded."""
+    dense_bytes = DTYPE_BYTES[_dtype(config, options)]
+    sizes = [
+        (math.prod(tensor["shape"]), tensor["type"] if tensor.get("is_packed") else "")
+        for tensor in json.loads(index.read_text())
+    ]
+    num_bytes = sum(size * GGUF_BYTES.get(kind, dense_bytes) for size, kind in sizes)
+    return _Headers(sum(size for size, _ in sizes), int(num_bytes))
 
 
 def _count(tensors: Iterable[tuple[Sequence[int], Sequence[int]]]) -> _Headers:

@@ -14,6 +14,7 @@ from container.model_files.directory import (
     open_model_dir,
     resolve_model_dir,
 )
+from container.model_files.gguf import model_directory
 from container.model_files.handler_file import find_formatters, find_handler
 from container.model_files.hook_files import find_hooks
 from container.model_files.requirements import install_requirements_file
@@ -152,7 +153,7 @@ def expected_task(configuration: Configuration, model_dir: Path) -> Task | None:
     handler = find_handler(place, options.user_code.entryPoint)
     if handler is not None:
         return handler_task(configuration, handler)
-    path = open_model_dir(place.path)
+    path = model_directory(open_model_dir(place.path))
     if not (path / "config.json").is_file() and options.model.task is None:
         return None
     task = choose_task(path, options)

@@ -6,8 +6,8 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from container.model_files.cache import cached_directory
 from core.errors import ConfigurationError
+from core.files.cached_directory import cached_directory
 
 _SUFFIXES = (".tar.gz", ".tgz", ".tar", ".zip")
 

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from container.configuration.resolve import Configuration
 from container.model_files.archive import is_archive, unpack_archive
+from container.model_files.gguf import model_directory
 from container.model_files.s3 import download_from_s3
 from core.configuration.hub import from_hub
 from core.configuration.options import ModelOptions, SourceOptions
 from core.errors import ConfigurationError
+from core.files.gguf import find_gguf, is_gguf
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +31,8 @@ def default_model_dir() -> Path:
 def open_model_dir(path: Path) -> Path:
     """Return the directory of the model at `path`, which may be a directory or an archive.
 
-    If a directory's only entry is another directory or an archive, that entry is opened instead,
-    as in LMI.
+    A GGUF file is returned as it is; `model_directory` translates it. If a directory's only entry
+    is another directory or an archive, that entry is opened instead, as in LMI.
     """
     if path.is_file() and is_archive(path.name):
         return open_model_dir(unpack_archive(path))
@@ -48,7 +50,7 @@ def find_properties(model_dir: Path) -> Path | None:
 
 def holds_model(directory: Path) -> bool:
     """Return whether the directory holds a model, a handler or a serving.properties."""
-    return any((directory / name).is_file() for name in _MODEL_FILES)
+    return any((directory / name).is_file() for name in _MODEL_FILES) or bool(find_gguf(directory))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,8 @@ def model_place(configuration: Configuration, model_dir: Path) -> ModelPlace:
 def resolve_model_dir(place: ModelPlace, model: ModelOptions) -> Path:
     """Return the model's local directory; download the model from S3 or the Hugging Face hub.
 
+    A GGUF file is translated into one.
+
     Raises ConfigurationError if no model is found. Its message says what to change.
     """
     model_id, revision = place.source.model_id, place.source.revision
@@ -102,7 +106,7 @@ def resolve_model_dir(place: ModelPlace, model: ModelOptions) -> Path:
     if model_id.startswith("s3://"):
         return _require_model(open_model_dir(download_from_s3(model_id)), "correct option.model_id")
     local = open_model_dir(place.path)
-    if local.is_dir():
+    if local.is_dir() or is_gguf(local):
         if revision:
             logger.warning("option.revision has no effect on the local model %s", local)
         return _require_model(local.absolute(), "correct option.model_id")
@@ -116,8 +120,9 @@ def describe_model(place: ModelPlace) -> str:
     if model_id is not None and model_id.startswith("s3://"):
         return f"{model_id} (to be downloaded)"
     path = open_model_dir(place.path)
-    if path.is_dir():
-        problem = "" if (path / "config.json").is_file() else " (no model: config.json is missing)"
+    if path.is_dir() or is_gguf(path):
+        has_model = (path / "config.json").is_file() or find_gguf(path)
+        problem = "" if has_model else " (no model: config.json is missing)"
         return f"{path.resolve()}{problem}"
     if model_id is None or model_id.startswith(("/", ".", "~")):
         return f"{path} (no such directory)"
@@ -125,6 +130,7 @@ def describe_model(place: ModelPlace) -> str:
 
 
 def _require_model(path: Path, hint: str) -> Path:
-    if not (path / "config.json").is_file():
+    directory = model_directory(path)
+    if not (directory / "config.json").is_file():
         raise ConfigurationError(f"{path} holds no model (config.json is missing): {hint}")
-    return path
+    return directory

@@ -17,6 +17,7 @@ from container.configuration.lmi import (
 )
 from container.model_files.directory import ModelPlace
 from core.errors import ConfigurationError
+from core.files.gguf import find_gguf
 
 logger = logging.getLogger(__name__)
 
@@ -169,4 +170,5 @@ def _refuse_standards(path: Path, module: ast.Module) -> None:
 
 
 def _has_model(place: ModelPlace) -> bool:
-    return place.source.model_id is not None or (place.model_dir / "config.json").is_file()
+    has_config = (place.model_dir / "config.json").is_file()
+    return place.source.model_id is not None or has_config or bool(find_gguf(place.model_dir))

@@ -9,8 +9,8 @@ import venv
 from functools import partial
 from pathlib import Path
 
-from container.model_files.cache import cached_directory
 from core.errors import ConfigurationError
+from core.files.cached_directory import cached_directory
 from core.process.tied_command import run_to_end
 
 logger = logging.getLogger(__name__)

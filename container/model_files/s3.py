@@ -6,8 +6,8 @@ import importlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from container.model_files.cache import cached_directory
 from core.errors import ConfigurationError
+from core.files.cached_directory import cached_directory
 
 
 class _Object(NamedTuple):

@@ -11,6 +11,7 @@ from container.capacity.decoder import Decoder, decoder_from_directory
 from container.capacity.draft import with_draft
 from container.capacity.estimate import draft_block_bytes, kv_itemsize, loaded_bytes
 from container.model_files.directory import model_place, open_model_dir
+from container.model_files.gguf import model_directory
 from container.multi_model.overrides import Overrides
 from core.configuration.kv_layout import bytes_per_block
 from core.configuration.layout import require_one_engine
@@ -37,7 +38,8 @@ def estimate_needs(url: Path, variables: Mapping[str, str], overrides: Overrides
     require_one_engine(options, "a model that shares the port with other models")
     # If the size is unknown or config.json is invalid, leave the error to the engine.
     with suppress(ConfigurationError, OSError, ValueError, TypeError, KeyError, AttributeError):
-        directory = open_model_dir(model_place(configuration, model_dir).path)
+        path = open_model_dir(model_place(configuration, model_dir).path)
+        directory = model_directory(path)
         decoder = decoder_from_directory(directory, options)
         min_bytes = _bytes(decoder, options)
         min_bytes = _bytes(with_draft(decoder, directory, options), options)

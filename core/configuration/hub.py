@@ -15,6 +15,8 @@ PICKLE_CURE = (
     "with AutoModel.from_pretrained(...).save_pretrained(...), or set "
     "option.allow_pickle_weights=true if you trust them"
 )
+GGUF_INDEX = "gguf_tensors.json"
+"""File of a directory made from a GGUF file (`core.files.gguf`): where the tensors are."""
 _NOT_NEEDED = ("*.gguf", "*.onnx", "onnx/*", "*.msgpack", "*.h5", "*.ot", "*.pth", "original/*")
 
 

@@ -61,7 +61,7 @@ class SourceOptions(Record):
 
     model_id: str | None = option(
         None,
-        "Directory or .tar.gz of the model, its s3:// address or Hugging Face id. "
+        "Directory, .tar.gz or .gguf of the model, its s3:// address or Hugging Face id. "
         "Default: the model directory.",
         vllm="model",
     )

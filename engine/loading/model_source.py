@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
-from core.configuration.hub import PICKLE_CURE
+from core.configuration.hub import GGUF_INDEX, PICKLE_CURE
 from core.errors import ConfigurationError
 from engine.model.checkpoint import Nested, find_nested
 from engine.model.families import FAMILIES, TEXT_ALONE
@@ -56,7 +56,7 @@ class ModelSource:
     """The tensors' names, if `config` describes the language model inside another model."""
 
     def __post_init__(self) -> None:
-        if self.is_dummy or any(self.model_dir.glob("*.safetensors")):
+        if self.is_dummy or self.is_gguf or any(self.model_dir.glob("*.safetensors")):
             return
         if not any(self.model_dir.glob("*.bin")):
             raise ConfigurationError(
@@ -65,6 +65,11 @@ class ModelSource:
             )
         if not self.allow_pickle:
             raise ConfigurationError(f"{self.model_dir} has no *.safetensors; {PICKLE_CURE}")
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether the weights are in a GGUF file, which was translated into this directory."""
+        return (self.model_dir / GGUF_INDEX).is_file()
 
     @property
     def quantization(self) -> str | None:
@@ -82,7 +87,12 @@ class ModelSource:
         random = "the weights are random, and so are the answers: option.load_format=dummy"
         fp8 = "option.quantize=fp8 saves nothing on a CPU, which has no kernel for it; int8 does"
         is_vain = self.precision == "fp8" and self.device.type == "cpu"
-        return (*[random] * self.is_dummy, *[fp8] * is_vain)
+        notes = (*[random] * self.is_dummy, *[fp8] * is_vain)
+        if not self.is_gguf or self.is_dummy:
+            return notes
+        from engine.model.gguf.stored import storage_note
+
+        return (*notes, storage_note(self.model_dir))
 
     @property
     def is_pinned(self) -> bool:
@@ -134,7 +144,8 @@ class ModelSource:
     def without_quantization(self) -> ModelSource:
         """Return a source whose config does not mention quantized weights."""
         config: Any = deepcopy(self.config)
-        del config.quantization_config
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
         return self.with_config(config)
 
     def load_with_missing(
@@ -157,6 +168,11 @@ class ModelSource:
 
         Random weights are created on the device; loaded weights are still on the CPU.
         """
+        if self.is_gguf and not self.is_dummy and "state_dict" not in keywords:
+            from engine.model.gguf.stored import dense_state
+
+            state = dense_state(self.model_dir, self.config.get_text_config().num_hidden_layers)
+            return self.without_quantization().load(kind, state_dict=state, **keywords)
         keywords |= {"dtype": self.dtype, "trust_remote_code": self.trust_remote_code}
         # Copy the config, because transformers writes keywords into it.
         if not self.is_dummy:

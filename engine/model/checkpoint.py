@@ -1,4 +1,4 @@
-"""A model's tensors by name, from memory-mapped safetensors files."""
+"""A model's tensors by name, from memory-mapped safetensors or GGUF files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from core.configuration.hub import GGUF_INDEX
 from core.errors import ConfigurationError
 from engine.attention.call import UnsupportedModelError
 from engine.model.families import Family
@@ -215,6 +216,10 @@ def checkpoint_of(
 
 
 def _entries(model_dir: Path) -> dict[str, Entry]:
+    if (model_dir / GGUF_INDEX).is_file():
+        from engine.model.gguf.stored import gguf_entries
+
+        return gguf_entries(model_dir)
     tensors: dict[str, Entry] = {}
     for path in _files(model_dir):
         try:

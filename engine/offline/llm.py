@@ -57,7 +57,8 @@ class LLM:
     """
 
     def __init__(self, model: str | Path, *, revision: str | None = None, **options: Value) -> None:
-        """model: a directory, or a model id of the Hugging Face hub; revision: which of its."""
+        """model: a directory, a GGUF file, or a model id of the Hugging Face hub; revision: which
+        of its."""
         options = {vllm_names().get(name, name): value for name, value in options.items()}
         for name in options:
             if owners().get(name, "model") not in RECORDS:
@@ -277,14 +278,21 @@ class LLM:
 
 
 def _find_model(model: str | Path, options: Options) -> Path:
+    from core.files.gguf import find_gguf, is_gguf, translated
+
     path = Path(model).expanduser()
-    if not path.is_dir():
-        return from_hub(
+    if not (path.is_dir() or is_gguf(path)):
+        path = from_hub(
             str(model), options.source.revision, options.model, given_as="model", local=path
         )
-    if options.source.revision is not None:
+    elif options.source.revision is not None:
         raise ConfigurationError(f"option 'revision' has no effect on the directory {path}")
-    return path
+    files = find_gguf(path)
+    if not files:
+        return path
+    from engine.model.gguf.translate import translate
+
+    return translated(files, lambda directory: translate(files, directory))
 
 
 def _parts(message: ChatMessage) -> Sequence[object]:

@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig
 from core.errors import ConfigurationError
 from engine.group import Group
 from engine.model.checkpoint import Checkpoint
+from engine.model.gguf.packed import Gguf
 from engine.model.linear import Format, Quantized, Stored
 from engine.model.loader import Loader
 from engine.model.published.settings import quantization_config, quantization_method
@@ -51,6 +52,7 @@ SCHEMES: Mapping[str, Callable[[Mapping[str, Any]], Scheme]] = {
     "awq": Awq,
     "gptq": Gptq,
     "mxfp4": Mxfp4,
+    "gguf": Gguf,
 }
 """Keyed by `quant_method`. A class raises ValueError, with the reason, for a config it cannot
 read."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import tarfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -15,7 +16,6 @@ import pytest
 
 from container.__main__ import main
 from container.configuration.resolve import load_configuration
-from container.model_files.cache import cached_directory
 from container.model_files.directory import (
     SAGEMAKER_MODEL_DIR,
     default_model_dir,
@@ -25,6 +25,7 @@ from container.model_files.directory import (
     resolve_model_dir,
 )
 from core.errors import ConfigurationError
+from core.files.cached_directory import cached_directory
 
 Resolve = Callable[[str], Path]
 Packed = Callable[..., Path]
@@ -97,6 +98,44 @@ def test_a_changed_archive_is_unpacked_again(packed: Packed) -> None:
     second = open_model_dir(packed("model.tar.gz", extra="x" * 99))
     assert first != second
     assert (second / "extra").is_file()
+
+
+@pytest.fixture
+def gguf_file(tmp_path: Path) -> Path:
+    """Return a file in a directory with a serving.properties."""
+    directory = tmp_path / "gguf"
+    directory.mkdir()
+    (directory / "serving.properties").write_text("option.batching=none\n")
+    (directory / "model.gguf").write_bytes(b"GGUF")
+    return directory / "model.gguf"
+
+
+def test_a_gguf_file_is_translated_once(
+    gguf_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[Sequence[str]] = []
+
+    def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        Path(command[3], "config.json").write_text("{}")
+        return subprocess.CompletedProcess(command, 0, stderr="")
+
+    monkeypatch.setattr("container.model_files.gguf.run_to_end", run)
+    directory = resolve(str(gguf_file))
+    assert (directory / "config.json").is_file()
+    assert main(["explain", str(gguf_file.parent)]) == 0
+    shown = capsys.readouterr().out
+    assert f"model: {gguf_file.parent}" in shown
+    assert "batching: none (option.batching=none)" in shown
+    assert main(["explain", str(gguf_file)]) == 0
+    assert f"model: {gguf_file}" in capsys.readouterr().out
+    assert len(commands) == 1
+
+
+@pytest.mark.matrix(cases=0)
+def test_a_broken_gguf_file_ends_the_start(gguf_file: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"not a GGUF file .*download it"):
+        resolve(str(gguf_file))
 
 
 def test_an_archives_own_configuration_is_used(

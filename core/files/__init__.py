@@ -1,0 +1,1 @@
+"""Files of models: a cache of directories, and GGUF files."""

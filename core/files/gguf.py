@@ -1,0 +1,79 @@
+"""Models in llama.cpp's format: GGUF files, and the directories into which they are translated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from core.configuration.hub import GGUF_INDEX
+from core.errors import ConfigurationError
+from core.files.cached_directory import cached_directory
+
+BESIDE = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+"""Files that replace the tokenizer of a GGUF file if they are in its directory."""
+_REVISION = 1
+"""Of the translation: another one is not mistaken for this one's."""
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
+_PROJECTOR = "mmproj"
+"""A file whose name begins like this belongs to a language model, and is none."""
+
+
+def is_gguf(path: Path) -> bool:
+    return path.suffix == ".gguf" and path.is_file()
+
+
+def find_gguf(path: Path) -> list[Path]:
+    """Return the GGUF file at `path`, or the one in this directory, with its parts in order.
+
+    Returns [] if there is none, or if the directory has weights in another format. Raises
+    ConfigurationError if there are several, or if a part is missing.
+    """
+    if is_gguf(path):
+        return _parts(path)
+    others = ("*.safetensors", "*.bin", GGUF_INDEX)
+    if not path.is_dir() or any(any(path.glob(name)) for name in others):
+        return []
+    models = group_parts(file.name for file in path.glob("*.gguf"))
+    if len(models) > 1:
+        raise ConfigurationError(
+            f"{path} holds {len(models)} models ({', '.join(sorted(models))}): name one, such as "
+            f"{path / min(models)}"
+        )
+    return [part for name in models for part in _parts(path / name)]
+
+
+def group_parts(names: Iterable[str]) -> list[str]:
+    """Return the language models among the names of GGUF files; of one in parts, the first."""
+    kept = (name for name in names if not name.startswith(_PROJECTOR))
+    parts = ((name, _PART.fullmatch(name.removesuffix(".gguf"))) for name in kept)
+    return [name for name, part in parts if part is None or int(part[2]) == 1]
+
+
+def translated(files: Sequence[Path], write: Callable[[Path], None]) -> Path:
+    """Return the directory into which GGUF files are translated; `write` it if it is missing.
+
+    files: as `find_gguf` returns them.
+    """
+    beside = (files[0].parent / name for name in BESIDE)
+    states = [(str(file.resolve()), file.stat()) for file in (*files, *beside) if file.is_file()]
+    key = [f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in states]
+    name = files[0].stem  # the model's name in answers
+
+    def fill(directory: Path) -> None:
+        (directory / name).mkdir()
+        write(directory / name)
+
+    return cached_directory(f"gguf {_REVISION} {key}", fill) / name
+
+
+def _parts(first: Path) -> list[Path]:
+    found = _PART.fullmatch(first.stem)
+    if found is None:
+        return [first]
+    count = int(found[3])
+    parts = [first.with_name(f"{found[1]}-{n:05}-of-{count:05}.gguf") for n in range(1, count + 1)]
+    missing = next((part for part in parts if not part.is_file()), None)
+    if missing is not None:
+        raise ConfigurationError(f"{missing} is missing: the model is in {count} parts")
+    return parts
