@@ -49,7 +49,7 @@ PARTS = {
         ("model",),
         ("lora", "scores", "speculation", "vision"),
         ("loading",),
-        ("resolve", "failures", "observers"),
+        ("resolve", "failures", "observers", "encoder"),
         ("memory",),
         ("engine",),
         ("builders",),

@@ -64,6 +64,8 @@ def facts_lines(facts: Facts, num_copies: int = 1) -> Iterator[str]:
     yield f"  batching: {facts.batching} ({facts.batching_reason})"
     if facts.executor == "task":
         yield f"  task: {facts.task} ({facts.executor_reason})"
+        if facts.encoder:
+            yield f"  encoder: {facts.encoder}"
         yield from _task_limit_lines(facts)
     else:
         yield f"  executor: {facts.executor} ({facts.executor_reason})"

@@ -18,6 +18,7 @@ BATCHING_NAMES: tuple[Batching, ...] = typing.get_args(Batching)
 
 DEFAULT_FOR_PACKED: Batching = "paged"
 """The strategy for a decoder that runs on the packed executor, unless the options name one."""
+DEFAULT_FOR_EMBEDDINGS: Batching = "continuous"
 DEFAULT_FOR_OTHERS: Batching = "dynamic"
 """The strategy for any other model, and for tasks that do not generate text. For a user's handler
 it is `none` instead (core/configuration/task.py)."""
@@ -30,9 +31,9 @@ class StrategyTraits:
     limit_option: Literal["batch_size", "max_rolling_batch_size"] | None
     """The option that limits how many sequences run at once. None: one at a time."""
     needs_packed_executor: bool = False
-    """Changes the batch between steps, so it needs the packed executor and serves only text
-    generation. The other strategies run each batch to its end, so the library executor and other
-    tasks can use them too."""
+    """Changes the batch between steps, so it needs the packed executor for text generation. The
+    other strategies run each batch to its end, so the library executor and other tasks can use them
+    too."""
     has_kv_reservation: bool = False
     """Reserves KV memory as `option.kv_reservation` says. In the other strategies a sequence counts
     as `Sequence.max_length` tokens, reserved at admission or, if `is_paged`, allocated as the
@@ -53,6 +54,8 @@ STRATEGIES: Mapping[Batching, StrategyTraits] = {
 }
 LIBRARY_NAMES = tuple(name for name, row in STRATEGIES.items() if not row.needs_packed_executor)
 """The strategies that work without the packed executor."""
+EMBEDDING_NAMES = (*LIBRARY_NAMES, "continuous")
+"""The strategies that embed texts. The first two run each batch of requests to its end."""
 ROLLING_NAMES = tuple(
     name for name, row in STRATEGIES.items() if row.limit_option == "max_rolling_batch_size"
 )

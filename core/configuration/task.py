@@ -15,7 +15,12 @@ from core.configuration.pipeline_tasks import (
     SPEECH_RECOGNITION,
     VIDEO_CLASSIFICATION,
 )
-from core.configuration.strategy_table import DEFAULT_FOR_OTHERS, LIBRARY_NAMES
+from core.configuration.strategy_table import (
+    DEFAULT_FOR_EMBEDDINGS,
+    DEFAULT_FOR_OTHERS,
+    EMBEDDING_NAMES,
+    LIBRARY_NAMES,
+)
 from core.errors import ConfigurationError
 
 Kind = Literal["generation", "embedding", "pipeline", "handler"]
@@ -93,10 +98,11 @@ def check_options(task: Task, options: Options) -> None:
     if task.kind == "generation":
         return
     choice = choose_batching(options.strategy)
-    if choice.needs_packed_executor:
+    names = EMBEDDING_NAMES if task.kind == "embedding" else LIBRARY_NAMES
+    if choice.name is not None and choice.name not in names:
         raise ConfigurationError(
             f"{choice.reason} chooses {choice.name}, which works only for text generation; "
-            f"for {task.name} ({task.reason}), set option.batching={' or '.join(LIBRARY_NAMES)}"
+            f"for {task.name} ({task.reason}), set option.batching={' or '.join(names)}"
         )
     for setting in filter(None, (record.only_for_text for record in options.records())):
         raise ConfigurationError(
@@ -120,7 +126,9 @@ def choose_batching_of(task: Task, options: Options) -> Choice:
         return choice
     if task.kind == "handler":
         return Choice("none", "default: a handler gets one request at a time, as in LMI")
-    return Choice(DEFAULT_FOR_OTHERS, f"default for {task.name}")
+    is_embedding = task.kind == "embedding"
+    name = DEFAULT_FOR_EMBEDDINGS if is_embedding else DEFAULT_FOR_OTHERS
+    return Choice(name, f"default for {task.name}")
 
 
 def _named(name: str) -> Task:

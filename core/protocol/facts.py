@@ -24,6 +24,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     executor_reason: str
     decoder: str = ""
     """For the packed executor: whose code computes the layers; if not Longshore's, also why."""
+    encoder: str = ""
+    """The same for tasks other than text generation, except for the user's handlers."""
     device: str
     num_ranks: int = 1
     """Devices that share the model."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,14 +17,14 @@ from core.configuration.task import Task, check_options, choose_batching_of
 from core.protocol.facts import Facts
 from engine.device import choose_device, use_expandable_segments
 from engine.ranks.degree import notes_on_one_rank
-from engine.tasks.engine import TaskEngine
+from engine.tasks.engine import MAX_STEPS, TaskEngine
 from engine.tasks.handlers.handler import load_handler
 from engine.tasks.performer import Performer
 from strategies.base import Limits
 from strategies.factory import StrategySettings, make_strategy
 
-_TOKENS_PER_JOB = 2
-"""To the strategy, a job is a one-token prompt with a one-token answer: see `TaskEngine`."""
+_TOKENS_PER_JOB = 1 + MAX_STEPS
+"""To the strategy, whose blocks hold a job each: see `TaskEngine`."""
 
 
 def build_task_engine(task: Task, model_dir: Path, options: Options) -> TaskEngine:
@@ -54,6 +55,7 @@ def build_task_engine(task: Task, model_dir: Path, options: Options) -> TaskEngi
         executor_reason=task.reason,
         device=str(device),
         dtype=description.dtype,
+        encoder=description.encoder,
         max_model_len=description.max_model_len,
         max_sequences=max_jobs,
         weights_bytes=description.weights_bytes,
@@ -87,7 +89,8 @@ def _load_performer(
 
     config = read_config(model_dir, options.model.trust_remote_code)
     source = make_source(model_dir, config, options.model, options.execution, device)
-    source.reject_own_options(f"transformers' code computes {task.name}")
+    # Only whether weights are quantized depends on whose layers compute the task.
+    replace(source, precision=None).reject_own_options(f"transformers' code computes {task.name}")
     if task.kind == "embedding":
         return Embedder(source, options)
     return PipelinePerformer(task.name, source)

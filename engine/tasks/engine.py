@@ -21,8 +21,10 @@ from engine.stopwatch import Stopwatch
 from engine.tasks.performer import Answer, Job, Outcome, Performer
 from strategies.base import Strategy
 
-_ONE_STEP = SamplingParams(max_tokens=1, seed=0)
-_DONE = Sampled((0,), (0.0,))
+MAX_STEPS = 2**30
+"""Steps that a job may take."""
+_AGAIN, _DONE = Sampled((0,), (0.0,)), Sampled((1,), (0.0,))
+_JOB = SamplingParams(max_tokens=MAX_STEPS, stop_token_ids=_DONE.token_ids, seed=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,8 @@ class TaskOutput:
 class TaskEngine:
     """Runs the jobs of a task, with the step interface of `engine.engine.Engine`.
 
-    To the strategy, a job is a request with a one-token prompt and a one-token answer. So the
-    strategy handles the waiting queue, batching and aborts.
+    To the strategy, a job is a request with a prompt of one token and an answer of one token for
+    each step that it takes. So the strategy handles the waiting queue, batching and aborts.
     """
 
     def __init__(self, strategy: Strategy, performer: Performer, facts: Facts) -> None:
@@ -63,7 +65,7 @@ class TaskEngine:
         self.model_time = Stopwatch()
         """Measures the time spent in the performer."""
         self._jobs: dict[int, Job] = {}
-        """Waiting jobs by request id."""
+        """Waiting and running jobs by request id."""
         self._next_id = 0
         self.num_steps = 0
         """Steps since the start."""
@@ -74,7 +76,7 @@ class TaskEngine:
 
     def add(self, job: Job, now: float) -> int:
         """Queue a job and return its id. Raises GenerationError if the strategy fails."""
-        request = Request(self._next_id, [0], _ONE_STEP, arrival=now)
+        request = Request(self._next_id, [0], _JOB, arrival=now)
         self._guard.add(request)
         self._jobs[request.id] = job
         self._next_id += 1
@@ -107,10 +109,16 @@ class TaskEngine:
             self.num_steps += 1
             self.num_step_sequences += len(plan.chunks)
             ids = [chunk.sequence.id for chunk in plan.chunks]
-            jobs = [self._jobs.pop(id) for id in ids]
+            jobs = [self._jobs[id] for id in ids]
             with self.model_time:
-                outcomes = dict(zip(ids, self.performer.perform(jobs, between_runs), strict=True))
-            finished = self._guard.commit(plan, dict.fromkeys(ids, _DONE))
+                performed = zip(ids, self.performer.perform(jobs, between_runs), strict=True)
+            outcomes = {id: outcome for id, outcome in performed if outcome is not None}
+            for id in outcomes:
+                self._jobs.pop(id, None)
+            results = {id: _DONE if id in outcomes else _AGAIN for id in ids}
+            finished = [
+                output for output in self._guard.commit(plan, results) if output.finish is not None
+            ]
         for output in self._guard.take_outputs():
             self._jobs.pop(output.request_id, None)
             outcomes[output.request_id] = GenerationError(output.failure)

@@ -13,14 +13,15 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from core.errors import ConfigurationError
 from core.foreign_code import contained
+from engine.encoder.own_layers import own_encoder, use_own_layers
 from engine.loading.model_source import ModelSource
 from engine.tasks.performer import Description
 
 logger = logging.getLogger(__name__)
 
 
-def load_with_head(source: ModelSource, kind: Any, task: str) -> Any:
-    """Load a model with one of transformers' Auto classes, onto its device.
+def load_with_head(source: ModelSource, kind: Any, task: str) -> tuple[Any, str]:
+    """Load a model with one of transformers' Auto classes, and return whose its layers are.
 
     Raises ConfigurationError if it cannot be loaded, or if the checkpoint has no weights for the
     task's head: transformers would initialize the head at random and only log it.
@@ -28,8 +29,9 @@ def load_with_head(source: ModelSource, kind: Any, task: str) -> Any:
     try:
         with contained:
             if source.is_dummy:
-                return source.load(kind).to(source.device).eval()
-            model, info = source.load(kind, output_loading_info=True)
+                model, info = source.load(kind), {"missing_keys": []}
+            else:
+                model, info = source.load(kind, output_loading_info=True)
     except Exception as error:  # loading may raise anything, depending on the weight format
         raise _cannot_load(source, task, error) from error
     body = f"{model.base_model_prefix}."
@@ -39,7 +41,16 @@ def load_with_head(source: ModelSource, kind: Any, task: str) -> Any:
             f"{source.model_dir} was not trained for {task}: it has no weights for "
             f"{', '.join(missing)}"
         )
-    return model.to(source.device).eval()
+    return place(model, source, task)
+
+
+def place(model: Any, source: ModelSource, task: str) -> tuple[Any, str]:
+    """Return a transformers model on its device, with our own layers if they compute the same.
+
+    Also return whose layers they are. Raises as `use_own_layers` does.
+    """
+    model = model.to(source.device).eval()
+    return model, use_own_layers(model, source, task)
 
 
 def load_tokenizer(source: ModelSource, task: str) -> Any:
@@ -80,12 +91,16 @@ def require(package: str, task: str, hint: str) -> None:
         raise ConfigurationError(f"option.task={task} needs the package {package}: {hint}")
 
 
-def describe(model: Any, *, max_model_len: int = 0, notes: tuple[str, ...] = ()) -> Description:
-    """Return the description of a transformers model that start-up prints."""
+def describe(
+    model: Any, encoder: str, *, max_model_len: int = 0, notes: tuple[str, ...] = ()
+) -> Description:
+    """Return the description of a model that start-up prints. encoder: as from `place`."""
+    own = own_encoder(model)
     return Description(
         architecture=type(model).__name__,
         dtype=str(model.dtype).removeprefix("torch."),
-        weights_bytes=model.get_memory_footprint(),
+        weights_bytes=model.get_memory_footprint() + (own.num_bytes if own else 0),
+        encoder=encoder,
         max_model_len=max_model_len,
         notes=notes,
     )

@@ -38,9 +38,9 @@ class Answer:
         return Performed(id, self.body, self.content_type, self.code, dict(self.headers), is_last)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Job:
-    """A request, received as `core.protocol.messages.Perform`."""
+    """A request, received as `core.protocol.messages.Perform`. Equal only to itself."""
 
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -58,6 +58,8 @@ class Description:
 
     architecture: str
     dtype: str = ""
+    encoder: str = ""
+    """Whose layers compute it, if it is a transformers model."""
     weights_bytes: int = 0
     max_model_len: int = 0
     notes: tuple[str, ...] = ()
@@ -69,10 +71,13 @@ class Performer(Protocol):
     @property
     def description(self) -> Description: ...
 
-    def perform(self, jobs: Sequence[Job], between_runs: Callable[[], None]) -> list[Outcome]:
+    def perform(
+        self, jobs: Sequence[Job], between_runs: Callable[[], None]
+    ) -> Sequence[Outcome | None]:
         """Return one outcome per job, in order. Raises only if the device is no longer usable.
 
-        If it runs the model more than once, it calls `between_runs` between the runs.
+        None: the job is not done, and is to be performed further in the next step, if it is not
+        aborted. If it runs the model more than once, it calls `between_runs` between the runs.
         """
         ...
 

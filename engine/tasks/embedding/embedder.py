@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import msgspec
 import numpy as np
@@ -18,36 +21,58 @@ from core.configuration.task import EMBEDDING
 from core.errors import ConfigurationError, RequestError
 from core.foreign_code import contained
 from core.protocol.task_bodies import EmbeddingAnswer, EmbeddingBody
+from engine.encoder.own_layers import own_encoder
 from engine.loading.model_source import ModelSource
 from engine.tasks.embedding.pooling import pool
 from engine.tasks.embedding.settings import read_embedding_settings
 from engine.tasks.lengths import longest_text
-from engine.tasks.loading import describe, load_tokenizer
+from engine.tasks.loading import describe, load_tokenizer, place
 from engine.tasks.performer import Answer, Description, Job, Outcome, run_isolated
+
+MAX_PADDING = 8
+"""Padded tokens of a batch for our own layers, in token budgets."""
+
+
+@dataclass(slots=True, eq=False)
+class _Progress:
+    """How far a request is."""
+
+    body: EmbeddingBody
+    texts: list[list[int]]
+    """The token ids of its texts."""
+    vectors: list[Tensor | None]
+    """One vector per text, once it is embedded."""
+    left: list[int]
+    """The texts that are still to be embedded, the shortest last."""
+    num_tokens: int = 0
+    """Tokens embedded so far."""
 
 
 class _Text(NamedTuple):
-    """One input of a request in a batch."""
+    """One text of a request."""
 
-    job: int
-    """Index of the request in the batch."""
+    progress: _Progress
     position: int
-    """Index of the text in the request."""
-    token_ids: list[int]
+    """Its index in the request."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.progress.texts[self.position]
 
 
 class Embedder:
-    """Embeds the texts of all requests of a batch, running texts of similar length together."""
+    """Embeds the texts of all running requests, in steps of one forward pass."""
 
     def __init__(self, source: ModelSource, options: Options) -> None:
         self._settings = read_embedding_settings(source.model_dir, options)
         self._tokenizer = load_tokenizer(source, EMBEDDING)
-        self.model = _load(source)
+        self.model, self._encoder = _load(source)
         limit = longest_text(self._tokenizer, self.model)
         self._max_tokens = _max_tokens(options, min(limit, self._settings.max_tokens or limit))
         budget = options.strategy.max_rolling_batch_prefill_tokens
         self._batch_tokens = budget or DEFAULT_STEP_TOKENS[source.device.type]
         self._matryoshka = _matryoshka_sizes(source.config)
+        self._progress: WeakKeyDictionary[Job, _Progress] = WeakKeyDictionary()
         self._decode = msgspec.msgpack.Decoder(EmbeddingBody).decode
 
     @property
@@ -55,33 +80,65 @@ class Embedder:
         pooling = " + ".join(self._settings.pooling)
         form = "normalized" if self._settings.is_normalized else "not normalized"
         note = f"pooling: {pooling}; vectors are {form} ({self._settings.reason})"
-        return describe(self.model, max_model_len=self._max_tokens, notes=(note,))
+        return describe(self.model, self._encoder, max_model_len=self._max_tokens, notes=(note,))
 
     @torch.inference_mode()
-    def perform(self, jobs: Sequence[Job], between_runs: Callable[[], None]) -> list[Outcome]:
-        bodies = [self._decode(job.body) for job in jobs]
-        tokenized: list[list[list[int]] | Exception] = []
-        for body in bodies:
-            tokenized.append(self._tokenize(body))
-            between_runs()
-        texts = [
-            _Text(job, position, token_ids)
-            for job, tokens in enumerate(tokenized)
-            if not isinstance(tokens, Exception)
-            for position, token_ids in enumerate(tokens)
-        ]
-        vectors: dict[tuple[int, int], Tensor | Exception] = {}
-        for batch in self._batches(texts):
+    def perform(
+        self, jobs: Sequence[Job], between_runs: Callable[[], None]
+    ) -> list[Outcome | None]:
+        """Embed as many texts of these requests as fit into one forward pass, by turns."""
+        outcomes: dict[Job, Outcome | None] = dict.fromkeys(jobs)
+        for job in jobs:
+            if job not in self._progress:
+                body = self._decode(job.body)
+                texts = self._tokenize(body)
+                if isinstance(texts, Exception):
+                    outcomes[job] = texts
+                else:
+                    self._progress[job] = _begin(body, texts)
+                between_runs()
+        running = {job: self._progress[job] for job in jobs if job in self._progress}
+        failures: dict[_Progress, Exception] = {}
+        for batch in self._batches(self._next_texts(running.values())):
             results = run_isolated(self._embed, batch, between_runs)
             for text, result in zip(batch, results, strict=True):
-                vectors[text.job, text.position] = result
+                if isinstance(result, Exception):
+                    failures[text.progress] = result
+                else:
+                    text.progress.vectors[text.position] = result
             between_runs()
-        return [
-            self._outcome(body, tokens, [vectors[job, index] for index in range(len(tokens))])
-            if not isinstance(tokens, Exception)
-            else tokens
-            for job, (body, tokens) in enumerate(zip(bodies, tokenized, strict=True))
-        ]
+        for job, progress in running.items():
+            vectors = [vector for vector in progress.vectors if vector is not None]
+            if progress in failures:
+                outcomes[job] = failures[progress]
+            elif len(vectors) == len(progress.vectors):
+                outcomes[job] = self._answer(progress, vectors)
+        return list(outcomes.values())
+
+    def _next_texts(self, running: Iterable[_Progress]) -> list[_Text]:
+        """Return the texts of one forward pass, within the token budget.
+
+        The request with the fewest tokens so far has the next turn. So one of a single text waits
+        for no more than a step, however many texts the others have.
+        """
+        turns = [(progress.num_tokens, turn, progress) for turn, progress in enumerate(running)]
+        heapify(turns)
+        texts: list[_Text] = []
+        num_left = self._batch_tokens
+        while turns:
+            _, turn, progress = heappop(turns)
+            if not progress.left:
+                continue
+            text = _Text(progress, progress.left[-1])
+            num_tokens = len(text.token_ids)
+            if texts and num_tokens > num_left:
+                continue
+            texts.append(text)
+            num_left -= num_tokens
+            progress.left.pop()
+            progress.num_tokens += num_tokens
+            heappush(turns, (progress.num_tokens, turn, progress))
+        return texts
 
     def _tokenize(self, body: EmbeddingBody) -> list[list[int]] | Exception:
         try:
@@ -145,13 +202,15 @@ class Embedder:
             )
 
     def _batches(self, texts: list[_Text]) -> Iterator[list[_Text]]:
-        """Yield batches of texts of similar length, which stay within the token budget when padded.
+        """Yield batches of texts of similar length, whose padded tokens stay within limits.
 
-        A single text over the budget is a batch of its own.
+        Our own layers compute no padding, but take padded batches. A single text over the limit is
+        a batch of its own.
         """
+        limit = self._batch_tokens * (MAX_PADDING if own_encoder(self.model) else 1)
         batch: list[_Text] = []
         for text in sorted(texts, key=lambda text: len(text.token_ids)):
-            if batch and (len(batch) + 1) * len(text.token_ids) > self._batch_tokens:
+            if batch and (len(batch) + 1) * len(text.token_ids) > limit:
                 yield batch
                 batch = []
             batch.append(text)
@@ -172,23 +231,25 @@ class Embedder:
         )
         return list(vectors.cpu())
 
-    def _outcome(
-        self, body: EmbeddingBody, tokens: list[list[int]], vectors: list[Tensor | Exception]
-    ) -> Outcome:
+    def _answer(self, progress: _Progress, vectors: list[Tensor]) -> Answer:
+        size = progress.body.dimensions
         packed: list[bytes] = []
         for vector in vectors:
-            if isinstance(vector, Exception):
-                return vector
-            if body.dimensions is not None:
-                vector = vector[: body.dimensions]
+            if size is not None:
+                vector = vector[:size]
                 vector = normalize(vector, dim=0) if self._settings.is_normalized else vector
             packed.append(vector.numpy().astype(np.dtype("<f4")).tobytes())
-        answer = EmbeddingAnswer(packed, list(map(len, tokens)))
+        answer = EmbeddingAnswer(packed, list(map(len, progress.texts)))
         return Answer(msgspec.msgpack.encode(answer), "application/msgpack")
 
 
-def _load(source: ModelSource) -> Any:
-    """Load the model onto its device; keep only the encoder of an encoder-decoder model."""
+def _begin(body: EmbeddingBody, texts: list[list[int]]) -> _Progress:
+    left = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+    return _Progress(body, texts, [None] * len(texts), left)
+
+
+def _load(source: ModelSource) -> tuple[Any, str]:
+    """Load the model; keep only the encoder of an encoder-decoder model. Return as `place` does."""
     try:
         with contained:
             model: Any = source.load(AutoModel)
@@ -198,7 +259,7 @@ def _load(source: ModelSource) -> Any:
         ) from error
     if source.config.is_encoder_decoder:
         model = model.get_encoder()
-    return model.to(source.device).eval()
+    return place(model, source, EMBEDDING)
 
 
 def _max_tokens(options: Options, limit: int) -> int:

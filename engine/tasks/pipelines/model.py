@@ -70,7 +70,7 @@ class PipelineModel:
             logger.warning("%s runs in fp32: its pipeline cannot convert bf16 to numpy", task)
             source = replace(source, dtype=torch.float32)
         parts = load_parts(task, source)
-        self.model = load_with_head(source, kind, task)
+        self.model, self.encoder = load_with_head(source, kind, task)
         if task == VIDEO_CLASSIFICATION:
             parts["pipeline_class"] = FramesPipeline
         if task in CHAT_TASKS:

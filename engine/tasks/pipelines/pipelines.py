@@ -47,7 +47,7 @@ class PipelinePerformer:
 
     @property
     def description(self) -> Description:
-        return describe(self.model.model)
+        return describe(self.model.model, self.model.encoder)
 
     @torch.inference_mode()
     def perform(self, jobs: Sequence[Job], between_runs: Callable[[], None]) -> list[Outcome]:

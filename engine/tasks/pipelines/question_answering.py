@@ -73,7 +73,9 @@ class QuestionAnswering:
                 "question-answering needs the model's tokenizer.json, for the character offsets of "
                 "tokens"
             )
-        self.model = load_with_head(source, AutoModelForQuestionAnswering, QUESTION_ANSWERING)
+        self.model, self.encoder = load_with_head(
+            source, AutoModelForQuestionAnswering, QUESTION_ANSWERING
+        )
         self._limit = longest_text(self._tokenizer, self.model)
 
     def prepare(self, given: Any, parameters: Parameters) -> _Question:

@@ -399,6 +399,11 @@ def test_the_start_says_how_many_bytes_a_weight_takes() -> None:
     assert "weights 1.0 MiB in int4 (0.50 bytes per weight), KV" in text
 
 
+def test_the_start_says_whose_layers_compute_a_task() -> None:
+    facts = msgspec.structs.replace(FACTS, executor="task", encoder="own (bert)")
+    assert "  encoder: own (bert)" in facts_lines(facts)
+
+
 @pytest.mark.parametrize(
     ("host", "shown"),
     [

@@ -1,0 +1,1 @@
+"""Encoders: models that read whole texts at once, such as BERT."""

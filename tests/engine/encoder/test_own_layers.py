@@ -1,0 +1,190 @@
+"""Our own layers give the hidden states and the answers of transformers' layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import cosine_similarity, scaled_dot_product_attention
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from core.errors import ConfigurationError
+from engine.encoder import own_layers, texts
+from engine.encoder.families import FAMILIES
+from engine.encoder.own_layers import own_encoder, use_own_layers
+from engine.encoder.texts import PackedTexts, Sight
+from engine.loading.model_source import ModelSource
+
+SIZES = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2,
+         "intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 1}  # fmt: skip
+DISTIL = {"vocab_size": 60, "dim": 32, "n_layers": 3, "n_heads": 2, "hidden_dim": 48,
+          "max_position_embeddings": 64, "pad_token_id": 1}  # fmt: skip
+CONFIGS = {
+    "bert": SIZES,
+    "roberta": SIZES,
+    "xlm-roberta": SIZES,
+    "camembert": SIZES,
+    "distilbert": DISTIL,
+    "mpnet": SIZES,
+    "modernbert": SIZES | {"local_attention": 8, "num_hidden_layers": 4},
+    "nomic_bert": SIZES,
+    "gte": SIZES,
+    "eurobert": SIZES | {"num_key_value_heads": 1},
+    "llama": SIZES | {"num_key_value_heads": 1},
+    "mistral": SIZES | {"num_key_value_heads": 1, "sliding_window": None, "head_dim": 16},
+    "qwen2": SIZES | {"num_key_value_heads": 1},
+    "qwen3": SIZES | {"num_key_value_heads": 1, "head_dim": 8},
+}
+HEADS = (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+)
+LENGTHS = (7, 1, 30, 7, 22)
+
+
+def make(name, kind=AutoModel, **settings):
+    """Return a random model whose texts differ clearly."""
+    torch.manual_seed(5)
+    model = kind.from_config(CONFIG_MAPPING[name](**CONFIGS[name] | settings)).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0, 1.4 / weight.shape[-1] ** 0.5)
+    return model
+
+
+def source_of(model, tmp_path, **settings):
+    source = ModelSource(
+        model_dir=tmp_path, config=model.config, dtype=torch.float32,
+        device=torch.device("cpu"), is_dummy=True,
+    )  # fmt: skip
+    return replace(source, **settings)
+
+
+def batch(side="right", has_types=True):
+    torch.manual_seed(6)
+    ids = torch.randint(0, 60, (len(LENGTHS), max(LENGTHS)))
+    columns = torch.arange(max(LENGTHS))
+    columns = columns if side == "right" else columns.flip(0)
+    mask = (columns < torch.tensor(LENGTHS)[:, None]).long()
+    types = {"token_type_ids": (columns % 2).expand_as(ids)} if has_types else {}
+    return {"input_ids": ids.where(mask == 1, 1), "attention_mask": mask, **types}
+
+
+def outputs(model, inputs):
+    """Return the first output, of the texts' tokens only if it has one for each token."""
+    with torch.inference_mode():
+        output = model(**inputs)[0]
+    return output[inputs["attention_mask"].bool()] if output.shape[:2] == (5, 30) else output
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_padded_batch_equals_that_of_transformers(tmp_path, name, side):
+    """Padding may be on either side, where heads that read the first token would read padding."""
+    config = CONFIG_MAPPING[name]
+    heads = HEADS if side == "right" else HEADS[:1]
+    for kind in filter(lambda kind: config in kind._model_mapping, heads):
+        model = make(name, kind)
+        inputs = batch(side, getattr(model.config, "type_vocab_size", 0) > 1)
+        expected = outputs(model, inputs)
+        assert use_own_layers(model, source_of(model, tmp_path), "x") == f"own ({name})"
+        torch.testing.assert_close(outputs(model, inputs), expected, atol=2e-5, rtol=1e-4)
+    assert own_encoder(model).num_bytes > 0
+
+
+@pytest.mark.parametrize("settings", [{"dtype": torch.bfloat16}, {"precision": "int8"}])
+def test_low_precision_and_quantized_layers(tmp_path, settings):
+    model = make("bert")
+    inputs = batch()
+    expected = outputs(model, inputs)
+    model = model.to(settings.get("dtype", torch.float32))
+    description = use_own_layers(model, source_of(model, tmp_path, **settings), "x")
+    assert description == ("own (bert, int8)" if "precision" in settings else "own (bert)")
+    similarity = cosine_similarity(outputs(model, inputs).float(), expected)
+    assert 0.99 < similarity.min() < 1 - 1e-7
+    assert own_encoder(model).num_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("electra", {}, "model type electra is not in the family table"),
+        ("bert", {"is_decoder": True}, "different hidden states"),
+    ],
+)
+def test_models_that_compute_something_else_keep_their_layers(
+    tmp_path, monkeypatch, name, settings, reason
+):
+    monkeypatch.setitem(CONFIGS, "electra", SIZES)
+    model = make(name, **settings)
+    inputs = batch()
+    expected = outputs(model, inputs)
+    source = source_of(model, tmp_path)
+    for dtype in (torch.float32, torch.bfloat16):
+        description = use_own_layers(model, replace(source, dtype=dtype), "x")
+        assert description.startswith(f"transformers' code ({name}): ")
+        assert reason in description
+    assert torch.equal(outputs(model, inputs), expected)
+    with pytest.raises(ConfigurationError, match=f"quantize=int8 needs .* computes x: .*{reason}"):
+        use_own_layers(model, replace(source, precision="int8"), "x")
+
+
+def test_a_wrong_kernel_is_found_in_low_precision(tmp_path, monkeypatch):
+    monkeypatch.setattr(own_layers, "MAX_KERNEL_ERROR", 0.0)
+    model = make("bert").bfloat16()
+    source = source_of(model, tmp_path, dtype=torch.bfloat16)
+    assert "different hidden states" in use_own_layers(model, source, "x")
+
+
+def test_arguments_that_would_be_ignored_are_refused(tmp_path):
+    model = make("bert")
+    use_own_layers(model, source_of(model, tmp_path), "x")
+    with pytest.raises(ValueError, match="do not take inputs_embeds"):
+        model(torch.ones(1, 3, dtype=torch.long), inputs_embeds=torch.ones(1, 3, 32))
+
+
+SIGHTS = [
+    (Sight(), False),
+    (Sight(), True),
+    (Sight(window=3), False),
+    (Sight(is_causal=True), False),
+]
+
+
+@pytest.mark.parametrize(("sight", "has_bias"), SIGHTS)
+def test_attention_padded_for_one_call_equals_that_of_each_length(monkeypatch, sight, has_bias):
+    """Both equal the attention of each text alone, with a mask of all its tokens."""
+    monkeypatch.setattr(texts, "WINDOW_QUERIES", 8)
+    torch.manual_seed(7)
+    mask = batch()["attention_mask"]
+    query, key, value = torch.randn(3, int(mask.sum()), 2, 16)
+    bias = torch.randn(2, 40, 40) if has_bias else None
+    distances = torch.arange(30)[:, None] - torch.arange(30)
+    is_seen = torch.ones(30, 30, dtype=torch.bool)
+    if sight.window:
+        is_seen = distances.abs() <= sight.window
+    if sight.is_causal:
+        is_seen = distances >= 0
+    seen = torch.zeros(30, 30).masked_fill(~is_seen, -torch.inf)
+    expected, start = [], 0
+    for length in sorted(LENGTHS):
+        rows = slice(start, start + length)
+        scores = seen if bias is None else seen + bias[:, :30, :30]
+        alone = [part[rows].transpose(0, 1)[None] for part in (query, key, value)]
+        attended = scaled_dot_product_attention(*alone, attn_mask=scores[..., :length, :length])
+        expected.append(attended[0].transpose(0, 1))
+        start += length
+    for pads in (False, True):
+        got = PackedTexts(mask, pads=pads).attend(query, key, value, sight, bias)
+        torch.testing.assert_close(got, torch.cat(expected))
