@@ -47,7 +47,7 @@ ReasoningParserName = Literal[
     "openai_gptoss",
 ]  # fmt: skip
 SpeculativeMethod = Literal["ngram", "suffix", "draft_model", "mtp", "eagle3"]
-FamilyMtp = Literal["deepseek_mtp", "glm4_moe_mtp", "qwen3_next_mtp"]
+FamilyMtp = Literal["deepseek_mtp", "ernie_mtp", "glm4_moe_mtp", "qwen3_next_mtp"]
 """vLLM's older names of mtp."""
 MOST_DRAFTS = 16
 """The highest `num_speculative_tokens`."""
@@ -330,7 +330,7 @@ class SpeculationOptions(Record):
             method = "draft_model"
         elif method is None and self.speculative_config is not None:
             method = "ngram"
-        elif method in ("deepseek_mtp", "glm4_moe_mtp", "qwen3_next_mtp"):
+        elif method in typing.get_args(FamilyMtp):
             method = "mtp"
         if (method in ("draft_model", "eagle3")) != (config.model is not None):
             key = "speculative_method" if self.speculative_config is None else "speculative_config"

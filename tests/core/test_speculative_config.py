@@ -19,6 +19,7 @@ from core.errors import ConfigurationError
         ('{"method": "draft_model", "model": "small"}', ("draft_model", 5)),
         ('{"method": "mtp", "num_speculative_tokens": 1}', ("mtp", 1)),
         ('{"method": "qwen3_next_mtp"}', ("mtp", 5)),
+        ('{"method": "ernie_mtp"}', ("mtp", 5)),
     ],
 )
 def test_a_config_of_vllm(text, chosen):

@@ -27,35 +27,45 @@ from engine.speculation.heads.head import Ends, Head, joined
 class Names:
     """What a checkpoint calls the parts beside the layer itself, whose names are the model's."""
 
-    part: str
-    """What all names begin with; {count}: the number of the model's layers."""
-    own: str
-    """What takes its place here, so that the layer is layer 0."""
+    parts: Mapping[str, str]
+    """What names begin with, and what takes its place here, so that the layer is layer 0. {count}:
+    the number of the model's layers."""
     embedding_norm: str
     state_norm: str
     project: str
-    norm: str
+    norm: str = ""
+    """The norm after the layer; '': the model's own."""
     shared: tuple[str, ...] = ()
     """Tensors that the model has already, and that are not read."""
 
 
 QWEN = Names(
-    part="mtp.",
-    own="model.",
+    parts={"mtp.": "model."},
     embedding_norm="model.pre_fc_norm_embedding",
     state_norm="model.pre_fc_norm_hidden",
     project="model.fc",
     norm="model.norm",
 )
 DEEPSEEK = Names(
-    part="model.layers.{count}.",
-    own="model.layers.0.",
+    parts={"model.layers.{count}.": "model.layers.0."},
     embedding_norm="model.layers.0.enorm",
     state_norm="model.layers.0.hnorm",
     project="model.layers.0.eh_proj",
     norm="model.layers.0.shared_head.norm",
     shared=("model.layers.0.embed_tokens.", "model.layers.0.shared_head.head."),
 )
+ERNIE = Names(
+    parts={
+        "model.mtp_block.0.": "model.layers.0.",
+        "model.mtp_emb_norm.0.": "model.mtp_emb_norm.",
+        "model.mtp_hidden_norm.0.": "model.mtp_hidden_norm.",
+        "model.mtp_linear_proj.0.": "model.mtp_linear_proj.",
+    },
+    embedding_norm="model.mtp_emb_norm",
+    state_norm="model.mtp_hidden_norm",
+    project="model.mtp_linear_proj",
+)
+"""As Baidu's FastDeploy reads the files, where the layer has no experts."""
 NAMES: Mapping[str, Names] = {
     "qwen3_next": QWEN,
     "qwen3_5_text": QWEN,
@@ -63,6 +73,7 @@ NAMES: Mapping[str, Names] = {
     "deepseek_v3": DEEPSEEK,
     "glm4_moe": DEEPSEEK,
     "glm4_moe_lite": DEEPSEEK,
+    "ernie4_5_moe": ERNIE,
 }
 """Keyed by `model_type`, of the text model."""
 CURE = "choose another option.speculative_method, or leave it out"
@@ -84,10 +95,7 @@ def load_mtp(
             "option.speculative_method=mtp: no multi-token prediction is known of models of type "
             f"{spec.model_type}, but of {', '.join(NAMES)}; {CURE}"
         )
-    part = names.part.format(count=len(spec.layers))
-    checkpoint = open_renamed(
-        model_dir, lambda name: names.own + name[len(part) :] if name.startswith(part) else None
-    )
+    checkpoint = open_renamed(model_dir, _renaming(names, len(spec.layers)))
     if f"{names.project}.weight" not in checkpoint:
         raise ConfigurationError(
             f"option.speculative_method=mtp: the files in {model_dir} have no layer of multi-token "
@@ -98,10 +106,22 @@ def load_mtp(
     own = _spec_of(spec, checkpoint)
     rotary = Rotary(own, loader.device, loader.dtype)
     block = _Block(loader, own, names, rotary)
-    norm = loader.norm(names.norm, (own.hidden_size,), own.family.norm, own.norm_eps)
+    norm = decoder.norm
+    if names.norm:
+        norm = loader.norm(names.norm, (own.hidden_size,), own.family.norm, own.norm_eps)
     checkpoint.require_all_taken(except_for="")
     ends = Ends(loader.device, decoder.embed, decoder.logits)
     return Head(block, norm, rotary, ends, own), loader.num_bytes
+
+
+def _renaming(names: Names, num_layers: int) -> Callable[[str], str | None]:
+    parts = {part.format(count=num_layers): own for part, own in names.parts.items()}
+
+    def rename(name: str) -> str | None:
+        found = (part for part in parts if name.startswith(part))
+        return next((parts[part] + name.removeprefix(part) for part in found), None)
+
+    return rename
 
 
 def _spec_of(spec: DecoderSpec, checkpoint: Checkpoint) -> DecoderSpec:

@@ -21,21 +21,25 @@ QWEN = {"enorm": "mtp.pre_fc_norm_embedding", "hnorm": "mtp.pre_fc_norm_hidden",
 DEEPSEEK = {"enorm": "model.layers.3.enorm", "hnorm": "model.layers.3.hnorm",
             "eh_proj": "model.layers.3.eh_proj", "norm": "model.layers.3.shared_head.norm",
             "layer": "model.layers.3"}  # fmt: skip
+ERNIE = {"enorm": "model.mtp_emb_norm.0", "hnorm": "model.mtp_hidden_norm.0",
+         "eh_proj": "model.mtp_linear_proj.0", "layer": "model.mtp_block.0"}  # fmt: skip
+"""Its layer has no experts, and the norm after it is the model's own."""
 PUBLISHED = {"qwen3_next": QWEN, "qwen3_5_text": QWEN, "deepseek_v3": DEEPSEEK,
-             "glm4_moe": DEEPSEEK}  # fmt: skip
+             "glm4_moe": DEEPSEEK, "ernie4_5_moe": ERNIE}  # fmt: skip
 
 
 class Reference:
     """transformers' own layer of the model's kind, in plain torch: each call computes all anew."""
 
-    def __init__(self, path: Path) -> None:
-        """path: of a model, whose layer gets random weights."""
+    def __init__(self, path: Path, names: dict[str, str]) -> None:
+        """path: of a model, whose layer gets random weights. names: of its parts in files."""
         self.model: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, attn_implementation="eager"
         ).eval()
         config, layers = deepcopy(self.model.config), self.model.model.layers
         config.mlp_only_layers = []
         index = max(i for i, layer in enumerate(layers) if hasattr(layer, "self_attn"))
+        index = 0 if names is ERNIE else index
         width = config.hidden_size
         norm = type(layers[index].input_layernorm)
         self.parts = torch.nn.ModuleDict(
@@ -51,6 +55,8 @@ class Reference:
                 weight.normal_(0, 1.4 / weight.shape[-1] ** 0.5)
                 if "norm" in name:
                     weight.add_(1)
+        self.norm = self.parts["norm"] if "norm" in names else self.model.model.norm
+        self.names = names
 
     @torch.no_grad()
     def drafts(self, tokens: list[int], count: int) -> list[int]:
@@ -76,13 +82,14 @@ class Reference:
             position_ids=positions,
             position_embeddings=self.model.model.rotary_emb(hidden, position_ids=positions),
         )
-        return parts["norm"](output)
+        return self.norm(output)
 
-    def published(self, names: dict[str, str]) -> dict[str, Tensor]:
+    def published(self) -> dict[str, Tensor]:
         return {
-            f"{names[part]}.{rest}": tensor.clone()
+            f"{self.names[part]}.{rest}": tensor.clone()
             for name, weight in self.parts.state_dict().items()
             for part, _, whole in [name.partition(".")]
+            if part in self.names
             for rest, tensor in _of_experts(whole, weight)
         }
 
@@ -108,13 +115,14 @@ def with_mtp(path: Path, folder: Path) -> tuple[Path, Reference]:
     shutil.copytree(path, folder)
     weights = load_file(folder / "model.safetensors")
     head = weights["lm_head.weight"] = favour(weights["lm_head.weight"])
-    if names is DEEPSEEK:
+    if names is not QWEN:
         config["num_nextn_predict_layers"] = 1
         (folder / "config.json").write_text(json.dumps(config))
+    if names is DEEPSEEK:
         weights["model.layers.3.embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
         weights["model.layers.3.shared_head.head.weight"] = head.clone()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    reference = Reference(folder)
-    weights |= reference.published(names)
+    reference = Reference(folder, names)
+    weights |= reference.published()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder, reference
