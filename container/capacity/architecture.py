@@ -168,12 +168,18 @@ def num_layer_parameters(config: Config, sizes: Mapping[str, int]) -> int:
     sizes: `num_layers`, `hidden_size`, `intermediate_size`, `num_heads`, `num_kv_heads` and
     `head_dim`. Layers of other widths than the first (Gemma 4's) count as the first.
     """
-    hidden, num_layers = sizes["hidden_size"], sizes["num_layers"]
-    shared = attention_parameters(config, sizes) + 2 * hidden
-    mlp, experts = 3 * hidden * dense_width(config, sizes), _expert_parameters(config, sizes)
-    num_sparse = sum(has_experts(config, index) for index in range(num_layers))
-    num_dense = num_layers if config.get("enable_moe_block") else num_layers - num_sparse
-    return num_layers * shared + num_dense * mlp + num_sparse * experts
+    return sum(layer_parameters(config, sizes, index) for index in range(sizes["num_layers"]))
+
+
+def layer_parameters(config: Config, sizes: Mapping[str, int], index: int) -> int:
+    """Return the parameters of layer `index`, counted as in `num_layer_parameters`."""
+    hidden, is_sparse = sizes["hidden_size"], has_experts(config, index)
+    count = attention_parameters(config, sizes) + 2 * hidden
+    if is_sparse:
+        count += _expert_parameters(config, sizes)
+    if not is_sparse or config.get("enable_moe_block"):
+        count += 3 * hidden * dense_width(config, sizes)
+    return count
 
 
 def has_experts(config: Config, index: int) -> bool:

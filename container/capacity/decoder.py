@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -37,7 +38,24 @@ GGUF_BYTES = {"Q8_0": 1 + 5 / 32, "Q5_0": 1 + 5 / 32, "Q4_0": 0.5 + 5 / 32}
 """Bytes of a weight that is served as a GGUF file has it, by ggml's type."""
 INT8_HEADS = {"int8", "int4"}
 """Values of option.quantize that store the head in int8."""
+_LATER = re.compile(r"(?:language_model\.|model\.)*(?:mtp\w*\.|layers\.(\d+)\.)")
+"""The name of a tensor of multi-token prediction, if its layer comes after the model's."""
+_SHARED = (".embed_tokens.", ".shared_head.head.")
+"""The model's own tensors, which a layer of multi-token prediction has again, and nobody reads."""
 _KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A draft model or a head, which lies whole beside the first rank's part of the model."""
+
+    what: str
+    name: str
+    weights_bytes: int
+    shapes: tuple[LayerShape, ...]
+    """What its layers keep of a token."""
+    state_bytes: int = 0
+    """Bytes of the hidden state that the model keeps of each token for a head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +92,14 @@ class Decoder:
     """Inputs and outputs of all linear layers but those of routed experts, added up."""
     states: tuple[LayerState, ...] = ()
     """Of the layers that keep a state."""
-    draft: Decoder | None = None
-    """A draft model, which lies whole beside the first rank's part."""
+    draft: Draft | None = None
     sum_bytes: int = 4
     """Of an element of their sums."""
+    bytes_per_weight: float = 2.0
+    """Of a linear layer's weight, as it is loaded."""
+    mtp_bytes: int = 0
+    """Bytes of the layer of multi-token prediction, if the weights' headers tell. They are not in
+    `weights_bytes`."""
 
     @property
     def state_bytes(self) -> int:
@@ -94,13 +116,26 @@ class Decoder:
         """Inputs and outputs of all linear layers but those of routed experts, added up."""
         return self.linears.share(1).whole
 
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The sizes that `num_layer_parameters` takes."""
+        return {
+            "num_layers": self.num_layers,
+            "num_heads": self.num_heads,
+            "num_kv_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+        }
+
 
 @dataclass(frozen=True, slots=True)
-class _Headers:
-    """Totals over the headers of the weight files."""
+class _Tensor:
+    """A tensor, from the header of its file."""
 
+    name: str
     num_elements: int
-    """Elements of the files. An element into which several weights are packed counts once."""
+    """An element into which several weights are packed counts once."""
     num_bytes: int
 
 
@@ -139,49 +174,65 @@ def decoder_from_hub(model_id: str, options: Options) -> Decoder:
         with suppress(NotASafetensorsRepoError):
             metadata = huggingface_hub.get_safetensors_metadata(model_id, revision=revision)
             files = metadata.files_metadata.values()
-            tensors = [tensor for file in files for tensor in file.tensors.values()]
-            counted = _count((tensor.shape, tensor.data_offsets) for tensor in tensors)
+            counted = [
+                _tensor(name, tensor.shape, tensor.data_offsets)
+                for file in files
+                for name, tensor in file.tensors.items()
+            ]
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigurationError(f"{model_id}: cannot be read from the hub: {reason}") from error
     return _decoder(model_id, json.loads(path.read_text("utf-8")), counted, options)
 
 
-def _read_headers(paths: Sequence[Path]) -> _Headers:
-    """Count the elements and bytes of safetensors files from their headers."""
-    tensors: list[tuple[list[int], list[int]]] = []
+def _read_headers(paths: Sequence[Path]) -> list[_Tensor]:
+    """Return the tensors of safetensors files from their headers."""
+    tensors: list[_Tensor] = []
     for path in paths:
         with path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
             header: dict[str, Any] = json.loads(file.read(size))
         header.pop("__metadata__", None)
-        tensors += [(entry["shape"], entry["data_offsets"]) for entry in header.values()]
-    return _count(tensors)
+        tensors += [_tensor(name, e["shape"], e["data_offsets"]) for name, e in header.items()]
+    return tensors
 
 
-def _read_index(index: Path, config: Mapping[str, Any], options: Options) -> _Headers:
-    """Count the elements of a GGUF file's tensors, and the bytes that they take once loaded."""
+def _read_index(index: Path, config: Mapping[str, Any], options: Options) -> list[_Tensor]:
+    """Return the tensors of a GGUF file, with the bytes that they take once loaded."""
     dense_bytes = DTYPE_BYTES[_dtype(config, options)]
-    sizes = [
-        (math.prod(tensor["shape"]), tensor["type"] if tensor.get("is_packed") else "")
-        for tensor in json.loads(index.read_text())
-    ]
-    num_bytes = sum(size * GGUF_BYTES.get(kind, dense_bytes) for size, kind in sizes)
-    return _Headers(sum(size for size, _ in sizes), int(num_bytes))
+    tensors: list[_Tensor] = []
+    for tensor in json.loads(index.read_text()):
+        size = math.prod(tensor["shape"])
+        kind = tensor["type"] if tensor.get("is_packed") else ""
+        num_bytes = int(size * GGUF_BYTES.get(kind, dense_bytes))
+        tensors.append(_Tensor(tensor["name"], size, num_bytes))
+    return tensors
 
 
-def _count(tensors: Iterable[tuple[Sequence[int], Sequence[int]]]) -> _Headers:
-    """Add up tensors by their shapes and their offsets [begin, end] in the files."""
-    num_elements = num_bytes = 0
-    for shape, (begin, end) in tensors:
-        num_elements += math.prod(shape)
-        num_bytes += end - begin
-    return _Headers(num_elements, num_bytes)
+def _tensor(name: str, shape: Sequence[int], offsets: Sequence[int]) -> _Tensor:
+    """offsets: begin and end in the file."""
+    begin, end = offsets
+    return _Tensor(name, math.prod(shape), end - begin)
+
+
+def _parted(tensors: Iterable[_Tensor], num_layers: int) -> tuple[list[_Tensor], list[_Tensor]]:
+    """Return the model's tensors, and those of the first layer of multi-token prediction."""
+    model: list[_Tensor] = []
+    mtp: list[_Tensor] = []
+    for tensor in tensors:
+        later = _LATER.match(tensor.name)
+        index = num_layers if later is None or later[1] is None else int(later[1])
+        if later is None or index < num_layers:
+            model.append(tensor)
+        elif index == num_layers and not any(name in tensor.name for name in _SHARED):
+            mtp.append(tensor)
+    return model, mtp
 
 
 def _decoder(
-    name: str, config: Mapping[str, Any], counted: _Headers | None, options: Options
+    name: str, config: Mapping[str, Any], tensors: Sequence[_Tensor] | None, options: Options
 ) -> Decoder:
+    """tensors: of the weights' headers; None if these were not read."""
     text = text_settings(config)
     _check_supported(name, text)
 
@@ -209,16 +260,22 @@ def _decoder(
     count = num_mixed_parameters if keeps_states else num_layer_parameters
     num_parameters += count(text, sizes)
     quantization = config.get("quantization_config") or text.get("quantization_config")
+    counted, of_mtp = _parted(tensors or (), sizes["num_layers"])
     if quantization is not None:
         weights_format = str(quantization.get("quant_method", "quantized"))
-        weights_bytes = _quantized_bytes(num_parameters, sizes, text, dtype, _bits(quantization))
-        if counted is not None:
-            weights_bytes = counted.num_bytes
+        precision = _bits(quantization)
+        weights_bytes = _quantized_bytes(num_parameters, sizes, text, dtype, precision)
+        if tensors is not None:
+            weights_bytes = sum(tensor.num_bytes for tensor in counted)
+        mtp_bytes = sum(tensor.num_bytes for tensor in of_mtp)
     else:
-        num_parameters = num_parameters if counted is None else counted.num_elements
+        if tensors is not None:
+            num_parameters = sum(tensor.num_elements for tensor in counted)
         precision = (
             options.execution.quantize if options.execution.quantize in BYTES_PER_WEIGHT else None
         )
+        mtp_elements = sum(tensor.num_elements for tensor in of_mtp)
+        mtp_bytes = int(mtp_elements * _bytes_per_weight(dtype, precision))
         weights_format = precision or dtype
         weights_bytes = _quantized_bytes(num_parameters, sizes, text, dtype, precision)
         if precision in INT8_HEADS:
@@ -236,7 +293,7 @@ def _decoder(
         num_parameters=num_parameters,
         weights_bytes=weights_bytes,
         weights_format=weights_format,
-        is_counted=counted is not None,
+        is_counted=tensors is not None,
         shapes=shapes,
         unfreed_shapes=unfreed_shapes(text, shapes),
         settings=text,
@@ -245,6 +302,8 @@ def _decoder(
         states=states(text),
         draft=None,
         sum_bytes=sum_bytes(options.memory.state_dtype, str(text.get("model_type"))),
+        bytes_per_weight=_bytes_per_weight(dtype, precision),
+        mtp_bytes=mtp_bytes,
     )
 
 
@@ -284,10 +343,13 @@ def _quantized_bytes(
 
     precision: a key of BYTES_PER_WEIGHT, or None if nothing is quantized.
     """
-    if precision is None:
-        return num_parameters * DTYPE_BYTES[dtype]
     kept = _embedding_parameters(sizes, config)
-    return kept * DTYPE_BYTES[dtype] + int((num_parameters - kept) * BYTES_PER_WEIGHT[precision])
+    others = int((num_parameters - kept) * _bytes_per_weight(dtype, precision))
+    return kept * DTYPE_BYTES[dtype] + others
+
+
+def _bytes_per_weight(dtype: str, precision: str | None) -> float:
+    return DTYPE_BYTES[dtype] if precision is None else BYTES_PER_WEIGHT[precision]
 
 
 def _bits(quantization: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from container.capacity.decoder import DTYPE_BYTES, Decoder
 from container.capacity.instances import Instance
 from container.capacity.placement import place
 from core.configuration.batching import checkpoint_limit, packed_limits, state_limit
-from core.configuration.kv_layout import LENGTHS, bytes_per_block, plan_layout
+from core.configuration.kv_layout import LENGTHS, KVLayout, bytes_per_block, plan_layout
 from core.configuration.options import Options
 from core.configuration.record import Reserved
 from core.configuration.sizing import fit_length, gpu_kv_budget, length_limit, reserved_tokens
@@ -56,6 +56,8 @@ class Estimate:
     num_checkpoints: int
     """States of cached prefixes, if layers keep a state."""
     notes: tuple[str, ...]
+    draft_block_bytes: int
+    """What is kept for a draft model or a head beside each block."""
 
 
 def make_estimate(
@@ -100,12 +102,13 @@ def make_estimate(
         num_checkpoints = min(num_checkpoints, most_states - num_states)
         budget -= (num_states + num_checkpoints) * decoder.state_bytes
     usable = max_sequences * layout.blocks_for(limits.max_model_len)
-    num_blocks = min(usable, budget // (block_bytes + draft_block_bytes(decoder, options)))
+    draft_bytes = draft_block_bytes(decoder, options, layout)
+    num_blocks = min(usable, budget // (block_bytes + draft_bytes))
     if options.memory.num_kv_blocks is not None:
         num_blocks = layout.num_blocks(decoder.shapes, options.memory.num_kv_blocks, itemsize)
     if num_blocks == 0:
         draft = decoder.draft
-        of_draft = "" if draft is None else f"the draft model ({_size(draft.weights_bytes)}), "
+        of_draft = "" if draft is None else f"the {draft.what} ({_size(draft.weights_bytes)}), "
         raise ConfigurationError(
             f"{decoder.name} does not fit: the weights ({_size(decoder.weights_bytes)}), "
             f"{of_draft}steps and CUDA use up {options.memory.gpu_memory_utilization:.0%} of the "
@@ -126,6 +129,7 @@ def make_estimate(
         max_concurrent,
         num_checkpoints,
         notes,
+        draft_bytes,
     )
 
 
@@ -156,10 +160,10 @@ def plan_lines(
     for item, num_bytes in reserved_bytes(decoder, options).items():
         yield f"  {item.what}: {_size(num_bytes)} for {item.key}"
     if (draft := decoder.draft) is not None:
-        kv = _size(draft_block_bytes(decoder, options))
+        kept = f"{_size(paged.draft_block_bytes)} of KV{' and states' * bool(draft.state_bytes)}"
         yield (
-            f"  draft model{' on the first GPU' * placement.is_divided}: weights "
-            f"{_size(draft.weights_bytes)}, {kv} of KV beside each block ({draft.name})"
+            f"  {draft.what}{' on the first GPU' * placement.is_divided}: weights "
+            f"{_size(draft.weights_bytes)}, {kept} beside each block ({draft.name})"
         )
     share = options.memory.gpu_memory_utilization
     usable = int(instance.gpu_mib * 2**20 * share)
@@ -217,12 +221,18 @@ def loaded_bytes(decoder: Decoder, options: Options) -> int:
     return decoder.weights_bytes + of_draft + sum(reserved_bytes(decoder, options).values())
 
 
-def draft_block_bytes(decoder: Decoder, options: Options) -> int:
-    """Return the bytes that a draft model keeps for each block of the decoder; 0 without one."""
-    if decoder.draft is None:
+def draft_block_bytes(decoder: Decoder, options: Options, layout: KVLayout) -> int:
+    """Return the bytes that are kept for drafts beside each block of the decoder; 0 without any.
+
+    Hidden states lie beside blocks of tokens that no window leaves.
+    """
+    draft = decoder.draft
+    if draft is None:
         return 0
     itemsize = kv_itemsize(decoder, options)
-    return bytes_per_block(decoder.draft.shapes, options.memory.block_size, itemsize)
+    kept = next((group.block_size for group in layout.groups if group.window is None), 0)
+    of_kv = bytes_per_block(draft.shapes, options.memory.block_size, itemsize)
+    return of_kv + kept * draft.state_bytes
 
 
 def reserved_bytes(decoder: Decoder, options: Options) -> dict[Reserved, int]:

@@ -65,12 +65,14 @@ def num_mixed_parameters(config: Config, sizes: Mapping[str, int]) -> int:
 
     sizes: as for `num_layer_parameters`.
     """
+    kinds = enumerate(layer_types(config))
+    return sum(mixed_layer_parameters(config, sizes, kind, index) for index, kind in kinds)
+
+
+def mixed_layer_parameters(config: Config, sizes: Mapping[str, int], kind: str, index: int) -> int:
+    """Return the parameters of a layer of this kind, counted as in `num_mixed_parameters`."""
     norm = sizes["hidden_size"]
-    return sum(
-        norm + part
-        for index, kind in enumerate(layer_types(config))
-        for part in _parts(config, sizes, kind, index)
-    )
+    return sum(norm + part for part in _parts(config, sizes, kind, index))
 
 
 def mixed_linears(config: Config, sizes: Mapping[str, int]) -> Width:

@@ -64,6 +64,7 @@ def place(decoder: Decoder, instance: Instance, options: Options) -> Placement:
     gpus = [str(number) for number in range(instance.num_gpus)]
     layout = lay_out(options, gpus, num_cores=1, place=instance.name)
     ranks = layout.num_ranks
+    options.speculation.check_ranks(ranks)
     if decoder.num_heads < ranks:
         raise ConfigurationError(
             f"option.tensor_parallel_degree={ranks}: {decoder.name} has {decoder.num_heads} "

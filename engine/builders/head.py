@@ -102,7 +102,6 @@ def load_head(resolved: Resolved, model: PackedModel, phases: Phases, group: Gro
     """Load the head. Raises ConfigurationError if the model cannot run with one, or has none."""
     assert resolved.speculation is not None, "drafts are wanted"
     method, decoder = resolved.speculation.chosen[0], model.own_decoder
-    group.require_one(f"{KEY}={method}")
     if decoder is None:
         raise ConfigurationError(
             f"{KEY}={method} needs Longshore's own layers, but the model runs with "

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
+from container.capacity.decoder import decoder_from_directory
+from container.capacity.draft import with_draft
+from core.configuration.options import make_options
 from core.errors import ConfigurationError
+from core.plan import Chunk
 from engine import LLM, SamplingParams
+from engine.speculation.draft_model import DraftLookup
 from kernels.cpu.shared_library import unavailable_reason
+from strategies.memory.blocks import PagedMemory
 from tests.engine.speculation.heads import (
     PAGED,
     RESERVING,
     check,
+    check_each,
     check_strategy,
     proposer_of,
     recorded,
@@ -57,22 +65,67 @@ def test_drafts_are_those_of_the_reference(models, architecture, batching, overl
 
 
 @pytest.mark.matrix(cases=1)
+@pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("architecture", ["deepseek_v3", "qwen3_next"])
-def test_states_are_swapped_with_their_blocks(models, architecture):
-    path, reference, plain = models(architecture)
+def test_states_are_read_once_a_swap_has_brought_them(models, architecture, overlaps):
+    """Until the step runs that swaps a sequence in, its blocks hold the states of others."""
+    path, reference, _ = models(architecture)
     llm = LLM(
         path,
         batching="paged",
         preemption_mode="swap",
+        async_scheduling=overlaps,
         speculative_config='{"method": "mtp", "num_speculative_tokens": 2}',
-        num_kv_blocks=30,
+        num_kv_blocks=25,
         **ALWAYS,
         **SMALL,
     )
     found = recorded(proposer_of(llm))
-    assert answers(llm) == plain
-    assert llm.llm_engine.strategy.num_swaps > 0
-    check(reference, found)
+    swaps = Swaps(llm)
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    llm.generate(prompts() * 2, params, use_tqdm=False)
+    after_swaps = [one for one in found if one[0] in swaps.restored]
+    assert len(after_swaps) > 3
+    check_each(reference, after_swaps)
+    assert swaps.num_waits > 0, "drafts were wanted in a step that swaps their sequence in"
+
+
+class Swaps:
+    """Overwrites the states in blocks that are about to be swapped in, and sees who reads them."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.num_waits = 0
+        """How often a sequence had no drafts because of a move."""
+        self.restored: list[list[int]] = []
+        """The known tokens of sequences whose states are first read after a swap."""
+        proposer, memory = proposer_of(llm), llm.llm_engine.strategy.memory
+        assert isinstance(memory, PagedMemory)
+        states = proposer._head.states
+        assert states is not None
+        size = states.group.block_size
+        swap_in, can_read, chunk = memory.swap_in, proposer._can_read, proposer._chunk
+        swapped: set[int] = set()
+
+        def overwriting(sequence_ids: Iterable[int]) -> None:
+            sequence_ids = tuple(sequence_ids)
+            swapped.update(sequence_ids)
+            num_known = len(memory.swap_ins)
+            swap_in(sequence_ids)
+            for _, block in memory.swap_ins[num_known:]:
+                states.rows[block * size : (block + 1) * size].normal_(0, 3)
+
+        def waiting(lookup: DraftLookup) -> bool:
+            can = can_read(lookup)
+            self.num_waits += not can
+            return can
+
+        def reading(lookup: DraftLookup, length: int) -> Chunk:
+            if lookup.sequence.id in swapped:
+                swapped.discard(lookup.sequence.id)
+                self.restored.append([*lookup._known])
+            return chunk(lookup, length)
+
+        memory.swap_in, proposer._can_read, proposer._chunk = overwriting, waiting, reading
 
 
 def test_samples_read_the_states_of_a_prompt_that_they_share(models):
@@ -96,6 +149,24 @@ def test_states_take_memory_beside_k_and_v(models):
     [note] = [note for note in llm.facts.notes if note.startswith("speculation: mtp (")]
     assert "MiB of weights, " in note
     assert "ms; it pays from" in note
+
+
+@pytest.mark.parametrize("architecture", ["deepseek_v3", "qwen3_next", "ernie4_5_moe"])
+def test_plan_counts_the_layer(models, tiny_model, tmp_path, architecture):
+    """By the files, or without them by the config; and not among the model's weights."""
+    path, reference, _ = models(architecture)
+    options = make_options({"speculative_method": "mtp", "dtype": "fp32"})
+    num_bytes = 4 * sum(weight.numel() for weight in reference.published().values())
+    decoder = decoder_from_directory(path, options)
+    found = with_draft(decoder, path, options).draft
+    assert found is not None
+    assert (found.weights_bytes, found.state_bytes) == (num_bytes, 4 * 128)
+    alone = decoder_from_directory(tiny_model(architecture, is_wide=True), options)
+    assert decoder.weights_bytes == alone.weights_bytes
+    shutil.copy(path / "config.json", tmp_path)
+    computed = with_draft(decoder_from_directory(tmp_path, options), tmp_path, options).draft
+    assert computed is not None
+    assert computed.weights_bytes == pytest.approx(num_bytes, rel=0.01)
 
 
 def test_models_without_the_layer_are_errors(models, tiny_model, tmp_path):
