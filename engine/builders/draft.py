@@ -11,24 +11,18 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedConfig
 
 from core.configuration.hub import from_hub
-from core.configuration.kv_layout import KVLayout, bytes_per_block
+from core.configuration.kv_layout import bytes_per_block
 from core.configuration.options import ModelOptions
 from core.errors import ConfigurationError
-from engine.attention.backends import make_backend
 from engine.attention.call import UnsupportedModelError
-from engine.attention.kv_cache import KVCache
-from engine.builders.drafting import Drafting, layout_of_draft, sizes_text
+from engine.builders.drafting import Drafting
 from engine.loading.model_source import ModelSource
 from engine.loading.open_model import read_config
 from engine.loading.packed_model import PackedModel, load_packed_model
 from engine.phases import Phases
 from engine.resolve import Capacity, Resolved, trained_length
 from engine.sampling.rows import Stage
-from engine.sampling.sampler import Sampler
 from engine.speculation.draft_model import DraftModel
-from engine.staging import Staging
-from engine.step.packed_executor import PackedExecutor
-from engine.step.passes import Passes
 from strategies.memory.base import KVMemory
 
 KEY = "option.speculative_draft_model"
@@ -37,9 +31,6 @@ KEY = "option.speculative_draft_model"
 @dataclass(frozen=True, slots=True)
 class LoadedDraft(Drafting):
     model: PackedModel
-    directory: Path
-    block_bytes: int
-    """Bytes of the K and V of as many tokens as a block of the other model has at least."""
     longest: int
     """The most tokens of a sequence."""
 
@@ -48,9 +39,6 @@ class LoadedDraft(Drafting):
         model = self.model
         return model.config.to_json_string(), model.description, model.dtype
 
-    def bytes_elsewhere(self, layout: KVLayout) -> int:
-        return self.block_bytes
-
     def build(
         self,
         resolved: Resolved,
@@ -58,23 +46,8 @@ class LoadedDraft(Drafting):
         memory: KVMemory,
         stages: Sequence[Stage[Any]],
     ) -> DraftModel:
-        model, block_size = self.model, resolved.memory.block_size
-        layout, num_blocks = layout_of_draft(resolved, capacity, self.block_bytes)
-        shapes, kv_dtype = model.shapes, resolved.kv_dtype
-        backend, _ = make_backend(
-            model.device, shapes, block_size, capacity.max_model_len, kv_dtype, in_segments=False
-        )
-        cache = KVCache(shapes, num_blocks, layout, kv_dtype, model.device)
-        sampler = Sampler(Staging(model.device), stages)
-        kv_bytes = num_blocks * self.block_bytes
-        return DraftModel(
-            PackedExecutor(Passes(model, cache, backend), sampler),
-            layout,
-            num_blocks,
-            max_step_tokens=capacity.max_step_tokens,
-            longest=self.longest,
-            description=f"{self.directory.name} ({sizes_text(model.weights_bytes, kv_bytes)})",
-        )
+        settings = self.allocated(self.model, self.longest, resolved, capacity, stages)
+        return DraftModel(settings)
 
 
 def load_draft(resolved: Resolved, phases: Phases) -> LoadedDraft:
@@ -107,7 +80,8 @@ def load_draft(resolved: Resolved, phases: Phases) -> LoadedDraft:
     block_bytes = bytes_per_block(
         model.shapes, resolved.memory.block_size, resolved.kv_dtype.itemsize
     )
-    return LoadedDraft(model, directory, block_bytes, min(length, trained_length(config) or length))
+    longest = min(length, trained_length(config) or length)
+    return LoadedDraft(directory.name, model.weights_bytes, block_bytes, model, longest)
 
 
 def draft_directory(name: str, source: ModelSource) -> Path:

@@ -4,27 +4,51 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from core.configuration.kv_layout import CacheGroup, KVLayout
+from core.configuration.kv_layout import CacheGroup, KVLayout, LayerShape
+from engine.attention.backends import make_backend
 from engine.attention.kv_cache import KVCache
 from engine.loading.packed_model import PackedModel
 from engine.memory.capacity import BlockUse
 from engine.resolve import Capacity, Resolved
 from engine.sampling.rows import Stage
-from engine.speculation.draft_model import DraftModel
+from engine.sampling.sampler import Sampler
+from engine.speculation.draft_model import DraftModel, DraftSettings
+from engine.staging import Staging
+from engine.step.column import Column
+from engine.step.packed_executor import PackedExecutor
+from engine.step.passes import PackedForward, Passes
 from strategies.memory.base import KVMemory
 
 MIB = 2**20
 
 
+class DraftForward(PackedForward, Protocol):
+    """What runs a pass, with K and V of its own."""
+
+    @property
+    def shapes(self) -> Sequence[LayerShape]: ...
+
+
+@dataclass(frozen=True, slots=True)
 class Drafting(BlockUse, ABC):
     """The loaded weights. The methods are called in this order, once it is known what fits."""
+
+    name: str
+    """For notes: that of its directory, or "" if the model's own files have it."""
+    weights_bytes: int
+    block_bytes: int
+    """Bytes of its K and V of as many tokens as a block of the model has at least."""
 
     @property
     @abstractmethod
     def identity(self) -> tuple[object, ...]:
         """What the time of its passes depends on."""
+
+    def bytes_elsewhere(self, layout: KVLayout) -> int:
+        return self.block_bytes
 
     def attach(self, model: PackedModel, cache: KVCache) -> None:
         """Have the model's steps leave what drafts are made from. cache: of the model."""
@@ -42,15 +66,41 @@ class Drafting(BlockUse, ABC):
         stages: as in `Sampler`, for this use only.
         """
 
+    def allocated(
+        self,
+        model: DraftForward,
+        longest: int,
+        resolved: Resolved,
+        capacity: Capacity,
+        stages: Sequence[Stage[Any]],
+        columns: Sequence[Column] = (),
+    ) -> DraftSettings:
+        """Allocate K and V for `build`, and make what runs the passes.
 
-def layout_of_draft(
-    resolved: Resolved, capacity: Capacity, block_bytes: int
-) -> tuple[KVLayout, int]:
-    """Return the layout of its K and V, and how many blocks have room for the model's tokens."""
-    layout = KVLayout((CacheGroup(resolved.memory.block_size),), block_bytes)
-    most = resolved.limits.max_sequences * layout.blocks_for(capacity.max_model_len)
-    return layout, min(most, capacity.num_blocks)
-
-
-def sizes_text(weights_bytes: int, kv_bytes: int) -> str:
-    return f"{weights_bytes / MIB:,.1f} MiB of weights, {kv_bytes / MIB:,.1f} MiB of K and V"
+        model: what has these weights. longest: the most tokens of a sequence that it can read.
+        """
+        layout = KVLayout((CacheGroup(resolved.memory.block_size),), self.block_bytes)
+        most = resolved.limits.max_sequences * layout.blocks_for(capacity.max_model_len)
+        num_blocks = min(most, capacity.num_blocks)
+        backend, _ = make_backend(
+            model.device,
+            model.shapes,
+            layout.block_size,
+            capacity.max_model_len,
+            resolved.kv_dtype,
+            in_segments=False,
+        )
+        cache = KVCache(model.shapes, num_blocks, layout, resolved.kv_dtype, model.device)
+        sampler = Sampler(Staging(model.device), stages)
+        sizes = (
+            f"{self.weights_bytes / MIB:,.1f} MiB of weights, "
+            f"{num_blocks * self.block_bytes / MIB:,.1f} MiB of K and V"
+        )
+        return DraftSettings(
+            executor=PackedExecutor(Passes(model, cache, backend), sampler, columns),
+            layout=layout,
+            num_blocks=num_blocks,
+            max_step_tokens=capacity.max_step_tokens,
+            longest=longest,
+            description=f"{self.name} ({sizes})".strip(),
+        )

@@ -11,10 +11,9 @@ import torch
 
 from core.configuration.kv_layout import KVLayout, bytes_per_block
 from core.errors import ConfigurationError
-from engine.attention.backends import make_backend
 from engine.attention.call import UnsupportedModelError
 from engine.attention.kv_cache import KVCache
-from engine.builders.drafting import Drafting, layout_of_draft, sizes_text
+from engine.builders.drafting import Drafting
 from engine.group import Group
 from engine.loading.model_source import has_language_model
 from engine.loading.open_model import read_config
@@ -24,7 +23,6 @@ from engine.model.decoder import Decoder
 from engine.phases import Phases
 from engine.resolve import Capacity, Resolved
 from engine.sampling.rows import Stage
-from engine.sampling.sampler import Sampler
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.heads.head import Head, RowsColumn
 from engine.speculation.heads.hidden_states import (
@@ -35,9 +33,6 @@ from engine.speculation.heads.hidden_states import (
 )
 from engine.speculation.heads.mtp import load_mtp
 from engine.speculation.heads.proposer import HeadProposer
-from engine.staging import Staging
-from engine.step.packed_executor import PackedExecutor
-from engine.step.passes import Passes
 from strategies.memory.base import KVMemory
 
 KEY = "option.speculative_method"
@@ -45,22 +40,14 @@ KEY = "option.speculative_method"
 
 @dataclass(frozen=True, slots=True)
 class LoadedHead(Drafting):
-    name: str
-    """Its method and, if it has one, its directory's name."""
     head: Head
     fusion: Fusion | None
     """See `HiddenStatesColumn`."""
     dtype: torch.dtype
-    weights_bytes: int
-    block_bytes: int
-    """Bytes of its K and V of as many tokens as a block of the model has at least."""
 
     @property
     def identity(self) -> tuple[object, ...]:
         return self.name, self.weights_bytes, self.dtype
-
-    def bytes_elsewhere(self, layout: KVLayout) -> int:
-        return self.block_bytes
 
     def bytes_beside(self, layout: KVLayout) -> int:
         group = layout.groups[keeping_group(layout.groups)]
@@ -77,25 +64,9 @@ class LoadedHead(Drafting):
         memory: KVMemory,
         stages: Sequence[Stage[Any]],
     ) -> DraftModel:
-        head, block_size = self.head, resolved.memory.block_size
-        layout, num_blocks = layout_of_draft(resolved, capacity, self.block_bytes)
-        shapes, kv_dtype = head.shapes, resolved.kv_dtype
-        backend, _ = make_backend(
-            head.device, shapes, block_size, capacity.max_model_len, kv_dtype, in_segments=False
-        )
-        cache = KVCache(shapes, num_blocks, layout, kv_dtype, head.device)
-        sampler = Sampler(Staging(head.device), stages)
-        kv_bytes = num_blocks * self.block_bytes
-        return HeadProposer(
-            head,
-            memory,
-            executor=PackedExecutor(Passes(head, cache, backend), sampler, [RowsColumn()]),
-            layout=layout,
-            num_blocks=num_blocks,
-            max_step_tokens=capacity.max_step_tokens,
-            longest=capacity.max_model_len,
-            description=f"{self.name} ({sizes_text(self.weights_bytes, kv_bytes)})".strip(),
-        )
+        longest, columns = capacity.max_model_len, [RowsColumn()]
+        settings = self.allocated(self.head, longest, resolved, capacity, stages, columns)
+        return HeadProposer(self.head, memory, settings)
 
 
 def load_head(resolved: Resolved, model: PackedModel, phases: Phases, group: Group) -> LoadedHead:
@@ -114,7 +85,7 @@ def load_head(resolved: Resolved, model: PackedModel, phases: Phases, group: Gro
     block_bytes = bytes_per_block(
         head.shapes, resolved.memory.block_size, resolved.kv_dtype.itemsize
     )
-    return LoadedHead(name, head, fusion, model.dtype, weights_bytes, block_bytes)
+    return LoadedHead(name, weights_bytes, block_bytes, head, fusion, model.dtype)
 
 
 _Loaded = tuple[str, Head, Fusion | None, int]

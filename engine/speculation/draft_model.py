@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from typing import ClassVar
 from weakref import WeakValueDictionary, finalize
 
@@ -37,26 +38,26 @@ MATCH = 1_000
 """A model's tokens count as those after the longest matches, until some were verified."""
 
 
-class DraftModel(Proposer):
-    def __init__(
-        self,
-        executor: Executor,
-        layout: KVLayout,
-        num_blocks: int,
-        *,
-        max_step_tokens: int,
-        longest: int,
-        description: str,
-    ) -> None:
-        """executor: of the draft model, with `num_blocks` blocks that nobody else uses.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSettings:
+    executor: Executor
+    """Runs the passes. It has `num_blocks` blocks that nobody else uses."""
+    layout: KVLayout
+    num_blocks: int
+    max_step_tokens: int
+    longest: int
+    """The most tokens of a sequence that can be read."""
+    description: str
+    """For a note."""
 
-        longest: the most tokens of a sequence that the model can read. description: for a note.
-        """
-        self.executor = executor
-        self.memory = PagedMemory(num_blocks, layout)
-        self.longest = longest
-        self.description = description
-        self._max_step_tokens = max_step_tokens
+
+class DraftModel(Proposer):
+    def __init__(self, settings: DraftSettings) -> None:
+        self.executor = settings.executor
+        self.memory = PagedMemory(settings.num_blocks, settings.layout)
+        self.longest = settings.longest
+        self.description = settings.description
+        self._max_step_tokens = settings.max_step_tokens
         self._lookups: WeakValueDictionary[int, DraftLookup] = WeakValueDictionary()
         """By sequence id."""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from core.plan import Chunk
 from core.sequence import Sequence
-from engine.speculation.draft_model import DraftLookup, DraftModel
+from engine.speculation.draft_model import DraftLookup, DraftModel, DraftSettings
 from engine.speculation.heads.head import Head, HeadChunk
 from strategies.memory.base import KVMemory
 
@@ -14,10 +14,9 @@ from strategies.memory.base import KVMemory
 class HeadProposer(DraftModel):
     """Reads tokens from the second one on, each with the state of the one before."""
 
-    def __init__(self, head: Head, model_memory: KVMemory, **settings: Any) -> None:
-        """model_memory: of the model, whose tables tell where states are. settings: as in
-        `DraftModel`."""
-        super().__init__(**settings)
+    def __init__(self, head: Head, model_memory: KVMemory, settings: DraftSettings) -> None:
+        """model_memory: of the model, whose tables tell where states are."""
+        super().__init__(settings)
         self._head = head
         self._model_memory = model_memory
 
