@@ -36,7 +36,7 @@ START_S = 120
 MAX_MODEL_LEN = 4096
 SAVE_VISION_MODEL = """
 import pathlib, sys
-from tests.engine.vision_models import picture, save_vision_model
+from tests.engine.vision.models import picture, save_vision_model
 folder = pathlib.Path(sys.argv[1])
 save_vision_model(folder, "idefics3")
 (folder / "picture.png").write_bytes(picture(1))

@@ -26,7 +26,7 @@ from core.text.template_files import load_chat_template
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import eventually
 from tests.container.fake_engine import FACTS, FakeEngine, says
-from tests.engine.vision_models import EOS, picture, save_vision_model
+from tests.engine.vision.models import EOS, picture, save_vision_model
 
 Ask = Callable[..., Any]
 """Posts a chat request; returns the status and the JSON of the response."""
