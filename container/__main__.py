@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,22 +13,26 @@ from container.capacity.decoder import decoder_from_directory, decoder_from_hub
 from container.capacity.draft import with_draft
 from container.capacity.estimate import TypicalRequest, plan_lines
 from container.capacity.instances import find_instance
-from container.configuration.environment import sets_model_id
-from container.configuration.flags import add_flags, read_flags
-from container.configuration.properties import Setting
+from container.chosen_models import (
+    OneModel,
+    add_model_options,
+    chosen_models,
+    model_dir_of,
+    one_model,
+    settings_of,
+)
+from container.configuration.flags import add_flags
 from container.configuration.report import explain_lines, report_error
 from container.configuration.resolve import Configuration, load_configuration
 from container.launch.ports import require_free_port
 from container.launch.preparation import expected_task, prepare
 from container.model_files.directory import (
-    default_model_dir,
     describe_model,
     find_properties,
     model_place,
     open_model_dir,
 )
 from container.model_files.gguf import model_directory
-from container.multi_model.store import store_entries
 from container.multi_model.strategies import Comparison, compare_strategies, read_strategies
 from core.errors import ConfigurationError
 from core.process.gpus import visible_gpus
@@ -47,16 +51,6 @@ class Command:
     """Arguments to show in the help."""
     takes: str = ""
     """An argument after MODEL, for the usage."""
-
-
-@dataclass(frozen=True, slots=True)
-class OneModel:
-    """A command line about one model."""
-
-    path: Path
-    """The model's directory or archive, as given."""
-    directory: Path
-    configuration: Configuration
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m container") -> int:
@@ -81,7 +75,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        _add_model_options(own)
+        add_model_options(own)
         command.add_options(own)
         add_flags(own)
     return parser
@@ -89,7 +83,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 
 def _serve(parsed: argparse.Namespace) -> int:
     names = None if parsed.strategies is None else read_strategies(parsed.strategies)
-    models, port = _models(parsed), _port(parsed.port)
+    models, port = chosen_models(parsed), _port(parsed.port)
     if names is None and isinstance(models, OneModel):
         return serve_model(models.configuration, models.directory, port, parsed.host)
     from container.multi_model.server import serve_models  # lazy: it needs gevent
@@ -107,7 +101,7 @@ def _serve(parsed: argparse.Namespace) -> int:
 
 
 def _explain(parsed: argparse.Namespace) -> int:
-    models = _models(parsed)
+    models = chosen_models(parsed)
     if isinstance(models, OneModel):
         _explain_model(models.configuration, models.directory)
         return 0
@@ -120,7 +114,7 @@ def _explain(parsed: argparse.Namespace) -> int:
 
 
 def _plan(parsed: argparse.Namespace) -> int:
-    model = _one_model(parsed, _flags(parsed))
+    model = one_model(parsed, settings_of(parsed))
     options = model.configuration.options
     instance = find_instance(parsed.instance_type)
     place = model_place(model.configuration, model.directory)
@@ -139,7 +133,7 @@ def _plan(parsed: argparse.Namespace) -> int:
 def _batch(parsed: argparse.Namespace) -> int:
     from container.batch.batch import batch  # lazy: only a batch needs gevent here
 
-    model_dir, flags = _model_dir(parsed), _flags(parsed)
+    model_dir, flags = model_dir_of(parsed), settings_of(parsed)
     return batch(
         parsed.input, parsed.output, model_dir, parsed.properties, flags, parsed.concurrency
     )
@@ -148,75 +142,7 @@ def _batch(parsed: argparse.Namespace) -> int:
 def _verify(parsed: argparse.Namespace) -> int:
     from container.verify.verify import verify  # lazy: it needs gevent
 
-    return verify(parsed.answers, _model_dir(parsed), parsed.properties, _flags(parsed))
-
-
-def _models(parsed: argparse.Namespace) -> OneModel | Mapping[str, Path]:
-    """Decide which models `serve` and `explain` are about. The first of these applies:
-
-    1. SAGEMAKER_MULTI_MODEL=true: the models of the directory, if there is one.
-    2. MODEL, a flag, the environment or --properties names a model: that model.
-    3. The directory holds models, each in an entry of its own: these models.
-    4. Otherwise, the directory is the model.
-
-    Only one model can be configured by flags.
-    """
-    flags = _flags(parsed)
-    is_endpoint = os.environ.get("SAGEMAKER_MULTI_MODEL", "").strip().lower() == "true"
-    is_named = (
-        parsed.properties is not None
-        or sets_model_id(os.environ)
-        or any(flag.key == "option.model_id" for flag in flags)
-    )
-    if is_endpoint and is_named:
-        raise ConfigurationError(
-            "SAGEMAKER_MULTI_MODEL=true serves the models that POST /models loads, each with its "
-            "own serving.properties; do not set HF_MODEL_ID, OPTION_MODEL_ID, MODEL or --properties"
-        )
-    directory = _model_dir(parsed) or (None if is_endpoint else default_model_dir())
-    models: Mapping[str, Path] = {}
-    if directory is not None and not is_named:
-        models = store_entries(directory)
-    if not (models or is_endpoint):
-        return _one_model(parsed, flags)
-    if flags:
-        raise ConfigurationError(
-            f"{flags[0].source} works only for one model; with several, set {flags[0].key} in each "
-            "model's serving.properties"
-        )
-    for warning in load_configuration(None, os.environ).warnings:
-        print(f"warning: {warning}")
-    return models
-
-
-def _one_model(parsed: argparse.Namespace, flags: Sequence[Setting]) -> OneModel:
-    path = _model_dir(parsed) or default_model_dir()
-    directory = open_model_dir(path)
-    properties = parsed.properties or find_properties(directory)
-    return OneModel(path, directory, load_configuration(properties, os.environ, flags))
-
-
-def _flags(parsed: argparse.Namespace) -> list[Setting]:
-    """Return the settings that the command line makes.
-
-    MODEL sets option.model_id, unless it is a local path and neither --properties nor the
-    environment can name another model.
-    """
-    path, flags = _model_dir(parsed), read_flags(parsed)
-    if parsed.model is None:
-        return [*flags]
-    if path is None or path == parsed.model_dir:
-        return [Setting("option.model_id", parsed.model, "MODEL"), *flags]
-    if parsed.properties is None and not sets_model_id(os.environ):
-        return [*flags]
-    return [Setting("option.model_id", str(path.absolute()), "MODEL"), *flags]
-
-
-def _model_dir(parsed: argparse.Namespace) -> Path | None:
-    """Return the local model that the command line names, or None if it names none."""
-    if parsed.model is not None and Path(parsed.model).expanduser().exists():
-        return Path(parsed.model).expanduser()
-    return parsed.model_dir
+    return verify(parsed.answers, model_dir_of(parsed), parsed.properties, settings_of(parsed))
 
 
 def _port(given: int | None) -> int:
@@ -251,7 +177,7 @@ def serve_model(configuration: Configuration, model_dir: Path, port: int, host: 
 
 def _comparison(model: OneModel, names: Sequence[str], parsed: argparse.Namespace) -> Comparison:
     """Return the settings of each strategy for --strategies."""
-    gpus, flags = visible_gpus(os.environ), _flags(parsed)
+    gpus, flags = visible_gpus(os.environ), settings_of(parsed)
     comparison = compare_strategies(names, model.configuration, parsed.properties, flags, gpus)
     task = expected_task(model.configuration, model.directory)
     if task is not None and task.kind != "generation":
@@ -279,29 +205,6 @@ def _add_serve_options(parser: argparse.ArgumentParser) -> None:
         help="all, or a list such as none,paged: serve the model with each of these "
         "batching strategies at the same time; the page at / shows them side by side, and "
         "each has its API below /models/STRATEGY/",
-    )
-
-
-def _add_model_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="the model's directory, archive or GGUF file, its id on the Hugging Face hub, or its "
-        "s3:// address; like all flags, it overrides the environment and serving.properties",
-    )
-    parser.add_argument(
-        "--properties",
-        type=Path,
-        metavar="FILE",
-        help="configuration file (default: serving.properties in the model directory)",
-    )
-    parser.add_argument(
-        "--model-dir",
-        type=Path,
-        metavar="DIR",
-        help="model directory, archive or GGUF file, unless option.model_id is set (default: "
-        "/opt/ml/model, else the demo model)",
     )
 
 

@@ -67,6 +67,7 @@ PARTS = {
         ("multi_model",),
         ("batch",),
         ("verify",),
+        ("chosen_models",),
         ("__main__",),
     ),
     "container.apis": (
