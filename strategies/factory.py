@@ -54,7 +54,7 @@ def make_strategy(settings: StrategySettings, memory: KVMemory | None = None) ->
         if memory is None and settings.num_states:
             memory = _blocks_beside_states(settings)
         elif memory is None:
-            memory = PagedMemory(
+            memory = _kind_of_blocks(settings.layout)(
                 settings.num_blocks,
                 settings.layout,
                 num_host_blocks=settings.num_swap_blocks,
@@ -79,14 +79,26 @@ def make_strategy(settings: StrategySettings, memory: KVMemory | None = None) ->
             return ContinuousStrategy(slots, limits, reservation, longest)
 
 
+def _kind_of_blocks(layout: KVLayout) -> type[PagedMemory]:
+    if layout.has_windows:
+        from strategies.memory.windows import WindowedMemory
+
+        return WindowedMemory
+    from strategies.memory.blocks import PagedMemory
+
+    return PagedMemory
+
+
 def _blocks_beside_states(settings: StrategySettings) -> PagedMemory:
-    from strategies.memory.state_blocks import CheckpointedStates, StatePagedMemory
+    from strategies.memory import state_blocks
 
     num_slots = settings.num_states, settings.num_spare_states, settings.num_checkpoints
-    return StatePagedMemory(
+    has_windows = settings.layout.has_windows
+    kind = state_blocks.WindowedStateMemory if has_windows else state_blocks.StatePagedMemory
+    return kind(
         settings.num_blocks,
         settings.layout,
-        states=CheckpointedStates(*num_slots),
+        states=state_blocks.CheckpointedStates(*num_slots),
         checkpoint_tokens=settings.limits.max_step_tokens,
         answers_differ=settings.answers_differ,
         num_host_blocks=settings.num_swap_blocks,

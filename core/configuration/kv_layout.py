@@ -142,9 +142,14 @@ class KVLayout:
         return min(group.block_size for group in self.groups)
 
     @property
+    def has_windows(self) -> bool:
+        """Whether blocks of some layers are freed while their sequence runs."""
+        return any(group.window is not None for group in self.groups)
+
+    @property
     def keeps_all(self) -> bool:
         """Whether all layers share one group and keep all tokens."""
-        return len(self.groups) == 1 and self.groups[0].window is None
+        return len(self.groups) == 1 and not self.has_windows
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return the most blocks that a sequence holds while it grows to `num_tokens` tokens."""

@@ -4,7 +4,7 @@ The block manager of the PagedAttention paper (SOSP 2023, sections 4.2 to 4.4). 
 of a sequence can be partly empty, so a sequence wastes at most `block_size - 1` slots.
 
 The cache groups of a model draw their blocks from one pool: a block belongs to one group as long as
-it is held or cached. Blocks that a window has left are released.
+it is held or cached.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from strategies.memory.prefix import Key, PrefixCache
 
 if TYPE_CHECKING:
     from core.configuration.kv_layout import CacheGroup, KVLayout
-    from strategies.memory.stops import Stops
 
 Tables = tuple[BlockTable, ...]
 
@@ -50,10 +49,8 @@ class PagedMemory(KVMemory):
         self._kind_of_prefixes = kind_of_prefixes
         self.caches_prefixes = caches_prefixes
         self.num_host_blocks = num_host_blocks
-        self._has_windows = any(group.window is not None for group in layout.groups)
-        sizes = [group.block_size for group in layout.groups]
-        self._commit_tokens = 1 if self._has_windows else gcd(*sizes)
-        """A chunk that passes no multiple of this neither fills a block nor leaves one."""
+        self._commit_tokens = gcd(*(group.block_size for group in layout.groups))
+        """A chunk that passes no multiple of this fills no block."""
         self._swap_outs: list[tuple[int, int]] = []
         self._begin({}, {})
 
@@ -68,11 +65,6 @@ class PagedMemory(KVMemory):
         """By sequence id: the position up to which it may write, from its newest token on, without
         another `reserve`. Its blocks there are neither shared nor cached."""
         self._prefixes = self._kind_of_prefixes(self.layout.groups)
-        self._stops: Stops | None = None
-        if self._has_windows:
-            from strategies.memory.stops import Stops
-
-            self._stops = Stops(self._prefixes, self.num_blocks)
 
     @property
     def num_free_blocks(self) -> int:
@@ -98,8 +90,7 @@ class PagedMemory(KVMemory):
     def adopt(self, sequence: Sequence, forked_at: int | None = None) -> int:
         """Give a sequence that holds no blocks the cached blocks of its prefix.
 
-        forked_at: other sequences will fork from its first tokens. Their windows must be there
-        then, so if there are windows, no longer prefix is adopted.
+        forked_at: other sequences will fork from so many of its first tokens.
 
         Returns how many of its tokens these blocks hold. That is never all of them, because at
         least one token must be computed to get logits.
@@ -107,18 +98,17 @@ class PagedMemory(KVMemory):
         assert sequence.id not in self._tables, "the sequence already holds blocks"
         if not self.caches_prefixes:
             return 0
-        limit = sequence.num_skippable_tokens
-        if self._stops is not None:
-            limit = limit if forked_at is None else min(limit, forked_at)
-            self._stops.learn(sequence, limit)
-        tables = self._prefixes.find(sequence, limit)
+        tables = self._find(sequence, forked_at)
         if tables[0].blocks:
             self._pool.share(held_blocks(tables))
             self._tables[sequence.id] = tables
         return len(tables[0].blocks) * self.layout.groups[0].block_size
 
+    def _find(self, sequence: Sequence, forked_at: int | None) -> Tables:
+        return self._prefixes.find(sequence, sequence.num_skippable_tokens)
+
     def commit(self, chunk: Chunk) -> None:
-        """Add the blocks that the chunk has filled to the prefix cache; free those out of windows.
+        """Add the blocks that the chunk has filled to the prefix cache.
 
         ```
         table   | cached | cached | cached | filled | filled | open |
@@ -131,8 +121,6 @@ class PagedMemory(KVMemory):
             first, end = chunk.start // group.block_size, chunk.end // group.block_size
             if first < end and self.caches_prefixes:
                 self._cache(chunk, index, first, end)
-            if self._stops is not None:
-                self._leave(chunk, index, self._stops)
 
     def _cache(self, chunk: Chunk, index: int, first: int, end: int) -> None:
         """Add the blocks `first : end` of group `index` to the prefix cache."""
@@ -166,23 +154,6 @@ class PagedMemory(KVMemory):
             self._tables[holder] = _moved(tables, cached)
             if not any(map(self._pool.num_references, cached)):
                 return
-
-    def _leave(self, chunk: Chunk, index: int, stops: Stops) -> None:
-        """Release the blocks of group `index` that none of the sequence's later tokens see."""
-        id = chunk.sequence.id
-        tables = self.tables(id)
-        blocks, old = tables[index]
-        # A sequence that was preempted and began again may be behind the chunk.
-        position = min(chunk.end, chunk.sequence.num_computed_tokens)
-        first = min(self.layout.groups[index].first_block(position), len(blocks))
-        if first <= old:
-            return
-        gone = blocks[old:first]
-        for block in stops.unwanted(id, index, old, gone):
-            if self._pool.num_references(block) == 1:
-                self._forget(block, left_window=True)
-        self._release(gone)
-        self._tables[id] = (*tables[:index], BlockTable(blocks, first), *tables[index + 1 :])
 
     def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
         """Share the parent's blocks, on the device or the host."""
@@ -234,8 +205,6 @@ class PagedMemory(KVMemory):
         self._host.release(held_blocks(self._swapped.pop(sequence_id, ())))
         self._writable.pop(sequence_id, None)
         self._prefixes.release(sequence_id)
-        if self._stops is not None:
-            self._stops.release(sequence_id)
 
     def take_moves(self) -> BlockMoves:
         moves = BlockMoves(tuple(self._swap_outs), tuple(self.swap_ins), tuple(self.copies))
@@ -281,12 +250,9 @@ class PagedMemory(KVMemory):
             self._forget(block)
         return blocks
 
-    def _forget(self, block: int, *, left_window: bool = False) -> Key | None:
-        """Remove a block from the prefix cache, if it is there. Returns its key."""
-        key = self._prefixes.remove(block)
-        if key is not None and self._stops is not None:
-            self._stops.forget(block, key, left_window=left_window)
-        return key
+    def _forget(self, block: int) -> Key | None:
+        """Remove a block whose content is lost from the prefix cache. Returns its key, if any."""
+        return self._prefixes.remove(block)
 
     def _release(self, blocks: Collection[int]) -> None:
         """Release the last block first, so that it is also the first to be evicted."""

@@ -13,6 +13,7 @@ from core.sequence import Sequence
 from strategies.memory.blocks import PagedMemory
 from strategies.memory.prefix import Digest, Key, PrefixCache
 from strategies.memory.states import RunningStates, Slots, StateMemory
+from strategies.memory.windows import WindowedMemory
 
 if TYPE_CHECKING:
     from core.configuration.kv_layout import KVLayout
@@ -325,8 +326,8 @@ class StatePagedMemory(StateMemory, PagedMemory):
         if is_in_flight:
             checkpoints.wait_for(sequence.id, prefix)
 
-    def _forget(self, block: int, *, left_window: bool = False) -> Key | None:
-        key = super()._forget(block, left_window=left_window)
+    def _forget(self, block: int) -> Key | None:
+        key = super()._forget(block)
         slot = self._slots.checkpoints.remove(key[1]) if key is not None else None
         if slot is not None:
             self._slots.pool.empty(slot)
@@ -377,3 +378,7 @@ class StatePagedMemory(StateMemory, PagedMemory):
         super().check_integrity()
         self._host_slots.check_integrity()
         assert self._host_slots.held.keys() == self._swapped.keys()
+
+
+class WindowedStateMemory(StatePagedMemory, WindowedMemory):
+    """With sliding windows besides, and so without checkpoints."""

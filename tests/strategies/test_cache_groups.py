@@ -1,4 +1,4 @@
-"""Random calls of `PagedMemory` with several cache groups, on K and V that are read back.
+"""Random calls of `WindowedMemory` with several cache groups, on K and V that are read back.
 
 `FakeExecutor` checks all that a step reads. Here it is also checked that a hit is the longest that
 the cached blocks allow, and that a sequence holds no block that nobody will read.
@@ -19,7 +19,7 @@ from strategies.memory.base import Span, held_blocks
 from strategies.memory.blocks import PagedMemory
 from strategies.memory.prefix import PrefixCache
 from strategies.memory.slots import SlotMemory
-from strategies.memory.stops import Stops
+from strategies.memory.windows import WindowedMemory
 from tests.strategies.fakes import Arrival, FakeExecutor, drive, strategy_of
 from tests.strategies.fuzz import SEVERAL_GROUPS
 
@@ -34,7 +34,7 @@ class Trial:
     def __init__(self, name: str, seed: int) -> None:
         self.rng = random.Random(seed)
         self.layout = KVLayout(SEVERAL_GROUPS[name], step_tokens=2 * STEP_TOKENS)
-        self.memory = PagedMemory(NUM_BLOCKS[name], self.layout, num_host_blocks=NUM_HOST_BLOCKS)
+        self.memory = WindowedMemory(NUM_BLOCKS[name], self.layout, num_host_blocks=NUM_HOST_BLOCKS)
         self.executor = FakeExecutor(self.layout)
         self.sequences: dict[int, Sequence] = {}
         self.flights: deque[Chunk] = deque()
@@ -202,7 +202,7 @@ MUTANTS = {
     "frees a token too early": (CacheGroup, "first_block", lambda self, position: (
         0 if self.window is None else max(0, position + 2 - self.window) // self.block_size)),
     "never frees": (CacheGroup, "first_block", lambda self, position: 0),
-    "writes to cached blocks": (PagedMemory, "_forget", lambda self, block, **options: None),
+    "writes to cached blocks": (PagedMemory, "_forget", lambda self, block: None),
     "looks into one group only": (PrefixCache, "longest", lambda self, index, sequence, limit,
         longest=PrefixCache.longest: longest(self, index, sequence, limit) if not index else limit),
     "forks share nothing": (PagedMemory, "fork", lambda self, parent, child, count: (
@@ -275,19 +275,19 @@ def test_the_third_request_with_a_system_prompt_finds_it():
     rng = random.Random(0)
     system = random_tokens(rng, 120)
     prompts = [system + random_tokens(rng, 30) for _ in range(5)]
-    memory = PagedMemory(300, layout_of_window(8))
+    memory = WindowedMemory(300, layout_of_window(8))
     assert requests(memory, prompts) == [0, 0, 120, 120, 120]
 
 
 def test_the_third_request_with_the_same_prompt_finds_it():
-    memory = PagedMemory(300, layout_of_window(8))
+    memory = WindowedMemory(300, layout_of_window(8))
     prompt = random_tokens(random.Random(0), 90)
     assert requests(memory, [prompt] * 4) == [0, 0, 88, 88]
 
 
 def test_the_next_turn_of_a_chat_finds_all_of_it():
     rng = random.Random(0)
-    memory = PagedMemory(300, layout_of_window(8))
+    memory = WindowedMemory(300, layout_of_window(8))
     prompt = random_tokens(rng, 50)
     requests(memory, [prompt], num_new=0)
     assert requests(memory, [prompt + random_tokens(rng, 9)]) == [48]
@@ -295,14 +295,14 @@ def test_the_next_turn_of_a_chat_finds_all_of_it():
 
 def test_windows_that_nobody_will_find_do_not_crowd_out_prefixes():
     rng = random.Random(0)
-    memory = PagedMemory(60, layout_of_window(8))
+    memory = WindowedMemory(60, layout_of_window(8))
     requests(memory, [random_tokens(rng, 100)])
     assert len(memory.kept_blocks) == 35 + 2, "the full group's blocks and one window"
 
 
 def test_memory_without_full_layers_keeps_all_windows():
     rng = random.Random(0)
-    memory = PagedMemory(300, KVLayout((CacheGroup(4, 8),), step_tokens=64))
+    memory = WindowedMemory(300, KVLayout((CacheGroup(4, 8),), step_tokens=64))
     system = random_tokens(rng, 120)
     prompts = [system + random_tokens(rng, 30) for _ in range(3)]
     assert requests(memory, prompts) == [0, 120, 120]
@@ -310,18 +310,17 @@ def test_memory_without_full_layers_keeps_all_windows():
 
 def test_evicted_blocks_teach_no_stop():
     rng = random.Random(0)
-    memory = PagedMemory(45, layout_of_window(8))
+    memory = WindowedMemory(45, layout_of_window(8))
     system = random_tokens(rng, 80)
     others = [random_tokens(rng, 100) for _ in range(2)]
     requests(memory, [system + random_tokens(rng, 9), *others, system + random_tokens(rng, 9)])
-    assert isinstance(memory._stops, Stops)
     assert not memory._stops._wanted
 
 
 def test_gpt_oss_at_32k_holds_what_its_windows_need():
     """Half of the layers read all tokens, the others the last 128."""
     shapes = [LayerShape(8, 64, 64, window) for window in (128, None)] * 12
-    memory = PagedMemory(2048 + 50, plan_layout(shapes, 16, 2, 131072, step_tokens=512))
+    memory = WindowedMemory(2048 + 50, plan_layout(shapes, 16, 2, 131072, step_tokens=512))
     sequence = Sequence(0, [0] * 32768, SamplingParams(max_tokens=1))
     for start in range(0, 32768, 512):
         assert memory.reserve([Span(0, start, start + 512)])
