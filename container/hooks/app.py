@@ -46,7 +46,9 @@ class HookedFlask(Flask):
 
     def _answer(self, hook_request: HookRequest) -> Response:
         """Return the response of the route, or of the error that it raises."""
-        g.body = hook_request.known_body
+        body = hook_request.known_body
+        if body is not None:
+            g.context.read_body = lambda: body
         try:
             response = self.make_response(super().dispatch_request())
         except Exception as error:

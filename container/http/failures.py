@@ -89,11 +89,11 @@ def register_failures(
     """
 
     def handle_error(error: Exception) -> Response:
-        failure = describe(error, g.request_id)
+        failure = describe(error, g.context.id)
         count(failure.code)
         if isinstance(error, OverloadedError):
             failure = dataclasses.replace(failure, code=overload_status)
-        g.record.failure = failure
+        g.context.record.failure = failure
         return failure_response(failure)
 
     def handle_http_exception(error: HTTPException) -> Response:

@@ -6,38 +6,40 @@ import re
 import uuid
 
 from flask import Flask, Response, g, request
+from werkzeug.datastructures import Headers
 
-from container.http.request_context import WARNED, LoggedWarnings
-from container.http.request_record import RequestRecord
+from container.http.disconnect import disconnect_check
+from container.http.request_context import LoggedWarnings, RequestContext
 
 CUSTOM_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 
 
 def register_headers(app: Flask) -> None:
-    """Give each request an id, and add the common headers to each response."""
-    app.extensions[WARNED] = LoggedWarnings()
-    app.before_request(_begin)
+    """Give each request its context, and add the common headers to each response."""
+    warned = LoggedWarnings()
+
+    def begin() -> None:
+        g.context = RequestContext(
+            _request_id(request.headers),
+            request.headers,
+            request.mimetype,
+            disconnect_check(request.environ),
+            warned.add,
+        )
+
+    app.before_request(begin)
     app.after_request(_add)
 
 
-def _begin() -> None:
-    """Take SageMaker's inference id as the request id if it is printable, else make a new one."""
-    given = request.headers.get("X-Amzn-SageMaker-Inference-Id", "")
-    g.request_id = given if re.fullmatch(r"[!-~]{1,64}", given) else uuid.uuid4().hex
-    g.headers = {}
-    g.body = None  # until a hook reads or replaces the body (container/hooks/)
-    g.charge = _ignore
-    g.api_key = ""
-    g.record = RequestRecord()
-
-
-def _ignore(num_tokens: int) -> None:
-    """Count no tokens: the request has no API key, or its key has no limit."""
+def _request_id(headers: Headers) -> str:
+    """Return SageMaker's inference id if it is printable, else a new id."""
+    given = headers.get("X-Amzn-SageMaker-Inference-Id", "")
+    return given if re.fullmatch(r"[!-~]{1,64}", given) else uuid.uuid4().hex
 
 
 def _add(response: Response) -> Response:
-    response.headers.setdefault("X-Request-Id", g.request_id)
-    response.headers.update(g.headers)
+    response.headers.setdefault("X-Request-Id", g.context.id)
+    response.headers.update(g.context.response_headers)
     attributes = request.headers.get(CUSTOM_ATTRIBUTES, "")
     if re.fullmatch(r"[ -~]{1,1024}", attributes):  # the characters that SageMaker allows
         response.headers[CUSTOM_ATTRIBUTES] = attributes

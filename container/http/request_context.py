@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from flask import current_app, g, request
+from flask import g, request
 from werkzeug.datastructures import Headers
 from werkzeug.exceptions import RequestEntityTooLarge, UnsupportedMediaType
 
 from container.http.deadline import ClientGoneError
-from container.http.disconnect import disconnect_check
 from container.http.failures import Failure, describe
 from container.http.off_loop import LONG_BODY_BYTES, in_thread_if_long
 from container.http.request_record import RequestRecord
@@ -38,8 +37,6 @@ Checked = TypeVar("Checked", bound=CheckedRequest)
 
 SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
 DIGEST_HEADER = "X-Longshore-Digest"
-WARNED = "longshore-warned"
-"""The key of an app's `LoggedWarnings` in `Flask.extensions`."""
 MAX_WARNINGS = 1000
 
 
@@ -49,28 +46,45 @@ class BodyTooLargeError(LongshoreError):
     status = 413
 
 
-@dataclass(frozen=True, slots=True)
+def client_body() -> bytes:
+    """Return the body that the client has sent. Raises as `request_context` does."""
+    body, limit = request.get_data(), request.max_content_length
+    # NOTE: werkzeug cuts a chunked body at the limit without raising an error.
+    if request.content_length is None and limit is not None and len(body) >= limit:
+        raise RequestEntityTooLarge
+    return body
+
+
+def _count_nothing(num_tokens: int) -> None:
+    """Do nothing: the request has no API key, or its key has no limit."""
+
+
+@dataclass(slots=True)
 class RequestContext:
-    """One HTTP request. Only route functions use Flask's `request` and `g` instead of this."""
+    """One HTTP request: `g.context`. Only functions that Flask calls use Flask's `request` and `g`
+    instead of this."""
 
     id: str
     headers: Headers
-    accept: str | None
-    """The media types that the client accepts, as in an `Accept` header."""
     mimetype: str
     """The Content-Type without parameters, in lower case; '' if the request has none."""
-    body: bytes
     has_hung_up: Callable[[], bool]
     """Returns whether the client has closed its connection."""
-    charge: Callable[[int], None]
-    """Counts tokens, of the prompt or generated, against the limit of the request's API key."""
-    api_key: str
-    """The name of that key; '' without any."""
-    record: RequestRecord
-    """The figures of the request for the log and the traces."""
     is_new_warning: Callable[[str], bool]
     """Returns whether a warning has not been logged yet."""
-    response_headers: dict[str, str]
+    read_body: Callable[[], bytes] = client_body
+    """Called by the route. Hooks may have replaced the body that the client has sent."""
+    body: bytes = b""
+    """Empty if the request was refused before its body was read."""
+    accept: str | None = None
+    """The media types that the client accepts, as in an `Accept` header."""
+    charge: Callable[[int], None] = _count_nothing
+    """Counts tokens, of the prompt or generated, against the limit of the request's API key."""
+    api_key: str = ""
+    """The name of that key; '' without any."""
+    record: RequestRecord = field(default_factory=RequestRecord)
+    """The figures of the request for the log and the traces."""
+    response_headers: dict[str, str] = field(default_factory=dict[str, str])
     """Headers to add to the response. Changes after the route function returns have no effect."""
 
     @property
@@ -144,36 +158,16 @@ class RequestContext:
 
 
 def request_context(accept_header: str = "Accept") -> RequestContext:
-    """Return the context of the request that Flask is handling; for route functions.
+    """Return the context of the request that Flask is handling, with its body; for route functions.
 
     `accept_header` names the header that becomes `RequestContext.accept`. Raises
     RequestEntityTooLarge if the body is longer than `max_request_size`, and what reading the body
     raises (`container/front_end/arrival.py`).
     """
-    body = client_body() if g.body is None else g.body
-    g.record.body = body
-    return RequestContext(
-        id=g.request_id,
-        headers=request.headers,
-        accept=request.headers.get(accept_header),
-        mimetype=request.mimetype,
-        body=body,
-        has_hung_up=disconnect_check(request.environ),
-        charge=g.charge,
-        api_key=g.api_key,
-        record=g.record,
-        is_new_warning=current_app.extensions[WARNED].add,
-        response_headers=g.headers,
-    )
-
-
-def client_body() -> bytes:
-    """Return the body that the client has sent. Raises as `request_context` does."""
-    body, limit = request.get_data(), request.max_content_length
-    # NOTE: werkzeug cuts a chunked body at the limit without raising an error.
-    if request.content_length is None and limit is not None and len(body) >= limit:
-        raise RequestEntityTooLarge
-    return body
+    context: RequestContext = g.context
+    context.accept = context.headers.get(accept_header)
+    context.body = context.read_body()
+    return context
 
 
 class LoggedWarnings:

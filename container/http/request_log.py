@@ -7,6 +7,7 @@ import logging
 from flask import Flask, Response, g, request
 
 from container.http.health import HEALTH_PATHS
+from container.http.request_context import RequestContext
 from container.http.request_record import RequestRecord
 from core.process.logs import log_event
 
@@ -22,25 +23,24 @@ def register_request_log(app: Flask, *, with_bodies: bool) -> None:
 
     def after(response: Response) -> Response:
         if request.path not in MONITORING_PATHS:
-            record: RequestRecord = g.record
-            id, method, path = g.request_id, request.method, request.path
+            context: RequestContext = g.context
+            method, path = request.method, request.path
             # A streamed response is closed after its last part, or when the client is gone.
             response.call_on_close(
-                lambda: _log(record, id, method, path, response.status_code, with_body=with_bodies)
+                lambda: _log(context, method, path, response.status_code, with_body=with_bodies)
             )
         return response
 
     app.after_request(after)
 
 
-def _log(
-    record: RequestRecord, id: str, method: str, path: str, status: int, *, with_body: bool
-) -> None:
+def _log(context: RequestContext, method: str, path: str, status: int, *, with_body: bool) -> None:
     """Write the line. Counts and times that do not apply to the request are left out."""
+    record = context.record
     log_event(
         logger,
         "request",
-        request=id,
+        request=context.id,
         method=method,
         path=path,
         status=status,
@@ -51,7 +51,7 @@ def _log(
         total_s=_seconds(record, record.now()),
         compute_s=None if record.receipt is None else record.receipt.compute_ns / 1e9,
         kv_block_s=None if record.receipt is None else record.receipt.kv_block_ns / 1e9,
-        body=_shown(record.body) if with_body else None,
+        body=_shown(context.body) if with_body else None,
     )
 
 

@@ -18,8 +18,6 @@ class RequestRecord:
     """The figures of one HTTP request. Times are seconds of the monotonic clock."""
 
     now: Callable[[], float] = time.monotonic
-    body: bytes = b""
-    """Empty if the request was refused before its body was read."""
     failure: Failure | None = None
     """Why the request failed, even if its response had begun with another status."""
     operation: Operation | None = None

@@ -55,10 +55,10 @@ class Gate:
                 f"the API key is missing or unknown; {_HEADERS}",
                 www_authenticate=WWWAuthenticate("bearer", {"realm": "longshore"}),
             )
-        g.api_key = self._keys[index].name
+        g.context.api_key = self._keys[index].name
         if self._limits is not None:
             self._limits.admit(index)
-            g.charge = partial(self._limits.charge, index)
+            g.context.charge = partial(self._limits.charge, index)
 
     @staticmethod
     def _given_key(headers: Headers) -> str:

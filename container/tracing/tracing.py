@@ -39,7 +39,7 @@ class Tracing:
 
         def after(response: Response) -> Response:
             if request.path not in MONITORING_PATHS:
-                exchange, record = _exchange(response), g.record
+                exchange, record = _exchange(response), g.context.record
                 response.call_on_close(lambda: self._write(model_name, exchange, record))
             return response
 
@@ -70,7 +70,7 @@ def _exchange(response: Response) -> HttpExchange:
     """Return the facts about Flask's current request that its spans record."""
     given = ((name, request.headers.get(name)) for name in CONTEXT_HEADERS)
     return HttpExchange(
-        id=g.request_id,
+        id=g.context.id,
         method=request.method,
         scheme=request.scheme,
         path=request.path,

@@ -110,9 +110,7 @@ class TestPipelines:
         self, http: FlaskClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         engine.script = stalls()
-        monkeypatch.setattr(
-            "container.http.request_context.disconnect_check", lambda _: lambda: True
-        )
+        monkeypatch.setattr("container.http.headers.disconnect_check", lambda _: lambda: True)
         assert http.post("/invocations", json={"inputs": "a"}).status_code == 499
         eventually(lambda: engine.of_type(Abort))
 
