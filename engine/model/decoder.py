@@ -8,7 +8,7 @@ is stored; `engine.model.families` lists how each family differs from Llama.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -53,7 +53,7 @@ class Decoder:
             embedding = f"{family.head}.weight"  # some checkpoints store only the head
         self.embedding = loader.embedding(embedding, spec.vocab_size, width)
         self._look_up = loader.group.look_up(self.embedding, spec.vocab_size)
-        self._position_embedding = _load_position_embedding(loader, spec)
+        self._adjust = _load_adjustment(loader, spec)
         self.rotary = Rotary(spec, loader.device, loader.dtype)
         # None hides the bar unless stderr is a terminal.
         indices = tqdm(range(num_layers), "loading layers", disable=None if show_progress else True)
@@ -66,7 +66,6 @@ class Decoder:
         self.num_bytes, self.num_weights = loader.num_bytes, loader.num_weights
         self.one_call: OneCall | None = OneCall(self.layers, self.norm)
         """Runs `layers` and `norm` in one call, in the steps that it supports; None: each alone."""
-        self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=loader.dtype).item()
 
     def __call__(
         self,
@@ -128,12 +127,7 @@ class Decoder:
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Return the input of the first layer, [T, hidden], for ids and positions [T]."""
         hidden = self._look_up(token_ids)
-        if self._embedding_scale != 1.0:
-            hidden = hidden * self._embedding_scale
-        if self._position_embedding is not None:
-            offset = self.spec.family.position_offset
-            hidden = hidden + F.embedding(positions + offset, self._position_embedding)
-        return hidden
+        return hidden if self._adjust is None else self._adjust(hidden, positions)
 
     def logits(self, normed: Tensor) -> Tensor:
         """Return logits [R, vocab_size] for the final norm's outputs [R, hidden]."""
@@ -142,6 +136,23 @@ class Decoder:
             logits = logits * self.spec.logit_scale
         cap = self.spec.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def _load_adjustment(
+    loader: Loader, spec: DecoderSpec
+) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """Return what changes embeddings [T, hidden] of tokens at positions [T]; None: nothing does."""
+    table, offset = _load_position_embedding(loader, spec), spec.family.position_offset
+    scale = torch.tensor(spec.embedding_scale, dtype=loader.dtype).item()
+    if table is None and scale == 1.0:
+        return None
+
+    def adjusted(hidden: Tensor, positions: Tensor) -> Tensor:
+        if scale != 1.0:
+            hidden = hidden * scale
+        return hidden if table is None else hidden + F.embedding(positions + offset, table)
+
+    return adjusted
 
 
 def _load_position_embedding(loader: Loader, spec: DecoderSpec) -> Tensor | None:
