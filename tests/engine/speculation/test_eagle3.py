@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import cache
 from typing import Any
 
 import pytest
@@ -35,17 +36,14 @@ DEFAULT = (2, 3, 4)
 @pytest.fixture(scope="module")
 def heads(tiny_model, tmp_path_factory):
     """Return a function (architecture) → model, head, reference, and the plain answers."""
-    known: dict[str, Any] = {}
 
+    @cache
     def of(architecture: str) -> Any:
-        if architecture not in known:
-            name = f"{architecture}-seven"
-            path = tiny_model(architecture, is_wide=True, changes=SEVEN_LAYERS, name=name)
-            folder = tmp_path_factory.mktemp("eagle3") / architecture
-            head, reference = write_head(path, folder, DEFAULT)
-            plain = answers(LLM(path, batching="none", num_kv_blocks=90, **SMALL))
-            known[architecture] = path, head, reference, plain
-        return known[architecture]
+        name = f"{architecture}-seven"
+        path = tiny_model(architecture, is_wide=True, changes=SEVEN_LAYERS, name=name)
+        head, reference = write_head(path, tmp_path_factory.mktemp("eagle3") / "head", DEFAULT)
+        plain = answers(LLM(path, batching="none", num_kv_blocks=90, **SMALL))
+        return path, head, reference, plain
 
     return of
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -38,15 +39,13 @@ if unavailable_reason() is not None:
 @pytest.fixture(scope="module")
 def models(tiny_model, tmp_path_factory):
     """Return a function (architecture) → path, reference, and the answers without drafts."""
-    known: dict[str, Any] = {}
 
+    @cache
     def of(architecture: str) -> Any:
-        if architecture not in known:
-            folder = tmp_path_factory.mktemp("mtp") / architecture
-            path, reference = with_mtp(tiny_model(architecture, is_wide=True), folder)
-            plain = answers(LLM(path, batching="none", num_kv_blocks=60, **SMALL))
-            known[architecture] = path, reference, plain
-        return known[architecture]
+        folder = tmp_path_factory.mktemp("mtp") / architecture
+        path, reference = with_mtp(tiny_model(architecture, is_wide=True), folder)
+        plain = answers(LLM(path, batching="none", num_kv_blocks=60, **SMALL))
+        return path, reference, plain
 
     return of
 

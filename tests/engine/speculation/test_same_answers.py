@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from typing import Any
 
 import pytest
@@ -73,13 +74,11 @@ def counts(llm: LLM) -> Counts:
 @pytest.fixture(scope="module")
 def expected(tiny_model):
     """Return a function (architecture) → the answers one by one, without drafts."""
-    known: dict[str, Any] = {}
 
+    @cache
     def of(architecture: str) -> Any:
-        if architecture not in known:
-            path = tiny_model(architecture, is_wide=True)
-            known[architecture] = answers(LLM(path, batching="none", num_kv_blocks=60, **SMALL))
-        return known[architecture]
+        path = tiny_model(architecture, is_wide=True)
+        return answers(LLM(path, batching="none", num_kv_blocks=60, **SMALL))
 
     return of
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -22,12 +24,11 @@ def vision_model(tmp_path_factory):
 @pytest.fixture(scope="session")
 def expected(vision_model):
     """Return a function (model_type, is_wide=False) → the answers of `generate`."""
-    known = {}
 
-    def answers_of(model_type="idefics3", **settings):
-        path = vision_model(model_type, **settings)
-        if path not in known:
-            known[path] = [generate(path, text, seeds) for text, seeds in CONVERSATIONS.items()]
-        return known[path]
+    @cache
+    def answers_of(path):
+        return [generate(path, text, seeds) for text, seeds in CONVERSATIONS.items()]
 
-    return answers_of
+    return lambda model_type="idefics3", **settings: answers_of(
+        vision_model(model_type, **settings)
+    )
