@@ -63,13 +63,13 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of tokens. Bytes that form no complete character become U+FFFD."""
         with contained:
-            if len(token_ids) <= _MAX_DECODED_WITH_GIL:
-                return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
-            # `decode` is quicker but holds the GIL throughout.
-            texts = self._tokenizer.decode_batch(
-                [token_ids], skip_special_tokens=skip_special_tokens
-            )
-            return texts[0]
+            if len(token_ids) > _MAX_DECODED_WITH_GIL:
+                return self._decode_without_gil(token_ids, skip_special_tokens)
+            return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def _decode_without_gil(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Return what `decode` of the library returns, which is quicker but holds the GIL."""
+        return self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
 
     def piece(self, token_id: int) -> str:
         """Return the text of one token inside a longer text, where leading spaces are kept."""

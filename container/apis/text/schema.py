@@ -219,9 +219,7 @@ def read_text_request(body: Mapping[str, object], *, always_details: bool = Fals
         (model,) = read_models(top_level, None)
     parameter_body: Mapping[str, object] = top_level.get("parameters", {})
     if "max_new_tokens" in top_level:
-        if parameter_body.get("max_new_tokens") is not None:
-            raise RequestError("max_new_tokens", "is given twice; send it in parameters")
-        parameter_body = {**parameter_body, "max_new_tokens": top_level.given["max_new_tokens"]}
+        parameter_body = _with_max_new_tokens(parameter_body, top_level)
     parameters = read_fields(parameter_body, PARAMETERS, "parameters.")
     stream = top_level.get("stream", parameters.get("stream", False))
     details = always_details or parameters.get("details", False)
@@ -245,6 +243,13 @@ def read_text_request(body: Mapping[str, object], *, always_details: bool = Fals
         shows_prompt_logprobs="prompt_logprobs" in parameters,
         warnings=(*top_level.warnings, *parameters.warnings, *decoding.warnings),
     )
+
+
+def _with_max_new_tokens(body: Mapping[str, object], top_level: Values) -> Mapping[str, object]:
+    """Return the parameters with `max_new_tokens` from beside `inputs`."""
+    if body.get("max_new_tokens") is not None:
+        raise RequestError("max_new_tokens", "is given twice; send it in parameters")
+    return {**body, "max_new_tokens": top_level.given["max_new_tokens"]}
 
 
 def input_text(value: object, field: str = "inputs") -> str:
@@ -295,7 +300,10 @@ def _decoding(parameters: Values, *, returns_all: bool, prompt_details: bool) ->
     """
     sampled = parameters.get("do_sample", "temperature" in parameters)
     stop: str | list[str] = parameters.get("stop_sequences", [])
-    optional, dialect = _n_and_best_of(parameters, returns_all=returns_all), _DIALECT
+    optional: dict[str, int | None] = {}
+    if not parameters.given.keys().isdisjoint(("n", "best_of")):
+        optional = _n_and_best_of(parameters, returns_all=returns_all)
+    dialect = _DIALECT
     if prompt_details and "prompt_logprobs" not in parameters:
         optional["prompt_logprobs"] = 0
         dialect = dialect.with_name("prompt_logprobs", "decoder_input_details")
