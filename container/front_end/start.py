@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from container.apis.generation.formatters import Functions
     from container.hooks.load import Hooks
     from container.tracing.tracing import Tracing
+    from container.wire.engine_client import EngineClient
 
 _POLL_INTERVAL_S = 0.1
 GRACEFUL_TIMEOUT_S = RUNNING_REQUESTS_S + FAILED_REQUESTS_S
@@ -99,17 +101,14 @@ class FrontEnd(BaseApplication):
     def load(self) -> Flask:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the application. Called in each worker, after the fork and monkey-patching."""
         from container.front_end.app import create_app, create_task_app
-        from container.wire.engine_client import EngineClient
         from core.text.template_files import load_chat_template
         from core.text.tokenizer import Tokenizer
 
         launch, options = self._launch, self._launch.options
         model_dir = Path(launch.model_dir)
-        self._client = EngineClient(
-            *launch.endpoints,
-            heartbeat_timeout_s=options.server.heartbeat_timeout,
-            router=PrefixAware() if options.memory.enable_prefix_caching else LeastLoaded(),
-        )
+        caches_prefixes = options.memory.enable_prefix_caching
+        timeout_s = options.server.heartbeat_timeout
+        self._client = _connect(launch.endpoints, timeout_s, caches_prefixes=caches_prefixes)
         self._tracing = _open_tracing(options.server)
         name, hooks = launch.model_name, self._hooks()
         if launch.task.kind != "generation":
@@ -167,6 +166,16 @@ class FrontEnd(BaseApplication):
         """Send the spans of the last requests, or give up after a second."""
         if self._tracing is not None:
             self._tracing.close()
+
+
+def _connect(endpoints: Sequence[str], timeout_s: float, *, caches_prefixes: bool) -> EngineClient:
+    """Connect to the engines. Call it after the fork and monkey-patching."""
+    from container.wire import copies_client, engine_client
+
+    if len(endpoints) == 1:
+        return engine_client.EngineClient(*endpoints, heartbeat_timeout_s=timeout_s)
+    router = PrefixAware() if caches_prefixes else LeastLoaded()
+    return copies_client.CopiesClient(*endpoints, heartbeat_timeout_s=timeout_s, router=router)
 
 
 def _open_tracing(server: ServerOptions) -> Tracing | None:

@@ -111,7 +111,7 @@ _FEATURES = (
         r"|\bcopy=(?!torch_|block_)|\bcopy: (int|str)|\[copy\](?! =)",
         (
             "container/capacity/placement.py",
-            "container/wire/engine_client.py",
+            "container/wire/copies_client.py",
             "core/configuration/layout.py",
             "core/routing.py",
         ),

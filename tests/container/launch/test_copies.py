@@ -11,6 +11,7 @@ from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from container.front_end.app import create_app
+from container.wire.copies_client import CopiesClient
 from container.wire.engine_client import EngineClient
 from container.wire.token_stream import TokenStream
 from core.configuration.options import make_options
@@ -39,7 +40,7 @@ def engines(short_dir: Path, tokenizer: Tokenizer) -> Iterator[list[FakeEngine]]
 
 @pytest.fixture
 def client(engines: list[FakeEngine]) -> Iterator[EngineClient]:
-    client = EngineClient(*(engine.endpoint for engine in engines), heartbeat_timeout_s=60)
+    client = CopiesClient(*(engine.endpoint for engine in engines), heartbeat_timeout_s=60)
     eventually(lambda: client.num_serving() == 2)
     yield client
     client.close()
@@ -115,7 +116,7 @@ def test_prompts_that_begin_alike_go_to_one_copy(
 
 def test_workers_agree_about_a_session(client: EngineClient, engines: list[FakeEngine]) -> None:
     endpoints = [engine.endpoint for engine in engines]
-    other = EngineClient(*endpoints, heartbeat_timeout_s=60)
+    other = CopiesClient(*endpoints, heartbeat_timeout_s=60)
     try:
         eventually(lambda: other.num_serving() == 2)
         homes: set[int] = set()
