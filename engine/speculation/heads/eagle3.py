@@ -22,16 +22,15 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from core.errors import ConfigurationError
-from engine.attention.call import PagedAttention
 from engine.model.checkpoint import open_renamed
 from engine.model.decoder import Decoder
 from engine.model.layer import MLP, Attention
 from engine.model.loader import Loader, Source
 from engine.model.norms import add_and_norm
 from engine.model.published.settings import read_spec
-from engine.model.rotary import Rotary, StepAngles
+from engine.model.rotary import Rotary
 from engine.model.spec import DecoderSpec
-from engine.speculation.heads.head import Ends, Head, joined
+from engine.speculation.heads.head import BlockInputs, Ends, Head, joined
 from engine.speculation.heads.hidden_states import Fusion
 
 KEY = "option.speculative_draft_model"
@@ -118,20 +117,13 @@ class _Block:
         self._mlp = MLP(loader, spec, f"{LAYER}.{spec.family.mlp}", spec.layers[0].mlp_width)
         self._adds_normed: bool = getattr(config, "norm_before_residual", False)
 
-    def __call__(
-        self,
-        embedded: Tensor,
-        states: Tensor,
-        angles: StepAngles,
-        paged: PagedAttention,
-        rows: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        normed = self._state_norm(states)
-        both = joined(self._embedding_norm(embedded), normed)
-        attended = self._attention(both, angles, paged, rows)
-        hidden = normed if self._adds_normed else states
-        if rows is not None:
-            hidden = hidden.index_select(0, rows)
+    def __call__(self, inputs: BlockInputs) -> tuple[Tensor, Tensor | None]:
+        normed = self._state_norm(inputs.states)
+        both = joined(self._embedding_norm(inputs.embedded), normed)
+        attended = self._attention(both, inputs.angles, inputs.paged, inputs.rows)
+        hidden = normed if self._adds_normed else inputs.states
+        if inputs.rows is not None:
+            hidden = hidden.index_select(0, inputs.rows)
         hidden, normed = add_and_norm(hidden, attended, self._norm)
         return hidden, self._mlp(normed)
 

@@ -46,16 +46,22 @@ class HeadChunk(Chunk, frozen=True):
         return self.end + 1
 
 
+class BlockInputs(NamedTuple):
+    """What a head's layer reads of T tokens."""
+
+    embedded: Tensor
+    """[T, hidden]."""
+    states: Tensor
+    """[T, hidden]: of the token before each."""
+    angles: StepAngles
+    paged: PagedAttention
+    rows: Tensor | None
+    """As in `Layer`."""
+
+
 class Block(Protocol):
-    def __call__(
-        self,
-        embedded: Tensor,
-        states: Tensor,
-        angles: StepAngles,
-        paged: PagedAttention,
-        rows: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return what `Layer` returns, for embeddings and states [T, hidden] of T tokens."""
+    def __call__(self, inputs: BlockInputs) -> tuple[Tensor, Tensor | None]:
+        """Return what `Layer` returns."""
         ...
 
 
@@ -96,7 +102,7 @@ class Head:
         rows = inputs.logit_rows
         kept = rows if len(rows) < len(embedded) else None
         angles = self._rotary(inputs.positions)
-        hidden, output = self._block(embedded, states, angles, paged, kept)
+        hidden, output = self._block(BlockInputs(embedded, states, angles, paged, kept))
         hidden, normed = add_and_norm(hidden, output, self._norm)
         if kept is None:
             hidden, normed = hidden.index_select(0, rows), normed.index_select(0, rows)

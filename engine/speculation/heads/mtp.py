@@ -13,14 +13,13 @@ from pathlib import Path
 from torch import Tensor
 
 from core.errors import ConfigurationError
-from engine.attention.call import PagedAttention
 from engine.model.checkpoint import Checkpoint, open_renamed
 from engine.model.decoder import Decoder
 from engine.model.layer import Layer
 from engine.model.loader import Loader, Source
-from engine.model.rotary import Rotary, StepAngles
+from engine.model.rotary import Rotary
 from engine.model.spec import DecoderSpec
-from engine.speculation.heads.head import Ends, Head, joined
+from engine.speculation.heads.head import BlockInputs, Ends, Head, joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +142,6 @@ class _Block:
         self._project = loader.linear([Source(names.project, width)], 2 * width)
         self._layer = Layer(loader, spec, 0, rotary)
 
-    def __call__(
-        self,
-        embedded: Tensor,
-        states: Tensor,
-        angles: StepAngles,
-        paged: PagedAttention,
-        rows: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        both = joined(self._embedding_norm(embedded), self._state_norm(states))
-        return self._layer(self._project(both), None, angles, paged, rows)
+    def __call__(self, inputs: BlockInputs) -> tuple[Tensor, Tensor | None]:
+        both = joined(self._embedding_norm(inputs.embedded), self._state_norm(inputs.states))
+        return self._layer(self._project(both), None, inputs.angles, inputs.paged, inputs.rows)
