@@ -52,7 +52,8 @@ class Deadline:
         raises.
         """
         while True:
-            self._check_client()
+            if self._clock() >= self._next_client_check:
+                self._check_client()
             remaining_s = self._expires_at - self._clock()
             if remaining_s <= 0:
                 raise GenerationError(
@@ -63,8 +64,6 @@ class Deadline:
                 return value
 
     def _check_client(self) -> None:
-        if self._clock() < self._next_client_check:
-            return
         self._next_client_check = self._clock() + CLIENT_CHECK_INTERVAL_S
         if self._has_hung_up():
             raise ClientGoneError

@@ -28,13 +28,18 @@ def read_json(body: bytes, example: str = '{"inputs": "..."}') -> dict[str, obje
     try:
         value = decode_json(body, "body")
     except ValueError as error:
-        if not body.strip():
-            raise RequestError("body", f"is empty; send {example}") from None
-        _decoded(body)
-        raise RequestError("body", f"is not JSON: {error}") from None
+        raise _no_json(body, example, error) from None
     if not isinstance(value, dict):
         raise RequestError("body", f"expected a JSON object such as {example}")
     return cast(dict[str, object], value)
+
+
+def _no_json(body: bytes, example: str, error: ValueError) -> RequestError:
+    """Return the error for a body that is malformed. Raises RequestError if it is not UTF-8."""
+    if not body.strip():
+        return RequestError("body", f"is empty; send {example}")
+    _decoded(body)
+    return RequestError("body", f"is not JSON: {error}")
 
 
 def read_text(body: bytes) -> dict[str, object]:

@@ -76,21 +76,18 @@ def read_fields(body: Mapping[str, object], fields: Fields, prefix: str = "") ->
     precedes its name in the message.
     """
     values: dict[str, object] = {}
-    warnings: list[str] = []
     given = {name: value for name, value in body.items() if value is not None}
     _reject_unknown(given, fields, prefix)
     for name, value in given.items():
         field = fields[name]
-        if field.effect == "ignored":
-            warnings.append(f"{prefix}{name} has no effect here")
-            continue
         _check(f"{prefix}{name}", value, field)
         canonical_name = field.canonical_name or name
         if canonical_name in values:
             raise RequestError(f"{prefix}{name}", "is given twice, under two names")
         if field.effect == "supported":
             values[canonical_name] = value
-    return Values(values, tuple(warnings))
+    ignored = (name for name in given if fields[name].effect == "ignored")
+    return Values(values, tuple(f"{prefix}{name} has no effect here" for name in ignored))
 
 
 def _reject_unknown(body: Iterable[str], fields: Fields, prefix: str) -> None:

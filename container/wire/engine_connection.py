@@ -161,14 +161,19 @@ class EngineConnection:
             is_ready = self.state.is_ready
             wait_s = LIVENESS_CHECK_INTERVAL_S if is_ready else self._say_hello()
             message = self._channel.receive(wait_s)  # `_say_hello` may have replaced the channel
-            if message is not None:
-                self._dispatch(message)
-                gevent.sleep(0)  # lets other greenlets run even while more messages wait
-            # Only if no message waits, so that the last ones of an engine are read first.
-            elif self._channel.has_ended:
-                self._reconnect("the engine has ended")
-            elif is_ready and self._channel.silence_s >= MAX_SILENCE_S:
-                self._reconnect(f"no heartbeat from the engine for {MAX_SILENCE_S:.0f} s")
+            if message is None:
+                self._check_alive(is_ready=is_ready)
+                continue
+            self._dispatch(message)
+            gevent.sleep(0)  # lets other greenlets run even while more messages wait
+
+    def _check_alive(self, *, is_ready: bool) -> None:
+        """Reconnect if the engine is lost. Call it if no message waits, so that the last messages
+        of an engine are read first."""
+        if self._channel.has_ended:
+            self._reconnect("the engine has ended")
+        elif is_ready and self._channel.silence_s >= MAX_SILENCE_S:
+            self._reconnect(f"no heartbeat from the engine for {MAX_SILENCE_S:.0f} s")
 
     def _say_hello(self) -> float:
         """Say hello to an engine that is not ready. Return how long to wait for messages."""
@@ -199,6 +204,11 @@ class EngineConnection:
                     self._pass_on(id, output)
             case Charged(id) | Performed(id) | Failed(id):
                 self._pass_on(id, message)
+            case Heartbeat():
+                self.state = self.state.after(message, len(self._open))
+                if self._refused:
+                    self._channel.send(Refused(self._refused))
+                    self._refused = {}
             case _:
                 self._change_state(message)
 
@@ -213,11 +223,6 @@ class EngineConnection:
 
     def _change_state(self, message: FromEngine) -> None:
         match message:
-            case Heartbeat():
-                self.state = self.state.after(message, len(self._open))
-                if self._refused:
-                    self._channel.send(Refused(self._refused))
-                    self._refused = {}
             case Ready(facts, variants):
                 self.state = replace(self.state, known_facts=facts, variants=variants)
                 self.ready.set()

@@ -79,8 +79,7 @@ class Generation:
                     self._context.record.add(output)
                     deltas = self.received.push(output)
                     if self.received.is_stopped_by_string(output):
-                        self._stream.abort(output.index, "stop_string")
-                        self._take_receipt()
+                        self._stop(output.index)
                     yield from deltas
         except GenerationError:
             # The deadline has passed. If instead the request failed by itself, it has ended, and
@@ -97,8 +96,9 @@ class Generation:
         """Abort the request in the engine. Does nothing if it has ended."""
         self._stream.abort(reason=reason)
 
-    def _take_receipt(self) -> None:
-        """Wait for the receipt, if a stop string has ended the last answer."""
+    def _stop(self, index: int) -> None:
+        """Abort an answer that a stop string has ended. If all have ended, take the receipt."""
+        self._stream.abort(index, "stop_string")
         if not self.received.num_open:
             self.receipt = self._stream.receipt(RECEIPT_WAIT_S)
             if self.receipt is not None:

@@ -60,6 +60,8 @@ _DIALECT = Dialect(
         "logprobs": "top_n_tokens",
     },
 )
+_DIALECT_OF_DETAILS = _DIALECT.with_name("prompt_logprobs", "decoder_input_details")
+"""For requests whose details have the logprobs of the prompt."""
 
 _NEUTRAL_IN_STREAM: Mapping[str, object] = {
     "n": 1,
@@ -303,18 +305,16 @@ def _decoding(parameters: Values, *, returns_all: bool, prompt_details: bool) ->
     optional: dict[str, int | None] = {}
     if not parameters.given.keys().isdisjoint(("n", "best_of")):
         optional = _n_and_best_of(parameters, returns_all=returns_all)
-    dialect = _DIALECT
-    if prompt_details and "prompt_logprobs" not in parameters:
-        optional["prompt_logprobs"] = 0
-        dialect = dialect.with_name("prompt_logprobs", "decoder_input_details")
+    scores_prompt = prompt_details and "prompt_logprobs" not in parameters
     decoding = read_decoding(
         parameters,
-        dialect,
+        _DIALECT_OF_DETAILS if scores_prompt else _DIALECT,
         max_tokens=parameters.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         temperature=parameters.get("temperature", 1.0) if sampled else 0.0,
         ignore_eos=parameters.get("ignore_eos_token", False),
         logprobs=parameters.get("top_n_tokens", 0) or None,
+        prompt_logprobs=0 if scores_prompt else None,
         **optional,
     )
     if decoding.params.beam_width and parameters.get("do_sample", False):
