@@ -68,7 +68,7 @@ def _load(url: str, folder: Path, users: int, requests: int, seed: int) -> dict:
 def _server(
     command: Sequence[str], environment: Mapping[str, str], ready: str, log: Path
 ) -> Iterator[str]:
-    port = _free_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     with log.open("w") as out:
         process = subprocess.Popen(
@@ -110,7 +110,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             continue
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a TCP port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
