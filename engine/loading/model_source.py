@@ -91,8 +91,10 @@ class ModelSource:
         if not self.is_gguf or self.is_dummy:
             return notes
         from engine.model.gguf.stored import storage_note
+        from engine.model.linear import uses_panels
 
-        return (*notes, storage_note(self.model_dir))
+        has_minimums = uses_panels(self.device, self.dtype)
+        return (*notes, storage_note(self.model_dir, has_minimums=has_minimums))
 
     @property
     def is_pinned(self) -> bool:

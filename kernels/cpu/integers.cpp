@@ -1,5 +1,5 @@
 // Multiplies rows by integer weights that become fp32 as they are read, for up to BLOCK_ROWS rows at a
-// time. A weight equals (code - zero) * scale bit for bit, and sums are fp32.
+// time. A weight without minimums equals (code - zero) * scale bit for bit, and sums are fp32.
 
 #include "integers.h"
 #include "team.h"
@@ -12,17 +12,18 @@ constexpr int64_t COPY_STRIDE = BLOCK_DEPTH + 16;  // a cache line more, so that
 // Stores the weights of inputs [first, end) in `to` [inputs, PANEL]. If the last word has further inputs, their weights
 // are stored too. A code is put into the last bits of the float 2^23, which makes it 2^23 + code. `zeros` include 2^23,
 // so subtracting them leaves code - zero.
-template <int BITS>
-void dequantize(const IntegerPanel<BITS>& panel, int64_t group, int64_t first, int64_t end, float* to) {
+template <int BITS, bool HAS_MINIMUMS>
+void dequantize_panel(const IntegerPanel<BITS>& panel, int64_t group, int64_t first, int64_t end, float* to) {
     constexpr int64_t PER_WORD = IntegerPanel<BITS>::PER_WORD;
     constexpr uint32_t MASK = (1 << BITS) - 1, EXPONENT = 0x4b000000;
     for (int64_t k = first; k < end;) {
         const int64_t place = k / group * PANEL, group_end = std::min((k / group + 1) * group, end);
-        Floats scales[2], zeros[2];
+        Floats scales[2], zeros[2], minimums[2];
         for (int half = 0; half < 2; half++) {
             scales[half] = load(panel.scales + place + half * LANES);
             const Ints zero = load(panel.zeros + place + half * LANES);
             zeros[half] = __builtin_convertvector(zero, Floats) + 8388608.0f;
+            if constexpr (HAS_MINIMUMS) minimums[half] = load(panel.minimums + place + half * LANES);
         }
         for (; k < group_end; k += PER_WORD) {
             const uint32_t* from = panel.words + k / PER_WORD * PANEL;
@@ -32,11 +33,19 @@ void dequantize(const IntegerPanel<BITS>& panel, int64_t group, int64_t first, i
                 for (uint32_t i = 0; i < PER_WORD; i++) {
                     const uint32_t shift = i % 4 * 8 + i / 4 * 4;
                     const Floats code = (Floats)(words >> shift & MASK | EXPONENT);
-                    store(to + (k - first + i) * PANEL + half * LANES, (code - zeros[half]) * scales[half]);
+                    Floats weight = (code - zeros[half]) * scales[half];
+                    if constexpr (HAS_MINIMUMS) weight -= minimums[half];
+                    store(to + (k - first + i) * PANEL + half * LANES, weight);
                 }
             }
         }
     }
+}
+
+template <int BITS>
+void dequantize(const IntegerPanel<BITS>& panel, int64_t group, int64_t first, int64_t end, float* to) {
+    panel.minimums ? dequantize_panel<BITS, true>(panel, group, first, end, to)
+                   : dequantize_panel<BITS, false>(panel, group, first, end, to);
 }
 
 template <class Row, int BITS>

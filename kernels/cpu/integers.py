@@ -1,4 +1,7 @@
-"""Linear layers with integer weights, (code - zero) * scale, of 4 or 8 bits, packed into panels."""
+"""Linear layers with integer weights of 4 or 8 bits, packed into panels.
+
+A weight is (code - zero) * scale, or (code - zero) * scale - minimum.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class IntegerLinear(Linear):
     """Mirrors `struct IntegerLinear` in integers.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("scales", "zeros")),
+        *((name, ctypes.c_void_p) for name in ("scales", "zeros", "minimums")),
         *((name, ctypes.c_int64) for name in ("bits", "group", "num_groups")),
     )
 
@@ -44,25 +47,34 @@ class IntegerPanels:
     """Inputs that share a scale."""
     num_columns: int
     depth: int
+    minimums: Tensor | None = None
+    """fp32, like `scales`; None: all are 0."""
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + self.scales.nbytes + self.zeros.nbytes
+        minimums = 0 if self.minimums is None else self.minimums.nbytes
+        return self.codes.nbytes + self.scales.nbytes + self.zeros.nbytes + minimums
 
 
 def to_integer_panels(
-    codes: Tensor, scales: Tensor, zeros: Tensor, bits: int, group_size: int
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor,
+    bits: int,
+    group_size: int,
+    minimums: Tensor | None = None,
 ) -> IntegerPanels:
     """Pack codes, uint8 [out, in], each below 2**bits.
 
     scales: fp32 [out, groups], one for each group of group_size inputs; the last group may be
-    shorter. zeros: uint8 [out, groups]. Raises ValueError if they do not match, or if group_size is
-    neither all inputs nor a multiple of GROUP_STEP.
+    shorter. zeros: uint8 [out, groups]. minimums: fp32 [out, groups]. Raises ValueError if they do
+    not match, or if group_size is neither all inputs nor a multiple of GROUP_STEP.
     """
     (num_columns, depth), groups = codes.shape, (len(codes), -(-codes.shape[1] // group_size))
     if (
         (codes.dtype, scales.dtype, zeros.dtype) != (torch.uint8, torch.float32, torch.uint8)
         or (scales.shape, zeros.shape) != (groups, groups)
+        or (minimums is not None and (minimums.dtype, minimums.shape) != (scales.dtype, groups))
         or bits not in (4, 8)
         or (group_size % GROUP_STEP and group_size < depth)
         or (bits == 4 and bool((codes >= 16).any()))
@@ -86,6 +98,7 @@ def to_integer_panels(
         group_size=group_size if group_size < depth else -(-depth // ROW_GROUP) * ROW_GROUP,
         num_columns=num_columns,
         depth=depth,
+        minimums=None if minimums is None else _by_panel(minimums).contiguous(),
     )
 
 
@@ -148,6 +161,7 @@ def integer_product(
         panels=panels.codes.data_ptr(),
         scales=panels.scales.data_ptr(),
         zeros=panels.zeros.data_ptr(),
+        minimums=None if panels.minimums is None else panels.minimums.data_ptr(),
         bias=None if bias is None else bias.data_ptr(),
         residual=None if residual is None else residual.data_ptr(),
         num_tokens=rows.shape[0],

@@ -137,6 +137,14 @@ void multiply_tile(const RoundedTile<BITS>& t) {
                 totals[r][half] = group_added(totals[r][half], sums[r][half], scales,
                                               row_scales[r * rows.num_groups + g]);
         }
+        if (!t.panel.minimums) continue;
+        for (int half = 0; half < 2; half++) {
+            const Floats minimums = load(t.panel.minimums + place + half * LANES);
+            for (int r = 0; r < R; r++) {
+                const int64_t index = r * rows.num_groups + g;
+                totals[r][half] -= minimums * (row_scales[index] * (float)row_sums[index]);
+            }
+        }
     }
     for (int r = 0; r < R; r++)
         for (int half = 0; half < 2; half++) store(t.sums + r * PANEL + half * LANES, totals[r][half]);
@@ -224,7 +232,7 @@ void multiply_bits(const IntegerLinear& a, Team& team) {
     team.share(num_portions(a), [&](int64_t number) {
         const int64_t end = std::min((number + 1) * PORTION, count_panels(a));
 #if defined(__AMX_INT8__)
-        const bool uses_amx = a.num_rows >= MIN_AMX_ROWS && rows.group == ROW_GROUP && a.depth % ROW_GROUP == 0;
+        const bool uses_amx = a.num_rows >= MIN_AMX_ROWS && rows.group == ROW_GROUP && a.depth % ROW_GROUP == 0 && !a.minimums;
         if (uses_amx) configure_tiles({AMX_ROWS, AMX_ROWS, 0, 0, AMX_ROWS, 0, AMX_ROWS, AMX_ROWS});
 #endif
         for (int64_t block = 0; block < a.num_rows; block += BLOCK_ROWS)

@@ -16,6 +16,8 @@ from core.configuration.hub import GGUF_INDEX
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types whose elements torch has, too."""
+OFFSET = ("Q6_K", "Q5_K", "Q4_K")
+"""Types that become an `OffsetWeight`, if they are served from their bits."""
 
 
 class StoredTensor(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -101,10 +103,14 @@ def dense_state(model_dir: Path, num_layers: int) -> dict[str, Tensor]:
     }
 
 
-def storage_note(model_dir: Path) -> str:
-    """Say for the start-up output what is served from its bits, and what is not."""
+def storage_note(model_dir: Path, *, has_minimums: bool) -> str:
+    """Say for the start-up output what is served from its bits, and what is not.
+
+    has_minimums: whether a kernel takes an `OffsetWeight`.
+    """
     tensors = read_index(model_dir)
-    packed = sorted({tensor.type for tensor in tensors if tensor.is_packed})
+    served = {tensor.type for tensor in tensors if tensor.is_packed}
+    packed = sorted(served if has_minimums else served - set(OFFSET))
     unpacked = sorted({tensor.type for tensor in tensors} - PLAIN.keys() - set(packed))
     notes = []
     if packed:

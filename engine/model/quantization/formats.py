@@ -18,6 +18,7 @@ from engine.model.quantization.kernel_codes import KernelCodes, KernelWeight, ha
 from engine.model.quantization.weights import (
     Float8Weight,
     IntegerWeight,
+    OffsetWeight,
     PermutedWeight,
     joined,
 )
@@ -158,9 +159,11 @@ def quantized_format(
         format = quantized_format(weight.weight, device, dtype, is_exact=is_exact)
         return PermutedInputs(format, weight.order)
     if uses_panels(device, dtype):
-        if isinstance(weight, IntegerWeight) and Integers.supports(weight):
+        if isinstance(weight, IntegerWeight | OffsetWeight) and Integers.supports(weight):
             return Integers.of(weight, is_exact=is_exact)
         return Panels.of([weight.dequantized()], dtype)  # the memory of an unquantized weight
+    if isinstance(weight, OffsetWeight):
+        return choose_format(device, dtype)([weight.dequantized()])
     if device.type != "cuda" or dtype == torch.float32:
         return Dequantizing(weight)
     has_fp8 = torch.cuda.get_device_capability(device) >= (8, 9)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from engine.model.linear import Format
-from engine.model.quantization.weights import IntegerWeight
+from engine.model.quantization.weights import IntegerWeight, OffsetWeight
 from kernels.cpu.calls import Kernel
 from kernels.cpu.integers import (
     GROUP_STEP,
@@ -32,18 +33,22 @@ class Integers(Format):
         self.num_bytes = panels.nbytes
 
     @staticmethod
-    def supports(weight: IntegerWeight) -> bool:
+    def supports(weight: IntegerWeight | OffsetWeight) -> bool:
         """Whether the kernels take groups of this size."""
         return weight.group_size % GROUP_STEP == 0 or weight.group_size == weight.shape[1]
 
     @classmethod
-    def of(cls, weight: IntegerWeight, *, is_exact: bool = False) -> Integers:
+    def of(cls, weight: IntegerWeight | OffsetWeight, *, is_exact: bool = False) -> Integers:
         """Pack a weight. Rows are rounded where that is faster, unless `is_exact`.
 
         Raises ValueError if `supports` is false.
         """
+        if isinstance(weight, OffsetWeight):
+            zeros, minimums = torch.zeros_like(weight.scales, dtype=torch.uint8), weight.minimums
+        else:
+            zeros, minimums = weight.zeros, None
         panels = to_integer_panels(
-            weight.codes, weight.scales, weight.zeros, weight.bits, weight.group_size
+            weight.codes, weight.scales, zeros, weight.bits, weight.group_size, minimums
         )
         return cls(panels, is_rounded=rounds_rows() and not is_exact)
 

@@ -67,6 +67,37 @@ class IntegerWeight(_Coded):
         return IntegerWeight(codes, scales, zeros, self.bits, size)
 
 
+@dataclass(frozen=True, slots=True)
+class OffsetWeight(_Coded):
+    """A weight [out, in], `codes * scales - minimums`, with a scale and a minimum per group.
+
+    codes: [out, in] uint8, each from 0 to 2**bits - 1. It is unpacked where no kernel takes it.
+    """
+
+    scales: Tensor
+    """[out, in / group_size] fp32."""
+    minimums: Tensor
+    """[out, in / group_size] fp32."""
+    bits: int
+    """4 or 8."""
+    group_size: int
+    """Inputs that share a scale."""
+    fields: ClassVar[tuple[str, ...]] = ("codes", "scales", "minimums")
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        return OffsetWeight, self.bits, self.group_size
+
+    def dequantized(self) -> Tensor:
+        grouped = self.codes.unflatten(1, (-1, self.group_size)).float()
+        return (grouped * self.scales[..., None] - self.minimums[..., None]).flatten(1)
+
+    def of_columns(self, columns: range) -> OffsetWeight:
+        size, scales, minimums = _cut_groups(self, columns, self.scales, self.minimums)
+        codes = self.codes[:, columns.start : columns.stop]
+        return OffsetWeight(codes, scales, minimums, self.bits, size)
+
+
 MAX_FLOAT8 = torch.finfo(torch.float8_e4m3fn).max
 
 
@@ -183,7 +214,7 @@ class PermutedWeight(Quantized):
 
 
 def _cut_groups(
-    weight: IntegerWeight | Float8Weight, columns: range, *of_groups: Tensor
+    weight: IntegerWeight | OffsetWeight | Float8Weight, columns: range, *of_groups: Tensor
 ) -> tuple[int, *tuple[Tensor, ...]]:
     """Cut the tensors [out, groups] to `columns`; return the new group size and the cut tensors.
 

@@ -15,7 +15,10 @@ SHAPES = [(1, 40, 50), (5, 33, 100), (7, 31, 72), (13, 65, 800), (50, 16, 768), 
 
 
 def make(num_columns, depth, group, bits, zero=None):
-    """Return the panels of a random weight, and that weight in fp64. zero: of all groups."""
+    """Return the panels of a random weight, and that weight in fp64. zero: of all groups.
+
+    Weights with groups of 24, 32 and 200 have minimums.
+    """
     generator = torch.Generator().manual_seed(num_columns + depth + group)
     size = num_columns, -(-depth // group)
     codes = torch.randint(2**bits, (num_columns, depth), generator=generator, dtype=torch.uint8)
@@ -25,7 +28,11 @@ def make(num_columns, depth, group, bits, zero=None):
     scales = torch.rand(size, generator=generator) + 0.1
     groups = torch.arange(depth) // group
     weight = (codes.double() - zeros[:, groups].double()) * scales[:, groups].double()
-    return to_integer_panels(codes, scales, zeros, bits, group), weight
+    if group not in (24, 32, 200):
+        return to_integer_panels(codes, scales, zeros, bits, group), weight
+    minimums = torch.rand(size, generator=generator) * 2**bits
+    panels = to_integer_panels(codes, scales, zeros, bits, group, minimums)
+    return panels, weight - minimums[:, groups].double()
 
 
 def normal(*size):
@@ -134,9 +141,9 @@ def test_rows_of_any_shape_and_stride():
 
 def test_panels_take_as_many_bytes_as_their_codes_and_groups():
     for bits, code_bytes in ((4, 64 * 128 / 2), (8, 64 * 128)):
-        panels, _ = make(64, 128, 32, bits)
-        # Each of 64 columns has 4 groups, with a scale of 4 bytes and a zero point of 1 byte.
-        assert panels.nbytes == code_bytes + 64 * 4 * (4 + 1)
+        panels, _ = make(64, 128, 64, bits)
+        # Each of 64 columns has 2 groups, with a scale of 4 bytes and a zero point of 1 byte.
+        assert panels.nbytes == code_bytes + 64 * 2 * (4 + 1)
 
 
 def test_wrong_rows_are_rejected():
@@ -161,12 +168,12 @@ def test_rounding_needs_products_of_bytes(monkeypatch):
         integer_linear(normal(3, 32), panels, is_rounded=True)
 
 
-@pytest.mark.parametrize("change", ["scales", "zeros", "bits", "group", "dtype", "codes"])
+@pytest.mark.parametrize("change", ["scales", "zeros", "bits", "group", "dtype", "codes", "low"])
 def test_wrong_weights_are_rejected(change):
     groups = 20, 2
     codes, zeros = torch.full((20, 32), 3, dtype=torch.uint8), torch.ones(groups, dtype=torch.uint8)
-    scales, bits, group = torch.ones(groups), 4, 16
-    to_integer_panels(codes, scales, zeros, bits, group)
+    scales, minimums, bits, group = torch.ones(groups), torch.ones(groups), 4, 16
+    to_integer_panels(codes, scales, zeros, bits, group, minimums)
     match change:
         case "scales":
             scales = torch.ones(20, 3)
@@ -180,5 +187,7 @@ def test_wrong_weights_are_rejected(change):
             codes = codes.to(torch.int8)
         case "codes":
             codes[7, 5] = 16
+        case "low":
+            minimums = minimums[:, :1]
     with pytest.raises(ValueError, match="do not match"):
-        to_integer_panels(codes, scales, zeros, bits, group)
+        to_integer_panels(codes, scales, zeros, bits, group, minimums)

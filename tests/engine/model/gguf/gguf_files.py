@@ -48,7 +48,7 @@ def write_gguf(source: Path, file: Path, kind: str = "F32", *, blocks: bool = Fa
         assert name, published
         stored, type = _as_stored(architecture, published, tensor, config), _type(tensor, kind)
         if blocks and type.name == kind:
-            data = _random_blocks(stored, type)
+            data = random_blocks(stored, type)
         else:
             data = quants.quantize(stored.float().numpy(), type)
         writer.add_tensor(name, data, raw_dtype=type)
@@ -116,7 +116,7 @@ def _type(tensor: Tensor, kind: str) -> GGMLQuantizationType:
     return wanted if fits else GGMLQuantizationType.F16
 
 
-def _random_blocks(tensor: Tensor, type: GGMLQuantizationType) -> Any:
+def random_blocks(tensor: Tensor, type: GGMLQuantizationType) -> Any:
     """Return random blocks whose scales are those of weights."""
     elements, size = gguf.GGML_QUANT_SIZES[type]
     generator = torch.Generator().manual_seed(tensor.numel())

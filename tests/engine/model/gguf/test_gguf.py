@@ -15,11 +15,15 @@ from core.text.template_files import load_chat_template
 from core.text.tokenizer import Tokenizer
 from engine import LLM
 from engine.model.gguf.metadata import Metadata
-from engine.model.gguf.packed import PACKED, integer_weight
+from engine.model.gguf.packed import PACKED, coded_weight
+from engine.model.gguf.stored import OFFSET
 from engine.model.gguf.tokenizer import TokenizerOf
 from engine.model.gguf.translate import translate
+from engine.model.quantization.formats import quantized_format
+from engine.model.quantization.integers import Integers
+from kernels.cpu.linear import is_faster
 from tests.engine.greedy_answers import generate, tokens
-from tests.engine.model.gguf.gguf_files import ARCHITECTURES, write_gguf
+from tests.engine.model.gguf.gguf_files import ARCHITECTURES, random_blocks, write_gguf
 
 pytestmark = pytest.mark.usefixtures("exact_rows")
 NO_WINDOW = {"qwen2": {"use_sliding_window": False}, "mistral": {"sliding_window": None}}
@@ -49,22 +53,16 @@ def test_architectures(write, architecture):
 
 
 @pytest.mark.matrix(cases=2)
-@pytest.mark.parametrize("kind", ["Q8_0", "Q5_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q5_0", "Q4_0", "Q6_K", "Q5_K", "Q4_1", "Q3_K"])
 def test_quantized_types(write, kind):
-    file, dequantized = write("llama", kind, tie_word_embeddings=True)
+    sizes = WIDE if kind.endswith("_K") else {}
+    file, dequantized = write("llama", kind, tie_word_embeddings=True, **sizes)
     llm = LLM(file, dtype="fp32", decoder="own", num_kv_blocks=40)
     assert tokens(llm, ignore_eos=True) == generate(dequantized, eos_token_id=None)
     assert llm.facts.quantization == ("gguf" if kind in PACKED else "")
-    said = f"{kind} weights " + ("stay in their bits" if kind in PACKED else "are unpacked")
+    keeps = kind in PACKED and (kind not in OFFSET or is_faster())
+    said = f"{kind} weights " + ("stay in their bits" if keeps else "are unpacked")
     assert any(said in note for note in llm.facts.notes)
-
-
-@pytest.mark.matrix(cases=1)
-@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
-def test_k_quants(write, kind):
-    file, dequantized = write("llama", kind, **WIDE)
-    llm = LLM(file, dtype="fp32", decoder="own", num_kv_blocks=40)
-    assert tokens(llm, ignore_eos=True) == generate(dequantized, eos_token_id=None)
 
 
 @pytest.mark.matrix(cases=1)
@@ -77,11 +75,33 @@ def test_transformers_code(write, options):
 
 @pytest.mark.parametrize("kind", PACKED)
 def test_packed_types_are_not_rounded(kind):
-    weight = torch.randn(6, 96, generator=torch.Generator().manual_seed(3)).numpy()
-    rows = quants.quantize(weight, gguf.GGMLQuantizationType[kind])
-    expected = quants.dequantize(rows, gguf.GGMLQuantizationType[kind])
-    found = integer_weight(kind, torch.from_numpy(rows)).dequantized()
-    assert torch.equal(found, torch.from_numpy(expected))
+    type = gguf.GGMLQuantizationType[kind]
+    weight = torch.randn(6, 512, generator=torch.Generator().manual_seed(3))
+    rows = random_blocks(weight, type) if kind in OFFSET else quants.quantize(weight.numpy(), type)
+    found = coded_weight(kind, torch.from_numpy(rows)).dequantized()
+    assert torch.equal(found, torch.from_numpy(quants.dequantize(rows, type)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_weights_with_minimums(dtype):
+    """Also of some inputs, as a rank has them."""
+    rows = random_blocks(torch.empty(70, 512), gguf.GGMLQuantizationType.Q4_K)
+    weight = coded_weight("Q4_K", torch.from_numpy(rows))
+    part = weight.of_columns(range(64, 256))
+    assert torch.equal(part.dequantized(), weight.dequantized()[:, 64:256])
+    limit = 1e-5 if dtype == torch.float32 else 0.01
+    for given in (part, weight):
+        format = quantized_format(given, torch.device("cpu"), dtype, is_exact=True)
+        assert isinstance(format, Integers) == (is_faster() and dtype != torch.float16)
+        inputs = torch.randn(9, given.shape[1]).to(dtype)
+        expected = inputs.float() @ given.dequantized().T
+        assert _error(format.multiply(inputs, None), expected) < limit
+        if isinstance(format, Integers):
+            assert _error(Integers.of(given).multiply(inputs, None), expected) < 0.02
+
+
+def _error(found, expected):
+    return (found.float() - expected).norm() / expected.norm()
 
 
 def test_the_tokenizer_and_its_template(write, tmp_path):
