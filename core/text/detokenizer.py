@@ -2,7 +2,8 @@
 
 A character may span several tokens, and a token's text may depend on the token before it
 (SentencePiece drops a leading space). So a window of recent tokens is decoded again with each
-new one, and the new text is released once it ends in a complete character:
+new one, and the new text is released once it ends in a complete character (most tokens need no
+window, see `Tokenizer.own_texts`):
 
 ```
 token_ids   ... | window_start ...... released ...... end |
@@ -18,9 +19,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from core.sampling import SamplingParams
-from core.text.tokenizer import Tokenizer
+from core.text.tokenizer import REPLACEMENT, Tokenizer
 
-REPLACEMENT = "\ufffd"
 NUM_CONTEXT_TOKENS = 5
 """How many tokens from the prompt's end the first window has: they can affect the text of the
 answer's first token."""
@@ -44,11 +44,19 @@ class Detokenizer:
         self._token_ids = [token_id for token_id in context if token_id not in skipped]
         self._window_start = 0
         self._released = len(self._token_ids)
+        self._own_texts = tokenizer.own_texts
+        self._is_complete = False
+        """Whether all tokens are released, and their text ends in a complete character."""
 
     def push(self, token_id: int) -> str:
         """Add a token and return the text that it completes; '' while a character is incomplete."""
-        if token_id in self._skipped or not self._tokenizer.token(token_id):
+        if token_id in self._skipped:
             return ""  # it stays out of the window, which moves on only when text is released
+        if self._is_complete and (text := self._own_texts[token_id]):
+            self._token_ids.append(token_id)
+            return self._release(text, len(self._token_ids))
+        if not self._tokenizer.token(token_id):
+            return ""  # unknown
         self._token_ids.append(token_id)
         return self._newest_text()
 
@@ -78,6 +86,8 @@ class Detokenizer:
         if text:
             self._window_start = self._released
         self._released = end
+        is_whole = bool(text) and not text.endswith(REPLACEMENT)
+        self._is_complete = is_whole and end == len(self._token_ids)
         return text
 
 
@@ -92,6 +102,11 @@ class JoiningDetokenizer(Detokenizer):
         if joined and added is not None:
             return self._release(added, len(self._token_ids))
         return super()._newest_text()
+
+    def _release(self, text: str, end: int) -> str:
+        super()._release(text, end)
+        self._is_complete = False  # so that every token passes through `_newest_text`
+        return text
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,8 +12,17 @@ import tokenizers
 from core.errors import ConfigurationError
 from core.foreign_code import contained
 
+REPLACEMENT = "\ufffd"
+"""Stands for bytes that form no complete character."""
 _MAX_DECODED_WITH_GIL = 4096
 """Longer runs of tokens are decoded without the GIL."""
+_JOINING_DECODERS = (
+    ["ByteLevel"],
+    ["Replace", "ByteFallback", "Fuse"],
+    ["Replace", "ByteFallback", "Fuse", "Strip"],
+)
+"""Decoders that join the texts of tokens, once each character is complete. The last one also drops
+the space with which a text begins."""
 
 
 class Tokenizer:
@@ -33,6 +43,9 @@ class Tokenizer:
         self._before = self.encode("a", add_special_tokens=False)[-1:]
         """A token to decode before another one (see `piece`)."""
         self._pieces: dict[int, str] = {}
+        self.own_texts: Mapping[int, str] = _OwnTexts(self, joins=self._joins())
+        """By id, the text that a token adds to any text that ends in a complete character. '' for
+        tokens whose text depends on others, such as parts of characters."""
 
     @cached_property
     def max_token_characters(self) -> int:
@@ -88,6 +101,35 @@ class Tokenizer:
         """Return the ids of those tokens that are in the vocabulary."""
         ids = {token: self._tokenizer.token_to_id(token) for token in tokens}
         return {token: token_id for token, token_id in ids.items() if token_id is not None}
+
+    def _joins(self) -> bool:
+        """Whether the text of tokens is that of each, joined, apart from incomplete characters."""
+        decoder = self._tokenizer.decoder
+        if decoder is None or not self._before:
+            return False
+        state = json.loads(decoder.__getstate__())
+        parts = state["decoders"] if state["type"] == "Sequence" else [state]
+        return [part["type"] for part in parts] in _JOINING_DECODERS
+
+
+class _OwnTexts(dict[int, str]):
+    """Texts of tokens, found when they are first looked up."""
+
+    def __init__(self, tokenizer: Tokenizer, *, joins: bool) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._joins = joins
+
+    def __missing__(self, token_id: int) -> str:
+        self[token_id] = text = self._text(token_id) if self._joins else ""
+        return text
+
+    def _text(self, token_id: int) -> str:
+        tokenizer = self._tokenizer
+        if token_id in tokenizer.added_tokens or not tokenizer.token(token_id):
+            return ""
+        piece = tokenizer.piece(token_id)
+        return "" if REPLACEMENT in piece else piece
 
 
 def tokenizer_file(model_dir: Path) -> Path:

@@ -36,6 +36,19 @@ def metaspace(tmp_path_factory):
     return saved(tokenizer, tmp_path_factory.mktemp("metaspace"))
 
 
+@pytest.fixture(scope="session")
+def byte_fallback(tmp_path_factory):
+    """SentencePiece's BPE as in Llama 2: characters without a token are tokens of bytes."""
+    words = ["<s>", "▁", "▁to", "▁be", "to", "be", "▁▁", "n", "!", ""]
+    vocabulary = [*words, *(f"<0x{byte:02X}>" for byte in range(256))]
+    model = models.BPE({word: id for id, word in enumerate(vocabulary)}, [], byte_fallback=True)
+    tokenizer = tokenizers.Tokenizer(model)
+    space, strip = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
+    tokenizer.decoder = decoders.Sequence([space, decoders.ByteFallback(), decoders.Fuse(), strip])
+    tokenizer.add_special_tokens(["<s>"])
+    return saved(tokenizer, tmp_path_factory.mktemp("byte_fallback"))
+
+
 def saved(tokenizer, folder):
     tokenizer.save(str(folder / "tokenizer.json"))
     return Tokenizer(folder)

@@ -202,7 +202,7 @@ def test_a_panic_of_the_tokenizer_within_a_stream_ends_it_with_a_record(
     http: FlaskClient, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, engine: FakeEngine,
     kind: type[BaseException],
 ) -> None:  # fmt: skip
-    engine.script = says([65] * 9)
+    engine.script = says([65, *tokenizer.encode("é") * 4])
     response = stream(http)
     library = tokenizer._tokenizer  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(tokenizer, "_tokenizer", Panics(library, "decode", kind))

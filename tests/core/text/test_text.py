@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import pytest
 import tokenizers
 from hypothesis import given
@@ -45,6 +47,31 @@ def test_incremental_decoding_equals_decoding_at_once(byte_level, data):
     prompt = byte_level.encode("to be 🙂")
     pieces = texts(Detokenizer(byte_level, prompt, byte_level.special_ids), token_ids)
     assert "".join(pieces) == byte_level.decode(prompt + token_ids)[len("to be 🙂") :]
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "metaspace"])
+@given(data=st.data())
+def test_tokens_with_texts_of_their_own_need_no_window(kind, request, data):
+    """The texts are those that decoding a window of tokens gives, token by token."""
+    tokenizer = request.getfixturevalue(kind)
+    ids = st.lists(st.integers(0, 280), max_size=12)  # some are special, unknown or parts
+    prompt, token_ids = data.draw(ids), data.draw(ids)
+    slow = Detokenizer(tokenizer, prompt, tokenizer.special_ids)
+    slow._own_texts = defaultdict(str)
+    assert texts(Detokenizer(tokenizer, prompt, tokenizer.special_ids), token_ids) == texts(
+        slow, token_ids
+    )
+
+
+@pytest.mark.parametrize(("kind", "num_own"), [("byte_level", 9), ("byte_fallback", 3)])
+def test_texts_of_their_own_are_decoded_once(kind, num_own, request, monkeypatch):
+    tokenizer = request.getfixturevalue(kind)
+    answer = list(range(3, 3 + num_own))
+    expected = texts(Detokenizer(tokenizer), answer * 5)
+    detokenizer = Detokenizer(tokenizer)
+    first = detokenizer.push(answer[0])
+    monkeypatch.setattr(Tokenizer, "decode", None)
+    assert [first, *map(detokenizer.push, (answer * 5)[1:])] == expected[:-1]
 
 
 def test_invalid_bytes_are_released(byte_level):
