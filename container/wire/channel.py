@@ -67,7 +67,13 @@ class Channel:
 
     def receive(self, timeout_s: float) -> FromEngine | None:
         """Return the next message, or None if none arrives within `timeout_s`."""
-        frame = self._receive(timeout_s)
+        return self._decoded(self._receive(timeout_s))
+
+    def receive_now(self) -> FromEngine | None:
+        """Return the next message if it has arrived. No other greenlet runs meanwhile."""
+        return self._decoded(self._receive_now())
+
+    def _decoded(self, frame: bytes | None) -> FromEngine | None:
         if frame is None:
             self._silence.listened()
             return None

@@ -50,6 +50,10 @@ logger = logging.getLogger(__name__)
 
 LIVENESS_CHECK_INTERVAL_S = 0.25
 """How long to wait for a message before checking whether the engine is still alive."""
+MAX_TURN_S = 0.01
+"""For how long messages are read before other greenlets run."""
+FEW_REQUESTS = 32
+"""So many requests keep up with the engine, and each of its steps is a chunk of their streams."""
 MAX_SILENCE_S = 10.0
 """An engine that has been silent for this long is considered dead; its requests fail."""
 
@@ -164,7 +168,12 @@ class EngineConnection:
             if message is None:
                 self._check_alive(is_ready=is_ready)
                 continue
-            self._dispatch(message)
+            end = self._clock() + MAX_TURN_S
+            while message is not None:
+                self._dispatch(message)
+                # With many requests, streams that are behind get the tokens of several steps.
+                reads_on = len(self._open) > FEW_REQUESTS and self._clock() < end
+                message = self._channel.receive_now() if reads_on else None
             gevent.sleep(0)  # lets other greenlets run even while more messages wait
 
     def _check_alive(self, *, is_ready: bool) -> None:

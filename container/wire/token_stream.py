@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import gevent.queue
+import gevent
+from gevent.hub import Waiter
 
 from core.errors import (
     ConflictError,
@@ -47,31 +48,33 @@ class TokenStream:
         """`on_abort` is called with the id, an answer's index or None for all, and the reason."""
         self.id = id
         self._on_abort = on_abort
-        self._arrived: gevent.queue.SimpleQueue[Output | Failed] = gevent.queue.SimpleQueue()
+        self._arrived: list[Output] = []
         self._failed: Failed | None = None
         self._open = set(range(num_answers))
         """Indices of the answers that have not ended."""
+        self._waiter: Waiter[None] | None = None
+        """Of the greenlet that waits in `get`."""
+        self._waits_for_end = False
+        """Whether that greenlet waits for the end of an answer."""
 
     @property
     def has_ended(self) -> bool:
         """Whether no more messages will arrive."""
         return not self._open and not self.awaits_receipt
 
-    def get(self, timeout_s: float) -> list[Output]:
+    def get(self, timeout_s: float, *, is_patient: bool = False) -> list[Output]:
         """Return everything that has arrived, merged into one output per answer.
 
-        Waits up to `timeout_s` for the first message and returns an empty list if none arrives.
-        Raises the error that `failure_of` returns when the engine reports a failure.
+        Waits up to `timeout_s` for the first message or, if `is_patient`, for the end of an
+        answer. Returns an empty list if nothing has arrived. Raises the error that `failure_of`
+        returns when the engine reports a failure.
         """
-        outputs: list[Output] = []
-        for message in [] if self._failed else self._drain(timeout_s):
-            if isinstance(message, Failed):
-                self._failed = message
-                break
-            outputs.append(message)
-        if self._failed and not outputs:
+        if self._failed is None and (not self._arrived or (is_patient and self._open)):
+            self._wait(timeout_s, for_end=is_patient)
+        outputs, self._arrived = self._arrived, []
+        if self._failed is not None and not outputs:
             raise failure_of(self._failed)
-        return _merged(outputs)
+        return outputs if len(outputs) < 2 else _merged(outputs)
 
     def receipt(self, timeout_s: float) -> Receipt | None:
         """Return the receipt of a request whose last answer was aborted at a stop string.
@@ -83,10 +86,17 @@ class TokenStream:
     def push(self, message: Output | Failed) -> None:
         """Add a message that the engine sent. Only EngineConnection calls this."""
         if isinstance(message, Failed):
+            self._failed = message
             self._open.clear()
-        elif message.finish is not None:
-            self._open.discard(message.index)
-        self._arrived.put(message)
+        else:
+            self._arrived.append(message)
+            if message.finish is not None:
+                self._open.discard(message.index)
+            elif self._waits_for_end:
+                return
+        if self._waiter is not None:
+            gevent.get_hub().loop.run_callback(self._waiter.switch, None)
+            self._waiter = None
 
     def abort(self, index: int | None = None, reason: AbortReason = "disconnect") -> None:
         """Abort one answer, or all if `index` is None. Does nothing for answers that have ended.
@@ -98,14 +108,22 @@ class TokenStream:
             self._open = self._open - aborted
             self._on_abort(self.id, index if self._open else None, reason)
 
-    def _drain(self, timeout_s: float) -> list[Output | Failed]:
+    def _wait(self, timeout_s: float, *, for_end: bool) -> None:
+        """Let other greenlets run until `push` wakes this one, or the time is over.
+
+        A `gevent.Timeout` would take several times as long to start and stop.
+        """
+        hub = gevent.get_hub()
+        waiter: Waiter[None] = Waiter(hub)
+        self._waiter = waiter
+        self._waits_for_end = for_end
+        timer = hub.loop.timer(timeout_s)
+        timer.start(waiter.switch, None)
         try:
-            messages = [self._arrived.get(timeout=timeout_s)]
-            while not self._arrived.empty():
-                messages.append(self._arrived.get_nowait())
-        except gevent.queue.Empty:
-            return []
-        return messages
+            waiter.get()
+        finally:
+            timer.close()
+            self._waiter = None
 
 
 def _merged(outputs: Iterable[Output]) -> list[Output]:

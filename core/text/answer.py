@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import zip_longest
+import msgspec
 
 from core.output import Output
 from core.sampling import Finish, TopLogprobs
 from core.text.detokenizer import Detokenization
 
 
-@dataclass(frozen=True, slots=True)
-class TokenText:
+class TokenText(msgspec.Struct, frozen=True, gc=False):
     """One generated token and the text that it completes.
 
     The texts of all tokens, joined, are the answer. An incomplete character, and text that may be
@@ -61,11 +59,12 @@ class AnswerText:
     def push(self, output: Output) -> list[TokenText]:
         """Add the tokens of an output of this answer, and return them with their texts."""
         new: list[TokenText] = []
-        pairs = enumerate(zip(output.token_ids, output.logprobs, strict=True), 1)
-        for (position, (token_id, logprob)), best in zip_longest(pairs, output.top_logprobs):
-            is_last = output.finish is not None and position == len(output.token_ids)
-            text = self._text_of(token_id, is_last)
-            new.append(TokenText(token_id, text, logprob, best))
+        num_after = len(output.token_ids)
+        best = iter(output.top_logprobs)
+        for token_id, logprob in zip(output.token_ids, output.logprobs, strict=True):
+            num_after -= 1
+            text = self._text_of(token_id, output.finish is not None and not num_after)
+            new.append(TokenText(token_id, text, logprob, next(best, None)))
             if self.finish is not None:  # at a stop string
                 break
         self.tokens += new

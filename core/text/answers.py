@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from core.output import Output
 from core.sampling import Finish, TopLogprobs
@@ -11,8 +11,7 @@ from core.text.detokenizer import Detokenization
 from core.text.stopping import StoppableAnswer
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """New tokens of one answer. They are its last ones if `finish` is set."""
 
     index: int
@@ -27,7 +26,9 @@ class Answers:
     def __init__(self, detokenization: Detokenization) -> None:
         params = detokenization.params
         self._num_returned = params.n
-        kind = StoppableAnswer if params.stop else AnswerText
+        self.may_stop = bool(params.stop)
+        """Whether a stop string may end an answer."""
+        kind = StoppableAnswer if self.may_stop else AnswerText
         self._sampled = [kind(detokenization) for _ in range(params.num_answers)]
         self.prompt_logprobs: list[TopLogprobs] = []
         """For the prompt's tokens from the second on, if the request has `prompt_logprobs`."""

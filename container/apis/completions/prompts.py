@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from container.apis.generation.generation import Generation
 from container.apis.generation.interleaving import interleave
@@ -19,15 +20,16 @@ class PromptDeltas:
     def __init__(self, generations: Sequence[Generation]) -> None:
         self._generations = generations
 
-    def deltas(self) -> Iterator[Delta]:
-        yield from interleave([self._of(prompt) for prompt in range(len(self._generations))])
+    def deltas(self, *, may_wait: bool = False) -> Iterator[Delta]:
+        prompts = range(len(self._generations))
+        yield from interleave([self._of(prompt, may_wait=may_wait) for prompt in prompts])
 
     def abort(self) -> None:
         for generation in self._generations:
             generation.abort()
 
-    def _of(self, prompt: int) -> Iterator[Delta]:
+    def _of(self, prompt: int, *, may_wait: bool) -> Iterator[Delta]:
         generation = self._generations[prompt]
         first = prompt * len(generation.answers)
-        for delta in generation.deltas():
+        for delta in generation.deltas(may_wait=may_wait):
             yield replace(delta, index=first + delta.index) if first else delta

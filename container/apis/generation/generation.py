@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from container.apis.generation.sampling import Dialect
@@ -65,22 +66,20 @@ class Generation:
         """Tokens of all answers, including those that `best_of` discards."""
         return self.received.num_tokens
 
-    def deltas(self) -> Iterator[Delta]:
+    def deltas(self, *, may_wait: bool = False) -> Iterator[Delta]:
         """Yield new tokens as they arrive. One delta may hold several tokens.
+
+        may_wait: let tokens wait for others, as nobody needs them before the end. Stop strings
+        are found as tokens arrive all the same.
 
         Raises RequestError, OverloadedError, GenerationError or ClientGoneError.
         """
+        get = partial(self._get, may_wait=may_wait and not self.received.may_stop)
         try:
-            while self.received.num_open:
-                for output in self._next():
-                    self.timing, self.receipt = output.timing, output.receipt
-                    self._context.charge(self._num_uncharged + len(output.token_ids))
-                    self._num_uncharged = 0
-                    self._context.record.add(output)
-                    deltas = self.received.push(output)
-                    if self.received.is_stopped_by_string(output):
-                        self._stop(output.index)
-                    yield from deltas
+            with self._dialect.names_errors():
+                while self.received.num_open:
+                    for output in self._deadline.wait(get):
+                        yield from self._push(output)
         except GenerationError:
             # The deadline has passed. If instead the request failed by itself, it has ended, and
             # `abort` does nothing.
@@ -104,6 +103,17 @@ class Generation:
             if self.receipt is not None:
                 self._context.record.charge(self.receipt)
 
-    def _next(self) -> list[Output]:
-        with self._dialect.names_errors():
-            return self._deadline.wait(lambda timeout_s: self._stream.get(timeout_s) or None)
+    def _get(self, timeout_s: float, *, may_wait: bool) -> list[Output] | None:
+        # The first token must not wait, because it is timed.
+        is_patient = may_wait and not self._num_uncharged
+        return self._stream.get(timeout_s, is_patient=is_patient) or None
+
+    def _push(self, output: Output) -> list[Delta]:
+        self.timing, self.receipt = output.timing, output.receipt
+        self._context.charge(self._num_uncharged + len(output.token_ids))
+        self._num_uncharged = 0
+        self._context.record.add(output)
+        deltas = self.received.push(output)
+        if self.received.is_stopped_by_string(output):
+            self._stop(output.index)
+        return deltas

@@ -78,8 +78,8 @@ class ApiResponse(Protocol):
 class Deltas(Protocol):
     """What a reply needs of a `Generation`, or of several that answer as one."""
 
-    def deltas(self) -> Iterator[Delta]:
-        """Yield new tokens as they arrive. Raises what `Generation.deltas` raises."""
+    def deltas(self, *, may_wait: bool = False) -> Iterator[Delta]:
+        """Yield new tokens as `Generation.deltas` does, and raise what it raises."""
         ...
 
     def abort(self) -> None:
@@ -98,7 +98,7 @@ class Reply:
         self._generation = generation
 
     def document(self) -> object:
-        for _ in self._generation.deltas():
+        for _ in self._generation.deltas(may_wait=True):
             pass
         return self._format.document()
 

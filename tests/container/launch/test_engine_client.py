@@ -16,7 +16,8 @@ from core.errors import (
     OverloadedError,
     RequestError,
 )
-from core.protocol.messages import Abort, Hello, Submit
+from core.output import Output
+from core.protocol.messages import Abort, Failed, Hello, Step, Submit
 from core.sampling import Finish, SamplingParams
 from tests.clock import Clock
 from tests.container.conftest import eventually
@@ -75,6 +76,19 @@ def test_waiting_tokens_are_merged(client: EngineClient, engine: FakeEngine) -> 
     (merged,) = first.get(60)
     assert merged.token_ids == (1, 2, 3, 4, 5)
     assert merged.finish is Finish.LENGTH
+
+
+def test_a_patient_reader_gets_whole_answers(client: EngineClient, engine: FakeEngine) -> None:
+    engine.script = stalls(after=[1, 2])
+    stream = client.choose().submit(Submit("", [9], SamplingParams(n=2)))
+    assert [output.token_ids for output in stream.get(0.2, is_patient=True)] == [(1, 2)]
+    for finish, patience_s in ((None, 0.2), (Finish.LENGTH, 60)):
+        engine.send(Step([(stream.id, Output(0, (3,), (-0.5,), finish, index=1))]))
+        (output,) = stream.get(patience_s, is_patient=True)
+        assert (output.token_ids, output.finish) == ((3,), finish)
+    engine.send(Failed(stream.id, "failed", "no luck"))
+    with pytest.raises(GenerationError, match="no luck"):
+        stream.get(60, is_patient=True)
 
 
 def test_ids_are_unique_among_clients(client: EngineClient, engine: FakeEngine) -> None:
