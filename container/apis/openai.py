@@ -205,17 +205,28 @@ class Envelope:
     digest: str | None
     """Of what may change the answer's bits."""
 
-    def record(self, object: str, choices: Sequence[Record], **more: object) -> Record:
-        """Return a record of the type `object` with these choices and further fields."""
+    def record(self, object: str, **more: object) -> Record:
+        """Return a record of the type `object` with further fields."""
         return {
             "id": self.id,
             "object": object,
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.digest,
-            "choices": choices,
             **more,
         }
+
+
+class Chunks:
+    """Writes the records of a stream. Their common fields are encoded only once."""
+
+    def __init__(self, envelope: Envelope, object: str) -> None:
+        """object: the type of the records."""
+        self._head = msgspec.json.encode(envelope.record(object))[:-1] + b","
+
+    def chunk(self, choices: Sequence[Record], **more: object) -> bytes:
+        """Return the record with these choices and further fields."""
+        return self._head + msgspec.json.encode({"choices": choices, **more})[1:]
 
 
 def openai_error(failure: Failure) -> Record:

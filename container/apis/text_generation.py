@@ -12,7 +12,7 @@ from werkzeug.http import parse_accept_header
 from container.apis.chat.api import CHAT_BODY, start_chat
 from container.apis.completions.api import COMPLETION_BODY, start_completion
 from container.apis.generation.formatters import Formatters
-from container.apis.generation.reply import ApiResponse, Record
+from container.apis.generation.reply import ApiResponse, Record, decoded
 from container.apis.generation.service import GenerationService
 from container.apis.generation.stream import EVENTS, JSON_LINES, StreamFormat, send
 from container.apis.text.api import start_text
@@ -103,4 +103,5 @@ class FormattedReply:
 
     def records(self) -> Iterator[list[Record | str]]:
         for records in self._reply.records():
-            yield [cast(Record | str, self._format(record)) for record in records]
+            values = [each if isinstance(each, str) else decoded(each) for each in records]
+            yield [cast(Record | str, self._format(value)) for value in values]

@@ -8,8 +8,8 @@ from container.apis.chat.message import ChoiceMessage
 from container.apis.chat.schema import ChatRequest
 from container.apis.generation.generation import Generation
 from container.apis.generation.logprobs import chat_logprobs
-from container.apis.generation.reply import Format, Record
-from container.apis.openai import Envelope, finish_reason, openai_error, usage
+from container.apis.generation.reply import Format, Record, StreamRecord
+from container.apis.openai import Chunks, Envelope, finish_reason, openai_error, usage
 from container.http.failures import Failure
 from core.text.answer import AnswerText, TokenText
 from core.text.answers import Delta
@@ -18,6 +18,7 @@ from core.text.tokenizer import Tokenizer
 _ROLE: Record = {"role": "assistant", "content": ""}
 """The first delta of each choice."""
 _RUNNING: Record = {"finish_reason": None}
+_NOTHING: Record = {}
 
 
 class ChatFormat(Format):
@@ -40,6 +41,7 @@ class ChatFormat(Format):
         self._generation = generation
         self._request = request
         self._envelope = envelope
+        self._chunks = Chunks(envelope, "chat.completion.chunk")
         self._tokenizer = tokenizer
         self._name = request.response_options.token_namer(tokenizer)
         self._messages = messages
@@ -56,19 +58,19 @@ class ChatFormat(Format):
         ]
         return self._envelope.record(
             "chat.completion",
-            choices,
+            choices=choices,
             usage=self._usage(),
             **options.document_fields(self._generation, self._tokenizer),
             **options.prompt_fields(self._generation),
         )
 
-    def begin(self, index: int) -> list[Record]:
+    def begin(self, index: int) -> Sequence[StreamRecord]:
         prompt = self._request.response_options.prompt_fields(self._generation)
-        first = {**self._chunk(index, _ROLE), **prompt}
+        first = self._chunk(index, _ROLE, more=prompt)
         echo = self._request.echo
         return [first, self._chunk(index, {"content": echo})] if echo else [first]
 
-    def delta(self, delta: Delta) -> list[Record]:
+    def delta(self, delta: Delta) -> Sequence[StreamRecord]:
         """Return the chunks with a delta's text and tool calls. The last chunk has the logprobs."""
         message = self._messages[delta.index]
         parts = message.deltas(delta.tokens, is_last=delta.finish is not None)
@@ -77,14 +79,14 @@ class ChatFormat(Format):
         chunks = [self._chunk(delta.index, part) for part in parts[:-1]]
         return chunks + [self._chunk(delta.index, part, delta.tokens) for part in parts[-1:]]
 
-    def end(self, index: int) -> list[Record]:
+    def end(self, index: int) -> Sequence[StreamRecord]:
         end = self._end(index, self._generation.answers[index])
         return [self._chunk(index, {}, end=end)]
 
-    def last(self) -> list[Record]:
+    def last(self) -> Sequence[StreamRecord]:
         if not self._request.stream_usage.is_included:
             return []
-        return [self._envelope.record("chat.completion.chunk", [], usage=self._usage())]
+        return [self._chunks.chunk([], usage=self._usage())]
 
     def failure(self, failure: Failure) -> Record:
         return openai_error(failure)
@@ -110,10 +112,11 @@ class ChatFormat(Format):
         delta: Record,
         tokens: Sequence[TokenText] = (),
         end: Record = _RUNNING,
-    ) -> Record:
+        more: Record = _NOTHING,
+    ) -> bytes:
         choice = {**self._choice(index, tokens), "delta": delta, **end}
         usage_field = self._request.stream_usage.field(self._usage)
-        return self._envelope.record("chat.completion.chunk", [choice], **usage_field)
+        return self._chunks.chunk([choice], **usage_field, **more)
 
     def _usage(self) -> Record:
         has_receipt = self._request.stream_usage.has_receipt

@@ -12,8 +12,8 @@ from container.apis.generation.logprobs import (
     completion_logprobs,
     scored_answer_tokens,
 )
-from container.apis.generation.reply import Format, Record
-from container.apis.openai import Envelope, finish_reason, openai_error, usage
+from container.apis.generation.reply import Format, Record, StreamRecord
+from container.apis.openai import Chunks, Envelope, finish_reason, openai_error, usage
 from container.http.failures import Failure
 from core.sampling import Finish
 from core.text.answer import AnswerText, TokenText
@@ -38,13 +38,14 @@ class CompletionFormat(Format):
         self._generations = generations
         self._request = request
         self._envelope = envelope
+        self._chunks = Chunks(envelope, "text_completion")
         self._echoes = echoes
         self._tokenizer = tokenizer
         self._name = request.response_options.token_namer(tokenizer)
         self._offsets: dict[int, int] = {}
         """Characters of each choice that has begun, including the echo."""
 
-    def delta(self, delta: Delta) -> list[Record]:
+    def delta(self, delta: Delta) -> Sequence[StreamRecord]:
         prompt, is_first = self._prompt_of(delta.index), delta.index not in self._offsets
         echo = self._echoes[prompt]
         prefix, echoed = (echo, self._echoed(prompt)) if is_first else ("", [])
@@ -59,16 +60,15 @@ class CompletionFormat(Format):
         ids = self._ids(prompt if is_first else None, tokens)
         return [self._record(prompt, {**choice, **ids})]
 
-    def end(self, index: int) -> list[Record]:
+    def end(self, index: int) -> Sequence[StreamRecord]:
         prompt = self._prompt_of(index)
         answer = self._generations[prompt].answers[index % self._request.n]
         return [self._record(prompt, {**_choice(index, ""), **self._end(answer)})]
 
-    def last(self) -> list[Record]:
+    def last(self) -> Sequence[StreamRecord]:
         if not self._request.stream_usage.is_included:
             return []
-        counts = self._usage(self._generations)
-        return [self._envelope.record("text_completion", [], usage=counts)]
+        return [self._chunks.chunk([], usage=self._usage(self._generations))]
 
     def document(self) -> object:
         """Return the `text_completion` object."""
@@ -78,9 +78,8 @@ class CompletionFormat(Format):
             for echoed in [self._echoed(prompt)]
             for index, answer in enumerate(generation.answers, prompt * self._request.n)
         ]
-        return self._envelope.record(
-            "text_completion", choices, usage=self._usage(self._generations)
-        )
+        counts = self._usage(self._generations)
+        return self._envelope.record("text_completion", choices=choices, usage=counts)
 
     def failure(self, failure: Failure) -> Record:
         return openai_error(failure)
@@ -122,10 +121,10 @@ class CompletionFormat(Format):
         """Return the number of the prompt that a choice answers."""
         return index // self._request.n
 
-    def _record(self, prompt: int, choice: Record) -> Record:
+    def _record(self, prompt: int, choice: Record) -> bytes:
         generation = self._generations[prompt]
         usage_field = self._request.stream_usage.field(lambda: self._usage([generation]))
-        return self._envelope.record("text_completion", [choice], **usage_field)
+        return self._chunks.chunk([choice], **usage_field)
 
     def _echoed(self, prompt: int) -> list[ScoredToken]:
         """Return the prompt's tokens if the request wants their logprobs, else nothing."""

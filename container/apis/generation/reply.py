@@ -6,11 +6,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Protocol
 
+import msgspec
+
 from container.http.failures import Failure
 from core.text.answers import Delta
 
 Record = dict[str, object]
 """A JSON object: one line, or one server-sent event, of a stream."""
+StreamRecord = Record | bytes
+"""A record of a stream; bytes are its JSON."""
+
+
+def decoded(record: StreamRecord) -> Record:
+    """Return a record of a stream as an object."""
+    return msgspec.json.decode(record, type=Record) if isinstance(record, bytes) else record
 
 
 class Format(ABC):
@@ -22,19 +31,19 @@ class Format(ABC):
     ends_with_done: ClassVar[bool] = False
     """Whether a stream of server-sent events ends with OpenAI's `data: [DONE]`."""
 
-    def begin(self, index: int) -> list[Record]:
+    def begin(self, index: int) -> Sequence[StreamRecord]:
         """Return the records that precede an answer's first delta."""
         return []
 
     @abstractmethod
-    def delta(self, delta: Delta) -> list[Record]:
+    def delta(self, delta: Delta) -> Sequence[StreamRecord]:
         """Return the records for new tokens of an answer."""
 
-    def end(self, index: int) -> list[Record]:
+    def end(self, index: int) -> Sequence[StreamRecord]:
         """Return the records that follow an answer's last delta."""
         return []
 
-    def last(self) -> list[Record]:
+    def last(self) -> Sequence[StreamRecord]:
         """Return the records that follow all answers."""
         return []
 
@@ -59,7 +68,7 @@ class ApiResponse(Protocol):
         """Run the generations and return the document. Raises what `Generation.deltas` raises."""
         ...
 
-    def records(self) -> Iterator[Sequence[Record | str]]:
+    def records(self) -> Iterator[Sequence[StreamRecord | str]]:
         """Yield records as tokens arrive. A str is sent unchanged.
 
         Raises what `Generation.deltas` raises.
@@ -105,11 +114,13 @@ class Reply:
     def abort(self) -> None:
         self._generation.abort()
 
-    def records(self) -> Iterator[list[Record]]:
+    def records(self) -> Iterator[Sequence[StreamRecord]]:
         begun = set[int]()
         for delta in self._generation.deltas():
-            records = [] if delta.index in begun else self._format.begin(delta.index)
-            begun.add(delta.index)
+            records: list[StreamRecord] = []
+            if delta.index not in begun:
+                begun.add(delta.index)
+                records += self._format.begin(delta.index)
             records += self._format.delta(delta)
             if delta.finish is not None:
                 records += self._format.end(delta.index)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 import msgspec
 from flask import Response
 
-from container.apis.generation.reply import ApiResponse, Record
+from container.apis.generation.reply import ApiResponse, StreamRecord
 from container.http.deadline import ClientGoneError
 from container.http.request_context import RequestContext
 from container.http.service import json_response
@@ -22,18 +22,17 @@ class StreamFormat:
     """How the records of a stream are written."""
 
     mimetype: str
-    begin: Callable[[Record], bytes]
-    """Returns what precedes a record."""
+    begin: bytes
+    """Precedes a record."""
     end: bytes
     """Follows a record."""
+    names_events: bool = False
+    """Whether the `type` of a record is its event's name."""
 
 
-JSON_LINES = StreamFormat("application/jsonlines", lambda record: b"", b"\n")
-EVENTS = StreamFormat("text/event-stream", lambda record: b"data: ", b"\n\n")
-NAMED_EVENTS = StreamFormat(
-    "text/event-stream", lambda record: f"event: {record['type']}\ndata: ".encode(), b"\n\n"
-)
-"""The `type` of a record is the event's name."""
+JSON_LINES = StreamFormat("application/jsonlines", b"", b"\n")
+EVENTS = StreamFormat("text/event-stream", b"data: ", b"\n\n")
+NAMED_EVENTS = StreamFormat("text/event-stream", b"data: ", b"\n\n", names_events=True)
 
 
 def send(context: RequestContext, response: ApiResponse, stream_format: StreamFormat) -> Response:
@@ -59,7 +58,7 @@ def send(context: RequestContext, response: ApiResponse, stream_format: StreamFo
 
 def stream_lines(
     response: ApiResponse,
-    chunks: Iterable[Sequence[Record | str]],
+    chunks: Iterable[Sequence[StreamRecord | str]],
     stream_format: StreamFormat,
     context: RequestContext,
 ) -> Iterator[bytes]:
@@ -72,7 +71,7 @@ def stream_lines(
     try:
         for records in chunks:
             if records:
-                yield b"".join(_encode(record, stream_format) for record in records)
+                yield b"".join([_encode(record, stream_format) for record in records])
     except (ClientGoneError, GeneratorExit):
         context.note_client_gone()
         return
@@ -82,7 +81,12 @@ def stream_lines(
         yield _DONE
 
 
-def _encode(record: Record | str, stream_format: StreamFormat) -> bytes:
+def _encode(record: StreamRecord | str, stream_format: StreamFormat) -> bytes:
     if isinstance(record, str):
         return record.rstrip("\n").encode() + stream_format.end
-    return stream_format.begin(record) + msgspec.json.encode(record) + stream_format.end
+    begin, end = stream_format.begin, stream_format.end
+    if isinstance(record, bytes):
+        return begin + record + end
+    if stream_format.names_events:
+        begin = f"event: {record['type']}\n".encode() + begin
+    return begin + msgspec.json.encode(record) + end

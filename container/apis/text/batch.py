@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from container.apis.generation.interleaving import interleave
-from container.apis.generation.reply import Record, Reply
+from container.apis.generation.reply import Record, Reply, decoded
 from container.http.deadline import ClientGoneError
 from container.http.failures import Failure, describe
 from core.errors import LongshoreError
@@ -66,7 +66,7 @@ class BatchReply:
             return
         try:
             for records in item.records():
-                yield [{**record, "index": index} for record in records]
+                yield [{**decoded(record), "index": index} for record in records]
         except ClientGoneError:
             raise
         except LongshoreError as error:
