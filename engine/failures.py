@@ -95,6 +95,7 @@ class Guard:
     def fail(self, plan: StepPlan, reason: str) -> None:
         """End every request of a plan whose step failed. Call it instead of `commit`."""
         with self._guarded("fail", self._everyone):
+            self._strategy.memory.states.lose(plan.moves)
             self._end(dict.fromkeys(self._requests_of(plan), SequenceFailure(reason)))
 
     def fail_largest(self, plan: StepPlan, reason: str) -> None:
@@ -133,11 +134,14 @@ class Guard:
         return self._strategy.requests_of(sequences)
 
     def _holders(self, plan: StepPlan) -> Iterable[Sequence]:
-        """Yield the sequences that hold a block into which the plan moves another one."""
-        moved = {target for _, target in (*plan.moves.swap_ins, *plan.moves.copies)}
+        """Yield the sequences that hold a block, or a state, into which the plan moves another."""
+        memory, moves = self._strategy.memory, plan.moves
+        moved = {target for _, target in (*moves.swap_ins, *moves.copies)}
+        states = {target for _, target in moves.state_swap_ins}
         for group in self._strategy.running:
             for sequence in group.sequences:
-                if not moved.isdisjoint(self._strategy.memory.held(sequence.id)):
+                held, held_states = memory.held(sequence.id), memory.states.held(sequence.id)
+                if not moved.isdisjoint(held) or not states.isdisjoint(held_states):
                     yield sequence
 
     def _scheduled(self) -> set[int]:

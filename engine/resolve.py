@@ -112,6 +112,7 @@ class Capacity:
     num_checkpoints: int = 0
     answers_differ: bool = False
     num_swap_states: int = 0
+    num_host_checkpoints: int = 0
     kv_bytes: int = 0
     activation_bytes: int = 0
     notes: tuple[str, ...] = ()
@@ -279,6 +280,7 @@ def strategy_settings(resolved: Resolved, capacity: Capacity) -> StrategySetting
         num_checkpoints=capacity.num_checkpoints,
         answers_differ=capacity.answers_differ,
         num_swap_states=capacity.num_swap_states,
+        num_host_checkpoints=capacity.num_host_checkpoints,
     )
 
 

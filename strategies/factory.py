@@ -39,6 +39,9 @@ class StrategySettings:
     answers_differ: bool = False
     """Whether a token of an answer has another state than the same one of a prompt."""
     num_swap_states: int = 0
+    """Slots in the memory of the host."""
+    num_host_checkpoints: int = 0
+    """How many of them may have checkpoints, while no swapped sequence needs them."""
 
 
 def make_strategy(settings: StrategySettings, memory: KVMemory | None = None) -> Strategy:
@@ -91,26 +94,28 @@ def _kind_of_blocks(layout: KVLayout) -> type[PagedMemory]:
 
 def _blocks_beside_states(settings: StrategySettings) -> PagedMemory:
     from strategies.memory import state_blocks
+    from strategies.memory.checkpointed_states import CheckpointedStates
+    from strategies.memory.host_slots import HostSlots
 
+    host = HostSlots(settings.num_swap_states, settings.num_host_checkpoints)
     num_slots = settings.num_states, settings.num_spare_states, settings.num_checkpoints
     has_windows = settings.layout.has_windows
     kind = state_blocks.WindowedStateMemory if has_windows else state_blocks.StatePagedMemory
     return kind(
         settings.num_blocks,
         settings.layout,
-        states=state_blocks.CheckpointedStates(*num_slots),
+        states=CheckpointedStates(*num_slots, host),
         checkpoint_tokens=settings.limits.max_step_tokens,
         answers_differ=settings.answers_differ,
         num_host_blocks=settings.num_swap_blocks,
-        num_host_states=settings.num_swap_states,
     )
 
 
 def _slots(settings: StrategySettings) -> SlotMemory:
     if settings.num_states:
-        from strategies.memory.states import RunningStates, StateSlotMemory
+        from strategies.memory.states import RunningStates, Slots, StateSlotMemory
 
-        states = RunningStates(settings.num_states, settings.num_spare_states)
+        states = RunningStates(Slots(settings.num_states), settings.num_spare_states)
         return StateSlotMemory(settings.num_blocks, settings.layout, states=states)
     from strategies.memory.slots import SlotMemory
 

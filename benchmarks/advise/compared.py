@@ -37,7 +37,7 @@ FOLDER_KEY = "option.record"
 TIE = 0.05
 """Strategies whose measured goodput differs by less, relative, have no order."""
 ENOUGH = 0.8
-SWAPS = ("num_swap_blocks", "num_swap_states")
+ONLY_PAGED = ("num_swap_blocks", "num_swap_states", "num_checkpoints", "num_host_checkpoints")
 """Settings that only `paged` has."""
 
 
@@ -160,7 +160,7 @@ def rows_of(folder: Path, source: str) -> list[Row]:
         others = [
             each
             for each in differences(trial.settings, other.recording.header.settings)
-            if each not in SWAPS
+            if each not in ONLY_PAGED
         ]
         rows.append(Row(name, name == source, forecast, mean(met), sum(met) / seconds, others))
     return sorted(rows, key=lambda row: -row.forecast.per_s.value)

@@ -20,7 +20,7 @@ from strategies.group import SequenceGroup
 
 _MEMORY = (
     "layout", "num_blocks", "enable_prefix_caching", "num_swap_blocks", "num_states",
-    "num_checkpoints", "answers_differ", "num_swap_states",
+    "num_checkpoints", "answers_differ", "num_swap_states", "num_host_checkpoints",
 )  # fmt: skip
 
 

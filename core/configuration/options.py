@@ -416,8 +416,9 @@ class MemoryOptions(Record):
         f"{_PAGED}, models whose layers keep a state: how many states to keep of cached prefixes, "
         "beside those of running sequences. A prefix is found where one was kept: at the end of a "
         "prompt, of an answer, or where earlier prompts parted. Default: as many as sequences may "
-        "run at once, but all states take at most half of the memory for K and V. 0: no prefix is "
-        "found.",
+        "run at once, but all states take at most half of the memory for K and V. Of a number that "
+        "is set, those without room there are kept in host memory, in at most half of "
+        "option.swap_space_gib, unless option.preemption_mode=recompute. 0: no prefix is found.",
         minimum=0,
     )
     preemption_mode: PreemptionMode = option(

@@ -66,11 +66,12 @@ class Beside:
     num_sequences: int = 0
     """Sequences that there is room for; 0 if nothing limits them."""
     num_states: int = 0
-    """As in `StrategySettings`, as are the next four fields."""
+    """As in `StrategySettings`, as are the next five fields."""
     num_spare_states: int = 0
     num_checkpoints: int = 0
     answers_differ: bool = False
     num_swap_states: int = 0
+    num_host_checkpoints: int = 0
     why_no_graphs: str = ""
     """Why steps cannot be CUDA graphs."""
     why_bits_vary: str = ""
@@ -152,6 +153,7 @@ def measure(resolved: Resolved, model: PackedModel, group: Group, beside: Beside
         num_checkpoints=beside.num_checkpoints,
         answers_differ=beside.answers_differ,
         num_swap_states=beside.num_swap_states,
+        num_host_checkpoints=beside.num_host_checkpoints,
         kv_bytes=num_blocks * per_block,
         activation_bytes=reserved_bytes,
         notes=notes + step_notes + beside.notes,

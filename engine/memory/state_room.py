@@ -49,11 +49,12 @@ class StateRoom(Beside):
         self._slots = slots
         self.num_sequences = min(self._max_sequences, slots.num_running)
         self.num_states, self.num_spare_states = slots.count, slots.num_spare
-        self.num_checkpoints = 0
+        self.num_checkpoints = self._num_wanted = 0
         kinds = set(self._model.shapes)
         if len(kinds) == 1 and all(kind.window is None for kind in kinds):
             memory, batching = self._resolved.memory, self._resolved.batching
-            self.num_checkpoints = checkpoint_limit(memory, batching, self.num_sequences)
+            self._num_wanted = checkpoint_limit(memory, batching, self.num_sequences)
+            self.num_checkpoints = self._num_wanted
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -80,7 +81,8 @@ class StateRoom(Beside):
         if not self.num_checkpoints:
             return "prefixes are not cached"
         size = _size_text(self.num_checkpoints * self._slots.bytes_each)
-        return f"{size} more for {self.num_checkpoints} checkpoints of cached prefixes"
+        on_host = f", {self.num_host_checkpoints} on the host" if self.num_host_checkpoints else ""
+        return f"{size} more for {self.num_checkpoints} checkpoints of cached prefixes{on_host}"
 
     def take(self, num_bytes: int) -> int:
         slots, lowest = self._slots.within(num_bytes // 2), self._group.lowest
@@ -92,9 +94,14 @@ class StateRoom(Beside):
         return num_bytes - taken - self.num_checkpoints * each
 
     def take_swap(self, num_bytes: int) -> int:
-        slots = self._slots.within(num_bytes // 2, least=0)
-        self.num_swap_states = self._group.lowest(slots.num_running)
-        return num_bytes - self.num_swap_states * self._slots.bytes_each
+        slots, lowest = self._slots.within(num_bytes // 2, least=0), self._group.lowest
+        num_wanted = 0
+        if self.num_checkpoints and self._resolved.memory.state_checkpoints is not None:
+            num_wanted = self._num_wanted - self.num_checkpoints
+        most = num_bytes // 2 // slots.bytes_each
+        self.num_swap_states = lowest(min(most, slots.num_running + num_wanted))
+        self.num_host_checkpoints = min(num_wanted, self.num_swap_states)
+        return num_bytes - self.num_swap_states * slots.bytes_each
 
     def pool(self) -> StatePool:
         model = self._model

@@ -77,6 +77,12 @@ class States:
     def computed(self, chunks: Iterable[Chunk]) -> None:
         """Note that a step is computed, with the chunks of sequences that have ended since."""
 
+    def lose(self, moves: BlockMoves) -> None:
+        """Note that the moves of a plan have failed, before the next one is made.
+
+        Call it besides ending the sequences that need them.
+        """
+
 
 class KVMemory(ABC):
     """Allocates blocks to sequences. A sequence has a block table in each cache group.

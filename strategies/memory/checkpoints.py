@@ -85,6 +85,20 @@ class Checkpoints:
         if slot in self._prefixes:
             self.remove(self._prefixes[slot])
 
+    def move(self, slot: int, target: Checkpoints, place: int) -> bool:
+        """Move the checkpoint of a slot to `place`, a slot of `target`.
+
+        False: it is not computed yet, or `target` has one of this prefix. Nothing has changed then.
+        """
+        prefix = self._prefixes[slot]
+        if self.find(prefix) is None or not target.add(prefix, place):
+            return False
+        if prefix in self._bases:
+            base = self._bases[prefix]
+            target.add_tail(base, self._tails[base][prefix], prefix)
+        self.remove(prefix)
+        return True
+
     def wait_for(self, sequence_id: int, prefix: Digest) -> None:
         """Do not find a prefix until the next chunk of a sequence that has ended is computed."""
         self._awaited[sequence_id] = prefix

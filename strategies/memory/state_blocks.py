@@ -7,12 +7,13 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from core.plan import BlockMoves, BlockPairs, BlockTable, Chunk, StateSlots
+from core.plan import BlockMoves, BlockTable, Chunk
 from core.sampling import Finish
 from core.sequence import Sequence
 from strategies.memory.blocks import PagedMemory
+from strategies.memory.checkpointed_states import CheckpointedStates
 from strategies.memory.prefix import Digest, Key, PrefixCache
-from strategies.memory.states import RunningStates, Slots, StateMemory
+from strategies.memory.states import StateMemory
 from strategies.memory.windows import WindowedMemory
 
 if TYPE_CHECKING:
@@ -24,157 +25,13 @@ CONTINUED = (Finish.EOS, Finish.STOP, Finish.LENGTH)
 """The finish reasons of answers that a next turn may continue."""
 
 
-class CheckpointedStates(RunningStates):
-    """The slots of running sequences, and spare ones for checkpoints.
-
-    A free slot keeps its checkpoint until it is needed, whichever it is. Of the spare slots, one is
-    in use
-
-    * for each checkpoint that a step in flight writes;
-    * for each checkpoint that the step that is being planned reads, and that stays. If no slot is
-      spare, the sequence that has found it overwrites it.
-    """
-
-    def __init__(self, count: int, num_spare: int = 0, num_checkpoints: int = 0) -> None:
-        """num_checkpoints: slots besides the `count`, of which `num_spare` are for `with_ahead`."""
-        super().__init__(count + num_checkpoints, num_spare)
-        self.num_checkpoints = num_checkpoints
-        self._read: set[int] = set()
-        """Checkpoints that the step that is being planned reads, in spare slots."""
-        self._num_written = 0
-        self._wanted: dict[int, list[int]] = {}
-        """By sequence id: the positions where to leave checkpoints, the first one last."""
-        self._in_flight: dict[int, list[StateSlots]] = {}
-        """By sequence id: the slots of chunks that leave checkpoints and are not committed."""
-        self._places: dict[int, int] = {}
-        """By sequence id: after how many tokens its state is."""
-
-    @property
-    def has_room(self) -> bool:
-        return len(self._read) + self._num_written < self.num_checkpoints
-
-    def can_hold(self, num_places: int) -> bool:
-        return num_places <= self.slots.count - self._num_spare - self.num_checkpoints
-
-    def can_begin(self, slot: int) -> bool:
-        """Whether a sequence can begin with the state in this slot, which has a checkpoint."""
-        return self.slots.pool.num_references(slot) == 0 or slot in self._read or self.has_room
-
-    def begin(self, sequence_id: int, slot: int) -> None:
-        if self.slots.pool.num_references(slot) > 0:
-            self._read.add(slot)
-        self.slots.held[sequence_id] = slot
-        self.slots.pool.share((slot,))
-
-    def want(self, sequence_id: int, positions: Iterable[int]) -> None:
-        """Leave checkpoints at these positions of a sequence, as far as slots are spare."""
-        self._wanted[sequence_id] = sorted(positions, reverse=True)
-
-    def of(self, sequence: Sequence, end: int) -> StateSlots:
-        self._places[sequence.id] = end
-        slot = self.slots.held[sequence.id]
-        if slot in self.slots.checkpoints and self.slots.pool.num_references(slot) == 1:
-            state = self._after_checkpoint(sequence.id, slot)
-        else:
-            state = super().of(sequence, end)
-        wanted = self._wanted.get(sequence.id)
-        if wanted and wanted[-1] <= end:
-            kept = tuple(self._kept(wanted, sequence.num_computed_tokens, end, state.writes))
-            state = state._replace(kept=kept)
-            self._in_flight.setdefault(sequence.id, []).append(state)
-        return state
-
-    def _after_checkpoint(self, sequence_id: int, slot: int) -> StateSlots:
-        """Return the slots of a sequence that holds a checkpoint, which no other one holds."""
-        if slot in self._read or self.has_room:
-            self._read.add(slot)
-            return self._leave(sequence_id, slot)
-        self.slots.checkpoints.forget(slot)
-        return StateSlots(slot, slot)
-
-    def _kept(self, wanted: list[int], start: int, end: int, own: int) -> Iterator[tuple[int, int]]:
-        """Yield the wanted checkpoints of a chunk. own: the slot that gets the state at its end."""
-        while wanted and wanted[-1] <= end:
-            position = wanted.pop()
-            if not self.has_room:
-                continue
-            self._num_written += 1
-            if position < end:
-                yield position - start, self.slots.allocate()
-            else:
-                self.slots.pool.share((own,))
-                yield position - start, own
-
-    def settle(self, sequence_id: int, count: int) -> None:
-        if self.has_ahead(sequence_id):
-            self._places[sequence_id] += count
-        super().settle(sequence_id, count)
-
-    def slot_at(self, sequence: Sequence) -> int | None:
-        """Return the slot of a sequence, if its state is where its computed tokens end.
-
-        It is not if an accepted draft came after the end of the answer.
-        """
-        is_there = self._places.get(sequence.id) == sequence.num_computed_tokens
-        return self.slots.held.get(sequence.id) if is_there else None
-
-    def take_kept(self, chunk: Chunk) -> tuple[tuple[int, int], ...]:
-        """Return the checkpoints of a chunk that is computed. The caller frees their slots.
-
-        There are none if the sequence has lost its slots since the chunk was planned.
-        """
-        states = self._in_flight.get(chunk.sequence.id, [])
-        index = next((i for i, state in enumerate(states) if state is chunk.state), None)
-        if index is None:
-            return ()
-        kept = states.pop(index).kept
-        self._num_written -= len(kept)
-        return kept
-
-    def computed(self, chunks: Iterable[Chunk]) -> None:
-        for chunk in chunks:
-            self.slots.checkpoints.computed(chunk.sequence.id)
-
-    def release(self, sequence_id: int) -> None:
-        super().release(sequence_id)
-        self._wanted.pop(sequence_id, None)
-        self._places.pop(sequence_id, None)
-        for _, slot in _kept_by(self._in_flight.pop(sequence_id, ())):
-            self._num_written -= 1
-            self.slots.free(slot)
-
-    def end_plan(self) -> None:
-        super().end_plan()
-        self._read.clear()
-
-    def rebuild(self, sequence_ids: Container[int]) -> None:
-        super().rebuild(sequence_ids)
-        self._wanted = {id: some for id, some in self._wanted.items() if id in sequence_ids}
-        self._places = {id: place for id, place in self._places.items() if id in sequence_ids}
-        self._in_flight = {}
-        self._read.clear()
-        self._num_written = 0
-
-    def _held_besides(self) -> list[int]:
-        kept = _kept_by(chain.from_iterable(self._in_flight.values()))
-        return [*super()._held_besides(), *(slot for _, slot in kept)]
-
-    def check_integrity(self) -> None:
-        super().check_integrity()
-        num_kept = len([*_kept_by(chain.from_iterable(self._in_flight.values()))])
-        assert num_kept == self._num_written <= self.num_checkpoints, "too many slots are taken"
-
-
-def _kept_by(states: Iterable[StateSlots]) -> Iterator[tuple[int, int]]:
-    return chain.from_iterable(state.kept for state in states)
-
-
 class _Prefix(NamedTuple):
     """A cached prefix with a checkpoint."""
 
     num_tokens: int
     blocks: tuple[int, ...]
     slot: int
+    is_on_host: bool
 
 
 class _PrefixesOfPrompts(PrefixCache):
@@ -201,7 +58,6 @@ class StatePagedMemory(StateMemory, PagedMemory):
         checkpoint_tokens: int = 1,
         answers_differ: bool = False,
         num_host_blocks: int = 0,
-        num_host_states: int = 0,
     ) -> None:
         """checkpoint_tokens: leave a checkpoint after so many tokens of a prompt, rounded to whole
         blocks. answers_differ: a token of an answer has another state than one of a prompt. So a
@@ -224,9 +80,7 @@ class StatePagedMemory(StateMemory, PagedMemory):
         """The same object as `states`, typed as CheckpointedStates."""
         whole_blocks = checkpoint_tokens // self.block_size
         self._checkpoint_tokens = max(1, whole_blocks) * self.block_size
-        self._host_slots = Slots(num_host_states)
-        self._state_swap_outs: BlockPairs = ()
-        self._state_swap_ins: BlockPairs = ()
+        self._on_device, self._host_slots = states.on_device, states.on_device.host
 
     def adopt(self, sequence: Sequence, forked_at: int | None = None) -> int:
         """Give a sequence that holds no blocks those of a cached prefix, and its state.
@@ -247,7 +101,10 @@ class StatePagedMemory(StateMemory, PagedMemory):
             num_found = found.num_tokens
             self._pool.share(found.blocks)
             self._tables[sequence.id] = (BlockTable(found.blocks),)
-            self._checkpointed.begin(sequence.id, found.slot)
+            begin = self._checkpointed.begin
+            if found.is_on_host:
+                begin = self._on_device.begin_with_copy
+            begin(sequence.id, found.slot)
         every = self._checkpoint_tokens
         positions = {last, num_cached, *range(every, last, every)}
         self._checkpointed.want(sequence.id, (some for some in positions if some > num_found))
@@ -258,7 +115,7 @@ class StatePagedMemory(StateMemory, PagedMemory):
 
         num_cached: tokens at its start whose blocks are cached.
         """
-        prefixes, checkpoints = self._prefixes, self._slots.checkpoints
+        prefixes = self._prefixes
         blocks = [
             prefixes.block(prefixes.key(0, sequence, number))
             for number in range(num_cached // self.block_size)
@@ -266,14 +123,29 @@ class StatePagedMemory(StateMemory, PagedMemory):
         whole = tuple(block for block in blocks if block is not None)
         for number in range(len(whole), -1, -1):
             base, start = self._base(sequence, number), number * self.block_size
-            for count in checkpoints.tails(base, limit - start):
+            for count in self._tails(base, limit - start):
                 prefix = self._prefix(sequence, base, start, start + count)
-                slot, tail = checkpoints.find(prefix), prefixes.block((TAIL, prefix))
-                if slot is not None and tail is not None and self._checkpointed.can_begin(slot):
-                    yield _Prefix(start + count, (*whole[:number], tail), slot)
-            slot = checkpoints.find(base) if number else None
-            if slot is not None and self._checkpointed.can_begin(slot):
-                yield _Prefix(start, whole[:number], slot)
+                tail = prefixes.block((TAIL, prefix))
+                if tail is not None:
+                    yield from self._states_after(prefix, start + count, (*whole[:number], tail))
+            if number:
+                yield from self._states_after(base, start, whole[:number])
+
+    def _tails(self, base: Digest, most: int) -> list[int]:
+        """Return how many tokens the tails have after these whole blocks; the most first."""
+        counts = (slots.checkpoints.tails(base, most) for slots in (self._slots, self._host_slots))
+        return sorted({*chain.from_iterable(counts)}, reverse=True)
+
+    def _states_after(
+        self, prefix: Digest, num_tokens: int, blocks: tuple[int, ...]
+    ) -> Iterator[_Prefix]:
+        """Yield where the state after a prefix is, on the device first."""
+        slot = self._slots.checkpoints.find(prefix)
+        if slot is not None and self._checkpointed.can_begin(slot):
+            yield _Prefix(num_tokens, blocks, slot, is_on_host=False)
+        slot = self._host_slots.checkpoints.find(prefix)
+        if slot is not None:
+            yield _Prefix(num_tokens, blocks, slot, is_on_host=True)
 
     def _base(self, sequence: Sequence, num_blocks: int) -> Digest:
         """Return what identifies the first blocks of a sequence."""
@@ -328,9 +200,11 @@ class StatePagedMemory(StateMemory, PagedMemory):
 
     def _forget(self, block: int) -> Key | None:
         key = super()._forget(block)
-        slot = self._slots.checkpoints.remove(key[1]) if key is not None else None
-        if slot is not None:
-            self._slots.pool.empty(slot)
+        if key is not None:
+            for slots in (self._slots, self._host_slots):
+                slot = slots.checkpoints.remove(key[1])
+                if slot is not None:
+                    slots.pool.empty(slot)
         return key
 
     def swap_out(self, sequence_ids: Iterable[int]) -> bool:
@@ -343,13 +217,13 @@ class StatePagedMemory(StateMemory, PagedMemory):
             return False
         if not super().swap_out(ids):
             return False
-        self._state_swap_outs += self._slots.move(ids, self._host_slots)
+        self._on_device.swap_out(ids)
         return True
 
     def swap_in(self, sequence_ids: Iterable[int]) -> None:
         ids = [id for id in sequence_ids if id in self._host_slots.held]
         super().swap_in(ids)
-        self._state_swap_ins += self._host_slots.move(ids, self._slots)
+        self._on_device.swap_in(ids)
 
     def release(self, sequence_id: int) -> None:
         super().release(sequence_id)
@@ -360,14 +234,9 @@ class StatePagedMemory(StateMemory, PagedMemory):
         self._host_slots.share(parent_id, child_id)
 
     def take_moves(self) -> BlockMoves:
-        moves = super().take_moves()
-        if self._state_swap_outs or self._state_swap_ins:
-            moves = replace(
-                moves,
-                state_swap_outs=self._state_swap_outs,
-                state_swap_ins=self._state_swap_ins,
-            )
-            self._state_swap_outs = self._state_swap_ins = ()
+        moves, (outs, ins) = super().take_moves(), self._on_device.take_moves()
+        if outs or ins:
+            moves = replace(moves, state_swap_outs=outs, state_swap_ins=ins)
         return moves
 
     def rebuild(self, sequence_ids: Container[int]) -> None:

@@ -48,8 +48,12 @@ class Slots:
     def allocate(self) -> int:
         """Take a free slot. The caller has checked that there is one."""
         [slot] = self.pool.allocate(1)
-        self.checkpoints.forget(slot)
+        self.evict(slot)
         return slot
+
+    def evict(self, slot: int) -> None:
+        """Remove the checkpoint that a slot has, if any, before the slot is overwritten."""
+        self.checkpoints.forget(slot)
 
     def free(self, slot: int) -> None:
         """Remove a reference from a slot."""
@@ -104,9 +108,9 @@ class RunningStates(States):
 
     can_compute_twice = False
 
-    def __init__(self, count: int, num_spare: int = 0) -> None:
+    def __init__(self, slots: Slots, num_spare: int = 0) -> None:
         """num_spare: how many of the slots are for `with_ahead`."""
-        self.slots = Slots(count)
+        self.slots = slots
         self._num_spare = num_spare
         self._ahead: dict[int, tuple[int, ...]] = {}
         """Spare slots by sequence id."""

@@ -366,6 +366,7 @@ class Run:
             self.settings["num_swap_states"] = rng.choice((0, 2, 40))
             if self.settings["enable_prefix_caching"] and layout.keeps_all:
                 self.settings["num_checkpoints"] = rng.choice((0, 1, 2, 5, 40))
+                self.settings["num_host_checkpoints"] = rng.choice((0, 1, 3, 40))
         self.saboteur = Saboteur(rng) if self.focus == "exceptions" else None
         self.strategy = strategy_of(batching, **self.settings)
         self.executor = Executor(layout, rng, rates, counts)

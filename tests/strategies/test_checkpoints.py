@@ -124,6 +124,85 @@ def test_running_sequences_evict_checkpoints():
     assert run(strategy, [1] * 5, 5) == [5], "the oldest ones are gone"
 
 
+def strategy_with_host(num_host_checkpoints=3, **settings):
+    """Return a strategy with two slots on the device, and four on the host."""
+    given = {"num_states": 1, "max_sequences": 1, "num_swap_states": 4} | settings
+    return strategy_with(1, num_host_checkpoints=num_host_checkpoints, **given)
+
+
+def test_evicted_checkpoints_are_found_on_the_host():
+    """Each of the prompts leaves two: after its first block, and at the end of its answer."""
+    for most, num_found in ((0, 5), (1, 5), (3, 1), (4, 1)):
+        strategy = strategy_with_host(most)
+        for id in range(3):
+            run(strategy, [id + 1] * 5, id)
+        assert len(strategy.memory.states.on_device.host.checkpoints) == most
+        assert run(strategy, [2] * 5, 4) == [num_found], most
+        strategy.memory.check_integrity()
+
+
+def test_a_checkpoint_on_the_host_serves_several_sequences():
+    strategy = strategy_with_host(4, num_states=3, max_sequences=3)
+    for id in range(4):
+        run(strategy, [id + 1] * 5, id)
+    host = strategy.memory.states.on_device.host
+    assert host.checkpoints
+    for id in range(4, 7):
+        strategy.add(Request(id, [1] * 5, SamplingParams(max_tokens=2)))
+    plan = strategy.schedule(0.0)
+    check_plan(strategy, plan)
+    assert [chunk.start for chunk in plan.chunks] == [4, 4, 4]
+    assert len({source for source, _ in plan.moves.state_swap_ins}) == 1
+    strategy.commit(plan, strategy.executor.run(plan))
+    strategy.memory.check_integrity()
+
+
+def test_a_checkpoint_on_the_host_goes_with_the_last_block_of_its_prefix():
+    strategy = strategy_with_host(num_blocks=12)
+    for id in range(3):
+        run(strategy, [id + 1] * 5, id)
+    host = strategy.memory.states.on_device.host
+    assert len(host.checkpoints) == 3
+    run(strategy, [9] * 40, id=3)
+    assert run(strategy, [2] * 5, id=4) == [5]
+
+
+def test_a_failed_step_leaves_no_checkpoint_on_the_host():
+    strategy = strategy_with_host()
+    for id in range(2):
+        run(strategy, [id + 1] * 5, id)
+    host = strategy.memory.states.on_device.host
+    strategy.add(Request(2, [3] * 5, SamplingParams(max_tokens=2)))
+    plan = strategy.schedule(0.0)
+    places = {place for _, place in plan.moves.state_swap_outs}
+    assert any(place in host.checkpoints for place in places)
+    fail(strategy, plan)
+    strategy.memory.check_integrity()
+    assert not any(place in host.checkpoints for place in places)
+
+
+def test_swapped_sequences_take_the_slots_of_checkpoints_on_the_host():
+    strategy = strategy_with_host(
+        2, num_swap_states=2, num_states=2, max_sequences=2, num_blocks=8, num_swap_blocks=8,
+        preemption_mode="swap",
+    )  # fmt: skip
+    for id in range(3):
+        run(strategy, [id + 1] * 5, id)
+    host = strategy.memory.states.on_device.host
+    assert len(host.checkpoints) == 2
+    for id in (3, 4):
+        strategy.add(Request(id, [id + 1] * 5, SamplingParams(max_tokens=20, ignore_eos=True)))
+    while strategy.num_swaps == 0:
+        plan = strategy.schedule(0.0)
+        strategy.commit(plan, strategy.executor.run(plan))
+        strategy.memory.check_integrity()
+    assert len(host.held) + len(host.checkpoints) <= host.count == 2
+    while strategy.has_work():
+        plan = strategy.schedule(0.0)
+        strategy.commit(plan, strategy.executor.run(plan))
+        strategy.memory.check_integrity()
+
+
 def test_a_failed_step_leaves_no_checkpoint():
     strategy = strategy_with()
     strategy.add(Request(0, [*PROMPT, 13], SamplingParams(max_tokens=4)))

@@ -242,6 +242,33 @@ def test_checkpoints_share_the_half_of_the_memory_that_states_may_take(tiny_mode
     assert blocks[0] > blocks[1] > 0
 
 
+def test_checkpoints_without_room_are_found_on_the_host(tiny_model, expected):
+    """92 KiB have room for seven states of 6.3 KiB, six of them for running sequences."""
+
+    def hits(num_checkpoints):
+        llm = LLM(
+            tiny_model("qwen3_5_text"), kv_cache_memory_bytes=92 * 2**10, max_rolling_batch_size=2,
+            state_checkpoints=num_checkpoints, **OPTIONS,
+        )  # fmt: skip
+        poison(llm)
+        whole = expected("qwen3_5_text", eos_token_id=None)
+        for start, end in itertools.pairwise((0, 4, 8, NUM_NEW)):
+            for prompt, answer in zip(prompts(), whole, strict=True):
+                params = SamplingParams(temperature=0, max_tokens=end - start, ignore_eos=True)
+                [output] = llm.generate([prompt + answer[:start]], params, use_tqdm=False)
+                assert output.outputs[0].token_ids == answer[start:end]
+        return llm, llm.llm_engine.strategy.num_prefix_hits
+
+    (few, few_hits), (many, many_hits) = hits(1), hits(30)
+    counts = [
+        (llm.llm_engine.settings.num_checkpoints, llm.llm_engine.settings.num_host_checkpoints)
+        for llm in (few, many)
+    ]
+    assert counts == [(1, 0), (1, 29)]
+    assert any("1 checkpoints of cached prefixes, 29 on the host" in n for n in many.facts.notes)
+    assert few_hits == 0 < many_hits
+
+
 def test_there_is_always_room_for_four_beams(tiny_model):
     llm = LLM(tiny_model("lfm2"), num_kv_blocks=40, batching="none", **OPTIONS)
     params = {"max_tokens": 3, "temperature": 0}
