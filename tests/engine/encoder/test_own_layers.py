@@ -88,12 +88,13 @@ def outputs(model, inputs):
     return output[inputs["attention_mask"].bool()] if output.shape[:2] == (5, 30) else output
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_padded_batch_equals_that_of_transformers(tmp_path, name, side):
     """Padding may be on either side, where heads that read the first token would read padding."""
     config = CONFIG_MAPPING[name]
-    heads = HEADS if side == "right" else HEADS[:1]
+    heads = HEADS[:1] if side == "left" else HEADS if name == "bert" else HEADS[:2]
     for kind in filter(lambda kind: config in kind._model_mapping, heads):
         model = make(name, kind)
         inputs = batch(side, getattr(model.config, "type_vocab_size", 0) > 1)

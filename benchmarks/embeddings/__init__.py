@@ -1,0 +1,1 @@
+"""Embeddings on a CPU, beside sentence-transformers."""
