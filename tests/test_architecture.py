@@ -196,7 +196,19 @@ def test_llguidance_is_imported_by_the_first_grammar(modules):
     ],
 )
 def test_engines_of_handlers_and_other_ranks_do_not_import_transformers_models(modules):
-    code = f"import sys, {modules}; sys.exit('transformers.modeling_utils' in sys.modules)"
+    """Nor does a model's config, which imports one module while torch seems to be missing."""
+    code = (
+        f"import sys, {modules}, transformers.tokenization_utils_base\n"
+        "import transformers.video_utils\n"
+        "from pathlib import Path\n"
+        "from engine.loading import open_model\n"
+        "before = {*sys.modules}\n"
+        "open_model._import_validators()\n"
+        "new = {*sys.modules} - before\n"
+        "open_model.read_config(Path('models/demo'), False)\n"
+        "heavy = {'transformers.modeling_utils', 'transformers.activations'} & {*sys.modules}\n"
+        "sys.exit(bool(heavy) or new != {'transformers.utils.type_validators'})"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 

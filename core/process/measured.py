@@ -30,9 +30,9 @@ def folder() -> Path:
     return Path(cache) / "longshore" / "measured"
 
 
-def path_of(key: str) -> Path:
+def path_of(key: str, suffix: str = ".json") -> Path:
     """Return the file of what was measured under a key, which names all that it depends on."""
-    return folder() / f"{key}.json"
+    return folder() / f"{key}{suffix}"
 
 
 def read(key: str) -> Measured | None:
@@ -40,12 +40,16 @@ def read(key: str) -> Measured | None:
 
 
 def write(key: str, measured: Measured) -> None:
-    """Keep what was measured, if it can be written. Others never see half of it."""
-    path = path_of(key)
+    """Keep what was measured, if it can be written."""
+    keep(path_of(key), msgspec.json.encode(measured))
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Write a file in this folder, if possible. Others never see half of it."""
     part = path.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(msgspec.json.encode(measured))
+        part.write_bytes(content)
         part.rename(path)
 
 

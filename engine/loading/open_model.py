@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+from transformers.utils import import_utils
 
 from core.configuration.options import ExecutionOptions, ModelOptions
 from core.errors import ConfigurationError
@@ -22,6 +25,7 @@ def read_config(model_dir: Path, trust_remote_code: bool) -> PreTrainedConfig:
         raise ConfigurationError(
             f"{model_dir} has no config.json; a model directory in Hugging Face format is needed"
         )
+    _import_validators()
     try:
         settings, _ = PreTrainedConfig.get_config_dict(model_dir)
         same = SAME_CONFIG.get(settings.get("model_type", ""))
@@ -31,6 +35,24 @@ def read_config(model_dir: Path, trust_remote_code: bool) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"transformers cannot read {model_dir}: {error}") from error
+
+
+def _import_validators() -> None:
+    """Import the validators of transformers' configs, without a table of activations.
+
+    The table's module imports most of transformers and of torch's compiler, which takes longer than
+    all other imports of a small model's start. Only configs of speech models are checked by it, and
+    where torch is missing, transformers itself leaves this check out.
+    """
+    for other in ("tokenization_utils_base", "video_utils"):  # must find torch
+        importlib.import_module(f"transformers.{other}")
+    is_torch_available = import_utils.is_torch_available
+    import_utils.is_torch_available = lambda: False
+    try:
+        validators: Any = importlib.import_module("transformers.utils.type_validators")
+    finally:
+        import_utils.is_torch_available = is_torch_available
+    validators.torch, validators.is_torch_available = torch, is_torch_available
 
 
 def make_source(

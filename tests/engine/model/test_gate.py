@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from core.errors import ConfigurationError
 from engine import LLM
 from engine.loading import own_decoder
 from engine.loading.gate import load_reference
+from engine.loading.kept_logits import KeptLogits
 from engine.model.decoder import Decoder
 from engine.model.families import FAMILIES
 from engine.model.layer import MLP
@@ -108,12 +110,41 @@ def test_fp32_has_a_tight_limit_and_low_precision_a_loose_one(tiny_model, monkey
         return load_reference(source)
 
     monkeypatch.setattr(own_decoder, "load_reference", watch)
+    monkeypatch.setattr(KeptLogits, "read", lambda self: None)
     assert LLM(tiny_model("llama"), dtype="bf16").facts.decoder == "own (llama)"
     assert tried == [torch.float32, torch.bfloat16]
     for name, limits in (("MAX_RELATIVE_ERROR", {torch.float32: -1.0}), ("MAX_KERNEL_ERROR", -1.0)):
         with monkeypatch.context() as patch:
             patch.setattr(own_decoder, name, limits)
             assert REASON in LLM(tiny_model("llama"), dtype="bf16").facts.decoder
+
+
+def test_a_later_start_asks_transformers_only_if_something_has_changed(
+    copied, tmp_path, monkeypatch
+):
+    def decoder(**options):
+        return LLM(folder, dtype="fp32", **options).facts.decoder
+
+    def watch(source):
+        asked.append(source)
+        return load_reference(source)
+
+    asked = []
+    monkeypatch.setattr("core.process.measured.folder", lambda: tmp_path / "kept")
+    monkeypatch.setattr(own_decoder, "load_reference", watch)
+    folder = copied("llama")
+    assert decoder() == decoder() == "own (llama)"
+    assert len(asked) == 1
+    os.utime(folder / "model.safetensors", (1, 1))
+    assert decoder() == decoder() == "own (llama)"
+    assert len(asked) == 2
+    for path in (tmp_path / "kept").iterdir():  # of a model that has changed unnoticed
+        path.write_bytes(bytes(path.stat().st_size))
+    assert decoder() == decoder() == "own (llama)"
+    assert len(asked) == 3
+    num_files = len([*(tmp_path / "kept").iterdir()])
+    assert decoder(quantize="int8") == decoder(load_format="dummy") == "own (llama)"
+    assert len([*(tmp_path / "kept").iterdir()]) == num_files, "they depend on our own code"
 
 
 @pytest.mark.parametrize("architecture", OWN)
