@@ -22,11 +22,12 @@ from container.capacity.architecture import (
 )
 from container.capacity.mixers import mixed_activations, mixed_linears, num_mixed_parameters
 from container.capacity.widths import Width, activations, linears
-from core.configuration.hub import GGUF_INDEX, require_network
+from core.configuration.hub import require_network
 from core.configuration.kv_layout import LayerShape
 from core.configuration.options import Options
 from core.configuration.sizing import LENGTH_NAMES
 from core.errors import ConfigurationError
+from core.files.gguf import GGUF_INDEX
 from core.states.layout import KINDS, LayerState, slot_bytes, sum_bytes
 
 DTYPE_BYTES = {"fp32": 4, "float32": 4, "fp16": 2, "float16": 2, "bf16": 2, "bfloat16": 2}

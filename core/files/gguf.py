@@ -6,10 +6,11 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from core.configuration.hub import GGUF_INDEX
 from core.errors import ConfigurationError
 from core.files.cached_directory import cached_directory
 
+GGUF_INDEX = "gguf_tensors.json"
+"""File of a translated directory: where its tensors are in the GGUF files."""
 BESIDE = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 """Files that replace the tokenizer of a GGUF file if they are in its directory."""
 _REVISION = 1
@@ -45,9 +46,26 @@ def find_gguf(path: Path) -> list[Path]:
 
 def group_parts(names: Iterable[str]) -> list[str]:
     """Return the language models among the names of GGUF files; of one in parts, the first."""
-    kept = (name for name in names if not name.startswith(_PROJECTOR))
+    kept = (name for name in names if not Path(name).name.startswith(_PROJECTOR))
     parts = ((name, _PART.fullmatch(name.removesuffix(".gguf"))) for name in kept)
     return [name for name, part in parts if part is None or int(part[2]) == 1]
+
+
+def choose_published(names: Iterable[str], kind: str, model_id: str) -> str:
+    """Return the GGUF file to download from a model id's files: its only one, or that of a type.
+
+    kind: a part of its name, such as Q4_K_M; "" for any. Of a file in parts, returns a pattern of
+    their names. Raises ConfigurationError if there is not exactly one.
+    """
+    models = group_parts(name for name in names if name.endswith(".gguf"))
+    of_kind = re.compile(rf"(^|[-._/]){re.escape(kind)}[-.]", re.IGNORECASE)
+    chosen = [name for name in models if not kind or of_kind.search(name)]
+    if len(chosen) != 1:
+        raise ConfigurationError(
+            f"{model_id} has {len(chosen)} GGUF files{kind and f' of the type {kind}'}; choose a "
+            f"type with option.model_id={model_id}:Q4_K_M or so: {', '.join(sorted(models))}"
+        )
+    return re.sub(r"-00001-of-(\d{5}\.gguf)$", r"-?????-of-\1", chosen[0])
 
 
 def translated(files: Sequence[Path], write: Callable[[Path], None]) -> Path:

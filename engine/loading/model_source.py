@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
-from core.configuration.hub import GGUF_INDEX, PICKLE_CURE
+from core.configuration.hub import PICKLE_CURE
 from core.errors import ConfigurationError
 from engine.model.checkpoint import Nested, find_nested
 from engine.model.families import FAMILIES, TEXT_ALONE
@@ -69,6 +69,8 @@ class ModelSource:
     @property
     def is_gguf(self) -> bool:
         """Whether the weights are in a GGUF file, which was translated into this directory."""
+        from core.files.gguf import GGUF_INDEX
+
         return (self.model_dir / GGUF_INDEX).is_file()
 
     @property

@@ -12,7 +12,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from core.configuration.hub import GGUF_INDEX
 from core.errors import ConfigurationError
 from engine.attention.call import UnsupportedModelError
 from engine.model.families import Family
@@ -216,6 +215,8 @@ def checkpoint_of(
 
 
 def _entries(model_dir: Path) -> dict[str, Entry]:
+    from core.files.gguf import GGUF_INDEX
+
     if (model_dir / GGUF_INDEX).is_file():
         from engine.model.gguf.stored import gguf_entries
 

@@ -12,7 +12,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from torch import Tensor
 
-from core.configuration.hub import GGUF_INDEX
+from core.files.gguf import GGUF_INDEX
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types whose elements torch has, too."""

@@ -17,9 +17,8 @@ import msgspec
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from core.configuration.hub import GGUF_INDEX
 from core.errors import ConfigurationError
-from core.files.gguf import BESIDE
+from core.files.gguf import BESIDE, GGUF_INDEX
 from core.process.internal_arguments import internal_arguments
 from engine.model.gguf.architectures import find_architecture, model_settings
 from engine.model.gguf.metadata import Metadata

@@ -8,6 +8,8 @@ import tarfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatch
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -24,6 +26,8 @@ from container.model_files.directory import (
     open_model_dir,
     resolve_model_dir,
 )
+from core.configuration.hub import from_hub
+from core.configuration.options import ModelOptions
 from core.errors import ConfigurationError
 from core.files.cached_directory import cached_directory
 
@@ -130,6 +134,52 @@ def test_a_gguf_file_is_translated_once(
     assert main(["explain", str(gguf_file)]) == 0
     assert f"model: {gguf_file}" in capsys.readouterr().out
     assert len(commands) == 1
+
+
+@pytest.mark.parametrize(
+    ("model_id", "expected"),
+    [
+        ("org/one", "a-Q8_0.gguf"),
+        ("org/two:q4_k_m", "b.Q4_K_M-00001-of-00002.gguf"),
+        (
+            "org/two",
+            "has 2 GGUF files; choose a type .*: a-Q8_0.gguf, b.Q4_K_M",
+        ),
+        ("org/two:Q4_K", "has 0 GGUF files of the type Q4_K"),
+    ],
+)
+def test_gguf_files_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_id: str, expected: str
+) -> None:
+    names = ["README.md", "a-Q8_0.gguf", "mmproj-a-Q8_0.gguf"]
+    if "two" in model_id:
+        names += [f"b.Q4_K_M-0000{number}-of-00002.gguf" for number in (1, 2)]
+
+    def download(
+        model_id: str,
+        *,
+        revision: str | None,
+        ignore_patterns: Sequence[str] = (),
+        allow_patterns: Sequence[str] = ("*",),
+    ) -> str:
+        for name in names:
+            is_wanted = any(fnmatch(name, pattern) for pattern in allow_patterns)
+            if is_wanted and not any(fnmatch(name, pattern) for pattern in ignore_patterns):
+                (tmp_path / name).touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.list_repo_files", lambda *_, **__: names)
+    monkeypatch.setattr("core.configuration.hub.require_network", lambda: None)
+    found = partial(
+        from_hub, model_id, None, ModelOptions(), given_as="model", local=Path("unused")
+    )
+    if expected.startswith("has"):
+        with pytest.raises(ConfigurationError, match=expected):
+            found()
+        return
+    assert found() == tmp_path / expected
+    assert len(list(tmp_path.glob("*.gguf"))) == (2 if "two" in model_id else 1)
 
 
 @pytest.mark.matrix(cases=0)
