@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from core.configuration.kv_layout import LayerShape
+from core.configuration.kv_layout import NO_ATTENTION, LayerShape
 from core.states.layout import (
     KINDS,
     WITH_ATTENTION,
@@ -48,6 +48,9 @@ _DEFAULTS: Mapping[str, Config] = {
     "lfm2": {"conv_L_cache": 3, "tie_word_embeddings": True, "block_auto_adjust_ff_dim": True,
              "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0},
     "lfm2_moe": {"conv_L_cache": 3, "tie_word_embeddings": True, "num_dense_layers": 2},
+    "mamba2": {
+        "num_heads": 128, "head_dim": 64, "n_groups": 8, "state_size": 128, "conv_kernel": 4,
+    },
     "nemotron_h": {
         "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128,
         "conv_kernel": 4, "head_dim": 128, "num_key_value_heads": 8,
@@ -102,7 +105,8 @@ def layer_shapes(config: Config, num_kv_heads: int, head_dim: int) -> tuple[Laye
     windows = _windows(config)
     plain = LayerShape(num_kv_heads, head_dim, head_dim)
     if config.get("model_type") in KINDS:
-        return tuple(plain for kind in layer_types(config) if kind in WITH_ATTENTION)
+        kept = tuple(plain for kind in layer_types(config) if kind in WITH_ATTENTION)
+        return kept or (NO_ATTENTION,)
     shapes = [replace(plain, window=window) for window in windows]
     if "global_head_dim" not in config:
         return tuple(shapes)

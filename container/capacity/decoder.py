@@ -245,7 +245,8 @@ def _decoder(
             return default
         raise ConfigurationError(f"{name}: config.json has no {key}, which plan needs")
 
-    num_heads, hidden_size = size("num_attention_heads", "n_head"), size("hidden_size", "n_embd")
+    num_heads = size("num_attention_heads", "n_head", "num_heads")
+    hidden_size = size("hidden_size", "n_embd")
     sizes = {
         "num_layers": size("num_hidden_layers", "n_layer"),
         "num_heads": num_heads,

@@ -131,7 +131,7 @@ def _linears(config: Config, sizes: Mapping[str, int], kind: str, index: int) ->
 
 
 def _has_one_part(config: Config) -> bool:
-    return config["model_type"] == "nemotron_h"
+    return config["model_type"] in ("mamba2", "nemotron_h")
 
 
 def _gates_attention(config: Config) -> bool:

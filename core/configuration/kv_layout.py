@@ -64,6 +64,11 @@ class LayerShape:
         return self.num_kv_heads * (self.key_dim + self.value_dim)
 
 
+NO_ATTENTION = LayerShape(1, 16, 16)
+"""What a model without attention keeps of each token: some bytes that nobody reads. So its tokens
+are counted, and its prefixes found, in blocks, as those of other models are."""
+
+
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
     """Layers whose K and V of the same tokens lie in one block, and are read equally long.

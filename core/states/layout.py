@@ -95,6 +95,8 @@ def layer_types(config: Mapping[str, Any]) -> list[str]:
     layers = range(config["num_hidden_layers"])
     if config["model_type"] == "falcon_h1":
         return ["hybrid" for _ in layers]
+    if config["model_type"] == "mamba2":
+        return ["linear_attention" for _ in layers]
     if "full_attention_interval" in config:  # Qwen
         every = config["full_attention_interval"]
         return ["linear_attention" if (i + 1) % every else "full_attention" for i in layers]
@@ -118,6 +120,9 @@ class Mamba2Sizes(NamedTuple):
 
 
 def mamba2_sizes(config: Mapping[str, Any]) -> Mamba2Sizes:
+    if config["model_type"] == "mamba2":
+        names = ("num_heads", "head_dim", "state_size", "n_groups", "conv_kernel")
+        return Mamba2Sizes(*(config[name] for name in names))
     if config["model_type"] == "nemotron_h":
         names = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel")
         return Mamba2Sizes(*(config[name] for name in names))
@@ -163,6 +168,7 @@ KINDS: Mapping[str, Callable[[Mapping[str, Any], int], LayerState]] = {
     "bamba": _mamba2,
     "falcon_h1": _mamba2,
     "nemotron_h": _mamba2,
+    "mamba2": _mamba2,
     "qwen3_next": _delta_net,
     "qwen3_5_text": _delta_net,
     "qwen3_5_moe_text": _delta_net,

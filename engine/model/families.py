@@ -177,6 +177,10 @@ DEEPSEEK_EXPERTS = ExpertNames(
     routes_in_fp32=True,
 )  # fmt: skip
 UNGATED = replace(LLAMA, is_gated=False, gate_up=("up_proj",))
+ONE_PART = replace(
+    UNGATED, has_one_part=True, norms=("norm", "", "", ""), embedding="embeddings",
+    final_norm="norm_f", state="mixer", attention="mixer", mlp="mixer", rotary="none",
+)  # fmt: skip
 COHERE = replace(
     LLAMA, norm=LAYER, rotary="pairs", is_parallel=True, norms=("input_layernorm", "", "", "")
 )
@@ -275,10 +279,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "bamba": BAMBA,
     "falcon_h1": replace(BAMBA, has_multipliers=True),
+    "mamba2": replace(
+        ONE_PART, prefix="backbone.", renames=(("backbone.embedding.", "backbone.embeddings."),)
+    ),
     "nemotron_h": replace(
-        UNGATED,
-        embedding="embeddings", final_norm="norm_f", norm=RMS_ROUNDED_LAST, has_one_part=True,
-        norms=("norm", "", "", ""), state="mixer", attention="mixer", mlp="mixer", rotary="none",
+        ONE_PART,
+        norm=RMS_ROUNDED_LAST,
         experts=replace(
             DEEPSEEK_EXPERTS, block="mixer", gate="",
             merged=("experts.up_proj", "experts.down_proj"),

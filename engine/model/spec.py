@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformers import PreTrainedConfig
 
-from core.configuration.kv_layout import LayerShape
+from core.configuration.kv_layout import NO_ATTENTION, LayerShape
 from engine.model.families import Family
 
 if TYPE_CHECKING:
@@ -114,8 +114,9 @@ class DecoderSpec:
 
     @property
     def shapes(self) -> list[LayerShape]:
-        """What the layers with attention keep of a token."""
-        return [self._shape(layer) for layer in self.layers if layer.has_attention]
+        """What the layers with attention keep of a token; NO_ATTENTION, if there are none."""
+        shapes = [self._shape(layer) for layer in self.layers if layer.has_attention]
+        return shapes or [NO_ATTENTION]
 
     def _shape(self, layer: LayerSpec) -> LayerShape:
         key_dim, shared_dim = layer.head_dim, layer.shared_dim

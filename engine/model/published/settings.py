@@ -36,7 +36,7 @@ def read_spec(config: PreTrainedConfig, max_length: int, num_parts: int = 1) -> 
     _check_supported(given)
     if family.is_rms_by_config and given.rms_norm_eps is not None:
         family = replace(family, norm=RMS)
-    num_heads = given.num_attention_heads
+    num_heads = _num_heads(given)
     latent = _latent(given) if family.has_latents else None
     is_parallel = getattr(given, "use_parallel_residual", family.is_parallel)
     has_qk_norm = not family.qk_norm_is_optional or given.use_qk_norm
@@ -153,7 +153,7 @@ def _layer(config: Any, family: Family, latent: LatentSizes | None, index: int) 
     """Return the spec of layer `index`. config: that of `_settings`."""
     window = getattr(config, "sliding_window", None) or None
     is_full = family.windows == "by layer" and config.layer_types[index] != "sliding_attention"
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // _num_heads(config)
     if latent is not None:
         head_dim = latent.rope
     source = _source(config, index)
@@ -211,11 +211,16 @@ def _mlp_width(config: Any, *, has_experts: bool, is_shared: bool) -> int:
     return width if factor is None else -(-int(factor * width) // multiple) * multiple
 
 
+def _num_heads(config: Any) -> int:
+    """Return the heads of attention; of a model without any, those of its states."""
+    return getattr(config, "num_attention_heads", None) or config.num_heads
+
+
 def _num_kv_heads(config: Any, family: Family) -> int:
     if family.has_latents:
         return 1
     num_heads = None if family.qkv_by_head else getattr(config, "num_key_value_heads", None)
-    return num_heads or config.num_attention_heads
+    return num_heads or _num_heads(config)
 
 
 def _scale(config: Any, family: Family, head_dim: int, index: int) -> float:
