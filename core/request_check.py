@@ -57,14 +57,19 @@ def too_long(max_model_len: int) -> str:
 def _room(prompt_token_ids: Sequence[int], facts: Facts) -> int:
     """Return how many tokens an answer to the prompt may have."""
     num_tokens, limit = len(prompt_token_ids), facts.max_model_len
-    if num_tokens == 0:
-        raise RequestError("prompt", "has no tokens")
-    if num_tokens >= limit:
-        raise RequestError(
-            "prompt", f"{too_long(limit)}, and {num_tokens} tokens leave no room for an answer"
-        )
+    if not 0 < num_tokens < limit:
+        raise _no_room(num_tokens, limit)
     _check_range("prompt", prompt_token_ids, facts.vocab_size)
     return limit - num_tokens
+
+
+def _no_room(num_tokens: int, limit: int) -> RequestError:
+    """Return the error for a prompt of so many tokens, which leaves no room for an answer."""
+    if num_tokens == 0:
+        return RequestError("prompt", "has no tokens")
+    return RequestError(
+        "prompt", f"{too_long(limit)}, and {num_tokens} tokens leave no room for an answer"
+    )
 
 
 def _check_token_ids(params: SamplingParams, vocab_size: int) -> None:

@@ -311,11 +311,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
 
     def truncated(self, prompt_token_ids: Sequence[int], max_model_len: int) -> Sequence[int]:
         """Apply `truncate_prompt_tokens` to a prompt. A second call would change nothing."""
-        keep = self.truncate_prompt_tokens
-        if keep == -1:
-            answer = 1 if self.max_tokens == NO_LIMIT else self.max_tokens
-            keep = max(1, max_model_len - answer)
-        return prompt_token_ids if keep is None else prompt_token_ids[-keep:]
+        if self.truncate_prompt_tokens is None:
+            return prompt_token_ids
+        return prompt_token_ids[-self._num_kept(self.truncate_prompt_tokens, max_model_len) :]
+
+    def _num_kept(self, keep: int, max_model_len: int) -> int:
+        answer = 1 if self.max_tokens == NO_LIMIT else self.max_tokens
+        return max(1, max_model_len - answer) if keep == -1 else keep
 
 
 def _text(bound: float) -> str:

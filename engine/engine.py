@@ -123,12 +123,7 @@ class Engine:
             parts=(*parts, *(part for part in made if part is not None)),
         )
         if not self._guard.add(request):
-            raise RequestError(
-                "num_beams",
-                f"{params.beam_width} beams of {request.sequences[0].max_length} tokens do not "
-                "fit into the KV cache, the room for states or the token budget of a step; ask for "
-                "fewer beams or tokens",
-            )
+            raise _does_not_fit(request)
         self.next_id += len(request.sequence_ids)
         self.observer.added(request)
         return request.id
@@ -224,3 +219,13 @@ class Engine:
         if self._num_failed_steps >= MAX_FAILED_STEPS:
             raise error
         self._guard.fail(plan, reason_of(error))
+
+
+def _does_not_fit(request: Request) -> RequestError:
+    """Return the error for beams that can never run together. Any other request can run."""
+    return RequestError(
+        "num_beams",
+        f"{request.params.beam_width} beams of {request.sequences[0].max_length} tokens do not fit "
+        "into the KV cache, the room for states or the token budget of a step; ask for fewer beams "
+        "or tokens",
+    )

@@ -60,7 +60,8 @@ class PagedStrategy(Strategy):
         while index < len(self.running):
             group = self.current = self.running[index]
             turns = group.turns(budget.allowance(group))
-            if self._take_blocks(group, turns):
+            spans = _spans(turns)
+            if self.memory.reserve(spans) or self._make_room(group, spans):
                 chunks += self._chunks(turns, budget)
             index += 1
         return chunks
@@ -74,18 +75,19 @@ class PagedStrategy(Strategy):
                 self._blocks.fork(first.id, other.id, num_shared)
                 other.num_computed_tokens = num_shared
 
-    def _take_blocks(self, group: SequenceGroup, turns: list[Turn]) -> bool:
-        """Reserve blocks for the turns, preempting newer groups if needed.
+    def _make_room(self, group: SequenceGroup, spans: list[Span]) -> bool:
+        """Preempt newer groups until the spans of this one can be reserved.
 
         Returns False if the group itself had to be preempted.
         """
-        while not self.memory.reserve(_spans(turns)):
+        while True:
             victim = self.current = self.running[-1]
             self._preempt(victim)
             if victim is group:
                 return False
             self.current = group
-        return True
+            if self.memory.reserve(spans):
+                return True
 
     def _preempt(self, group: SequenceGroup) -> None:
         if self._should_swap(group) and self._blocks.swap_out(group.sequence_ids):

@@ -116,10 +116,8 @@ class Driver:
     def _new_deltas(
         self, request: OfflineRequest, output: Output
     ) -> Sequence[Delta | LongshoreError]:
-        if output.finish == Finish.ERROR and output.failed_field:
-            return [RequestError(output.failed_field, output.failure)]
         if output.finish == Finish.ERROR:
-            return [GenerationError(output.failure)]
+            return [_error_of(output)]
         deltas = request.answers.push(output)
         if request.answers.is_stopped_by_string(output):
             self.engine.abort(output.request_id, output.index)
@@ -130,3 +128,9 @@ class Driver:
         wake_at = self.engine.wake_at()
         if wake_at is not None:
             time.sleep(max(0.0, wake_at - time.monotonic()))
+
+
+def _error_of(output: Output) -> LongshoreError:
+    if output.failed_field:
+        return RequestError(output.failed_field, output.failure)
+    return GenerationError(output.failure)

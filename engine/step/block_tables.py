@@ -91,10 +91,11 @@ class BlockTables:
     def _parts_of(self, blocks: Sequence[int]) -> NDArray[np.int32]:
         """Return the blocks as kernels number them."""
         numbers = np.array(blocks, np.int32)
-        if self._group.num_parts == 1:
-            return numbers
+        return numbers if self._group.num_parts == 1 else self._divided(numbers)
+
+    def _divided(self, blocks: NDArray[np.int32]) -> NDArray[np.int32]:
         parts = np.arange(self._group.num_parts, dtype=np.int32)
-        return (numbers[:, None] * self._group.part_stride + parts).ravel()
+        return (blocks[:, None] * self._group.part_stride + parts).ravel()
 
     def read(self, rows: Tensor, width: int) -> Tensor:
         """Return the first entries of the rows [N], [N, width]."""

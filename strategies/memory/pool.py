@@ -84,8 +84,9 @@ class BlockPool:
             self._empty.append(block)
 
     def _take(self) -> int:
-        if self._empty:
-            return self._empty.popleft()
+        return self._empty.popleft() if self._empty else self._evict()
+
+    def _evict(self) -> int:
         oldest = next(iter(self._kept))
         del self._kept[oldest]
         return oldest
