@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 
 import msgspec
 
@@ -34,12 +34,9 @@ def checked(
             f"{too_long(facts.max_model_len)}; {prompt} has {len(prompt_token_ids)} of them, so "
             f"{params.max_tokens} is more than the {room} that remain",
         )
-    changed = params.changed
-    if not _WITH_TOKEN_IDS.isdisjoint(changed):
-        _check_token_ids(params, facts.vocab_size)
-    for field, reason in facts.unavailable.items():
-        if field in changed:
-            raise RequestError(field, reason)
+    limited = (_WITH_TOKEN_IDS | facts.unavailable.keys()).intersection(params.changed)
+    if limited:
+        _check_limited(limited, params, facts)
     return params
 
 
@@ -72,13 +69,18 @@ def _no_room(num_tokens: int, limit: int) -> RequestError:
     )
 
 
-def _check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+def _check_limited(fields: Container[str], params: SamplingParams, facts: Facts) -> None:
+    """Check the parameters that the model limits. fields: those that the request sets."""
+    vocab_size = facts.vocab_size
     _check_range("logit_bias", params.logit_bias, vocab_size)
     _check_range("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
     for word in params.bad_words:
         if isinstance(word, str):
             raise RequestError("bad_words", "needs the model's tokenizer.json; give token ids")
         _check_range("bad_words", word, vocab_size)
+    for field, reason in facts.unavailable.items():
+        if field in fields:
+            raise RequestError(field, reason)
 
 
 def _check_range(field: str, token_ids: Collection[int], vocab_size: int) -> None:

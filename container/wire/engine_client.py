@@ -86,7 +86,7 @@ class EngineClient:
 
         The counts are sent to a ready engine when its next heartbeat arrives.
         """
-        self._ready()[0].count_refusal(reason)
+        self._ready()[0].refusals.add(reason)
 
     def end_watching(self) -> None:
         """End all waits for snapshots. Later waits end at once."""

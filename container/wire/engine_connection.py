@@ -19,7 +19,7 @@ import msgspec
 import zmq.green as zmq
 
 from container.wire.channel import Channel, Clock
-from container.wire.engine_state import EngineState, Health
+from container.wire.engine_state import EngineState, Health, Refusals
 from container.wire.receipt_stream import ReceiptStream
 from container.wire.reply import Reply
 from container.wire.snapshots import SnapshotFeed
@@ -78,7 +78,7 @@ class EngineConnection:
         self._numbers = itertools.count(1)
         self._open: dict[str, TokenStream | Reply] = {}
         """The running requests by their ids."""
-        self._refused: dict[str, int] = {}
+        self.refusals = Refusals()
         self.snapshots = SnapshotFeed(self._watch, clock)
         self.ready = gevent.event.Event()
         """Set while the engine accepts requests."""
@@ -121,13 +121,6 @@ class EngineConnection:
         self._channel.send(message(id))
         reply = self._open[id] = Reply(id, self.abort)
         return reply
-
-    def count_refusal(self, reason: str) -> None:
-        """Count a refused HTTP request.
-
-        The counts are sent to the engine when its next heartbeat arrives.
-        """
-        self._refused[reason] = self._refused.get(reason, 0) + 1
 
     def abort(self, id: str, index: int | None = None, reason: AbortReason = "disconnect") -> None:
         """Abort a running request, or only the answer with this index.
@@ -214,10 +207,7 @@ class EngineConnection:
             case Charged(id) | Performed(id) | Failed(id):
                 self._pass_on(id, message)
             case Heartbeat():
-                self.state = self.state.after(message, len(self._open))
-                if self._refused:
-                    self._channel.send(Refused(self._refused))
-                    self._refused = {}
+                self._beat(message)
             case _:
                 self._change_state(message)
 
@@ -229,6 +219,11 @@ class EngineConnection:
         request.push(part)  # pyright: ignore[reportArgumentType]
         if request.has_ended:
             del self._open[id]
+
+    def _beat(self, heartbeat: Heartbeat) -> None:
+        self.state = self.state.after(heartbeat, len(self._open))
+        if refused := self.refusals.take():
+            self._channel.send(Refused(refused))
 
     def _change_state(self, message: FromEngine) -> None:
         match message:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from core.errors import EngineUnavailableError
@@ -73,3 +74,18 @@ class EngineState:
         if age_s >= heartbeat_timeout_s:
             return Health(False, f"the engine is stuck: no step completed for {age_s:.0f} s")
         return Health(True, "")
+
+
+class Refusals:
+    """Refused HTTP requests by reason, which the engine is told at its next heartbeat."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def add(self, reason: str) -> None:
+        self._counts[reason] += 1
+
+    def take(self) -> dict[str, int]:
+        """Return the counts since the last call."""
+        counts, self._counts = self._counts, Counter()
+        return dict(counts)

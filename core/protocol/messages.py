@@ -76,9 +76,11 @@ class EncodedPrompt(msgspec.Struct, frozen=True, tag=True):
     def check(self, params: SamplingParams, facts: Facts) -> None:
         """Raise RequestError if the engine cannot take what the prompt has besides tokens."""
         if self.images:
-            is_cut = params.truncate_prompt_tokens is not None
             check_images(
-                self.images, len(self.token_ids), takes_images=facts.takes_images, is_cut=is_cut
+                self.images,
+                len(self.token_ids),
+                takes_images=facts.takes_images,
+                is_cut=params.truncate_prompt_tokens is not None,
             )
 
 

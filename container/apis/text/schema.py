@@ -63,18 +63,17 @@ _DIALECT = Dialect(
 _DIALECT_OF_DETAILS = _DIALECT.with_name("prompt_logprobs", "decoder_input_details")
 """For requests whose details have the logprobs of the prompt."""
 
-_NEUTRAL_IN_STREAM: Mapping[str, object] = {
-    "n": 1,
-    "decoder_input_details": False,
-    "prompt_logprobs": None,
-}
-"""The only values allowed in a stream; others add results that its records cannot show."""
-_NEUTRAL_WITHOUT_DETAILS: Mapping[str, object] = {
-    "n": 1,
-    "top_n_tokens": 0,
-    "prompt_logprobs": None,
-}
-"""The only values allowed without `details`; others add results that only `details` shows."""
+_IN_STREAM: tuple[Mapping[str, object], str] = (
+    {"n": 1, "decoder_input_details": False, "prompt_logprobs": None},
+    "cannot be combined with stream",
+)
+"""The only values allowed in a stream, since others add results that its records cannot show; and
+the error for those."""
+_WITHOUT_DETAILS: tuple[Mapping[str, object], str] = (
+    {"n": 1, "top_n_tokens": 0, "prompt_logprobs": None},
+    "needs details=true",
+)
+"""The same without `details`, since others add results that only `details` shows."""
 
 _LMI_PARAMETERS: Fields = {
     "do_sample": Field(BOOLEAN, "Sample tokens. The default is true if a temperature is given."),
@@ -283,16 +282,11 @@ def _describe(value: object) -> str:
 
 def _check_combinations(parameters: Values, *, stream: bool, details: bool) -> None:
     """Raise RequestError for fields whose results the response cannot show."""
-    if stream:
-        _require_neutral(parameters, _NEUTRAL_IN_STREAM, "cannot be combined with stream")
-    elif not details:
-        _require_neutral(parameters, _NEUTRAL_WITHOUT_DETAILS, "needs details=true")
-
-
-def _require_neutral(parameters: Values, neutral: Mapping[str, object], why: str) -> None:
-    for name, value in neutral.items():
-        if parameters.get(name, value) != value:
-            raise RequestError(f"parameters.{name}", why)
+    if stream or not details:
+        allowed, why = _IN_STREAM if stream else _WITHOUT_DETAILS
+        for name, value in allowed.items():
+            if parameters.get(name, value) != value:
+                raise RequestError(f"parameters.{name}", why)
 
 
 def _decoding(parameters: Values, *, returns_all: bool, prompt_details: bool) -> Decoding:
