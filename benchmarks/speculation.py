@@ -2,6 +2,8 @@
 
     python -m benchmarks.speculation models/demo
     python -m benchmarks.speculation DIR --dtype bf16 --users 1,8 --given 0.8 --wall
+    python -m benchmarks.speculation models/demo --draft-model draft --always
+    python -m benchmarks.speculation models/demo --wall --peer-python VLLM/bin/python
     python -m benchmarks.speculation --results FILE --draw docs/speculation.svg
 
 In one process and on the same engine, each round answers requests of its own, without drafts and
@@ -12,16 +14,21 @@ less, also those of the steps' costs, which are measured first.
 given     a draft is right with this probability, by construction: answers are known beforehand.
           The ideal is what the measured costs of steps allow with the best number of drafts
 repeats   greedy answers to a refrain, by the proposer that --method names, or by a draft model
+text      greedy answers to text that does not repeat, by a draft model
 plain     answers sampled at temperature 1: in text is nothing to gain, and nothing must be lost
+vLLM      `repeats` by vLLM with n-grams, beside vLLM without them. Each has a process of its own
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shlex
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -33,6 +40,8 @@ from typing import Any
 import torch
 
 from benchmarks.cpu.machine import describe_machine
+from benchmarks.cpu.peer_python import versions
+from benchmarks.cpu.work import DTYPES
 from benchmarks.speculation_chart import draw, ideal_gain
 from core.sequence import Sequence as TokenSequence
 from engine import LLM, SamplingParams
@@ -42,6 +51,9 @@ from strategies.speculation.policy import Policy
 from strategies.speculation.proposer import Proposal, Proposer
 from strategies.speculation.speculation import Speculation
 
+ROOT = Path(__file__).parents[1]
+REFRAIN, LINE = "{1}: {0}\n" * 6, "{1}: {0}\n"
+"""Prompts: a line and a name, six times or once."""
 Answers = Mapping[tuple[int, ...], Sequence[int]]
 LINES = ("O Romeo, Romeo, wherefore art thou Romeo?", "Now is the winter of our discontent.",
          "Friends, Romans, countrymen, lend me your ears.")  # fmt: skip
@@ -122,7 +134,7 @@ class Bench:
 
     def given(self, users: int, acceptance: float) -> Gain:
         form = "{} {}"
-        prompts = [text for turn in self._turns for text in self._prompts(users, form, turn)]
+        prompts = [text for turn in self._turns for text in prompts_of(users, form, turn)]
         outputs = self._llm.generate(prompts, self._params(temperature=0), use_tqdm=False)
         answers = {tuple(o.prompt_token_ids): o.outputs[0].token_ids for o in outputs}
         proposer = GivenProposer(answers, acceptance, self._llm.llm_engine.facts.vocab_size)
@@ -130,18 +142,17 @@ class Bench:
         return self._gain(f"given {acceptance}", users, form, 0, proposer, ideal)
 
     def repeats(self, users: int) -> Gain:
-        return self._gain("repeats", users, "{1}: {0}\n" * 6, 0, self._own)
+        return self._gain("repeats", users, REFRAIN, 0, self._own)
+
+    def text(self, users: int) -> Gain:
+        return self._gain("text", users, LINE, 0, self._own)
 
     def plain(self, users: int) -> Gain:
-        return self._gain("plain", users, "{1}: {0}\n", 1, self._own)
+        return self._gain("plain", users, LINE, 1, self._own)
 
     @property
     def _turns(self) -> range:
-        """Numbers that tell the requests of the rounds, and those before the first, apart.
-
-        A proposer that remembers answers must not know those of a round from the one before.
-        """
-        return range(self._arguments.rounds + 1)
+        return turns(self._arguments.rounds)
 
     def _gain(
         self,
@@ -152,13 +163,13 @@ class Bench:
         proposer: Proposer,
         ideal: float | None = None,
     ) -> Gain:
-        self._speculation.policy = Policy(self.costs)
+        self._speculation.policy = Policy() if self._arguments.always else Policy(self.costs)
         params = self._params(temperature)
-        first, *turns = (self._prompts(users, form, turn) for turn in self._turns)
+        first, *rounds = (prompts_of(users, form, turn) for turn in self._turns)
         self._run(first, params, proposer)
         counts, before = self._speculation.counts, asdict(self._speculation.counts)
         ratios, seconds, num_tokens, num_steps = [], [], 0, 0
-        for prompts in turns:
+        for prompts in rounds:
             plain, expected, _ = self._run(prompts, params, None)
             drafting, answers, steps = self._run(prompts, params, proposer)
             assert answers == expected, "an answer with drafts differs"
@@ -175,7 +186,7 @@ class Bench:
             median(ratios),
             min(ratios),
             max(ratios),
-            num_tokens * len(turns) / users / num_steps,
+            num_tokens * len(rounds) / users / num_steps,
             num_accepted / max(1, num_drafts),
             ideal,
         )
@@ -194,14 +205,91 @@ class Bench:
         answers = [output.outputs[0].token_ids for output in outputs]
         return seconds, answers, engine.num_steps - num_steps
 
-    def _prompts(self, users: int, form: str, turn: int) -> list[str]:
-        numbers = range(turn * users, (turn + 1) * users)
-        return [form.format(LINES[number % len(LINES)], f"Lord {number}") for number in numbers]
-
     def _params(self, temperature: float) -> SamplingParams:
         return SamplingParams(
             temperature=temperature, seed=1, max_tokens=self._arguments.tokens, ignore_eos=True
         )
+
+
+def turns(rounds: int) -> range:
+    """Return numbers that tell the requests of the rounds, and those before the first, apart.
+
+    A proposer that remembers answers must not know those of a round from the one before.
+    """
+    return range(rounds + 1)
+
+
+def prompts_of(users: int, form: str, turn: int) -> list[str]:
+    numbers = range(turn * users, (turn + 1) * users)
+    return [form.format(LINES[number % len(LINES)], f"Lord {number}") for number in numbers]
+
+
+def of_vllm(parsed: argparse.Namespace) -> list[Gain]:
+    """Return what vLLM gains, for each number of users."""
+    drafts = {
+        "method": "ngram",
+        "num_speculative_tokens": parsed.drafts,
+        "prompt_lookup_min": 2,
+        "prompt_lookup_max": 16,
+    }
+    plain, drafting = _run_vllm(parsed, None), _run_vllm(parsed, drafts)
+    gains: list[Gain] = []
+    for users, without, found in zip(parsed.users, plain, drafting, strict=True):
+        pairs = zip(without["seconds"], found["seconds"], strict=True)
+        ratios = [seconds / others for seconds, others in pairs]
+        num_drafts, num_accepted = found["counts"]
+        num_tokens = users * parsed.tokens
+        all_tokens = num_tokens * parsed.rounds
+        gains.append(
+            Gain(
+                "vLLM",
+                users,
+                num_tokens / median(without["seconds"]),
+                median(ratios),
+                min(ratios),
+                max(ratios),
+                all_tokens / max(1, all_tokens - num_accepted),
+                num_accepted / max(1, num_drafts),
+            )
+        )
+    return gains
+
+
+def _run_vllm(parsed: argparse.Namespace, drafts: Mapping[str, Any] | None) -> list[Any]:
+    """Return what `benchmarks.speculation_peer` prints. Raises CalledProcessError."""
+    options = {
+        "model": parsed.model,
+        "dtype": DTYPES.get(parsed.dtype, parsed.dtype),
+        "max_model_len": 1024,
+        "max_num_seqs": max(parsed.users),
+        "enable_prefix_caching": False,
+        "speculative_config": drafts,
+    }
+    cases = [
+        [prompts_of(users, REFRAIN, turn) for turn in turns(parsed.rounds)]
+        for users in parsed.users
+    ]
+    settings = {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(parsed.threads),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # as in our process
+        **({"LD_PRELOAD": parsed.preload} if parsed.preload else {}),
+    }
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump({"options": options, "tokens": parsed.tokens, "cases": cases}, file)
+        file.flush()
+        command = [parsed.peer_python, "-m", "benchmarks.speculation_peer", file.name]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=os.environ | settings,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -226,15 +314,20 @@ def _measure(parsed: argparse.Namespace, arguments: Sequence[str]) -> dict[str, 
         for gain in (
             *(bench.given(users, share) for share in parsed.given),
             bench.repeats(users),
+            *([bench.text(users)] if parsed.draft_model else []),
             bench.plain(users),
         ):
             print(_line(gain), flush=True)
             gains.append(gain)
+    for gain in of_vllm(parsed) if parsed.peer_python else []:
+        print(_line(gain), flush=True)
+        gains.append(gain)
     paths = ("out", "results", "draw")
     return {
         "command": f"python -m benchmarks.speculation {shlex.join(arguments)}",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(),
+        "versions": versions(parsed.peer_python) if parsed.peer_python else {},
         "arguments": {name: value for name, value in vars(parsed).items() if name not in paths},
         "costs": asdict(bench.costs),
         "gains": [asdict(gain) for gain in gains],
@@ -259,6 +352,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("model", nargs="?", default="models/demo")
     parser.add_argument("--method", choices=("ngram", "suffix"), default="ngram")
     parser.add_argument("--draft-model", default=None, help="directory; in place of --method")
+    parser.add_argument("--always", action="store_true", help="draft also where it does not pay")
     parser.add_argument("--drafts", type=int, default=5, help="option.num_speculative_tokens")
     parser.add_argument("--users", type=_numbers(int), default=[1, 4, 16, 50])
     parser.add_argument("--given", type=_numbers(float), default=[0.2, 0.4, 0.6, 0.8, 0.9])
@@ -266,6 +360,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--wall", action="store_true", help="measure wall time")
+    parser.add_argument(
+        "--preload", default="", help="libraries to preload into vLLM, which recommends libiomp5"
+    )
+    parser.add_argument(
+        "--peer-python", default=None, help="of an environment with vLLM, timed by the wall"
+    )
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantize", default=None)
     parser.add_argument("--load-format", default="auto")

@@ -5,6 +5,10 @@ tinyshakespeare. The output directory is a Hugging Face checkpoint in bfloat16 w
 a chat template. At the end, the loss on the held-out end of the corpus and the speed are printed;
 benchmarks.engine.accuracy measures the saved files. The same seed on the same machine gives the
 same model.
+
+With --draft-of, it is a draft model: a smaller one that learns the probabilities of another model,
+for which it is to propose tokens (option.speculative_draft_model). It has the other's tokenizer, so
+that its directory gets none.
 """
 
 from __future__ import annotations
@@ -51,6 +55,10 @@ def parse_arguments() -> argparse.Namespace:
         type=Path,
         default=Path(__file__).parent / "demo",
         help="output directory (default: demo beside this script)",
+    )
+
+    parser.add_argument(
+        "--draft-of", type=Path, metavar="DIR", help="train a draft model for the model in DIR"
     )
 
     def option(name: str, default: float, text: str) -> None:
@@ -131,10 +139,12 @@ def train(
     stream: TrainingStream,
     validation: list[int],
     arguments: argparse.Namespace,
+    teacher: LlamaForCausalLM | None,
 ) -> tuple[float, float]:
     """Train in place, and keep the weights of the best evaluation.
 
-    Returns its loss in nats per token, and the tokens trained per second.
+    teacher: as in `training_step`. Returns the loss in nats per token, and the tokens trained per
+    second.
     """
     optimizers = build_optimizers(model, arguments.weight_decay)
     windows = stream.windows(arguments.context)
@@ -146,7 +156,7 @@ def train(
             start = time.perf_counter()
             rate = arguments.learning_rate * schedule(step / arguments.steps)
             batch = torch.tensor(list(islice(windows, arguments.batch)))
-            losses["loss"] = training_step(model, batch, optimizers, rate)
+            losses["loss"] = training_step(model, batch, optimizers, rate, teacher)
             seconds += time.perf_counter() - start
             if (arguments.steps - step) % max(1, arguments.steps // EVALUATIONS) == 0:
                 losses["validation"] = total_loss(model, validation) / (len(validation) - 1)
@@ -171,11 +181,24 @@ def total_loss(model: LlamaForCausalLM, tokens: list[int]) -> float:
 
 
 def training_step(
-    model: LlamaForCausalLM, batch: Tensor, optimizers: list[Optimizer], learning_rate: float
+    model: LlamaForCausalLM,
+    batch: Tensor,
+    optimizers: list[Optimizer],
+    learning_rate: float,
+    teacher: LlamaForCausalLM | None,
 ) -> float:
-    """Update the weights once and return the loss in nats per token."""
+    """Update the weights once and return the loss in nats per token.
+
+    teacher: whose probabilities to learn; None: the batch's tokens.
+    """
     with torch.autocast("cpu", torch.bfloat16):
-        loss = model(input_ids=batch, labels=batch).loss
+        if teacher is None:
+            loss = model(input_ids=batch, labels=batch).loss
+        else:
+            with torch.no_grad():
+                wanted = teacher(input_ids=batch).logits.float().softmax(-1)
+            logits = model(input_ids=batch).logits
+            loss = functional.cross_entropy(logits.flatten(0, 1).float(), wanted.flatten(0, 1))
     loss.backward()
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -186,11 +209,10 @@ def training_step(
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
-    """Write a Hugging Face checkpoint in bfloat16."""
+    """Write a Hugging Face checkpoint in bfloat16, without the tokenizer."""
     end = tokenizer.eos_token_id
     model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=end)
     model.to(torch.bfloat16).save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
 
 
 def main() -> None:
@@ -198,13 +220,20 @@ def main() -> None:
     arguments = parse_arguments()
     torch.manual_seed(arguments.seed)
     speeches, held_out = split(read_speeches(arguments.corpus), arguments.validation_share)
-    tokenizer = train_tokenizer(speeches, arguments.vocabulary, arguments.context)
+    teacher = None
+    if arguments.draft_of is None:
+        tokenizer = train_tokenizer(speeches, arguments.vocabulary, arguments.context)
+    else:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(arguments.draft_of)
+        teacher = LlamaForCausalLM.from_pretrained(arguments.draft_of).eval()
     model = build_model(arguments, tokenizer)
     add_dropout(model, arguments.dropout)
     stream = TrainingStream(speeches, tokenizer, arguments.chat_share, arguments.seed)
     validation = validation_documents(held_out)
-    loss, speed = train(model, stream, encode(tokenizer, validation), arguments)
+    loss, speed = train(model, stream, encode(tokenizer, validation), arguments, teacher)
     save(model, tokenizer, arguments.out)
+    if teacher is None:
+        tokenizer.save_pretrained(arguments.out)
     print(f"validation loss {loss:.4f} nats per token; {speed:,.0f} tokens/s")
 
 

@@ -16,6 +16,7 @@ from engine.speculation.draft_model import DraftModel
 from kernels.cpu.shared_library import unavailable_reason
 from strategies.memory.base import Span
 from strategies.speculation.speculation import Speculation
+from tests.e2e.serving import DEMO
 from tests.engine.greedy_answers import STRATEGIES
 from tests.engine.speculation.test_same_answers import ALWAYS, SMALL, answers, counts
 
@@ -134,6 +135,17 @@ def test_grammars_and_beams_have_no_drafts(grammar_model):
         found.append([[one.token_ids for one in output.outputs] for output in outputs])
     assert found[0] == found[1]
     assert counts(llm).num_drafts == 2, "11 tokens after the first, of one request"
+
+
+def test_the_demo_model_has_a_draft_model():
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    plain, llm = (LLM(DEMO, dtype="fp32", speculative_draft_model=draft, num_speculative_tokens=3,
+                      **ALWAYS) for draft in (None, "draft"))  # fmt: skip
+    prompts = ["ROMEO:", "JULIET:"]
+    found = [each.generate(prompts, params, use_tqdm=False) for each in (plain, llm)]
+    first, second = ([output.outputs[0].token_ids for output in outputs] for outputs in found)
+    assert first == second
+    assert counts(llm).num_accepted > 0.3 * counts(llm).num_draft_tokens
 
 
 def test_it_drafts_for_models_with_states(tiny_model, llama):
