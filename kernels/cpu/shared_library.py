@@ -39,6 +39,8 @@ SOURCES = (
 )
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fopenmp", "-fPIC")
 COMPILE_SECONDS = 120
+SHIPPED = Path(__file__).parent
+"""Where a wheel that was built with `kernels=yes` has the libraries of all targets."""
 WIDTH = 16
 """Row lengths must be multiples of this, the fp32 lanes of an AVX-512 vector."""
 
@@ -95,6 +97,8 @@ def load_library() -> Library:
     """
     target = host_target()
     try:
+        with contextlib.suppress(OSError):  # it is not there, or for other systems
+            return Library(SHIPPED / file_name(target))
         with contextlib.suppress(OSError):
             return Library(build(target, cache_directory()))
         # The cache is read-only, full, of another user or missing. A loaded library no longer
@@ -159,12 +163,7 @@ def build(target: Target, directory: Path) -> Path:
     If another thread or process is compiling it, wait for that. Raises LibraryError if compiling
     fails, OSError if `directory` cannot be written.
     """
-    sources = [Path(__file__).with_name(name) for name in SOURCES]
-    headers = sorted(Path(__file__).parent.glob("*.h"))
-    content = b"".join(path.read_bytes() for path in [*sources, *headers])
-    flags = [*FLAGS, *target.flags]
-    digest = hashlib.sha256(content + " ".join(flags).encode()).hexdigest()[:16]
-    library = directory / f"kernels-{target.name}-{digest}.so"
+    library = directory / file_name(target)
     if library.exists():
         return library
     compiler = find_compiler()
@@ -173,8 +172,21 @@ def build(target: Target, directory: Path) -> Path:
         if not library.exists():
             logger.warning("compiling the CPU kernels for %s (once)", target.name)
             # atomic: where no lock is possible, other processes may do the same
-            os.replace(_compile([compiler, *flags], sources, work), library)
+            os.replace(_compile([compiler, *FLAGS, *target.flags], work), library)
     return library
+
+
+def file_name(target: Target) -> str:
+    """Return the name of the library's file, which depends on the sources and the flags."""
+    headers = sorted(path.name for path in Path(__file__).parent.glob("*.h"))
+    content = b"".join(_source(name).read_bytes() for name in [*SOURCES, *headers])
+    flags = " ".join([*FLAGS, *target.flags])
+    digest = hashlib.sha256(content + flags.encode()).hexdigest()[:16]
+    return f"kernels-{target.name}-{digest}.so"
+
+
+def _source(name: str) -> Path:
+    return Path(__file__).with_name(name)
 
 
 def build_early() -> None:
@@ -185,13 +197,16 @@ def build_early() -> None:
 
     def run() -> None:
         with contextlib.suppress(LibraryError, OSError):
-            build(host_target(), cache_directory())
+            target = host_target()
+            if not (SHIPPED / file_name(target)).exists():
+                build(target, cache_directory())
 
     threading.Thread(target=run, name="kernels", daemon=True).start()
 
 
-def _compile(command: Sequence[str], sources: Sequence[Path], folder: str) -> str:
+def _compile(command: Sequence[str], folder: str) -> str:
     """Compile the sources in a folder, and return the path of the library."""
+    sources = [_source(name) for name in SOURCES]
     library, objects = f"{folder}/library.so", [f"{folder}/{source.stem}.o" for source in sources]
     # The largest come first, so that none of them runs alone at the end.
     pairs = sorted(zip(sources, objects, strict=True), key=lambda pair: -pair[0].stat().st_size)

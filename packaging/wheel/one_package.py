@@ -11,7 +11,11 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import os
 import shutil
+import subprocess
+import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,12 +60,20 @@ def build_wheel(
     config_settings: dict[str, str | list[str] | None] | None = None,
     metadata_directory: str | None = None,
 ) -> str:
-    """Build the wheel and return its name, as PEP 517 asks."""
-    target = Path(wheel_directory).resolve()
+    """Build the wheel and return its name, as PEP 517 asks.
+
+    With the setting `kernels=yes`, it has the CPU kernels for this architecture, compiled by $CXX
+    or g++, and its name has the platform. Where they do not load, the source is compiled.
+    """
+    target, settings = Path(wheel_directory).resolve(), dict(config_settings or {})
+    has_kernels = settings.pop("kernels", "no") == "yes"
     with tempfile.TemporaryDirectory() as folder:
         stage(Path.cwd(), Path(folder))
+        if has_kernels:
+            _compile_kernels(Path(folder))
+            settings["--build-option"] = f"--plat-name {sysconfig.get_platform()}"
         with contextlib.chdir(folder):
-            return setuptools.build_meta.build_wheel(str(target), config_settings)
+            return setuptools.build_meta.build_wheel(str(target), settings)
 
 
 def stage(root: Path, folder: Path) -> None:
@@ -72,6 +84,14 @@ def stage(root: Path, folder: Path) -> None:
         _copy(root / name, folder / PARENT / name)
     for path in (folder / PARENT).rglob("*.py"):
         path.write_text(with_full_names(path.read_text("utf-8"), str(path)), "utf-8")
+
+
+def _compile_kernels(folder: Path) -> None:
+    """Compile the CPU kernels of a staged wheel into their package."""
+    package = folder / PARENT / "kernels" / "cpu"
+    command = [sys.executable, "-m", f"{PARENT}.kernels.cpu"]
+    variables = {**os.environ, "LONGSHORE_CACHE": str(package), "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run(command, cwd=folder, env=variables, check=True)
 
 
 def with_full_names(source: str, filename: str) -> str:

@@ -89,6 +89,13 @@ def built(monkeypatch):
     return copy
 
 
+def test_a_library_of_the_wheel_needs_no_compiler(tmp_path, monkeypatch, built):
+    monkeypatch.setattr(shared_library, "SHIPPED", tmp_path)
+    built(host_target(), tmp_path)
+    monkeypatch.setattr(shared_library, "build", pytest.fail)
+    assert shared_library.load_library.__wrapped__().attend_fp32
+
+
 @pytest.mark.parametrize("reason", [errno.EACCES, errno.EROFS, errno.ENOSPC])
 def test_an_unwritable_cache_is_not_needed(tmp_path, monkeypatch, reason, built):
     def refuse(target, directory):

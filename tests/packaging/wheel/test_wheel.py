@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from kernels.cpu.shared_library import TARGETS, file_name
 from tests.packaging.scripts import load
 
 _script = load("wheel/one_package.py")
@@ -76,6 +78,21 @@ def test_every_file_of_the_server_is_there(wheel: Path):
     ours = {name for name in ours if not name.startswith(manifests)}
     ours -= {name for name in ours if name.endswith("/README.md") and "models/" not in name}
     assert {f"longshore/{name}" for name in ours} <= names
+
+
+@pytest.mark.matrix(cases=0)
+def test_a_wheel_may_have_compiled_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    compiler = tmp_path / "compiler"  # writes empty files
+    compiler.write_text('#!/bin/sh\nfor last; do :; done; : > "$last"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    build = BUILD.replace("sys.argv[1]", "sys.argv[1], {'kernels': 'yes'}")
+    subprocess.run([sys.executable, "-c", build, tmp_path], cwd=ROOT, check=True)
+    (path,) = tmp_path.glob("*.whl")
+    assert path.name.endswith(f"-py3-none-{sysconfig.get_platform().replace('-', '_')}.whl")
+    with zipfile.ZipFile(path) as archive:
+        files = {Path(name).name for name in archive.namelist() if name.endswith(".so")}
+    assert files == {file_name(target) for target in TARGETS}
 
 
 def test_no_module_imports_a_name_outside_longshore(wheel: Path):
