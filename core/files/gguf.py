@@ -13,7 +13,7 @@ GGUF_INDEX = "gguf_tensors.json"
 """File of a translated directory: where its tensors are in the GGUF files."""
 BESIDE = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 """Files that replace the tokenizer of a GGUF file if they are in its directory."""
-_REVISION = 1
+_REVISION = 2
 """Of the translation: another one is not mistaken for this one's."""
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
 _PROJECTOR = "mmproj"

@@ -153,6 +153,21 @@ def test_quantized_checkpoints(
     assert decoder_from_directory(model, Options()).weights_bytes == 125
 
 
+def test_gguf_files_are_counted_as_they_are_served(model: Path) -> None:
+    config = {**LLAMA_8B, "quantization_config": {"quant_method": "gguf"}}
+    (model / "config.json").write_text(json.dumps(config))
+    index: list[dict[str, object]] = [
+        {"type": "Q8_0", "shape": [10, 32], "is_packed": True},
+        {"type": "Q4_0", "shape": [10, 64], "is_packed": True},
+        {"type": "Q4_K", "shape": [2, 256], "is_packed": True},  # not on a GPU
+        {"type": "Q8_0", "shape": [4, 32]},
+    ]
+    (model / "gguf_tensors.json").write_text(json.dumps(index))
+    decoder = decoder_from_directory(model, Options())
+    assert decoder.weights_bytes == 320 + 50 + 320 + 100 + 2 * (512 + 128)
+    assert decoder.weights_format == "gguf"
+
+
 def test_the_computed_parameter_count_equals_the_counted_one(tmp_path: Path) -> None:
     config = json.loads((ROOT / "models" / "demo" / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config))
