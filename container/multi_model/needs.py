@@ -13,7 +13,7 @@ from container.capacity.estimate import draft_block_bytes, kv_itemsize, loaded_b
 from container.model_files.directory import model_place, open_model_dir
 from container.model_files.gguf import model_directory
 from container.multi_model.overrides import Overrides
-from core.configuration.kv_layout import bytes_per_block
+from core.configuration.kv_layout import KVLayout, bytes_per_block
 from core.configuration.layout import require_one_engine
 from core.configuration.options import Options
 from core.errors import ConfigurationError
@@ -56,5 +56,7 @@ def _fixed_kv_bytes(decoder: Decoder, options: Options) -> int:
     if options.memory.num_kv_blocks is None:
         return options.memory.kv_cache_memory_bytes or 0
     itemsize = kv_itemsize(decoder, options)
-    per_block = bytes_per_block(decoder.shapes, options.memory.block_size, itemsize)
-    return options.memory.num_kv_blocks * (per_block + draft_block_bytes(decoder, options))
+    block_size = options.memory.block_size
+    per_block = bytes_per_block(decoder.shapes, block_size, itemsize)
+    per_block += draft_block_bytes(decoder, options, KVLayout.uniform(block_size))
+    return options.memory.num_kv_blocks * per_block
