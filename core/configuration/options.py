@@ -325,13 +325,12 @@ class SpeculationOptions(Record):
     def chosen(self) -> tuple[SpeculativeMethod | None, int]:
         """The method and the most tokens, in whichever form they are set. None: it is off."""
         config = self.config
-        method = config.method
+        is_older_name = config.method in typing.get_args(FamilyMtp)
+        method = typing.cast(SpeculativeMethod | None, "mtp" if is_older_name else config.method)
         if method is None and config.model is not None:
             method = "draft_model"
         elif method is None and self.speculative_config is not None:
             method = "ngram"
-        elif method in typing.get_args(FamilyMtp):
-            method = "mtp"
         if (method in ("draft_model", "eagle3")) != (config.model is not None):
             key = "speculative_method" if self.speculative_config is None else "speculative_config"
             raise ConfigurationError(
