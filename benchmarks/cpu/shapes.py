@@ -40,11 +40,48 @@ QWEN_0_5B: Config = {  # Qwen2.5-0.5B
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+QWEN3_5_0_8B: Config = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "vocab_size": 248320,
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "max_position_embeddings": MAX_LENGTH,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+LFM2_1_2B: Config = {
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "vocab_size": 65536,
+    "hidden_size": 2048,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "max_position_embeddings": MAX_LENGTH,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 SHAPES: dict[str, Config] = {
     "llama-88m": LLAMA_88M,
     "llama-88m-12kv": LLAMA_88M | {"num_key_value_heads": 12},
     "llama-88m-dim128": LLAMA_88M | {"num_attention_heads": 6, "num_key_value_heads": 2},
     "qwen-0.5b": QWEN_0_5B,
+    "qwen3.5-0.8b": QWEN3_5_0_8B,
+    "lfm2-1.2b": LFM2_1_2B,
     "dry": LLAMA_88M
     | {
         "vocab_size": 400,
