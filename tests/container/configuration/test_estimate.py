@@ -156,11 +156,15 @@ def test_quantized_checkpoints(
 def test_gguf_files_are_counted_as_they_are_served(model: Path) -> None:
     config = {**LLAMA_8B, "quantization_config": {"quant_method": "gguf"}}
     (model / "config.json").write_text(json.dumps(config))
-    index: list[dict[str, object]] = [
-        {"type": "Q8_0", "shape": [10, 32], "is_packed": True},
-        {"type": "Q4_0", "shape": [10, 64], "is_packed": True},
-        {"type": "Q4_K", "shape": [2, 256], "is_packed": True},  # not on a GPU
-        {"type": "Q8_0", "shape": [4, 32]},
+    sizes = [
+        ("Q8_0", [10, 32], True),
+        ("Q4_0", [10, 64], True),
+        ("Q4_K", [2, 256], True),  # not on a GPU
+        ("Q8_0", [4, 32], False),
+    ]
+    index = [
+        {"name": f"model.layers.{place}.w", "type": kind, "shape": shape, "is_packed": is_packed}
+        for place, (kind, shape, is_packed) in enumerate(sizes)
     ]
     (model / "gguf_tensors.json").write_text(json.dumps(index))
     decoder = decoder_from_directory(model, Options())
