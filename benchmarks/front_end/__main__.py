@@ -23,6 +23,7 @@ from benchmarks.front_end.cases import APIS, Case, cases
 from benchmarks.front_end.client import Load, load
 from benchmarks.front_end.sampler import PARTS, shares
 from benchmarks.front_end.server import Workers, front_end
+from core.configuration.options import make_options
 
 FLOOD = 100_000
 TOP = 25
@@ -124,11 +125,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds=options.seconds,
         requests=options.requests,
     )
+    settings = make_options({"http_workers": options.workers, "stream_delay": options.stream_delay})
     rows: list[Row] = []
     try:
         with (
             tempfile.TemporaryDirectory(prefix="ls-") as folder,
-            front_end(options.model, Path(folder), options.workers) as workers,
+            front_end(options.model, Path(folder), settings) as workers,
         ):
             idle = _idle_cores(workers, options.seconds / 2)
             for case in chosen:
@@ -198,6 +200,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--workers", type=int, default=1, help="processes of the front end (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--stream-delay",
+        type=int,
+        default=0,
+        metavar="MS",
+        help="option.stream_delay (default: %(default)s)",
     )
     parser.add_argument(
         "--model",

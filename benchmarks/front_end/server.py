@@ -23,7 +23,7 @@ from flask import Flask
 from benchmarks.cpu.http_server import ROOT, MeasurementError, free_port
 from benchmarks.front_end.sampler import Sampler
 from container.front_end.start import FrontEnd, read_launch
-from core.configuration.options import make_options
+from core.configuration.options import Options
 from core.process.internal_arguments import internal_arguments
 from core.process.names import full_name
 from core.process.processes import die_with_parent
@@ -73,7 +73,7 @@ class Workers:
 
 
 @contextmanager
-def front_end(model: Path, folder: Path, num_workers: int) -> Iterator[Workers]:
+def front_end(model: Path, folder: Path, options: Options) -> Iterator[Workers]:
     """Run the front end with a fake engine. Raises MeasurementError if it does not start."""
     folder.mkdir(parents=True, exist_ok=True)
     port, launch_file = free_port(), folder / "launch.json"
@@ -82,7 +82,7 @@ def front_end(model: Path, folder: Path, num_workers: int) -> Iterator[Workers]:
         endpoint=f"ipc://{folder}/engine.sock",
         port=port,
         host="127.0.0.1",
-        options=make_options({"http_workers": num_workers}),
+        options=options,
     )
     launch_file.write_bytes(msgspec.json.encode(launch))
     commands = {

@@ -109,6 +109,7 @@ class FrontEnd(BaseApplication):
         caches_prefixes = options.memory.enable_prefix_caching
         timeout_s = options.server.heartbeat_timeout
         self._client = _connect(launch.endpoints, timeout_s, caches_prefixes=caches_prefixes)
+        self._client.delay_streams(options.server.stream_delay / 1000)
         self._tracing = _open_tracing(options.server)
         name, hooks = launch.model_name, self._hooks()
         if launch.task.kind != "generation":

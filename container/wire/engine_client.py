@@ -49,6 +49,11 @@ class EngineClient:
         """Wait until an engine is ready, but no longer than `within_s` seconds."""
         self.copies[0].ready.wait(within_s)
 
+    def delay_streams(self, seconds: float) -> None:
+        """Let tokens wait for so long, so that streams get several at once."""
+        for copy in self.copies:
+            copy.stream_delay_s = seconds
+
     def num_unfinished(self) -> int:
         """Return how many sequences run or wait, as of the engines' last heartbeats."""
         counts = [copy.state.stats for copy in self.copies]

@@ -73,6 +73,8 @@ class EngineConnection:
         self.endpoint = endpoint
         self._label = label and f" {label}"
         self._heartbeat_timeout_s = heartbeat_timeout_s
+        self.stream_delay_s = 0.0
+        """How long messages may wait, so that several are read at once. May be set at any time."""
         self._clock = clock
         self._name = uuid.uuid4().hex
         self._numbers = itertools.count(1)
@@ -165,9 +167,10 @@ class EngineConnection:
             while message is not None:
                 self._dispatch(message)
                 # With many requests, streams that are behind get the tokens of several steps.
-                reads_on = len(self._open) > FEW_REQUESTS and self._clock() < end
+                may_merge = self.stream_delay_s or len(self._open) > FEW_REQUESTS
+                reads_on = may_merge and self._clock() < end
                 message = self._channel.receive_now() if reads_on else None
-            gevent.sleep(0)  # lets other greenlets run even while more messages wait
+            gevent.sleep(self.stream_delay_s)  # if 0, others run even while more messages wait
 
     def _check_alive(self, *, is_ready: bool) -> None:
         """Reconnect if the engine is lost. Call it if no message waits, so that the last messages

@@ -743,6 +743,14 @@ class ServerOptions(Record):
         "Number of front-end processes. Default: one for every four cores, but at least one.",
         minimum=1,
     )
+    stream_delay: int = option(
+        0,
+        "Milliseconds for which tokens may wait for others, so that a chunk of a stream has "
+        "several and costs the front end less. Each token, also the first, comes up to so much "
+        "later.",
+        minimum=0,
+        maximum=1000,
+    )
     log_format: Literal["text", "json"] = option(
         "text",
         "Format of the log lines. json: every line is one JSON object, also while the container "

@@ -30,13 +30,10 @@ class Answers:
         """Whether a stop string may end an answer."""
         kind = StoppableAnswer if self.may_stop else AnswerText
         self._sampled = [kind(detokenization) for _ in range(params.num_answers)]
+        self.num_open = params.num_answers
+        """Samples that have not ended, including those that will not be returned."""
         self.prompt_logprobs: list[TopLogprobs] = []
         """For the prompt's tokens from the second on, if the request has `prompt_logprobs`."""
-
-    @property
-    def num_open(self) -> int:
-        """Samples that have not ended, including those that will not be returned."""
-        return sum(answer.finish is None for answer in self._sampled)
 
     @property
     def num_tokens(self) -> int:
@@ -57,6 +54,7 @@ class Answers:
         if answer.finish is not None:
             return []
         new = answer.push(output)
+        self.num_open -= answer.finish is not None
         is_empty = not new and answer.finish is None
         return [] if is_empty else [Delta(output.index, new, answer.finish)]
 

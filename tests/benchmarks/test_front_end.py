@@ -41,9 +41,10 @@ def test_samples_are_shared_out_by_file():
 
 
 def test_a_run_measures_every_api(tmp_path, capsys):
+    """With option.stream_delay, a chunk has several tokens."""
     out = tmp_path / "found.json"
-    sizes = ["--connections", "3", "--seconds", "0.05", "--requests", "9", "--flood", "0"]
-    assert main([*sizes, "--out", str(out)]) == 0
+    sizes = ["--connections", "3", "--seconds", "0.2", "--requests", "3", "--flood", "0"]
+    assert main([*sizes, "--stream-delay", "70", "--out", str(out)]) == 0
     rows = msgspec.json.decode(out.read_bytes())["rows"]
     assert [row["name"] for row in rows] == [
         f"{api}, {kind}, 3"
@@ -51,6 +52,7 @@ def test_a_run_measures_every_api(tmp_path, capsys):
         for kind in ("streams", "whole answers")
     ]
     assert all(row["tokens_per_s"] > 0 and row["ping_p99_ms"] > 0 for row in rows)
+    assert all(row["tokens_per_chunk"] > 2 for row in rows[::2])
     assert rows[0]["name"] in capsys.readouterr().out
 
 

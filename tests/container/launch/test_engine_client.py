@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import gevent
 import pytest
 
 from container.wire.channel import HELLO_INTERVAL_S, MAX_UNANSWERED_HELLOS
@@ -89,6 +90,21 @@ def test_a_patient_reader_gets_whole_answers(client: EngineClient, engine: FakeE
     engine.send(Failed(stream.id, "failed", "no luck"))
     with pytest.raises(GenerationError, match="no luck"):
         stream.get(60, is_patient=True)
+
+
+def test_tokens_wait_for_others_with_a_delay(client: EngineClient, engine: FakeEngine) -> None:
+    engine.script = says([1, 2, 3, 4, 5])
+    num_outputs: list[int] = []
+    for delay_s in (0.0, 0.3):
+        client.delay_streams(delay_s)
+        gevent.sleep(0.3)  # until a heartbeat has been read
+        stream = client.choose().submit(Submit("", [9], PARAMS))
+        outputs: list[Output] = []
+        while not outputs or outputs[-1].finish is None:
+            outputs += stream.get(60)
+        num_outputs.append(len(outputs))
+    assert num_outputs[0] == 5
+    assert num_outputs[1] <= 2
 
 
 def test_ids_are_unique_among_clients(client: EngineClient, engine: FakeEngine) -> None:
