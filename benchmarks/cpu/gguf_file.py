@@ -31,6 +31,7 @@ def main(model_dir: str, type_name: str, file: str) -> None:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for published, stored in _tensors(model / "model.safetensors"):
         name = names.get_name(published, try_suffixes=(".weight",))
+        assert name is not None, f"a Llama has no {published}"
         kind = _type(name, stored, gguf.GGMLQuantizationType[type_name])
         weight = gguf.quants.quantize(_as_rotated(published, stored, config), kind)
         writer.add_tensor(name, weight, raw_dtype=kind)
