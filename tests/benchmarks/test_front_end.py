@@ -28,7 +28,7 @@ def test_samples_are_shared_out_by_file():
         {
             "/a/gevent/_socketcommon.py:SocketMixin.send": 5,
             "/a/gevent/hub.py:Hub.run": 1,
-            "/work/core/text/detokenizer.py:Detokenizer.push": 2,
+            "/a/core/text/detokenizer.py:Detokenizer.push": 2,
             "/a/asyncio/base.py:run": 2,
         }
     )
