@@ -19,8 +19,8 @@ from kernels.cpu.shared_library import load_library
 WORD_BYTES = 4
 GROUP_STEP = 8
 """Unless a scale covers all inputs of an output, it covers a multiple of this many inputs."""
-ROW_GROUP = 64
-"""As in rounded.cpp: each scale of a rounded row covers at most this many inputs."""
+ROW_GROUP = 128
+"""At most this many inputs share a scale of a rounded row (rounded.cpp)."""
 
 
 class IntegerLinear(Linear):
@@ -103,7 +103,7 @@ def to_integer_panels(
 
 
 def rounds_rows() -> bool:
-    """Whether the CPU multiplies bytes (VNNI). Raises LibraryError if there is no library."""
+    """Whether products of integers are faster. Raises LibraryError if there is no library."""
     return hasattr(load_library(), "rounded_fp32")
 
 
@@ -112,12 +112,12 @@ def integer_linear(
 ) -> Tensor:
     """Return [..., num_columns] in the dtype of rows [..., depth], fp32 or bf16, summed in fp32.
 
-    is_rounded: first round the rows to 8 bits, with a scale for each row and group of inputs. The
-    size of such a group is the greatest common divisor of 64 and the weight's group size, or 64 if
-    a scale of the weight covers all inputs. No number changes by more than 1/254 of the largest
-    magnitude of its group. Rounding needs a CPU for which `rounds_rows` is true. A row's result is
-    bitwise independent of the other rows. bias: fp32 [num_columns]. Raises ValueError for other
-    inputs.
+    is_rounded: first round the rows to 8 bits (VNNI) or 16 (AVX2), with a scale for each row and
+    group of inputs. The size of such a group is the greatest common divisor of the weight's group
+    size and 64 or 128, or 64 or 128 if a scale of the weight covers all inputs. No number changes
+    by more than 1/254 or 1/65534 of the largest magnitude of its group. Rounding needs a CPU for
+    which `rounds_rows` is true. A row's result is bitwise independent of the other rows. bias: fp32
+    [num_columns]. Raises ValueError for other inputs.
     """
     flat = rows.reshape(-1, rows.shape[-1])
     if flat.stride(-1) != 1:
@@ -154,7 +154,7 @@ def integer_product(
             f"[{panels.num_columns}, {panels.depth}], or the bias does not"
         )
     if is_rounded and not rounds_rows():
-        raise NoKernelError("this CPU has no products of bytes (VNNI): leave the rows as they are")
+        raise NoKernelError("products of integers are not faster here: leave the rows as they are")
     arguments = IntegerLinear(
         out=out.data_ptr(),
         rows=rows.data_ptr(),

@@ -1,7 +1,8 @@
-// Multiplies rows that are rounded to 8 bits by integer weights with VNNI. One VNNI instruction adds four
-// products of bytes in each lane.
+// Multiplies rows that are rounded to integers by integer weights. With VNNI they are rounded to 8 bits, and one
+// instruction adds four products in each lane. With AVX2 alone they are rounded to 16 bits, and one instruction adds
+// two products: those of bytes need as many instructions, because sums of two may exceed 16 bits.
 //
-// Rows are rounded in groups of inputs, each with its own scale: the largest magnitude becomes 127. Sums
+// Rows are rounded in groups of inputs, each with its own scale: the largest magnitude becomes 127 or 32767. Sums
 // within a group are exact, and the groups' sums are added as floats, in order. So a row's result is
 // bitwise independent of the other rows. Where the CPU has AMX, its tiles sum the groups of many rows.
 
@@ -13,16 +14,20 @@
 #include "integers.h"
 #include "team.h"
 
-#if defined(HAS_VNNI)
+#if defined(HAS_ROW_CODES)
 
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int TILE_ROWS_OF_BYTES = 6;  // of 32 registers: 12 sums of integers and 12 of floats, 4 vectors of codes
+constexpr int TILE_ROWS_OF_CODES = 6;  // of 32 registers: 12 sums of integers and 12 of floats, 4 vectors of codes
+#elif defined(HAS_VNNI)
+constexpr int TILE_ROWS_OF_CODES = 2;  // of AVX2's 16 registers: 4 sums of integers and 4 of floats, 4 vectors of codes
 #else
-constexpr int TILE_ROWS_OF_BYTES = 2;  // of AVX2's 16 registers: 4 sums of integers and 4 of floats, 4 vectors of codes
+constexpr int TILE_ROWS_OF_CODES = 5;  // of AVX2's 16 registers: 10 sums of integers, 4 vectors of codes, 1 product
 #endif
-constexpr int64_t ROW_GROUP = 64;  // at most this many inputs share a scale of a row
+constexpr int64_t LARGEST_CODE = (1 << (8 * sizeof(RowCode) - 1)) - 1;
+constexpr int64_t ROW_GROUP = 64 * sizeof(RowCode);  // at most this many inputs share a scale of a row; sums fit 32 bits
+constexpr int64_t UNIT = 4 / sizeof(RowCode);        // codes of a row that one instruction multiplies
 
 // Makes a vector at least this long. If it grows, its old numbers are lost: nobody needs a copy of them.
 template <class Element>
@@ -33,16 +38,16 @@ void grow(std::vector<Element>& numbers, size_t size) {
 struct RoundedRows {
     int64_t group, num_groups, stride;
     // The number of rows is a multiple of AMX_ROWS. What the last ones contain does not matter.
-    std::vector<uint8_t> bytes;  // [rows, stride], signed; zeros follow the last input
+    std::vector<RowCode> codes;  // [rows, stride], in the order of `ordered`; zeros follow the last input
     std::vector<float> scales;   // [rows, groups]
-    std::vector<int32_t> sums;   // [rows, groups]: the sums of the bytes
+    std::vector<int32_t> sums;   // [rows, groups]: the sums of the codes
 
     void fit(const IntegerLinear& a) {
         const int64_t num_rows = (a.num_rows + AMX_ROWS - 1) / AMX_ROWS * AMX_ROWS;
         group = std::gcd(a.group, ROW_GROUP);
         num_groups = (a.depth + group - 1) / group;
         stride = num_groups * group + LANES;
-        grow(bytes, num_rows * stride);
+        grow(codes, num_rows * stride);
         grow(scales, num_rows * num_groups);
         grow(sums, num_rows * num_groups);
     }
@@ -50,7 +55,7 @@ struct RoundedRows {
 
 // Rounds `count` numbers. Writes zeros after them, up to a whole vector. If one is NaN or infinite, the scale is NaN.
 template <class Row>
-void round_group(const Row* from, int64_t count, uint8_t* to, float& scale, int32_t& total) {
+void round_group(const Row* from, int64_t count, RowCode* to, float& scale, int32_t& total) {
     alignas(64) float numbers[ROW_GROUP + LANES] = {};
     widen(from, count, numbers);
     Floats most = {}, invalid = {};
@@ -59,15 +64,15 @@ void round_group(const Row* from, int64_t count, uint8_t* to, float& scale, int3
         most = maximum(most, maximum(x, -x));
         invalid += x * 0.0f;
     }
-    scale = largest(most) / 127 + sum(invalid);
+    scale = largest(most) / LARGEST_CODE + sum(invalid);
     const float inverse = scale >= FLT_MIN ? 1 / scale : 0;
     Words totals = {};
     for (int64_t i = 0; i < count; i += LANES) {
         const Floats shifted = load(numbers + i) * inverse + 12582912.0f;  // rounds, as in exponential()
         const Words integers = (Words)shifted - 0x4b400000;
         totals += integers;
-        const Bytes bytes = __builtin_convertvector(integers, Bytes);
-        std::memcpy(to + i, &bytes, sizeof bytes);
+        const auto codes = ordered(__builtin_convertvector(integers, RowCodes));
+        std::memcpy(to + i, &codes, sizeof codes);
     }
     total = 0;
     for (int lane = 0; lane < LANES; lane++) total += (int32_t)totals[lane];
@@ -78,7 +83,7 @@ void round_row(const IntegerLinear& a, int64_t row, RoundedRows& to) {
     for (int64_t g = 0; g < to.num_groups; g++) {
         const int64_t first = g * to.group, place = row * to.num_groups + g;
         round_group((const Row*)a.rows + row * a.row_stride + first, std::min(to.group, a.depth - first),
-                    to.bytes.data() + row * to.stride + first, to.scales[place], to.sums[place]);
+                    to.codes.data() + row * to.stride + first, to.scales[place], to.sums[place]);
     }
 }
 
@@ -91,10 +96,22 @@ struct RoundedTile {
     float* sums;  // [rows, PANEL]
 };
 
-inline uint32_t four_bytes(const uint8_t* from) {
-    uint32_t four;
-    std::memcpy(&four, from, sizeof four);
-    return four;
+inline uint32_t unit_of_row(const RowCode* from) {
+    uint32_t unit;
+    std::memcpy(&unit, from, sizeof unit);
+    return unit;
+}
+
+// Returns what one instruction multiplies by a unit of a row: in each lane, UNIT codes of the lane's word.
+template <int BITS>
+inline Words unit_of_words(Words words, int unit) {
+#if defined(HAS_VNNI)
+    return BITS == 8 ? words : words >> (unit * 4) & 0x0f0f0f0f;
+#else
+    const int shift = unit / 2 * 4 + unit % 2 * 8;
+    const Words shifted = (Words)((Pairs)words >> shift);
+    return shift + BITS == 16 ? shifted : shifted & (BITS == 8 ? 0x00ff00ff : 0x000f000f);
+#endif
 }
 
 // Adds the sums of one group to a row's totals.
@@ -106,7 +123,7 @@ template <int BITS, int R>
 void multiply_tile(const RoundedTile<BITS>& t) {
     constexpr int64_t PER_WORD = IntegerPanel<BITS>::PER_WORD;
     const RoundedRows& rows = t.rows;
-    const uint8_t* bytes = rows.bytes.data() + t.first_row * rows.stride;
+    const RowCode* codes = rows.codes.data() + t.first_row * rows.stride;
     const float* row_scales = rows.scales.data() + t.first_row * rows.num_groups;
     const int32_t* row_sums = rows.sums.data() + t.first_row * rows.num_groups;
     Floats totals[R][2] = {};
@@ -122,14 +139,14 @@ void multiply_tile(const RoundedTile<BITS>& t) {
             const uint32_t* from = t.panel.words + k / PER_WORD * PANEL;
             for (int half = 0; half < 2; half++) __builtin_prefetch((const char*)(from + half * LANES) + AHEAD_BYTES);
             const Words words[2] = {load(from), load(from + LANES)};
-            for (int part = 0; part < 8 / BITS; part++)
+            for (int unit = 0; unit < PER_WORD / UNIT; unit++) {
+                const Words units[2] = {unit_of_words<BITS>(words[0], unit), unit_of_words<BITS>(words[1], unit)};
                 for (int r = 0; r < R; r++) {
-                    const uint32_t four = four_bytes(bytes + r * rows.stride + k + part * 4);
-                    for (int half = 0; half < 2; half++) {
-                        const Words codes = BITS == 8 ? words[half] : words[half] >> (part * 4) & 0x0f0f0f0f;
-                        sums[r][half] = multiplied_and_added(four, codes, sums[r][half]);
-                    }
+                    const uint32_t row = unit_of_row(codes + r * rows.stride + k + unit * UNIT);
+                    for (int half = 0; half < 2; half++)
+                        sums[r][half] = multiplied_and_added(row, units[half], sums[r][half]);
                 }
+            }
         }
         for (int half = 0; half < 2; half++) {
             const Floats scales = load(t.panel.scales + place + half * LANES);
@@ -203,7 +220,7 @@ void multiply_with_amx(const IntegerLinear& a, const IntegerPanel<BITS>& panel, 
             alignas(64) int32_t sums[2][AMX_ROWS][LANES];
             _tile_zero(0);
             _tile_zero(1);
-            _tile_loadd(4, rows.bytes.data() + (first + row) * rows.stride + g * ROW_GROUP, rows.stride);
+            _tile_loadd(4, rows.codes.data() + (first + row) * rows.stride + g * ROW_GROUP, rows.stride);
             _tile_dpbssd(0, 4, 6);
             _tile_dpbssd(1, 4, 7);
             _tile_stored(0, sums[0], AMX_BYTES);
@@ -247,12 +264,12 @@ void multiply_bits(const IntegerLinear& a, Team& team) {
                     continue;
                 }
 #endif
-                const int64_t count = (num_rows + TILE_ROWS_OF_BYTES - 1) / TILE_ROWS_OF_BYTES;
+                const int64_t count = (num_rows + TILE_ROWS_OF_CODES - 1) / TILE_ROWS_OF_CODES;
                 for (int64_t i = 0; i < count; i++) {  // tiles of nearly equal size
                     const int64_t first = num_rows * i / count, end = num_rows * (i + 1) / count;
                     multiply_tile_of(end - first,
                                      RoundedTile<BITS>{panel, rows, a.depth, a.group, block + first, sums + first * PANEL},
-                                     std::make_integer_sequence<int, TILE_ROWS_OF_BYTES>());
+                                     std::make_integer_sequence<int, TILE_ROWS_OF_CODES>());
                 }
                 write<Row>(a, block, num_rows, place, sums);
             }

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-#if defined(__AVX512F__) || defined(__AVXVNNI__)
+#if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -128,7 +128,13 @@ inline Floats multiplied_and_added(Pair pair, Words pairs, Floats sum) {
 #endif
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define HAS_ROW_CODES
 #define HAS_VNNI
+using RowCode = uint8_t;  // of a row that is rounded to integers; signed
+typedef Bytes RowCodes;
+
+inline RowCodes ordered(RowCodes codes) { return codes; }
+
 // Adds the products of the four signed bytes of `four` and the unsigned bytes of each lane to the lane's sum.
 inline Ints multiplied_and_added(uint32_t four, Words bytes, Ints sum) {
 #if defined(__AVX512VNNI__)
@@ -136,6 +142,19 @@ inline Ints multiplied_and_added(uint32_t four, Words bytes, Ints sum) {
 #else
     return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)bytes, _mm256_set1_epi32(four));
 #endif
+}
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+#define HAS_ROW_CODES
+using RowCode = int16_t;
+typedef int16_t RowCodes __attribute__((vector_size(2 * LANES)));
+typedef uint16_t Pairs __attribute__((vector_size(4 * LANES)));
+
+// Puts even inputs of each four before odd ones: a mask or a shift of a word's four bytes leaves every other one.
+inline RowCodes ordered(RowCodes codes) { return __builtin_shufflevector(codes, codes, 0, 2, 1, 3, 4, 6, 5, 7); }
+
+// Adds the products of the two signed numbers of `two` and those of each lane to the lane's sum.
+inline Ints multiplied_and_added(uint32_t two, Words pairs, Ints sum) {
+    return sum + (Ints)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi32(two));
 }
 #endif
 

@@ -23,8 +23,8 @@ from kernels.cpu.integers import (
 class Integers(Format):
     """A format for the C++ kernels of `kernels.cpu.integers`.
 
-    With `is_rounded`, rows are rounded to 8 bits, with one scale for up to 64 inputs of a row. This
-    changes a product of normally distributed rows by 0.6 % of its root mean square. Without it, a
+    With `is_rounded`, rows are rounded to 8 or 16 bits (docs/quantization.md). This changes a
+    product of normally distributed rows by 0.6 % or 0.003 % of its root mean square. Without it, a
     product is computed in fp32 with the values of `IntegerWeight.dequantized`.
     """
 
