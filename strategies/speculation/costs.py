@@ -42,14 +42,18 @@ class StepCosts:
         Rows cost most, but sequences cost something as well. The fewer of a step's rows are drafts,
         the more it takes as long as one of as many sequences as it has rows.
         """
-        plain = _at(self.plain, num_decodes + num_drafts)
-        if not num_drafts:
-            return plain
         num_rows = num_decodes + num_drafts
+        most = min(num_rows, len(self.plain) - 1)
+        if not num_drafts and num_rows == most:
+            return self.plain[most]
         drafted = _at(self.drafted, num_rows)
+        # What sequences cost beside their rows grows with them, also where none were timed.
+        sequences = (self.plain[most] - _at(self.drafted, most)) * num_rows / most
+        if not num_drafts:
+            return drafted + sequences
         fewest = num_rows / self.width
         share = min(1.0, max(0.0, (num_decodes - fewest) / (num_rows - fewest)))
-        return drafted + share * (max(0.0, plain - drafted) + self.mixing)
+        return drafted + share * (max(0.0, sequences) + self.mixing)
 
     def proposing(self, num_passes: int, num_drafts: int) -> float:
         """Return the seconds that it takes to propose so many drafts, in so many passes."""

@@ -94,12 +94,25 @@ def test_failures_stop_drafts_until_a_sequence_has_rested():
     costs = StepCosts(width=9, plain=steps, drafted=steps)
     policy, each = Policy(costs), candidate(3, hits=0.0, match=4)
     assert policy.counts(1, [each], 99)[0] > 0
-    for _ in range(2):
+    for _ in range(3):
         each.history.add(0, was_rejected=True)
     assert policy.counts(1, [each], 99) == [0]
     for _ in range(300):
         policy.counts(1, [each], 99)
     assert policy.counts(1, [each], 99)[0] > 0
+
+
+def test_a_sequence_that_was_lucky_is_not_preferred_by_much():
+    lucky, unlucky = History(), History()
+    lucky.add(3, was_rejected=False)
+    unlucky.add(0, was_rejected=True)
+    acceptance = Acceptance()
+    assert acceptance.expected(16, lucky) < acceptance.expected(16, unlucky) + 0.25
+    for _ in range(6):
+        lucky.add(3, was_rejected=False)
+        unlucky.add(0, was_rejected=True)
+    assert acceptance.expected(16, lucky) > 0.9
+    assert acceptance.expected(16, unlucky) < 0.4
 
 
 def test_acceptance_is_learned_by_the_length_of_the_match():
@@ -143,3 +156,15 @@ def test_a_step_with_few_drafts_takes_as_long_as_one_of_as_many_sequences():
     assert costs.of(2, 6) == 4, "each sequence has four rows"
     assert costs.of(16, 1) == pytest.approx(17 + 3, rel=0.05)
     assert costs.of(2, 6) < costs.of(4, 4) < costs.of(7, 1)
+
+
+def test_sequences_beyond_the_limit_cost_as_much_as_those_below_it():
+    """A sequence takes 1 here, and a row 2; no step had more than 8 sequences."""
+    costs = StepCosts(
+        width=4,
+        plain=tuple(3.0 * rows for rows in range(9)),
+        drafted=tuple(2.25 * rows for rows in range(65)),
+    )
+    for num_drafts in (4, 8, 16, 24):
+        assert costs.of(8, num_drafts) == pytest.approx(8 + 2 * (8 + num_drafts))
+    assert costs.of(16) == 48

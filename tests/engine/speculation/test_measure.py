@@ -1,0 +1,33 @@
+"""What steps cost is measured in little time, also if they are slow."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.configuration.kv_layout import KVLayout
+from core.plan import StepPlan
+from engine.executor import FinishedStep
+from engine.speculation.measure import MOST_SECONDS, StepTimer, measure_costs
+from strategies.base import Limits
+
+
+class SlowExecutor:
+    """Steps take 80 ms, and 6 ms for each row."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def submit(self, plan: StepPlan, between_tokens: object) -> FinishedStep:
+        self.now += 0.08 + 0.006 * sum(chunk.length for chunk in plan.chunks)
+        return FinishedStep({})
+
+
+def test_slow_steps_of_many_rows_are_timed():
+    executor = SlowExecutor()
+    timer = StepTimer(executor, KVLayout.uniform(16).groups, 64, 100, 5, lambda: executor.now)
+    limits = Limits(max_sequences=50, max_step_tokens=2048)
+    costs = measure_costs(timer, limits, num_drafts=5, max_model_len=1024, num_ahead=250)
+    assert executor.now < MOST_SECONDS + 1.5
+    for num_decodes, num_drafts in ((1, 0), (1, 5), (50, 0), (50, 50), (50, 100), (50, 200)):
+        expected = 0.08 + 0.006 * (num_decodes + num_drafts)
+        assert costs.of(num_decodes, num_drafts) == pytest.approx(expected, rel=0.1)
