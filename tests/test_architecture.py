@@ -80,7 +80,7 @@ PARTS = {
         ("table",),
     ),
     "engine.tasks": (
-        ("performer", "lengths"),
+        ("performer", "lengths", "turns"),
         ("loading", "engine"),
         ("embedding", "handlers", "pipelines"),
         ("build",),
@@ -264,4 +264,6 @@ def test_kernels_init_imports_nothing_and_has_no_version():
 def test_the_distribution_named_kernels_is_not_installed():
     with pytest.raises(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("kernels")
-    assert importlib.util.find_spec("kernels").origin == str(ROOT / "kernels" / "__init__.py")
+    found = importlib.util.find_spec("kernels")
+    assert found is not None
+    assert found.origin == str(ROOT / "kernels" / "__init__.py")

@@ -176,8 +176,8 @@ class BatchingOptions(Record):
     batching: Batching | None = option(
         None,
         "The batching strategy. Default: the strategy that LMI's keys below select, if they are "
-        "set. Otherwise paged for a decoder on the packed executor, none for a handler, and "
-        "dynamic for all other models.",
+        "set. Otherwise paged for a decoder on the packed executor, dynamic for other models that "
+        "generate text, none for a handler, and continuous for other tasks.",
     )
     rolling_batch: RollingBatch | None = option(
         None,

@@ -18,10 +18,11 @@ BATCHING_NAMES: tuple[Batching, ...] = typing.get_args(Batching)
 
 DEFAULT_FOR_PACKED: Batching = "paged"
 """The strategy for a decoder that runs on the packed executor, unless the options name one."""
-DEFAULT_FOR_EMBEDDINGS: Batching = "continuous"
+DEFAULT_FOR_TASKS: Batching = "continuous"
+"""The strategy for tasks that do not generate text. For a user's handler it is `none` instead
+(core/configuration/task.py)."""
 DEFAULT_FOR_OTHERS: Batching = "dynamic"
-"""The strategy for any other model, and for tasks that do not generate text. For a user's handler
-it is `none` instead (core/configuration/task.py)."""
+"""The strategy for a model that generates text on transformers' own code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +55,9 @@ STRATEGIES: Mapping[Batching, StrategyTraits] = {
 }
 LIBRARY_NAMES = tuple(name for name, row in STRATEGIES.items() if not row.needs_packed_executor)
 """The strategies that work without the packed executor."""
-EMBEDDING_NAMES = (*LIBRARY_NAMES, "continuous")
-"""The strategies that embed texts. The first two run each batch of requests to its end."""
+TASK_NAMES = (*LIBRARY_NAMES, "continuous")
+"""The strategies of tasks that do not generate text, except handlers. The first two run each batch
+of requests to its end."""
 ROLLING_NAMES = tuple(
     name for name, row in STRATEGIES.items() if row.limit_option == "max_rolling_batch_size"
 )

@@ -16,10 +16,9 @@ from core.configuration.pipeline_tasks import (
     VIDEO_CLASSIFICATION,
 )
 from core.configuration.strategy_table import (
-    DEFAULT_FOR_EMBEDDINGS,
-    DEFAULT_FOR_OTHERS,
-    EMBEDDING_NAMES,
+    DEFAULT_FOR_TASKS,
     LIBRARY_NAMES,
+    TASK_NAMES,
 )
 from core.errors import ConfigurationError
 
@@ -98,7 +97,7 @@ def check_options(task: Task, options: Options) -> None:
     if task.kind == "generation":
         return
     choice = choose_batching(options.strategy)
-    names = EMBEDDING_NAMES if task.kind == "embedding" else LIBRARY_NAMES
+    names = LIBRARY_NAMES if task.kind == "handler" else TASK_NAMES
     if choice.name is not None and choice.name not in names:
         raise ConfigurationError(
             f"{choice.reason} chooses {choice.name}, which works only for text generation; "
@@ -126,9 +125,7 @@ def choose_batching_of(task: Task, options: Options) -> Choice:
         return choice
     if task.kind == "handler":
         return Choice("none", "default: a handler gets one request at a time, as in LMI")
-    is_embedding = task.kind == "embedding"
-    name = DEFAULT_FOR_EMBEDDINGS if is_embedding else DEFAULT_FOR_OTHERS
-    return Choice(name, f"default for {task.name}")
+    return Choice(DEFAULT_FOR_TASKS, f"default for {task.name}")
 
 
 def _named(name: str) -> Task:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from core.configuration.batching import sequence_limit
+from core.configuration.batching import DEFAULT_STEP_TOKENS, sequence_limit
 from core.configuration.kv_layout import KVLayout
 from core.configuration.options import Options
 from core.configuration.task import Task, check_options, choose_batching_of
@@ -91,9 +91,11 @@ def _load_performer(
     source = make_source(model_dir, config, options.model, options.execution, device)
     # Only whether weights are quantized depends on whose layers compute the task.
     replace(source, precision=None).reject_own_options(f"transformers' code computes {task.name}")
+    budget = options.strategy.max_rolling_batch_prefill_tokens
+    step_tokens = budget or DEFAULT_STEP_TOKENS[device.type]
     if task.kind == "embedding":
-        return Embedder(source, options)
-    return PipelinePerformer(task.name, source)
+        return Embedder(source, options, step_tokens)
+    return PipelinePerformer(task.name, source, step_tokens)
 
 
 def _load_handler(task: Task, model_dir: Path, device: torch.device) -> Performer:

@@ -38,7 +38,12 @@ def check_length(
     num_tokens = len(tokenizer(**texts, verbose=False)["input_ids"])
     limit = longest_text(tokenizer, model)
     if num_tokens > limit:
-        raise RequestError(field, f"has {num_tokens} tokens; the model takes {limit}{hint}")
+        raise too_long(field, num_tokens, limit, hint)
+
+
+def too_long(field: str, num_tokens: int, limit: int, hint: str = "") -> RequestError:
+    """Return the error for texts beyond the model's limit."""
+    return RequestError(field, f"has {num_tokens} tokens; the model takes {limit}{hint}")
 
 
 @dataclass(frozen=True, slots=True)

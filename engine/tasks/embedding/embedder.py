@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -15,22 +15,18 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import AutoModel
 
-from core.configuration.batching import DEFAULT_STEP_TOKENS
 from core.configuration.options import Options
 from core.configuration.task import EMBEDDING
 from core.errors import ConfigurationError, RequestError
 from core.foreign_code import contained
 from core.protocol.task_bodies import EmbeddingAnswer, EmbeddingBody
-from engine.encoder.own_layers import own_encoder
 from engine.loading.model_source import ModelSource
 from engine.tasks.embedding.pooling import pool
 from engine.tasks.embedding.settings import read_embedding_settings
 from engine.tasks.lengths import longest_text
 from engine.tasks.loading import describe, load_tokenizer, place
 from engine.tasks.performer import Answer, Description, Job, Outcome, run_isolated
-
-MAX_PADDING = 8
-"""Padded tokens of a batch for our own layers, in token budgets."""
+from engine.tasks.turns import Prepared, Waiting, batches, padded_limit, take_turns
 
 
 @dataclass(slots=True, eq=False)
@@ -38,14 +34,11 @@ class _Progress:
     """How far a request is."""
 
     body: EmbeddingBody
-    texts: list[list[int]]
-    """The token ids of its texts."""
+    num_tokens: list[int]
+    """Tokens of each text, once it is tokenized."""
     vectors: list[Tensor | None]
     """One vector per text, once it is embedded."""
-    left: list[int]
-    """The texts that are still to be embedded, the shortest last."""
-    num_tokens: int = 0
-    """Tokens embedded so far."""
+    failure: Exception | None = None
 
 
 class _Text(NamedTuple):
@@ -54,25 +47,28 @@ class _Text(NamedTuple):
     progress: _Progress
     position: int
     """Its index in the request."""
+    token_ids: list[int]
 
     @property
-    def token_ids(self) -> list[int]:
-        return self.progress.texts[self.position]
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
 
 
 class Embedder:
     """Embeds the texts of all running requests, in steps of one forward pass."""
 
-    def __init__(self, source: ModelSource, options: Options) -> None:
+    def __init__(self, source: ModelSource, options: Options, step_tokens: int) -> None:
+        """step_tokens: the token budget of a step."""
         self._settings = read_embedding_settings(source.model_dir, options)
         self._tokenizer = load_tokenizer(source, EMBEDDING)
         self.model, self._encoder = _load(source)
         limit = longest_text(self._tokenizer, self.model)
         self._max_tokens = _max_tokens(options, min(limit, self._settings.max_tokens or limit))
-        budget = options.strategy.max_rolling_batch_prefill_tokens
-        self._batch_tokens = budget or DEFAULT_STEP_TOKENS[source.device.type]
+        self._batch_tokens = step_tokens
         self._matryoshka = _matryoshka_sizes(source.config)
-        self._progress: WeakKeyDictionary[Job, _Progress] = WeakKeyDictionary()
+        self._running: WeakKeyDictionary[Job, tuple[_Progress, Waiting[list[int]]]] = (
+            WeakKeyDictionary()
+        )
         self._decode = msgspec.msgpack.Decoder(EmbeddingBody).decode
 
     @property
@@ -87,71 +83,56 @@ class Embedder:
         self, jobs: Sequence[Job], between_runs: Callable[[], None]
     ) -> list[Outcome | None]:
         """Embed as many texts of these requests as fit into one forward pass, by turns."""
-        outcomes: dict[Job, Outcome | None] = dict.fromkeys(jobs)
         for job in jobs:
-            if job not in self._progress:
-                body = self._decode(job.body)
-                texts = self._tokenize(body)
-                if isinstance(texts, Exception):
-                    outcomes[job] = texts
-                else:
-                    self._progress[job] = _begin(body, texts)
-                between_runs()
-        running = {job: self._progress[job] for job in jobs if job in self._progress}
-        failures: dict[_Progress, Exception] = {}
-        for batch in self._batches(self._next_texts(running.values())):
+            if job not in self._running:
+                self._running[job] = self._begin(self._decode(job.body))
+        running = [self._running[job] for job in jobs]
+        turns = {progress: waiting for progress, waiting in running if progress.failure is None}
+        taken = take_turns(turns, self._batch_tokens)
+        texts = [_Text(progress, item.position, item.value) for progress, item in taken]
+        between_runs()
+        limit = padded_limit(self.model, self._batch_tokens)
+        for batch in batches(texts, lambda text: text.num_tokens, limit):
             results = run_isolated(self._embed, batch, between_runs)
             for text, result in zip(batch, results, strict=True):
                 if isinstance(result, Exception):
-                    failures[text.progress] = result
+                    text.progress.failure = result
                 else:
                     text.progress.vectors[text.position] = result
             between_runs()
-        for job, progress in running.items():
-            vectors = [vector for vector in progress.vectors if vector is not None]
-            if progress in failures:
-                outcomes[job] = failures[progress]
-            elif len(vectors) == len(progress.vectors):
-                outcomes[job] = self._answer(progress, vectors)
-        return list(outcomes.values())
+        return [self._outcome(*progress) for progress in running]
 
-    def _next_texts(self, running: Iterable[_Progress]) -> list[_Text]:
-        """Return the texts of one forward pass, within the token budget.
-
-        The request with the fewest tokens so far has the next turn. So one of a single text waits
-        for no more than a step, however many texts the others have.
-        """
-        turns = [(progress.num_tokens, turn, progress) for turn, progress in enumerate(running)]
-        heapify(turns)
-        texts: list[_Text] = []
-        num_left = self._batch_tokens
-        while turns:
-            _, turn, progress = heappop(turns)
-            if not progress.left:
-                continue
-            text = _Text(progress, progress.left[-1])
-            num_tokens = len(text.token_ids)
-            if texts and num_tokens > num_left:
-                continue
-            texts.append(text)
-            num_left -= num_tokens
-            progress.left.pop()
-            progress.num_tokens += num_tokens
-            heappush(turns, (progress.num_tokens, turn, progress))
-        return texts
-
-    def _tokenize(self, body: EmbeddingBody) -> list[list[int]] | Exception:
+    def _begin(self, body: EmbeddingBody) -> tuple[_Progress, Waiting[list[int]]]:
+        num_texts = len(body.inputs)
+        progress = _Progress(body, [0] * num_texts, [None] * num_texts)
         try:
             self._check_dimensions(body.dimensions)
+        except RequestError as error:
+            progress.failure = error
+        return progress, Waiting(list(map(len, body.inputs)), partial(self._prepare, progress))
+
+    def _outcome(self, progress: _Progress, waiting: Waiting[list[int]]) -> Outcome | None:
+        """Return the answer or the failure of a request; None if texts are left."""
+        if progress.failure is not None:
+            return progress.failure
+        return self._answer(progress) if waiting.has_ended else None
+
+    def _prepare(self, progress: _Progress, positions: list[int]) -> list[Prepared[list[int]]]:
+        """Tokenize these texts of a request; fail it if one of them is wrong."""
+        if progress.failure is not None:
+            return []
+        positions = sorted(positions)
+        try:
             with contained:
-                return [
-                    self._encode(text,
-                                 f"{body.field}[{index}]" if len(body.inputs) > 1 else body.field,
-                                 body.max_tokens)
-                    for index, text in enumerate(body.inputs)
-                ]  # fmt: skip
+                rows = self._token_ids(progress.body, positions)
+            for position, row in zip(positions, rows, strict=True):
+                self._check(progress.body, position, row)
         except Exception as error:  # the tokenizer may raise anything
-            return error
+            progress.failure = error
+            return []
+        for position, row in zip(positions, rows, strict=True):
+            progress.num_tokens[position] = len(row)
+        return [Prepared(len(row), at, row) for at, row in zip(positions, rows, strict=True)]
 
     def _check_dimensions(self, dimensions: int | None) -> None:
         width = self.model.config.get_text_config().hidden_size * len(self._settings.pooling)
@@ -167,17 +148,34 @@ class Embedder:
         if dimensions not in allowed:
             raise RequestError("dimensions", f"the model supports {_format_sizes(allowed)}")
 
-    def _encode(self, text: str | list[int], field: str, max_tokens: int | None) -> list[int]:
-        limit = self._max_tokens if max_tokens is None else min(max_tokens, self._max_tokens)
-        if isinstance(text, str):
+    def _token_ids(self, body: EmbeddingBody, positions: list[int]) -> list[list[int]]:
+        """Return the token ids of texts, truncated if the request asks for that."""
+        limit = self._limit(body)
+        is_cut = body.max_tokens is not None
+        inputs = [body.inputs[position] for position in positions]
+        texts = [self._prepared_text(text) for text in inputs if isinstance(text, str)]
+        encoded: Iterator[list[int]] = iter(())
+        if texts:
             self._check_room(limit)
-            text = self._settings.prefix + text
-            if self._settings.is_lower_case:
-                text = text.lower()
-            truncation = {"truncation": True, "max_length": limit} if max_tokens is not None else {}
-            token_ids: list[int] = self._tokenizer(text, verbose=False, **truncation)["input_ids"]
-        else:
-            token_ids = text if max_tokens is None else text[:limit]
+            truncation = {"truncation": True, "max_length": limit} if is_cut else {}
+            encoded = iter(self._tokenizer(texts, verbose=False, **truncation)["input_ids"])
+        return [
+            next(encoded) if isinstance(given, str) else given[:limit] if is_cut else given
+            for given in inputs
+        ]
+
+    def _prepared_text(self, text: str) -> str:
+        text = self._settings.prefix + text
+        return text.lower() if self._settings.is_lower_case else text
+
+    def _limit(self, body: EmbeddingBody) -> int:
+        return min(body.max_tokens or self._max_tokens, self._max_tokens)
+
+    def _check(self, body: EmbeddingBody, position: int, token_ids: list[int]) -> None:
+        """Raise RequestError if the model cannot embed the tokens of a text."""
+        field = f"{body.field}[{position}]" if len(body.inputs) > 1 else body.field
+        limit = self._limit(body)
+        if not isinstance(body.inputs[position], str):
             vocab_size = self.model.get_input_embeddings().num_embeddings
             if not all(0 <= token_id < vocab_size for token_id in token_ids):
                 raise RequestError(field, f"token ids must be between 0 and {vocab_size - 1}")
@@ -189,7 +187,6 @@ class Embedder:
             )
         if not token_ids:
             raise RequestError(field, "has no tokens")
-        return token_ids
 
     def _check_room(self, limit: int) -> None:
         """Raise RequestError if no token of a text is left once it is truncated to `limit`."""
@@ -200,22 +197,6 @@ class Embedder:
                 f"must be at least {num_special + 1}, because the model adds {num_special} special "
                 "tokens to a text",
             )
-
-    def _batches(self, texts: list[_Text]) -> Iterator[list[_Text]]:
-        """Yield batches of texts of similar length, whose padded tokens stay within limits.
-
-        Our own layers compute no padding, but take padded batches. A single text over the limit is
-        a batch of its own.
-        """
-        limit = self._batch_tokens * (MAX_PADDING if own_encoder(self.model) else 1)
-        batch: list[_Text] = []
-        for text in sorted(texts, key=lambda text: len(text.token_ids)):
-            if batch and (len(batch) + 1) * len(text.token_ids) > limit:
-                yield batch
-                batch = []
-            batch.append(text)
-        if batch:
-            yield batch
 
     def _embed(self, texts: list[_Text]) -> list[Tensor]:
         """Return one vector [size] per text, fp32 on the CPU."""
@@ -231,21 +212,17 @@ class Embedder:
         )
         return list(vectors.cpu())
 
-    def _answer(self, progress: _Progress, vectors: list[Tensor]) -> Answer:
+    def _answer(self, progress: _Progress) -> Answer:
         size = progress.body.dimensions
         packed: list[bytes] = []
-        for vector in vectors:
+        for vector in progress.vectors:
+            assert vector is not None, "all texts are embedded"
             if size is not None:
                 vector = vector[:size]
                 vector = normalize(vector, dim=0) if self._settings.is_normalized else vector
             packed.append(vector.numpy().astype(np.dtype("<f4")).tobytes())
-        answer = EmbeddingAnswer(packed, list(map(len, progress.texts)))
+        answer = EmbeddingAnswer(packed, progress.num_tokens)
         return Answer(msgspec.msgpack.encode(answer), "application/msgpack")
-
-
-def _begin(body: EmbeddingBody, texts: list[list[int]]) -> _Progress:
-    left = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
-    return _Progress(body, texts, [None] * len(texts), left)
 
 
 def _load(source: ModelSource) -> tuple[Any, str]:

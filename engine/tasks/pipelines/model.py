@@ -41,16 +41,29 @@ from engine.tasks.pipelines.video import FramesPipeline
 
 logger = logging.getLogger(__name__)
 
-_TRUNCATE_ON_REQUEST = ("text-classification", "fill-mask", "feature-extraction")
+MAX_AT_ONCE = 32
+"""Inputs that are prepared and read by the model together. A small image file may unpack to 200 MB.
+"""
+CHARACTERS = 4
+"""Characters of an average token."""
+_TRUNCATE_ON_REQUEST = ("fill-mask", "feature-extraction")
 """Pipelines that do not truncate a text unless a parameter says so."""
-_READ_TEXTS = (*_TRUNCATE_ON_REQUEST, "token-classification", "zero-shot-classification")
+_READ_TEXTS = (
+    *_TRUNCATE_ON_REQUEST,
+    "text-classification",
+    "token-classification",
+    "zero-shot-classification",
+)
 _TOKENIZER_PARAMETERS = ("tokenizer_kwargs", "tokenize_kwargs")
 """Parameters that hold arguments of the tokenizer; their names depend on the pipeline."""
 _PAGE_STRIDE = 256
 """transformers' own number of tokens by which the windows of a page overlap."""
-_HINT = "; set {}.truncation=true to truncate the text"
+HINT = "; set {}.truncation=true to truncate the text"
 _WITHOUT_BF16 = ("depth-estimation", "table-question-answering")
 """Pipelines that convert the model's output to numpy, which has no bf16."""
+
+Sized = tuple[int, Any] | Exception
+"""How many tokens of a step an input takes, and what `prepare` gets for it; or its error."""
 
 
 class PipelineModel:
@@ -60,12 +73,15 @@ class PipelineModel:
     methods may raise whatever transformers raises.
     """
 
-    def __init__(self, task: str, source: ModelSource) -> None:
+    def __init__(self, task: str, source: ModelSource, step_tokens: int) -> None:
+        """step_tokens: the token budget of a step."""
         kind = choose_model_class(task, source)
         check_packages(task)
         self._task = task
-        self.can_batch = PIPELINE_TASKS[task].can_batch
-        """Whether `run` takes more than one input."""
+        self._can_batch = PIPELINE_TASKS[task].can_batch
+        self.max_at_once = MAX_AT_ONCE if self._can_batch else 1
+        """Inputs that `run` takes at most."""
+        self._least_tokens = max(1, step_tokens // self.max_at_once)
         if task in _WITHOUT_BF16 and source.dtype == torch.bfloat16:
             logger.warning("%s runs in fp32: its pipeline cannot convert bf16 to numpy", task)
             source = replace(source, dtype=torch.float32)
@@ -96,15 +112,24 @@ class PipelineModel:
         self._reader = InputReader(task, PIPELINE_TASKS[task], self.pipeline)
         self._postprocess = postprocessor(task)
 
+    def sized(self, inputs: list[Any], parameters: Parameters) -> Sequence[Sized]:
+        """Return `Sized` for each input. The tokens are an estimate, by characters."""
+        labels = parameters.get("candidate_labels", ())
+        num_texts = max(1, labels.count(",") + 1 if isinstance(labels, str) else len(labels))
+        return [
+            (max(self._least_tokens, num_texts * num_characters(given) // CHARACTERS), given)
+            for given in inputs
+        ]
+
     def prepare(self, given: Any, parameters: Parameters) -> Any:
         """Convert one input for `run`. Raises RequestError if it is wrong."""
         if self._task in _TRUNCATE_ON_REQUEST:
-            texts = _check_text_fields(given)
-            if _is_truncated(parameters):
-                self._check_max_length(parameters, is_pair="text_pair" in texts)
+            texts = check_text_fields(given)
+            if is_truncated(parameters):
+                self.check_max_length(parameters, is_pair="text_pair" in texts)
             else:
                 in_kwargs = "truncation" not in PIPELINE_TASKS[self._task].parameters
-                hint = _HINT.format("parameters.tokenizer_kwargs" if in_kwargs else "parameters")
+                hint = HINT.format("parameters.tokenizer_kwargs" if in_kwargs else "parameters")
                 check_length(texts, self.pipeline.tokenizer, self.model, "inputs", hint)
         if self._task == "token-classification" and "stride" in parameters:
             self._check_stride(parameters["stride"])
@@ -120,8 +145,8 @@ class PipelineModel:
         if TRANSCRIPTION in parameters:
             wanted = parameters[TRANSCRIPTION]
             return [transcribe(self.pipeline, samples, wanted) for samples in inputs]
-        parameters = self._completed(dict(parameters), inputs)
-        if len(inputs) == 1 and self._task != "text-classification":
+        parameters = self._completed(parameters, inputs)
+        if len(inputs) == 1:
             results = [self.pipeline(inputs[0], **parameters)]  # some would unpack a list of one
         else:
             results = self.pipeline(inputs, batch_size=len(inputs), **parameters)
@@ -129,17 +154,14 @@ class PipelineModel:
 
     def unbatched(self, result: Any, given: Any, parameters: Parameters) -> Any:
         """Convert a result into the answer for an input that was not sent in a list."""
-        # transformers answers a single text with a list of one result.
-        is_text_classification = self._task == "text-classification"
-        is_listed = is_text_classification and isinstance(given, str) and "top_k" not in parameters
-        return [result] if is_listed else result
+        return result
 
-    def _completed(self, parameters: dict[str, Any], inputs: list[Any]) -> Parameters:
+    def _completed(self, given: Parameters, inputs: list[Any]) -> dict[str, Any]:
         """Return a copy with the defaults that differ from transformers', within the model's limit.
 
         Some pipelines modify their parameters.
         """
-        parameters = deepcopy(parameters)
+        parameters = deepcopy(dict(given))
         if self._task in CHAT_TASKS:
             return {"return_full_text": False, **parameters}  # as in /invocations with `inputs`
         if self._reads_words:
@@ -160,7 +182,7 @@ class PipelineModel:
         windows = plan_windows(self.pipeline.tokenizer, question, length, stride)
         return {"max_seq_len": windows.length, "doc_stride": windows.stride}
 
-    def _check_max_length(self, parameters: Parameters, *, is_pair: bool) -> None:
+    def check_max_length(self, parameters: Parameters, *, is_pair: bool) -> None:
         """Raise RequestError if a truncated text has no token: it is not truncated at all then."""
         lowest = self.pipeline.tokenizer.num_special_tokens_to_add(pair=is_pair) + 1
         for field, arguments in _tokenizer_arguments(parameters):
@@ -177,12 +199,25 @@ class PipelineModel:
     def _ensure_pad_token(self) -> None:
         """Use the eos token for padding if a tokenizer has no pad token: batches need padding."""
         tokenizer = self.pipeline.tokenizer
-        if tokenizer is None or not self.can_batch:
+        if tokenizer is None or not self._can_batch:
             return
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         if self.model.config.get_text_config().pad_token_id is None:
             self.model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+
+
+def num_characters(value: Any) -> int:
+    """Return the length of all texts in an input."""
+    match value:
+        case str():
+            return len(value)
+        case dict():
+            return sum(map(num_characters, value.values()))
+        case list():
+            return sum(map(num_characters, value))
+        case _:
+            return 0
 
 
 def _model_classes(task: str, source: ModelSource) -> Sequence[Any]:
@@ -226,7 +261,8 @@ def choose_model_class(task: str, source: ModelSource) -> Any:
     return next(iter([*exact, *fitting, *kinds]))
 
 
-def _is_truncated(parameters: Parameters) -> bool:
+def is_truncated(parameters: Parameters) -> bool:
+    """Return whether a request asks to cut texts that are too long."""
     choices = (arguments.get("truncation") for _, arguments in _tokenizer_arguments(parameters))
     return any(choice in (True, "longest_first") for choice in choices)
 
@@ -241,7 +277,8 @@ def _tokenizer_arguments(parameters: Parameters) -> list[tuple[str, Any]]:
     return [("parameters", parameters), *nested]
 
 
-def _check_text_fields(given: Any) -> dict[str, str]:
+def check_text_fields(given: Any) -> dict[str, str]:
+    """Return a text, or a pair, as arguments of the tokenizer. Raises RequestError for others."""
     match given:
         case str():
             return {"text": given}

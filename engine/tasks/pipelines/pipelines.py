@@ -4,45 +4,55 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 import torch
 from transformers.pipelines.base import PipelineException
 
-from core.configuration.pipeline_tasks import QUESTION_ANSWERING
+from core.configuration import pipeline_tasks
 from core.errors import RequestError
 from core.foreign_code import contained, reason_of
 from core.protocol.task_bodies import PipelineBody
 from engine.loading.model_source import ModelSource
 from engine.tasks.loading import describe
 from engine.tasks.performer import Answer, Description, Job, Outcome, run_isolated
+from engine.tasks.pipelines import text_classification
 from engine.tasks.pipelines.answers import encode_json
-from engine.tasks.pipelines.model import PipelineModel
+from engine.tasks.pipelines.model import PipelineModel, num_characters
 from engine.tasks.pipelines.question_answering import QuestionAnswering
+from engine.tasks.turns import Prepared, Waiting, take_turns
 
-MAX_AT_ONCE = 32
-"""Inputs that are prepared and read by the model together. A small image file may unpack to 200 MB.
-"""
 _WRONG_INPUT = (TypeError, ValueError, KeyError, PipelineException)
 """Exceptions that pipelines raise for inputs or parameters they do not accept."""
 
 
-class _Item(NamedTuple):
-    job: int
-    """Index of the request in the batch."""
-    position: int
-    """Index of the input in the request."""
+@dataclass(slots=True, eq=False)
+class _Progress:
+    """How far a request is."""
+
+    body: PipelineBody
+    key: bytes
+    """Equal for equal parameters."""
+    results: list[Any]
+    """The result or the error of each input, once it is known."""
+
+
+_Input = tuple[_Progress, Prepared[Any]]
 
 
 class PipelinePerformer:
-    """Batches inputs with equal parameters across requests, if the model can batch."""
+    """Runs the inputs of all running requests by turns, those with equal parameters together."""
 
-    def __init__(self, task: str, source: ModelSource) -> None:
-        self.model = (
-            QuestionAnswering(source) if task == QUESTION_ANSWERING else PipelineModel(task, source)
-        )
+    def __init__(self, task: str, source: ModelSource, step_tokens: int) -> None:
+        """step_tokens: the token budget of a step."""
+        self.model = _load(task, source, step_tokens)
+        self._step_tokens = step_tokens
+        self._running: WeakKeyDictionary[Job, tuple[_Progress, Waiting[Any]]] = WeakKeyDictionary()
         self._decode = msgspec.msgpack.Decoder(PipelineBody).decode
 
     @property
@@ -50,29 +60,55 @@ class PipelinePerformer:
         return describe(self.model.model, self.model.encoder)
 
     @torch.inference_mode()
-    def perform(self, jobs: Sequence[Job], between_runs: Callable[[], None]) -> list[Outcome]:
-        bodies = [self._decode(job.body) for job in jobs]
-        by_parameters: defaultdict[bytes, list[_Item]] = defaultdict(list)
-        for job, body in enumerate(bodies):
-            key = msgspec.msgpack.encode(body.parameters, order="sorted")
-            by_parameters[key] += [_Item(job, position) for position in range(len(body.inputs))]
-        results: list[list[Any]] = [[None] * len(body.inputs) for body in bodies]
-        size = MAX_AT_ONCE if self.model.can_batch else 1
-        for items in by_parameters.values():
-            for start in range(0, len(items), size):
-                part = items[start : start + size]
-                for item, result in zip(part, self._run(part, bodies, between_runs), strict=True):
-                    results[item.job][item.position] = result
+    def perform(
+        self, jobs: Sequence[Job], between_runs: Callable[[], None]
+    ) -> list[Outcome | None]:
+        """Run as many inputs of these requests as the token budget allows, by turns."""
+        for job in jobs:
+            if job not in self._running:
+                self._running[job] = self._begin(self._decode(job.body))
+        running = [self._running[job] for job in jobs]
+        by_parameters: defaultdict[bytes, list[_Input]] = defaultdict(list)
+        for progress, item in take_turns(dict(running), self._step_tokens):
+            by_parameters[progress.key].append((progress, item))
+        between_runs()
+        for inputs in by_parameters.values():
+            for start in range(0, len(inputs), self.model.max_at_once):
+                part = inputs[start : start + self.model.max_at_once]
+                results = self._run(part, between_runs)
+                for (progress, item), result in zip(part, results, strict=True):
+                    progress.results[item.position] = result
                 between_runs()
-        return list(map(self._outcome, bodies, results))
+        return [
+            self._outcome(progress) if waiting.has_ended else None for progress, waiting in running
+        ]
 
-    def _run(
-        self, items: list[_Item], bodies: list[PipelineBody], between_runs: Callable[[], None]
-    ) -> Iterator[Any]:
+    def _begin(self, body: PipelineBody) -> tuple[_Progress, Waiting[Any]]:
+        key = msgspec.msgpack.encode(body.parameters, order="sorted")
+        progress = _Progress(body, key, [None] * len(body.inputs))
+        return progress, Waiting(
+            list(map(num_characters, body.inputs)), partial(self._sized, progress)
+        )
+
+    def _sized(self, progress: _Progress, positions: list[int]) -> list[Prepared[Any]]:
+        """Count the tokens of these inputs of a request; keep the errors of wrong ones."""
+        inputs = [progress.body.inputs[position] for position in positions]
+        results = run_isolated(
+            lambda part: self.model.sized(part, progress.body.parameters), inputs, lambda: None
+        )
+        sized: list[Prepared[Any]] = []
+        for position, result in zip(positions, results, strict=True):
+            if isinstance(result, Exception):
+                progress.results[position] = result
+            else:
+                num_tokens, value = result
+                sized.append(Prepared(num_tokens, position, value))
+        return sized
+
+    def _run(self, inputs: list[_Input], between_runs: Callable[[], None]) -> Iterator[Any]:
         """Yield the result or error of each input. All have the same parameters."""
-        parameters = bodies[items[0].job].parameters
-        inputs = [bodies[item.job].inputs[item.position] for item in items]
-        prepared = [self._prepared(value, parameters) for value in inputs]
+        parameters = inputs[0][0].body.parameters
+        prepared = [self._prepared(item.value, parameters) for _, item in inputs]
         good = [value for value in prepared if not isinstance(value, Exception)]
 
         def run(part: list[Any]) -> list[Any]:
@@ -88,12 +124,13 @@ class PipelinePerformer:
         except Exception as error:  # several libraries raise here
             return error
 
-    def _outcome(self, body: PipelineBody, results: list[Any]) -> Outcome:
+    def _outcome(self, progress: _Progress) -> Outcome:
         """Return the answer of a request, or its first error if none of its inputs has a result.
 
         For a list of inputs the answer has a result or an error for each of them.
         """
-        results = [_blame_request(result, body) for result in results]
+        body = progress.body
+        results = [_blame_request(result, body) for result in progress.results]
         if all(isinstance(result, Exception) for result in results):
             return results[0]
         if body.is_batch:
@@ -101,6 +138,16 @@ class PipelinePerformer:
         if body.wants_sound:
             return Answer(results[0]["audio"], "audio/wav")
         return _answer(self.model.unbatched(results[0], body.inputs[0], body.parameters))
+
+
+def _load(task: str, source: ModelSource, step_tokens: int) -> Any:
+    match task:
+        case pipeline_tasks.QUESTION_ANSWERING:
+            return QuestionAnswering(source, step_tokens)
+        case text_classification.TASK:
+            return text_classification.TextClassification(source, step_tokens)
+        case _:
+            return PipelineModel(task, source, step_tokens)
 
 
 def _blame_request(result: Any, body: PipelineBody) -> Any:

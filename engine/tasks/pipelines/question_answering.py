@@ -6,7 +6,7 @@ context is split into overlapping windows, as for BERT (Devlin et al., section 4
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from core.errors import ConfigurationError, RequestError
 from engine.loading.model_source import ModelSource
 from engine.tasks.lengths import Windows, longest_text, plan_windows
 from engine.tasks.loading import load_tokenizer, load_with_head
-from engine.tasks.pipelines.model import Parameters
+from engine.tasks.pipelines.model import CHARACTERS, MAX_AT_ONCE, Parameters, Sized, num_characters
 
 WINDOWS_PER_RUN = 32
 """Windows that the model reads at once."""
@@ -64,9 +64,10 @@ class QuestionAnswering:
     Raises ConfigurationError if the model has no such head or no fast tokenizer.
     """
 
-    can_batch = True
+    max_at_once = MAX_AT_ONCE
 
-    def __init__(self, source: ModelSource) -> None:
+    def __init__(self, source: ModelSource, step_tokens: int) -> None:
+        self._least_tokens = max(1, step_tokens // MAX_AT_ONCE)
         self._tokenizer = load_tokenizer(source, QUESTION_ANSWERING)
         if not self._tokenizer.is_fast:
             raise ConfigurationError(
@@ -77,6 +78,12 @@ class QuestionAnswering:
             source, AutoModelForQuestionAnswering, QUESTION_ANSWERING
         )
         self._limit = longest_text(self._tokenizer, self.model)
+
+    def sized(self, inputs: list[Any], parameters: Parameters) -> Sequence[Sized]:
+        return [
+            (max(self._least_tokens, num_characters(given) // CHARACTERS), given)
+            for given in inputs
+        ]
 
     def prepare(self, given: Any, parameters: Parameters) -> _Question:
         match given:

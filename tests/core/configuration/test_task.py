@@ -95,8 +95,8 @@ def test_an_option_comes_first(model, value, kind, name):
 
 @pytest.mark.parametrize(
     "options",
-    [{"batching": "paged"}, {"batching": "continuous"}, {"rolling_batch": "auto"},
-     {"executor": "packed"}, {"enable_lora": True}],
+    [{"batching": "paged"}, {"rolling_batch": "auto"}, {"executor": "packed"},
+     {"enable_lora": True}],
 )  # fmt: skip
 def test_generation_options_are_rejected_for_other_tasks(model, options):
     choose_task(model("LlamaForCausalLM"), make_options(options))

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -30,13 +31,13 @@ def task_model(tmp_path_factory) -> TaskModelDir:
     return lambda name: save_task_model(name, folder)
 
 
-def engine_of(path: Path, **options: object) -> TaskEngine:
+def engine_of(path: Path, **options: Any) -> Any:
     """Return an engine whose batches never wait."""
     all_options = make_options({"dtype": "fp32", "device": "cpu", "max_batch_delay": 0} | options)
     return build_task_engine(choose_task(path, all_options), path, all_options)
 
 
-def perform(engine: TaskEngine, *bodies: PipelineBody | EmbeddingBody | Job) -> list[Outcome]:
+def perform(engine: TaskEngine, *bodies: PipelineBody | EmbeddingBody | Job) -> list[Any]:
     """Perform the bodies and return their outcomes in order."""
     jobs = [body if isinstance(body, Job) else Job(msgspec.msgpack.encode(body)) for body in bodies]
     ids = [engine.add(job, 0.0) for job in jobs]
@@ -48,7 +49,7 @@ def perform(engine: TaskEngine, *bodies: PipelineBody | EmbeddingBody | Job) -> 
     return [outcomes[id] for id in ids]
 
 
-def decoded(outcome: Outcome) -> object:
+def decoded(outcome: Outcome) -> Any:
     """Return the parsed JSON of an answer."""
     assert isinstance(outcome, Answer), outcome
     return msgspec.json.decode(outcome.body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from itertools import chain
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -308,10 +309,10 @@ def test_an_aborted_request_is_not_embedded_further(task_model):
     assert engine.facts.batching == "continuous"
     many = start(engine, *["the cat"] * 20)
     engine.step(0.0)
-    assert len(engine.performer._progress) == 1
+    assert len(engine.performer._running) == 1
     engine.abort(many)
     assert not engine.has_work()
-    assert not engine.performer._progress
+    assert not engine.performer._running
 
 
 def test_a_failing_text_fails_only_its_request(task_model):
@@ -337,7 +338,9 @@ def test_a_panic_of_a_library_fails_only_its_request(task_model, monkeypatch, pa
             return getattr(usual, name)
 
         def __call__(self, *arguments, **keywords):
-            if "who" in arguments or 3 in keywords.get("attention_mask", torch.zeros(1, 1)).sum(1):
+            if ["who"] in arguments or 3 in keywords.get("attention_mask", torch.zeros(1, 1)).sum(
+                1
+            ):
                 raise kind("why")
             return usual(*arguments, **keywords)
 
@@ -349,7 +352,7 @@ def test_a_panic_of_a_library_fails_only_its_request(task_model, monkeypatch, pa
 
 def test_offline_embeddings(task_model):
     path = task_model("encoder")
-    llm = LLM(path, dtype="fp32", device="cpu", max_batch_delay=1, batch_size=2)
+    llm: Any = LLM(path, dtype="fp32", device="cpu", max_batch_delay=1, batch_size=2)
     outputs = llm.embed(TEXTS, use_tqdm=False)
     for text, output in zip(TEXTS, outputs, strict=True):
         assert output.prompt == text
