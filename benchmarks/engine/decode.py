@@ -2,9 +2,10 @@
 
 A step of one sequence reads each weight once, and reads and writes the sequence's states: that many
 bytes must move. The rate at which they do is compared with the rate of a copy in the same process,
-which counts what it reads and what it writes. Weights are random, in bf16; prompts have 64 tokens.
+which counts what it reads and what it writes. Weights are random; prompts have 64 tokens.
 
     OMP_NUM_THREADS=1 python -m benchmarks.engine.decode --shape qwen3.5-0.8b lfm2-1.2b
+    python -m benchmarks.engine.decode --shape llama-88m --sequences 1 --dtype fp32 --quantize int8
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ COPIED = 256 * 2**20
 """Bytes: many times as many as caches hold."""
 NUM_PROMPT = 64
 WARM_UP = 4
+SIZES = {"fp32": 4, "bf16": 2}
+"""Bytes of a number."""
 
 
 def clocks() -> tuple[float, float]:
@@ -44,14 +47,14 @@ def copy_rates(source: torch.Tensor, target: torch.Tensor) -> tuple[float, float
     return 2 * source.nbytes / wall, 2 * source.nbytes / cpu
 
 
-def moved_bytes(llm: LLM, shape: str, num_sequences: int) -> int:
+def moved_bytes(llm: LLM, shape: str, num_sequences: int, dtype: str) -> int:
     """Return the bytes that a decode step must move, without K and V.
 
     Of the embedding it reads a row for each token; the head is beside it.
     """
     passes: Any = llm.llm_engine.executor
     states: StatePool | None = passes.passes.cache.states
-    embedding = SHAPES[shape]["vocab_size"] * SHAPES[shape]["hidden_size"] * 2
+    embedding = SHAPES[shape]["vocab_size"] * SHAPES[shape]["hidden_size"] * SIZES[dtype]
     num_bytes = llm.facts.weights_bytes - embedding
     return num_bytes + (0 if states is None else 2 * states.rows.shape[1] * num_sequences)
 
@@ -70,7 +73,9 @@ def steps(engine: Engine, num_sequences: int, count: int) -> list[tuple[float, f
     return spent[-count:]
 
 
-def measure(shape: str, num_sequences: int, num_rounds: int, count: int) -> str:
+def measure(
+    shape: str, num_sequences: int, dtype: str, quantize: str | None, num_rounds: int, count: int
+) -> str:
     """Return a row of the table: medians over rounds of `count` steps, each after a copy."""
     shares: list[tuple[float, float]] = []
     seconds: list[float] = []
@@ -78,7 +83,8 @@ def measure(shape: str, num_sequences: int, num_rounds: int, count: int) -> str:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[shape]))
         with LLM(
             folder,
-            dtype="bf16",
+            dtype=dtype,
+            quantize=quantize,
             load_format="dummy",
             max_model_len=512,
             max_rolling_batch_size=num_sequences,
@@ -86,7 +92,7 @@ def measure(shape: str, num_sequences: int, num_rounds: int, count: int) -> str:
             source = torch.ones(COPIED, dtype=torch.uint8)
             target = torch.empty_like(source)
             copy_rates(source, target)
-            num_bytes = moved_bytes(llm, shape, num_sequences)
+            num_bytes = moved_bytes(llm, shape, num_sequences, dtype)
             for _ in range(num_rounds):
                 copies = copy_rates(source, target)
                 spent = steps(llm.llm_engine, num_sequences, count)
@@ -106,6 +112,8 @@ def main() -> None:
     )
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["qwen3.5-0.8b", "lfm2-1.2b"])
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--dtype", choices=SIZES, default="bf16")
+    parser.add_argument("--quantize", choices=("int8", "int4"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=16, help="of a round (default: %(default)s)")
     given = parser.parse_args()
@@ -113,7 +121,8 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- |")
     for shape in given.shape:
         for num_sequences in given.sequences:
-            print(measure(shape, num_sequences, given.rounds, given.steps), flush=True)
+            work = shape, num_sequences, given.dtype, given.quantize
+            print(measure(*work, given.rounds, given.steps), flush=True)
 
 
 if __name__ == "__main__":
