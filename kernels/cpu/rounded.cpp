@@ -94,6 +94,8 @@ struct RoundedTile {
     int64_t depth, group;  // of the weight
     int64_t first_row;
     float* sums;  // [rows, PANEL]
+
+    RoundedTile after(int64_t count) const { return {panel, rows, depth, group, first_row + count, sums + count * PANEL}; }
 };
 
 inline uint32_t unit_of_row(const RowCode* from) {
@@ -114,55 +116,66 @@ inline Words unit_of_words(Words words, int unit) {
 #endif
 }
 
+// Adds the products of a unit of R rows, `stride` codes apart, and a unit of a panel.
+template <int R>
+inline void add_unit(const RowCode* codes, int64_t stride, const Words (&unit)[2], Ints (&sums)[R][2]) {
+    for (int r = 0; r < R; r++) {
+        const uint32_t row = unit_of_row(codes + r * stride);
+        for (int half = 0; half < 2; half++) sums[r][half] = multiplied_and_added(row, unit[half], sums[r][half]);
+    }
+}
+
 // Adds the sums of one group to a row's totals.
 inline Floats group_added(Floats totals, Ints sums, Floats scales, float row_scale) {
     return totals + __builtin_convertvector(sums, Floats) * scales * row_scale;
 }
 
-template <int BITS, int R>
-void multiply_tile(const RoundedTile<BITS>& t) {
+// Adds the products of one group of inputs to the totals of R rows. `units`: the panel's codes of the group, or null: they
+// are taken from the panel's words.
+template <int BITS, int R, bool HAS_UNITS>
+inline void add_group(const RoundedTile<BITS>& t, int64_t g, const Words (*units)[2], Floats (&totals)[R][2]) {
     constexpr int64_t PER_WORD = IntegerPanel<BITS>::PER_WORD;
     const RoundedRows& rows = t.rows;
     const RowCode* codes = rows.codes.data() + t.first_row * rows.stride;
-    const float* row_scales = rows.scales.data() + t.first_row * rows.num_groups;
-    const int32_t* row_sums = rows.sums.data() + t.first_row * rows.num_groups;
-    Floats totals[R][2] = {};
-    for (int64_t g = 0; g < rows.num_groups; g++) {
-        const int64_t first = g * rows.group, end = std::min(first + rows.group, t.depth);
-        const int64_t place = first / t.group * PANEL;
-        Ints sums[R][2];
-        for (int half = 0; half < 2; half++) {
-            const Ints zeros = load(t.panel.zeros + place + half * LANES);
-            for (int r = 0; r < R; r++) sums[r][half] = zeros * -row_sums[r * rows.num_groups + g];
-        }
+    const float* row_scales = rows.scales.data() + t.first_row * rows.num_groups + g;
+    const int32_t* row_sums = rows.sums.data() + t.first_row * rows.num_groups + g;
+    const int64_t first = g * rows.group, end = std::min(first + rows.group, t.depth);
+    const int64_t place = first / t.group * PANEL;
+    Ints sums[R][2];
+    for (int half = 0; half < 2; half++) {
+        const Ints zeros = load(t.panel.zeros + place + half * LANES);
+        for (int r = 0; r < R; r++) sums[r][half] = zeros * -row_sums[r * rows.num_groups];
+    }
+    if constexpr (HAS_UNITS)
+        for (int64_t k = first; k < end; k += UNIT, units++) add_unit<R>(codes + k, rows.stride, *units, sums);
+    else
         for (int64_t k = first; k < end; k += PER_WORD) {
             const uint32_t* from = t.panel.words + k / PER_WORD * PANEL;
             for (int half = 0; half < 2; half++) __builtin_prefetch((const char*)(from + half * LANES) + AHEAD_BYTES);
             const Words words[2] = {load(from), load(from + LANES)};
-            for (int unit = 0; unit < PER_WORD / UNIT; unit++) {
-                const Words units[2] = {unit_of_words<BITS>(words[0], unit), unit_of_words<BITS>(words[1], unit)};
-                for (int r = 0; r < R; r++) {
-                    const uint32_t row = unit_of_row(codes + r * rows.stride + k + unit * UNIT);
-                    for (int half = 0; half < 2; half++)
-                        sums[r][half] = multiplied_and_added(row, units[half], sums[r][half]);
-                }
-            }
+            for (int unit = 0; unit < PER_WORD / UNIT; unit++)
+                add_unit<R>(codes + k + unit * UNIT, rows.stride,
+                            {unit_of_words<BITS>(words[0], unit), unit_of_words<BITS>(words[1], unit)}, sums);
         }
-        for (int half = 0; half < 2; half++) {
-            const Floats scales = load(t.panel.scales + place + half * LANES);
-            for (int r = 0; r < R; r++)
-                totals[r][half] = group_added(totals[r][half], sums[r][half], scales,
-                                              row_scales[r * rows.num_groups + g]);
-        }
-        if (!t.panel.minimums) continue;
-        for (int half = 0; half < 2; half++) {
-            const Floats minimums = load(t.panel.minimums + place + half * LANES);
-            for (int r = 0; r < R; r++) {
-                const int64_t index = r * rows.num_groups + g;
-                totals[r][half] -= minimums * (row_scales[index] * (float)row_sums[index]);
-            }
+    for (int half = 0; half < 2; half++) {
+        const Floats scales = load(t.panel.scales + place + half * LANES);
+        for (int r = 0; r < R; r++)
+            totals[r][half] = group_added(totals[r][half], sums[r][half], scales, row_scales[r * rows.num_groups]);
+    }
+    if (!t.panel.minimums) return;
+    for (int half = 0; half < 2; half++) {
+        const Floats minimums = load(t.panel.minimums + place + half * LANES);
+        for (int r = 0; r < R; r++) {
+            const int64_t index = r * rows.num_groups;
+            totals[r][half] -= minimums * (row_scales[index] * (float)row_sums[index]);
         }
     }
+}
+
+template <int BITS, int R>
+void multiply_tile(const RoundedTile<BITS>& t) {
+    Floats totals[R][2] = {};
+    for (int64_t g = 0; g < t.rows.num_groups; g++) add_group<BITS, R, false>(t, g, nullptr, totals);
     for (int r = 0; r < R; r++)
         for (int half = 0; half < 2; half++) store(t.sums + r * PANEL + half * LANES, totals[r][half]);
 }
@@ -172,6 +185,45 @@ void multiply_tile_of(int64_t num_rows, const RoundedTile<BITS>& t, std::integer
     constexpr void (*TABLE[])(const RoundedTile<BITS>&) = {multiply_tile<BITS, R + 1>...};
     TABLE[num_rows - 1](t);
 }
+
+#if !defined(HAS_VNNI)
+// Adds one group's products to `t.sums`.
+template <int BITS, int R>
+void add_tile(const RoundedTile<BITS>& t, int64_t g, const Words (*units)[2]) {
+    Floats totals[R][2];
+    for (int r = 0; r < R; r++)
+        for (int half = 0; half < 2; half++) totals[r][half] = load(t.sums + r * PANEL + half * LANES);
+    add_group<BITS, R, true>(t, g, units, totals);
+    for (int r = 0; r < R; r++)
+        for (int half = 0; half < 2; half++) store(t.sums + r * PANEL + half * LANES, totals[r][half]);
+}
+
+// Multiplies many rows, from `first` on: takes the codes of a group from the panel's words once for all tiles.
+template <int BITS, int... R>
+void multiply_many(int64_t num_rows, const RoundedTile<BITS>& t, std::integer_sequence<int, R...>) {
+    constexpr int64_t PER_WORD = IntegerPanel<BITS>::PER_WORD;
+    constexpr void (*TABLE[])(const RoundedTile<BITS>&, int64_t, const Words (*)[2]) = {add_tile<BITS, R + 1>...};
+    const int64_t count = num_tiles(num_rows, sizeof...(R)), group = t.rows.group;
+    std::fill_n(t.sums, num_rows * PANEL, 0.0f);
+    for (int64_t g = 0; g < t.rows.num_groups; g++) {
+        Words units[ROW_GROUP / UNIT][2];
+        const uint32_t* from = t.panel.words + g * group / PER_WORD * PANEL;
+        const int64_t num_words = (std::min(group, t.depth - g * group) + PER_WORD - 1) / PER_WORD;
+        for (int64_t word = 0; word < num_words; word++, from += PANEL) {
+            for (int half = 0; half < 2; half++) {
+                __builtin_prefetch((const char*)(from + half * LANES) + AHEAD_BYTES);
+                const Words words = load(from + half * LANES);
+                for (int unit = 0; unit < PER_WORD / UNIT; unit++)
+                    units[word * (PER_WORD / UNIT) + unit][half] = unit_of_words<BITS>(words, unit);
+            }
+        }
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t first = num_rows * i / count, end = num_rows * (i + 1) / count;
+            TABLE[end - first - 1](t.after(first), g, units);
+        }
+    }
+}
+#endif
 
 #if defined(__AMX_INT8__)
 constexpr int64_t MIN_AMX_ROWS = 12;  // with fewer, VNNI is as fast
@@ -264,12 +316,19 @@ void multiply_bits(const IntegerLinear& a, Team& team) {
                     continue;
                 }
 #endif
-                const int64_t count = (num_rows + TILE_ROWS_OF_CODES - 1) / TILE_ROWS_OF_CODES;
+                const RoundedTile<BITS> tile{panel, rows, a.depth, a.group, block, sums};
+                constexpr auto FUNCTIONS = std::make_integer_sequence<int, TILE_ROWS_OF_CODES>();
+#if !defined(HAS_VNNI)
+                if (num_rows > TILE_ROWS_OF_CODES) {
+                    multiply_many(num_rows, tile, FUNCTIONS);
+                    write<Row>(a, block, num_rows, place, sums);
+                    continue;
+                }
+#endif
+                const int64_t count = num_tiles(num_rows, TILE_ROWS_OF_CODES);
                 for (int64_t i = 0; i < count; i++) {  // tiles of nearly equal size
                     const int64_t first = num_rows * i / count, end = num_rows * (i + 1) / count;
-                    multiply_tile_of(end - first,
-                                     RoundedTile<BITS>{panel, rows, a.depth, a.group, block + first, sums + first * PANEL},
-                                     std::make_integer_sequence<int, TILE_ROWS_OF_CODES>());
+                    multiply_tile_of(end - first, tile.after(first), FUNCTIONS);
                 }
                 write<Row>(a, block, num_rows, place, sums);
             }
