@@ -217,6 +217,10 @@ class Envelope:
         }
 
 
+_PLACE = "\x00text"
+"""Stands for the text in a record from which a template is made. Encoded, it cannot be in ids."""
+
+
 class Chunks:
     """Writes the records of a stream. Their common fields are encoded only once."""
 
@@ -227,6 +231,18 @@ class Chunks:
     def chunk(self, choices: Sequence[Record], **more: object) -> bytes:
         """Return the record with these choices and further fields."""
         return self._head + msgspec.json.encode({"choices": choices, **more})[1:]
+
+
+class TextChunk:
+    """Writes records that differ only in their text."""
+
+    def __init__(self, write: Callable[[str], bytes]) -> None:
+        """write: writes the record with a text."""
+        self._before, _, self._after = write(_PLACE).rpartition(msgspec.json.encode(_PLACE))
+
+    def __call__(self, text: str) -> bytes:
+        """Return the record with a text."""
+        return self._before + msgspec.json.encode(text) + self._after
 
 
 def openai_error(failure: Failure) -> Record:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Literal, Protocol
 
 import gevent
+from gevent.ssl import SSLSocket
 from gunicorn.http.body import Body, ChunkedReader
 from gunicorn.http.errors import NoMoreData, ParseException
 from gunicorn.http.message import Request
@@ -45,7 +46,9 @@ class Socket(Protocol):
     """The methods of gevent's sockets that are used here."""
 
     def recv(self, size: int) -> bytes: ...
-    def send(self, data: memoryview) -> int: ...
+    def send(
+        self, data: memoryview | bytes, flags: int = 0, timeout: float | None = None
+    ) -> int: ...
     def shutdown(self, how: int) -> None: ...
     def settimeout(self, timeout: float | None) -> None: ...
     def setsockopt(self, level: int, option: int, value: int) -> None: ...
@@ -76,6 +79,7 @@ class Arrival:
         self._part: Literal["head", "body", "rest"] = "head"
         self._num_held = 0
         self._is_first_read = True
+        self._unsent = b""
         self.upgraded: Mapping[str, Any] | None = None
         """The WSGI environment of the request that turned this connection into a WebSocket, or None
         if the connection still carries HTTP."""
@@ -185,7 +189,7 @@ class Arrival:
         """
         limit_s = self._server.write_timeout + len(data) / MIN_READ_RATE
         deadline = self._clock() + limit_s
-        view = memoryview(data)
+        view, self._unsent = memoryview(self._unsent + data), b""
         try:
             while view:
                 remaining_s = deadline - self._clock()
@@ -196,6 +200,23 @@ class Arrival:
             raise SlowReaderError from None
         finally:
             self._client.settimeout(None)
+
+    @property
+    def send_chunk(self) -> Callable[[bytes], bool] | None:
+        """Sends a chunk of HTTP/1.1 without waiting; None with TLS.
+
+        Returns False if not all was sent: the next `sendall` sends the rest first.
+        """
+        return None if isinstance(self._client, SSLSocket) else self._send_chunk
+
+    def _send_chunk(self, data: bytes) -> bool:
+        data = b"%X\r\n%b\r\n" % (len(data), data)
+        try:
+            num_sent = self._client.send(data, 0, 0.0)
+        except OSError:
+            num_sent = 0  # the next `sendall` raises what is wrong
+        self._unsent = data[num_sent:]
+        return not self._unsent
 
     def _begin(self, part: Literal["head", "body", "rest"], timeout_s: float) -> None:
         self._part, self._deadline = part, self._clock() + timeout_s

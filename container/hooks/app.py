@@ -30,6 +30,7 @@ class HookedFlask(Flask):
     def dispatch_request(self) -> Response:
         """Answer the current request. Called by Flask, which handles what this raises."""
         answered: list[Response] = []
+        g.context.send_chunk = None  # a hook may change each part of a stream
 
         def routes(hook_request: HookRequest) -> object:
             answered.append(self._answer(hook_request))

@@ -8,7 +8,7 @@ import uuid
 from flask import Flask, Response, g, request
 from werkzeug.datastructures import Headers
 
-from container.http.disconnect import disconnect_check
+from container.http.client_connection import direct_send, disconnect_check
 from container.http.request_context import LoggedWarnings, RequestContext
 
 CUSTOM_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
@@ -25,6 +25,7 @@ def register_headers(app: Flask) -> None:
             request.mimetype,
             disconnect_check(request.environ),
             warned.add,
+            direct_send(request.environ),
         )
 
     app.before_request(begin)

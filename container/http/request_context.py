@@ -11,6 +11,7 @@ from flask import g, request
 from werkzeug.datastructures import Headers
 from werkzeug.exceptions import RequestEntityTooLarge, UnsupportedMediaType
 
+from container.http.client_connection import SendChunk
 from container.http.deadline import ClientGoneError
 from container.http.failures import Failure, describe
 from container.http.off_loop import LONG_BODY_BYTES, in_thread_if_long
@@ -72,6 +73,8 @@ class RequestContext:
     """Returns whether the client has closed its connection."""
     is_new_warning: Callable[[str], bool]
     """Returns whether a warning has not been logged yet."""
+    send_chunk: SendChunk | None = None
+    """Sends a part of a stream past Flask and the server, once they have sent its beginning."""
     read_body: Callable[[], bytes] = client_body
     """Called by the route. Hooks may have replaced the body that the client has sent."""
     body: bytes = b""

@@ -13,8 +13,8 @@ import gevent
 from flask import Response, request
 from werkzeug.exceptions import ClientDisconnected
 
+from container.http.client_connection import disconnect_check
 from container.http.deadline import CLIENT_CHECK_INTERVAL_S, ClientGoneError
-from container.http.disconnect import disconnect_check
 from container.multi_model.model_container import UnixConnection
 from core.errors import EngineUnavailableError
 from core.process.http_headers import HOP_BY_HOP

@@ -80,6 +80,8 @@ class EngineConnection:
         self._numbers = itertools.count(1)
         self._open: dict[str, TokenStream | Reply] = {}
         """The running requests by their ids."""
+        self._pushed: dict[str, TokenStream | Reply] = {}
+        """The requests for which messages have been read but not delivered."""
         self.refusals = Refusals()
         self.snapshots = SnapshotFeed(self._watch, clock)
         self.ready = gevent.event.Event()
@@ -141,6 +143,7 @@ class EngineConnection:
         running, self._open = self._open, {}
         for request in running.values():
             request.push(Failed(request.id, "failed", reason))
+            request.deliver()
 
     def close(self) -> None:
         """Fail the running requests and close the socket."""
@@ -170,6 +173,7 @@ class EngineConnection:
                 may_merge = self.stream_delay_s or len(self._open) > FEW_REQUESTS
                 reads_on = may_merge and self._clock() < end
                 message = self._channel.receive_now() if reads_on else None
+            self._deliver()
             gevent.sleep(self.stream_delay_s)  # if 0, others run even while more messages wait
 
     def _check_alive(self, *, is_ready: bool) -> None:
@@ -220,8 +224,19 @@ class EngineConnection:
             return  # aborted while this message was in flight
         # The engine answers a Submit with outputs, and other requests with Performed.
         request.push(part)  # pyright: ignore[reportArgumentType]
+        self._pushed[id] = request
         if request.has_ended:
             del self._open[id]
+
+    def _deliver(self) -> None:
+        """Deliver what has been read, once for each request. Others run every MAX_TURN_S."""
+        end = self._clock() + MAX_TURN_S
+        pushed, self._pushed = self._pushed, {}
+        for request in pushed.values():
+            request.deliver()
+            if self._clock() >= end:
+                gevent.sleep(0)
+                end = self._clock() + MAX_TURN_S
 
     def _beat(self, heartbeat: Heartbeat) -> None:
         self.state = self.state.after(heartbeat, len(self._open))

@@ -40,6 +40,9 @@ class Reply:
         self.has_ended = isinstance(message, Failed) or message.is_last
         self._arrived.put(message)
 
+    def deliver(self) -> None:
+        """Do nothing: `push` has woken the greenlet that waits in `get`."""
+
     def abort(self, reason: AbortReason = "disconnect") -> None:
         """Abort the request in the engine, unless it has ended. May be called at any time."""
         self._on_abort(self.id, None, reason)

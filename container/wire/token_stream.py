@@ -49,13 +49,16 @@ class TokenStream:
         self.id = id
         self._on_abort = on_abort
         self._arrived: list[Output] = []
-        self._failed: Failed | None = None
+        self._failure: Exception | None = None
         self._open = set(range(num_answers))
         """Indices of the answers that have not ended."""
         self._waiter: Waiter[None] | None = None
         """Of the greenlet that waits in `get`."""
         self._waits_for_end = False
         """Whether that greenlet waits for the end of an answer."""
+        self._is_urgent = False
+        """Whether an answer, or all, have ended since the last `get`."""
+        self._take: Callable[[Output], bool] | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -69,12 +72,21 @@ class TokenStream:
         answer. Returns an empty list if nothing has arrived. Raises the error that `failure_of`
         returns when the engine reports a failure.
         """
-        if self._failed is None and (not self._arrived or (is_patient and self._open)):
+        if self._failure is None and (not self._arrived or (is_patient and self._open)):
             self._wait(timeout_s, for_end=is_patient)
         outputs, self._arrived = self._arrived, []
-        if self._failed is not None and not outputs:
-            raise failure_of(self._failed)
+        self._is_urgent = False
+        if self._failure is not None and not outputs:
+            raise self._failure
         return outputs if len(outputs) < 2 else _merged(outputs)
+
+    def divert(self, take: Callable[[Output], bool]) -> None:
+        """Let `take` have the outputs that arrive while `get` waits, without waking its greenlet.
+
+        `take` must not wait. It is called until it returns False. Answers' last outputs, and what
+        arrives with them, are left to `get`, which also raises what `take` raises.
+        """
+        self._take = take
 
     def receipt(self, timeout_s: float) -> Receipt | None:
         """Return the receipt of a request whose last answer was aborted at a stop string.
@@ -84,19 +96,39 @@ class TokenStream:
         return None
 
     def push(self, message: Output | Failed) -> None:
-        """Add a message that the engine sent. Only EngineConnection calls this."""
+        """Add a message that the engine sent. Only EngineConnection calls this, then `deliver`."""
         if isinstance(message, Failed):
-            self._failed = message
+            self._failure = failure_of(message)
             self._open.clear()
-        else:
-            self._arrived.append(message)
-            if message.finish is not None:
-                self._open.discard(message.index)
-            elif self._waits_for_end:
-                return
-        if self._waiter is not None:
-            gevent.get_hub().loop.run_callback(self._waiter.switch, None)
-            self._waiter = None
+            self._is_urgent = True
+            return
+        self._arrived.append(message)
+        if message.finish is not None:
+            self._open.discard(message.index)
+            self._is_urgent = True
+
+    def deliver(self) -> None:
+        """Hand what has been pushed to the greenlet that waits in `get`, if one does."""
+        if self._waiter is None or not (self._is_urgent or self._hands_on()):
+            return
+        gevent.get_hub().loop.run_callback(self._waiter.switch, None)
+        self._waiter = None
+
+    def _hands_on(self) -> bool:
+        """Give what has arrived to `take`. Return whether the waiting greenlet must wake up."""
+        if self._waits_for_end:
+            return False
+        if len(self._arrived) > 1:
+            self._arrived = _merged(self._arrived)
+        try:
+            while self._take is not None and self._arrived:
+                if not self._take(self._arrived.pop(0)):
+                    self._take = None
+        except Exception as error:
+            self._failure = error
+            self._arrived.clear()
+            return True
+        return bool(self._arrived)
 
     def abort(self, index: int | None = None, reason: AbortReason = "disconnect") -> None:
         """Abort one answer, or all if `index` is None. Does nothing for answers that have ended.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import repeat
+
 import msgspec
 
 from core.output import Output
@@ -21,6 +24,11 @@ class TokenText(msgspec.Struct, frozen=True, gc=False):
     logprob: float
     top_logprobs: TopLogprobs | None = None
     """Set if the request has `logprobs`."""
+
+
+def text_of(tokens: Iterable[TokenText]) -> str:
+    """Return the text that the tokens complete."""
+    return "".join([token.text for token in tokens])
 
 
 class AnswerText:
@@ -49,7 +57,7 @@ class AnswerText:
 
     @property
     def text(self) -> str:
-        return "".join(token.text for token in self.tokens)
+        return text_of(self.tokens)
 
     @property
     def cumulative_logprob(self) -> float:
@@ -59,12 +67,11 @@ class AnswerText:
     def push(self, output: Output) -> list[TokenText]:
         """Add the tokens of an output of this answer, and return them with their texts."""
         new: list[TokenText] = []
-        num_after = len(output.token_ids)
-        best = iter(output.top_logprobs)
-        for token_id, logprob in zip(output.token_ids, output.logprobs, strict=True):
-            num_after -= 1
-            text = self._text_of(token_id, output.finish is not None and not num_after)
-            new.append(TokenText(token_id, text, logprob, next(best, None)))
+        num_before_last = len(output.token_ids) - 1 if output.finish is not None else -1
+        best = output.top_logprobs or repeat(None)
+        for token_id, logprob, top in zip(output.token_ids, output.logprobs, best, strict=False):
+            text = self._text_of(token_id, len(new) == num_before_last)
+            new.append(TokenText(token_id, text, logprob, top))
             if self.finish is not None:  # at a stop string
                 break
         self.tokens += new

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from core.text.answer import TokenText
+from core.text.answer import TokenText, text_of
 from core.text.reasoning.base import Reasoning, ReasoningParser
 from core.text.tools.base import ToolCall, ToolParser
 from core.text.tools.response_template.parser import ResponseParser
@@ -45,7 +45,7 @@ class AnswerParser:
         """Separate the reasoning from the rest. Adjacent parts of one kind are joined."""
         parser = self._reasoning
         if parser is None:
-            text = "".join(token.text for token in tokens)
+            text = text_of(tokens)
             return [text] if text else []
         parts: list[AnswerPiece] = []
         for token in tokens:

@@ -9,7 +9,14 @@ from container.apis.chat.schema import ChatRequest
 from container.apis.generation.generation import Generation
 from container.apis.generation.logprobs import chat_logprobs
 from container.apis.generation.reply import Format, Record, StreamRecord
-from container.apis.openai import Chunks, Envelope, finish_reason, openai_error, usage
+from container.apis.openai import (
+    Chunks,
+    Envelope,
+    TextChunk,
+    finish_reason,
+    openai_error,
+    usage,
+)
 from container.http.failures import Failure
 from core.text.answer import AnswerText, TokenText
 from core.text.answers import Delta
@@ -45,6 +52,10 @@ class ChatFormat(Format):
         self._tokenizer = tokenizer
         self._name = request.response_options.token_namer(tokenizer)
         self._messages = messages
+        options = request.response_options
+        self._has_details = request.logprobs or options.shows_token_ids
+        self._text_chunks: dict[int, TextChunk] = {}
+        """By choice, unless its chunks differ in more than their text."""
 
     def document(self) -> object:
         options = self._request.response_options
@@ -68,14 +79,19 @@ class ChatFormat(Format):
         prompt = self._request.response_options.prompt_fields(self._generation)
         first = self._chunk(index, _ROLE, more=prompt)
         echo = self._request.echo
+        if not (self._has_details or self._request.stream_usage.is_continuous):
+            self._text_chunks[index] = TextChunk(lambda t: self._chunk(index, {"content": t}))
         return [first, self._chunk(index, {"content": echo})] if echo else [first]
 
     def delta(self, delta: Delta) -> Sequence[StreamRecord]:
         """Return the chunks with a delta's text and tool calls. The last chunk has the logprobs."""
         message = self._messages[delta.index]
         parts = message.deltas(delta.tokens, is_last=delta.finish is not None)
-        if (self._request.logprobs or self._request.response_options.shows_token_ids) and not parts:
+        if self._has_details and not parts:
             parts.append({})  # a chunk without text, for the tokens' logprobs or ids
+        write = self._text_chunks.get(delta.index)
+        if write and len(parts) == 1 and isinstance(text := parts[0].get("content"), str):
+            return [write(text)]
         chunks = [self._chunk(delta.index, part) for part in parts[:-1]]
         return chunks + [self._chunk(delta.index, part, delta.tokens) for part in parts[-1:]]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -23,6 +23,10 @@ class PromptDeltas:
     def deltas(self, *, may_wait: bool = False) -> Iterator[Delta]:
         prompts = range(len(self._generations))
         yield from interleave([self._of(prompt, may_wait=may_wait) for prompt in prompts])
+
+    def divert(self, take: Callable[[Delta], bool]) -> None:
+        if len(self._generations) == 1:  # several are interleaved
+            self._generations[0].divert(take)
 
     def abort(self) -> None:
         for generation in self._generations:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from container.apis.completions.echo import echoed_prompt
 from container.apis.completions.schema import CompletionRequest
@@ -13,10 +14,17 @@ from container.apis.generation.logprobs import (
     scored_answer_tokens,
 )
 from container.apis.generation.reply import Format, Record, StreamRecord
-from container.apis.openai import Chunks, Envelope, finish_reason, openai_error, usage
+from container.apis.openai import (
+    Chunks,
+    Envelope,
+    TextChunk,
+    finish_reason,
+    openai_error,
+    usage,
+)
 from container.http.failures import Failure
 from core.sampling import Finish
-from core.text.answer import AnswerText, TokenText
+from core.text.answer import AnswerText, TokenText, text_of
 from core.text.answers import Delta
 from core.text.tokenizer import Tokenizer
 
@@ -44,17 +52,36 @@ class CompletionFormat(Format):
         self._name = request.response_options.token_namer(tokenizer)
         self._offsets: dict[int, int] = {}
         """Characters of each choice that has begun, including the echo."""
+        options = request.response_options
+        self._has_details = bool(request.logprobs) or options.shows_token_ids
+        self._is_plain = not (self._has_details or request.only_echo) and not (
+            request.stream_usage.is_continuous
+        )
+        """Whether only the text of a choice's chunks differs."""
+        self._text_chunks: dict[int, TextChunk] = {}
+        """For the choices that have begun, if they are plain."""
 
     def delta(self, delta: Delta) -> Sequence[StreamRecord]:
+        if write := self._text_chunks.get(delta.index):
+            text = text_of(delta.tokens)
+            return [write(text)] if text else []
+        records = self._delta(delta)
+        if self._is_plain:
+            self._text_chunks[delta.index] = TextChunk(partial(self._text_chunk, delta.index))
+        return records
+
+    def _text_chunk(self, index: int, text: str) -> bytes:
+        return self._record(self._prompt_of(index), _choice(index, text))
+
+    def _delta(self, delta: Delta) -> Sequence[StreamRecord]:
         prompt, is_first = self._prompt_of(delta.index), delta.index not in self._offsets
         echo = self._echoes[prompt]
         prefix, echoed = (echo, self._echoed(prompt)) if is_first else ("", [])
         offset = self._offsets.get(delta.index, len(echo))
         tokens = self._returned(delta.tokens)
-        text = "".join(token.text for token in tokens)
+        text = text_of(tokens)
         self._offsets[delta.index] = offset + len(text)
-        options = self._request.response_options
-        if not (prefix or text or self._request.logprobs or options.shows_token_ids):
+        if not (prefix or text or self._has_details):
             return []
         choice = _choice(delta.index, prefix + text, self._logprobs(echoed, tokens, offset))
         ids = self._ids(prompt if is_first else None, tokens)
@@ -89,7 +116,7 @@ class CompletionFormat(Format):
     ) -> Record:
         echo, generation = self._echoes[prompt], self._generations[prompt]
         tokens = self._returned(answer.tokens)
-        text = echo + "".join(token.text for token in tokens)
+        text = echo + text_of(tokens)
         logprobs = self._logprobs(echoed, tokens, len(echo))
         choice = _choice(index, text, logprobs)
         choice |= {**self._end(answer), **self._ids(prompt, tokens)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -91,6 +91,21 @@ class Generation:
             ended = [answer.finish for answer in answers if answer.finish is not None]
             self._context.record.end(ended)
 
+    def divert(self, take: Callable[[Delta], bool]) -> None:
+        """Give `take` the deltas that arrive while `deltas` waits, as `TokenStream.divert` does.
+
+        Not with stop strings: to stop takes time.
+        """
+
+        def take_all(output: Output) -> bool:
+            may_go_on = True
+            for delta in self._push(output):
+                may_go_on = take(delta) and may_go_on
+            return may_go_on
+
+        if not self.received.may_stop:
+            self._stream.divert(take_all)
+
     def abort(self, reason: AbortReason = "disconnect") -> None:
         """Abort the request in the engine. Does nothing if it has ended."""
         self._stream.abort(reason=reason)
@@ -114,6 +129,6 @@ class Generation:
         self._num_uncharged = 0
         self._context.record.add(output)
         deltas = self.received.push(output)
-        if self.received.is_stopped_by_string(output):
+        if self.received.may_stop and self.received.is_stopped_by_string(output):
             self._stop(output.index)
         return deltas

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, Protocol
 
 import msgspec
@@ -91,6 +91,10 @@ class Deltas(Protocol):
         """Yield new tokens as `Generation.deltas` does, and raise what it raises."""
         ...
 
+    def divert(self, take: Callable[[Delta], bool]) -> None:
+        """Give `take` the deltas that arrive while `deltas` waits, as `TokenStream.divert` does."""
+        ...
+
     def abort(self) -> None:
         """Abort what is still running in the engine."""
         ...
@@ -105,6 +109,8 @@ class Reply:
         self.failure = format.failure
         self._format = format
         self._generation = generation
+        self._begun: set[int] = set()
+        """Indices of the answers that have begun."""
 
     def document(self) -> object:
         for _ in self._generation.deltas(may_wait=True):
@@ -115,14 +121,22 @@ class Reply:
         self._generation.abort()
 
     def records(self) -> Iterator[Sequence[StreamRecord]]:
-        begun = set[int]()
         for delta in self._generation.deltas():
-            records: list[StreamRecord] = []
-            if delta.index not in begun:
-                begun.add(delta.index)
-                records += self._format.begin(delta.index)
-            records += self._format.delta(delta)
-            if delta.finish is not None:
-                records += self._format.end(delta.index)
-            yield records
+            yield self._records_of(delta)
         yield self._format.last()
+
+    def divert(self, take: Callable[[Sequence[StreamRecord]], bool]) -> None:
+        """Give `take` the records that arrive while `records` waits, as `TokenStream.divert`."""
+        self._generation.divert(lambda delta: take(self._records_of(delta)))
+
+    def _records_of(self, delta: Delta) -> Sequence[StreamRecord]:
+        if delta.index in self._begun and delta.finish is None:
+            return self._format.delta(delta)
+        records: list[StreamRecord] = []
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            records += self._format.begin(delta.index)
+        records += self._format.delta(delta)
+        if delta.finish is not None:
+            records += self._format.end(delta.index)
+        return records

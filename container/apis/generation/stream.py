@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import msgspec
 from flask import Response
 
-from container.apis.generation.reply import ApiResponse, StreamRecord
+from container.apis.generation.reply import ApiResponse, Reply, StreamRecord
+from container.http.client_connection import SendChunk
 from container.http.deadline import ClientGoneError
 from container.http.request_context import RequestContext
 from container.http.service import json_response
@@ -68,10 +70,15 @@ def stream_lines(
     failure becomes the last record, since the status has been sent. If the client has
     disconnected, the stream just ends.
     """
+
+    encode = partial(_encode_all, stream_format)
     try:
         for records in chunks:
             if records:
-                yield b"".join([_encode(record, stream_format) for record in records])
+                yield encode(records)
+                # All parts so far have been sent.
+                if context.send_chunk is not None and isinstance(response, Reply):
+                    response.divert(partial(_send, context.send_chunk, encode))
     except (ClientGoneError, GeneratorExit):
         context.note_client_gone()
         return
@@ -79,6 +86,18 @@ def stream_lines(
         yield _encode(response.failure(context.describe(error)), stream_format)
     if response.ends_with_done and stream_format is EVENTS:
         yield _DONE
+
+
+def _send(
+    send_chunk: SendChunk,
+    encode: Callable[[Sequence[StreamRecord]], bytes],
+    records: Sequence[StreamRecord],
+) -> bool:
+    return not records or send_chunk(encode(records))
+
+
+def _encode_all(stream_format: StreamFormat, records: Sequence[StreamRecord | str]) -> bytes:
+    return b"".join([_encode(record, stream_format) for record in records])
 
 
 def _encode(record: StreamRecord | str, stream_format: StreamFormat) -> bytes:

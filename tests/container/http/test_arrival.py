@@ -30,13 +30,13 @@ class Client:
         self._clock = clock
         self._pieces = pieces
         self._gap_s = gap_s
-        self._space = space
+        self.space = space
         self._timeout: float | None = None
 
     def settimeout(self, timeout: float | None) -> None:
         self._timeout = timeout
 
-    def setsockopt(self, *_: object) -> None: ...
+    def setsockopt(self, level: int, option: int, value: int) -> None: ...
 
     def shutdown(self, how: int) -> None:
         self.has_shut_down = True
@@ -50,12 +50,14 @@ class Client:
             self._pieces.insert(0, piece[size:])
         return piece[:size]
 
-    def send(self, data: memoryview) -> int:
-        if not self._space:
+    def send(self, data: memoryview | bytes, flags: int = 0, timeout: float | None = None) -> int:
+        if not self.space:
+            if timeout == 0:
+                raise BlockingIOError
             self._wait(1e9)
-        count = min(self._space, len(data))
+        count = min(self.space, len(data))
         self.sent += bytes(data[:count])
-        self._space -= count
+        self.space -= count
         return count
 
     def _wait(self, seconds: float) -> None:
@@ -195,3 +197,15 @@ def test_a_client_that_reads_gets_everything(clock: Clock) -> None:
     client = Client(clock, [], space=6)
     Arrival(client, OPTIONS, BodyMemory(1), clock).sendall(b"123456")
     assert client.sent == b"123456"
+
+
+@pytest.mark.parametrize("space", [0, 1, 4, 5, 9])
+def test_what_a_chunk_leaves_is_sent_before_what_follows(clock: Clock, space: int) -> None:
+    client = Client(clock, [], space=space)
+    connection = Arrival(client, OPTIONS, BodyMemory(1), clock)
+    assert connection.send_chunk is not None
+    assert connection.send_chunk(b"data") is (space == len(b"4\r\ndata\r\n"))
+    assert (client.sent, clock.now) == (b"4\r\ndata\r\n"[:space], 100), "it does not wait"
+    client.space = 99
+    connection.sendall(b"0\r\n\r\n")
+    assert client.sent == b"4\r\ndata\r\n0\r\n\r\n"

@@ -1,4 +1,4 @@
-"""Detects that the client of a request has disconnected."""
+"""What a request needs of its client's connection, if the server lends it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import gevent.monkey
+
+SendChunk = Callable[[bytes], bool]
+"""Sends a part of a response's body without waiting. Returns False if not all could be sent: what
+is left goes before what the server sends next."""
+
+
+def direct_send(environ: Mapping[str, object]) -> SendChunk | None:
+    """Return how to send parts of this WSGI request's response past the server.
+
+    The server must have sent all parts before. Returns None if it lends no such connection, or if
+    the response will not be in chunks.
+    """
+    is_chunked = environ.get("SERVER_PROTOCOL") == "HTTP/1.1"
+    return getattr(environ.get("gunicorn.socket"), "send_chunk", None) if is_chunked else None
 
 
 def disconnect_check(environ: Mapping[str, object]) -> Callable[[], bool]:
