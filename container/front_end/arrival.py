@@ -70,7 +70,10 @@ class Arrival:
         server: ServerOptions,
         memory: BodyMemory,
         clock: Clock = time.monotonic,
+        enter: Callable[[], None] = lambda: None,
     ) -> None:
+        """enter: waits until a request other than a GET may begin."""
+        self._enter = enter
         self._client = client
         self._server = server
         self._memory = memory
@@ -160,6 +163,8 @@ class Arrival:
             self._client.settimeout(None)
         if self._is_first_read and data and self._part == "head":
             _refuse_other_protocols(data)
+            if not data.startswith(b"GET "):
+                self._enter()
             self._begin("head", self._server.header_timeout)
         self._is_first_read = False
         if self._part == "body":

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import resource
+from collections import deque
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import gevent
+from gevent.hub import Waiter
 from gevent.pool import Pool
 
 from container.http.health import HEALTH_PATHS
@@ -97,6 +99,38 @@ class Connections:
     @property
     def _num_excess(self) -> int:
         return len(self._open) - len(self._ending) - self._maximum
+
+
+class Entrance:
+    """Lets requests begin one after the other, and the event loop look at all sockets in between.
+
+    If a thousand arrive at once, another connection's health check does not wait for all of them.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Waiter[None]] = deque()
+        self._turn: Any = gevent.get_hub().loop.timer(0.0)
+        """Active from the beginning of a request until the loop has looked at all sockets."""
+
+    def enter(self) -> None:
+        """Wait for this greenlet's turn."""
+        if not self._turn.active:
+            self._turn.start(self._let_next_in)
+            return
+        waiter: Waiter[None] = Waiter()
+        self._waiting.append(waiter)
+        try:
+            waiter.get()
+        except BaseException:  # such as the timeout of an idle connection
+            with suppress(ValueError):
+                self._waiting.remove(waiter)
+            raise
+
+    def _let_next_in(self) -> None:
+        self._turn.stop()
+        if self._waiting:
+            self._turn.start(self._let_next_in)
+            self._waiting.popleft().switch(None)
 
 
 def silent_timeout(seconds: float | None) -> gevent.Timeout:

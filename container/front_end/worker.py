@@ -41,7 +41,7 @@ from gunicorn.workers.ggevent import GeventWorker
 
 from container.front_end.arrival import Arrival, ArrivingBody
 from container.front_end.body_memory import BodyMemory
-from container.front_end.connections import KEEPALIVE_S, Connections, silent_timeout
+from container.front_end.connections import KEEPALIVE_S, Connections, Entrance, silent_timeout
 from container.front_end.refusal import refuse
 from container.front_end.web_socket import WebSocket
 from container.http.failures import Failure
@@ -157,6 +157,8 @@ class HttpWorker(GeventWorker):
         self._application = cast(HttpApplication, self.app)
         self._bodies = BodyMemory(self._application.server.max_body_memory)
         self.connections = Connections(self.worker_connections)
+        self._entrance: Entrance | None = None
+        """Made after the fork, by the first connection, because it belongs to the event loop."""
 
     def timeout_ctx(self) -> AbstractContextManager[None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Limit the time for which a connection waits for its next request."""
@@ -166,7 +168,13 @@ class HttpWorker(GeventWorker):
         with self.connections.open():
             connection = self.connections.shake_hands(client, self.tls)
             if connection is not None:
-                arrival = Arrival(connection, self._application.server, self._bodies)
+                self._entrance = self._entrance or Entrance()
+                arrival = Arrival(
+                    connection,
+                    self._application.server,
+                    self._bodies,
+                    enter=self._entrance.enter,
+                )
                 super().handle(listener, cast(Any, arrival), cast(Any, client_address(addr)))
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> bool:

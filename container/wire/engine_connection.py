@@ -52,6 +52,8 @@ LIVENESS_CHECK_INTERVAL_S = 0.25
 """How long to wait for a message before checking whether the engine is still alive."""
 MAX_TURN_S = 0.01
 """For how long messages are read before other greenlets run."""
+LOOP_TURN_S = 1e-6
+"""To sleep so long lets the event loop look at all sockets. To sleep for 0 s might not."""
 FEW_REQUESTS = 32
 """So many requests keep up with the engine, and each of its steps is a chunk of their streams."""
 MAX_SILENCE_S = 10.0
@@ -235,7 +237,7 @@ class EngineConnection:
         for request in pushed.values():
             request.deliver()
             if self._clock() >= end:
-                gevent.sleep(0)
+                gevent.sleep(LOOP_TURN_S)
                 end = self._clock() + MAX_TURN_S
 
     def _beat(self, heartbeat: Heartbeat) -> None:
