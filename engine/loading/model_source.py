@@ -95,8 +95,8 @@ class ModelSource:
         from engine.model.gguf.stored import storage_note
         from engine.model.linear import uses_panels
 
-        has_minimums = uses_panels(self.device, self.dtype)
-        return (*notes, storage_note(self.model_dir, has_minimums=has_minimums))
+        has_panels = uses_panels(self.device, self.dtype)
+        return (*notes, storage_note(self.model_dir, has_panels=has_panels))
 
     @property
     def is_pinned(self) -> bool:
@@ -173,9 +173,10 @@ class ModelSource:
         Random weights are created on the device; loaded weights are still on the CPU.
         """
         if self.is_gguf and not self.is_dummy and "state_dict" not in keywords:
-            from engine.model.gguf.stored import dense_state
+            from engine.model.gguf.dense import dense_state
 
-            state = dense_state(self.model_dir, self.config.get_text_config().num_hidden_layers)
+            config = self.config.get_text_config()
+            state = dense_state(self.model_dir, config.num_hidden_layers, config.model_type)
             return self.without_quantization().load(kind, state_dict=state, **keywords)
         keywords |= {"dtype": self.dtype, "trust_remote_code": self.trust_remote_code}
         # Copy the config, because transformers writes keywords into it.

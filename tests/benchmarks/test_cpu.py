@@ -7,7 +7,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import gguf
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -18,6 +20,7 @@ from benchmarks.cpu.shapes import SHAPES
 from benchmarks.cpu.systems import make_systems
 from benchmarks.cpu.table import table
 from benchmarks.cpu.work import Result, Sent, Work
+from benchmarks.gguf.writer import main as write_file
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = Work(users=2, requests=3, requests_of_one=1, dtype="fp32", quantize="int4", seed=0)
@@ -130,12 +133,13 @@ def test_llama_cpp_gets_the_same_weights_and_a_slot_for_each_user(
     written = []
     monkeypatch.setattr("benchmarks.cpu.systems.subprocess.run", run)
     monkeypatch.setattr("benchmarks.cpu.systems.measure_server", measure_server)
-    measure = make_systems({"llama.cpp": Path("bin/python")})["llama.cpp"]
+    measure: Any = make_systems({"llama.cpp": Path("bin/python")})["llama.cpp"]
     model, file = tmp_path / "model", str(tmp_path / f"model-{kind}.gguf")
     work = dataclasses.replace(WORK, dtype=dtype, quantize=quantize)
-    for _ in range(2):
-        (program, *arguments), ready = measure(model, work, [], tmp_path)
-    assert written == [["bin/python", "-m", "benchmarks.cpu.gguf_file", str(model), kind, file]]
+    measure(model, work, [], tmp_path)
+    (program, *arguments), ready = measure(model, work, [], tmp_path)
+    command = [sys.executable, "-m", "benchmarks.gguf.writer", str(model), kind, file]
+    assert written == [command]
     assert (program, ready) == ("bin/llama-server", "/health")
     flags = dict(zip(arguments[::2], arguments[1::2], strict=True))
     assert (flags["--model"], flags["--port"]) == (file, "{port}")
@@ -144,11 +148,8 @@ def test_llama_cpp_gets_the_same_weights_and_a_slot_for_each_user(
 
 @pytest.mark.parametrize(("kind", "head"), [("F32", "F32"), ("Q4_0", "Q8_0")])
 def test_a_gguf_file_has_the_model_s_weights(kind, head, tmp_path):
-    gguf = pytest.importorskip("gguf", reason="only llama.cpp's environment needs it")
-    from benchmarks.cpu.gguf_file import main as write
-
     write_model("dry", tmp_path / "dry")
-    write(str(tmp_path / "dry"), kind, str(tmp_path / "dry.gguf"))
+    write_file(str(tmp_path / "dry"), kind, str(tmp_path / "dry.gguf"))
     reader = gguf.GGUFReader(tmp_path / "dry.gguf")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     assert len(tensors) == 2 * 9 + 3

@@ -18,6 +18,7 @@ GEMMA_2_27B_LAYERS, GEMMA_3_27B_LAYERS = 46, 62
 GEMMA_WINDOW_THETA = 10_000.0
 GEMMA_3_PATTERN = 6
 """Every sixth layer has no window."""
+EXPERT_COUNT = "{arch}.expert_count"
 ROPE_FACTORS = "rope_freqs.weight"
 """Tensor by whose elements the frequencies are divided (Llama 3)."""
 OUTSIDE_LAYERS = (ROPE_FACTORS, "rope_factors_long.weight", "rope_factors_short.weight")
@@ -30,6 +31,8 @@ class Architecture:
     """transformers' model type, and the key of the family's row in `engine.model.families`."""
     settings: Callable[[Metadata], Settings] = lambda metadata: {}
     """Returns what differs from `common_settings`."""
+    renames: tuple[tuple[str, str], ...] = ()
+    """Names of tensors in its layers: (in its files, the usual one)."""
     rotates_pairs: bool = False
     """Whether q and k are stored as llama.cpp rotates them: neighbouring rows rotate together."""
 
@@ -104,6 +107,37 @@ def _gemma3(metadata: Metadata) -> Settings:
     }
 
 
+def _mixtral(metadata: Metadata) -> Settings:
+    return {
+        "num_local_experts": metadata.required(EXPERT_COUNT),
+        "num_experts_per_tok": metadata.required("{arch}.expert_used_count"),
+        "sliding_window": None,
+    }
+
+
+def _qwen3moe(metadata: Metadata) -> Settings:
+    return {
+        "num_experts": metadata.required(EXPERT_COUNT),
+        "num_experts_per_tok": metadata.required("{arch}.expert_used_count"),
+        "moe_intermediate_size": metadata.required("{arch}.expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
+
+
+def _granitemoe(metadata: Metadata) -> Settings:
+    return {**_granite(metadata), **_mixtral(metadata)}
+
+
+def _gpt_oss(metadata: Metadata) -> Settings:
+    return {
+        **_mixtral(metadata),
+        "intermediate_size": metadata.required("{arch}.expert_feed_forward_length"),
+        "sliding_window": metadata.required("{arch}.attention.sliding_window"),
+        # The published model's frequencies; llama.cpp rounds where they begin to be scaled.
+        "rope_parameters": {**_rope(metadata), "truncate": False},
+    }
+
+
 def _gemma_scale(metadata: Metadata, layers_of_27b: int) -> Settings:
     """Return the number whose root the dot products are divided by; no file has it."""
     if metadata.required("{arch}.block_count") != layers_of_27b:
@@ -123,17 +157,24 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "granite": Architecture("granite", _granite, rotates_pairs=True),
 }
 """By `general.architecture`."""
+MIXTURES: Mapping[str, Architecture] = {
+    "llama": Architecture("mixtral", _mixtral, rotates_pairs=True),
+    "qwen3moe": Architecture("qwen3_moe", _qwen3moe),
+    "granitemoe": Architecture("granitemoe", _granitemoe, rotates_pairs=True),
+    "gpt-oss": Architecture("gpt_oss", _gpt_oss, renames=(("post_attention_norm", "ffn_norm"),)),
+}
+"""The same of files with experts."""
 
 
 def find_architecture(metadata: Metadata) -> Architecture:
-    """Raises ConfigurationError for an unknown architecture, and for a mixture of experts."""
-    found = ARCHITECTURES.get(metadata.architecture)
-    experts = metadata.get("{arch}.expert_count", 0)
-    if found is None or experts:
-        kind = f"{metadata.architecture} with experts" if experts else metadata.architecture
+    """Raises ConfigurationError for an unknown architecture."""
+    has_experts = metadata.get(EXPERT_COUNT, 0) > 0
+    found = (MIXTURES if has_experts else ARCHITECTURES).get(metadata.architecture)
+    if found is None:
         raise metadata.error(
-            f"the architecture {kind} cannot be read from a GGUF file, only "
-            f"{', '.join(ARCHITECTURES)}; serve the model's *.safetensors instead"
+            f"the architecture {metadata.architecture}{' with experts' if has_experts else ''} "
+            f"cannot be read from a GGUF file, only {', '.join(ARCHITECTURES)}, and with experts "
+            f"{', '.join(MIXTURES)}; serve the model's *.safetensors instead"
         )
     return found
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from engine.model.checkpoint import Checkpoint
-from engine.model.quantization.weights import IntegerWeight, OffsetWeight
+from engine.model.quantization.weights import Float4Weight, IntegerWeight, OffsetWeight
 
-Coded = IntegerWeight | OffsetWeight
+Coded = IntegerWeight | OffsetWeight | Float4Weight
 GROUP = 32
 """Inputs that share a scale; in some K-quants half as many."""
 
@@ -66,6 +66,12 @@ def _q6_k(blocks: Tensor) -> Coded:
     return _with_minimums(codes, scales, 32 * scales, 8)
 
 
+def _mxfp4(blocks: Tensor) -> Coded:
+    codes = _nibbles(blocks[..., 1:])
+    neighbours = codes[..., ::2] | codes[..., 1::2] << 4
+    return Float4Weight(neighbours.flatten(1), blocks[..., 0])
+
+
 PACKED: Mapping[str, Packing] = {
     "Q8_0": Packing(34, _q8_0),
     "Q5_0": Packing(22, _q5_0),
@@ -73,6 +79,7 @@ PACKED: Mapping[str, Packing] = {
     "Q6_K": Packing(210, _q6_k),
     "Q5_K": Packing(176, _q5_k),
     "Q4_K": Packing(144, _q4_k),
+    "MXFP4": Packing(17, _mxfp4),
 }
 """ggml's types whose codes are served as they are."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,9 @@ from core.files.gguf import GGUF_INDEX
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types whose elements torch has, too."""
 OFFSET = ("Q6_K", "Q5_K", "Q4_K")
-"""Types that become an `OffsetWeight`, if they are served from their bits."""
+"""Types that become an `OffsetWeight`, which only the C++ kernels take."""
+FLOATS = ("MXFP4",)
+"""Types that become a `Float4Weight`, which the C++ kernels do not take."""
 
 
 class StoredTensor(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -49,12 +51,9 @@ class StoredTensor(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def packed(self, data: Tensor) -> Tensor:
         """Return the bytes of its rows, [rows, bytes]. data: those of the file, [bytes]."""
-        width = self.shape[-1] if len(self.shape) > 1 else 1
-        num_rows = math.prod(self.shape) // width
-        block, block_bytes = GGML_QUANT_SIZES[self._kind]
-        num_bytes = width // block * block_bytes
-        end = self.offset + num_rows * num_bytes
-        rows = data[self.offset : end].view(num_rows, num_bytes)
+        num_rows = math.prod(self.shape) // (self.shape[-1] if len(self.shape) > 1 else 1)
+        size = num_bytes(self.shape, self.type)
+        rows = data[self.offset : self.offset + size].view(num_rows, -1)
         if self.num_pairs:
             rows = rows.unflatten(0, (self.num_pairs, -1, 2)).transpose(1, 2).flatten(0, 2)
         return rows
@@ -74,6 +73,12 @@ class StoredTensor(msgspec.Struct, frozen=True, omit_defaults=True):
         return GGMLQuantizationType[self.type]
 
 
+def num_bytes(shape: Sequence[int], type: str) -> int:
+    """Return the bytes of a tensor of this type of ggml's."""
+    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
+    return math.prod(shape) // block * block_bytes
+
+
 def can_unpack(type: str) -> bool:
     """Whether a tensor of this type of ggml's can be read."""
     return type in PLAIN or hasattr(quants, type)
@@ -82,7 +87,7 @@ def can_unpack(type: str) -> bool:
 def gguf_entries(model_dir: Path) -> dict[str, tuple[str, Callable[[], Tensor]]]:
     """Return the files and readers of all tensors, by `entry_name`. Packed ones are uint8."""
     tensors = read_index(model_dir)
-    files = _mapped(model_dir, tensors)
+    files = mapped_files(model_dir, tensors)
     return {
         tensor.entry_name: (
             str((model_dir / tensor.file).resolve()),
@@ -92,25 +97,14 @@ def gguf_entries(model_dir: Path) -> dict[str, tuple[str, Callable[[], Tensor]]]
     }
 
 
-def dense_state(model_dir: Path, num_layers: int) -> dict[str, Tensor]:
-    """Return the tensors of the first layers and of what is outside of layers, dequantized."""
-    tensors = read_index(model_dir)
-    files = _mapped(model_dir, tensors)
-    return {
-        tensor.name: tensor.dense(files[tensor.file])
-        for tensor in tensors
-        if tensor.layer is None or tensor.layer < num_layers
-    }
-
-
-def storage_note(model_dir: Path, *, has_minimums: bool) -> str:
+def storage_note(model_dir: Path, *, has_panels: bool) -> str:
     """Say for the start-up output what is served from its bits, and what is not.
 
-    has_minimums: whether a kernel takes an `OffsetWeight`.
+    has_panels: whether the C++ kernels multiply.
     """
     tensors = read_index(model_dir)
     served = {tensor.type for tensor in tensors if tensor.is_packed}
-    packed = sorted(served if has_minimums else served - set(OFFSET))
+    packed = sorted(served - set(FLOATS if has_panels else OFFSET))
     unpacked = sorted({tensor.type for tensor in tensors} - PLAIN.keys() - set(packed))
     notes = []
     if packed:
@@ -124,7 +118,7 @@ def read_index(model_dir: Path) -> list[StoredTensor]:
     return msgspec.json.decode((model_dir / GGUF_INDEX).read_bytes(), type=list[StoredTensor])
 
 
-def _mapped(model_dir: Path, tensors: list[StoredTensor]) -> Mapping[str, Tensor]:
+def mapped_files(model_dir: Path, tensors: list[StoredTensor]) -> Mapping[str, Tensor]:
     """Map the files into memory, privately: [bytes] uint8 each."""
     paths = {name: model_dir / name for name in {tensor.file for tensor in tensors}}
     return {

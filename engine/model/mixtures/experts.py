@@ -239,17 +239,16 @@ class _Weights:
         self.gate_up_bias: Tensor | None = None
         self.down_bias: Tensor | None = None
         gate_up, down = (f"{block}.{name}" for name in names.merged)
-        if names.is_interleaved:
+        is_merged = gate_up in loader.checkpoint or loader.is_quantized(gate_up)
+        if is_merged and names.is_interleaved:
             rows = torch.arange(share.start, share.stop)
             gates_first = torch.cat([2 * rows, 2 * rows + 1])  # gates and ups alternate
             gate_up_parts = _transposed(loader, gate_up, (count, hidden, 2 * width), gates_first)
             down_parts = _transposed(loader, down, (count, width, hidden), torch.arange(hidden))
-            bias = loader.checkpoint.take(f"{gate_up}_bias", count, 2 * width)
-            self.gate_up_bias = loader.place(bias[:, gates_first])
-            self.down_bias = loader.tensor(f"{down}_bias", count, hidden)
-            if loader.group.rank > 0:  # so that the sum adds it once
-                self.down_bias = None
-        elif gate_up in loader.checkpoint:
+            gate_up_bias = loader.checkpoint.take(f"{gate_up}_bias", count, 2 * width)
+            down_bias = loader.checkpoint.take(f"{down}_bias", count, hidden)
+            self._place_biases(loader, gate_up_bias[:, gates_first], down_bias)
+        elif is_merged:
             gate_up_parts = (
                 part[own_rows]
                 for weight in loader.checkpoint.take(gate_up, count, len(parts) * width, hidden)
@@ -266,8 +265,24 @@ class _Weights:
             down_parts = (
                 loader.stored(f"{expert}.{names.down}", hidden, width) for expert in experts
             )
+            if f"{experts[0]}.{names.up}.bias" in loader.checkpoint:
+                take = loader.checkpoint.take
+                gate_up_biases = [
+                    take(f"{expert}.{name}.bias", width)[own_rows]
+                    for expert in experts
+                    for name in parts
+                ]
+                down_biases = [take(f"{expert}.{names.down}.bias", hidden) for expert in experts]
+                gate_up_bias = torch.stack(gate_up_biases).view(count, -1)
+                self._place_biases(loader, gate_up_bias, torch.stack(down_biases))
         self.gate_up = _load(loader, gate_up_parts, count, len(parts) * len(share), range(hidden))
         self.down = _load(loader, down_parts, count, hidden, share)
+
+    def _place_biases(self, loader: Loader, gate_up: Tensor, down: Tensor) -> None:
+        """gate_up: those of this process, [experts, outputs]. down: [experts, hidden]."""
+        self.gate_up_bias = loader.place(gate_up)
+        if loader.group.rank == 0:  # so that the sum adds it once
+            self.down_bias = loader.place(down)
 
 
 def _transposed(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from gguf import quants
 
+from benchmarks.gguf.writer import ARCHITECTURES
 from core.errors import ConfigurationError
 from core.files.gguf import find_gguf
 from core.text.template_files import load_chat_template
@@ -16,14 +17,16 @@ from core.text.tokenizer import Tokenizer
 from engine import LLM
 from engine.model.gguf.metadata import Metadata
 from engine.model.gguf.packed import PACKED, coded_weight
-from engine.model.gguf.stored import OFFSET
+from engine.model.gguf.stored import FLOATS, OFFSET
 from engine.model.gguf.tokenizer import TokenizerOf
 from engine.model.gguf.translate import translate
 from engine.model.quantization.formats import quantized_format
 from engine.model.quantization.integers import Integers
+from engine.model.quantization.weights import OffsetWeight
 from kernels.cpu.linear import is_faster
-from tests.engine.greedy_answers import generate, tokens
-from tests.engine.model.gguf.gguf_files import ARCHITECTURES, random_blocks, write_gguf
+from tests.engine.greedy_answers import STRATEGIES, generate, tokens
+from tests.engine.model.gguf.gguf_files import random_blocks
+from tests.engine.model.gguf.gguf_files import write as write_files
 
 pytestmark = pytest.mark.usefixtures("exact_rows")
 NO_WINDOW = {"qwen2": {"use_sliding_window": False}, "mistral": {"sliding_window": None}}
@@ -37,7 +40,7 @@ def write(tiny_model, tmp_path_factory):
     def make(architecture, kind="F32", **changes):
         source = tiny_model(architecture, changes={**NO_WINDOW.get(architecture, {}), **changes})
         file = tmp_path_factory.mktemp("gguf") / "model.gguf"
-        return file, write_gguf(source, file, kind, blocks=kind.endswith("_K"))
+        return file, write_files(source, file, kind)
 
     return make
 
@@ -60,9 +63,27 @@ def test_quantized_types(write, kind):
     llm = LLM(file, dtype="fp32", decoder="own", num_kv_blocks=40)
     assert tokens(llm, ignore_eos=True) == generate(dequantized, eos_token_id=None)
     assert llm.facts.quantization == ("gguf" if kind in PACKED else "")
-    keeps = kind in PACKED and (kind not in OFFSET or is_faster())
+    assert _says_how_it_is_stored(llm, kind)
+
+
+def _says_how_it_is_stored(llm, kind):
+    keeps = kind in PACKED and kind not in (FLOATS if is_faster() else OFFSET)
     said = f"{kind} weights " + ("stay in their bits" if keeps else "are unpacked")
-    assert any(said in note for note in llm.facts.notes)
+    return any(said in note for note in llm.facts.notes)
+
+
+@pytest.mark.matrix(cases=2)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [("mixtral", "Q4_K"), ("qwen3_moe", "Q8_0"), ("granitemoe", "Q4_0"), ("gpt_oss", "MXFP4")],
+)
+def test_mixtures(write, architecture, kind, strategy):
+    file, dequantized = write(architecture, kind, **(WIDE if kind == "Q4_K" else {}))
+    options = {"batching": strategy, "dtype": "fp32", "decoder": "own", "num_kv_blocks": 40}
+    llm = LLM(file, **options, **STRATEGIES[strategy])
+    assert tokens(llm, ignore_eos=True) == generate(dequantized, eos_token_id=None)
+    assert _says_how_it_is_stored(llm, kind)
 
 
 @pytest.mark.matrix(cases=1)
@@ -77,7 +98,11 @@ def test_transformers_code(write, options):
 def test_packed_types_are_not_rounded(kind):
     type = gguf.GGMLQuantizationType[kind]
     weight = torch.randn(6, 512, generator=torch.Generator().manual_seed(3))
-    rows = random_blocks(weight, type) if kind in OFFSET else quants.quantize(weight.numpy(), type)
+    rows = (
+        random_blocks(weight.shape, type)
+        if kind in OFFSET
+        else quants.quantize(weight.numpy(), type)
+    )
     found = coded_weight(kind, torch.from_numpy(rows)).dequantized()
     assert torch.equal(found, torch.from_numpy(quants.dequantize(rows, type)))
 
@@ -85,8 +110,9 @@ def test_packed_types_are_not_rounded(kind):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_weights_with_minimums(dtype):
     """Also of some inputs, as a rank has them."""
-    rows = random_blocks(torch.empty(70, 512), gguf.GGMLQuantizationType.Q4_K)
+    rows = random_blocks((70, 512), gguf.GGMLQuantizationType.Q4_K)
     weight = coded_weight("Q4_K", torch.from_numpy(rows))
+    assert isinstance(weight, OffsetWeight)
     part = weight.of_columns(range(64, 256))
     assert torch.equal(part.dequantized(), weight.dequantized()[:, 64:256])
     limit = 1e-5 if dtype == torch.float32 else 0.01
