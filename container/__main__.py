@@ -9,10 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from container.capacity.decoder import decoder_from_directory, decoder_from_hub
-from container.capacity.draft import with_draft
-from container.capacity.estimate import TypicalRequest, plan_lines
-from container.capacity.instances import find_instance
 from container.chosen_models import (
     OneModel,
     add_model_options,
@@ -114,6 +110,12 @@ def _explain(parsed: argparse.Namespace) -> int:
 
 
 def _plan(parsed: argparse.Namespace) -> int:
+    # Imported only here: every start of a container would wait for it.
+    from container.capacity.decoder import decoder_from_directory, decoder_from_hub
+    from container.capacity.draft import with_draft
+    from container.capacity.estimate import TypicalRequest, plan_lines
+    from container.capacity.instances import find_instance
+
     model = one_model(parsed, settings_of(parsed))
     options = model.configuration.options
     instance = find_instance(parsed.instance_type)

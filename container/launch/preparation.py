@@ -19,7 +19,7 @@ from container.model_files.handler_file import find_formatters, find_handler
 from container.model_files.hook_files import find_hooks
 from container.model_files.requirements import install_requirements_file
 from container.model_files.s3 import download_from_s3
-from container.security.authentication import open_gate
+from container.security.api_keys import configured_keys
 from container.security.tls import tls_context
 from container.tracing.endpoint import check_traces_endpoint
 from core.configuration.options import UserCodeOptions
@@ -53,7 +53,7 @@ def prepare(configuration: Configuration, model_dir: Path) -> PreparedModel:
     """
     options = configuration.options
     tls_context(options.server)
-    open_gate(options.server, has_limits=False)
+    configured_keys(options.server)
     check_traces_endpoint(options.server, configuration.sources.get("otlp_traces_endpoint", ""))
     place = model_place(configuration, model_dir)
     return _with_hooks(options.user_code, place, _prepare_model(configuration, place))

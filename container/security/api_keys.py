@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
+from core.configuration.options import ServerOptions
 from core.errors import ConfigurationError
 
 _LIMITS = ("requests_per_minute", "tokens_per_minute")
@@ -33,6 +34,14 @@ class ApiKey:
     name: str
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+
+
+def configured_keys(server: ServerOptions) -> tuple[ApiKey, ...] | None:
+    """Return the keys of `option.api_keys_file`; None without that option.
+
+    Raises ConfigurationError as `read_api_keys` does.
+    """
+    return None if server.api_keys_file is None else read_api_keys(Path(server.api_keys_file))
 
 
 def read_api_keys(path: Path) -> tuple[ApiKey, ...]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import partial
-from pathlib import Path
 
 from flask import Flask, g, request
 from werkzeug.datastructures import Headers, WWWAuthenticate
 from werkzeug.exceptions import Unauthorized
 
 from container.http.health import HEALTH_PATHS
-from container.security.api_keys import ApiKey, find_api_key, read_api_keys
+from container.security.api_keys import ApiKey, configured_keys, find_api_key
 from container.security.rate_limits import RateLimits
 from core.configuration.options import ServerOptions
 
@@ -74,9 +73,9 @@ def open_gate(
 
     `has_limits`: whether it enforces the limits of the keys.
 
-    Raises ConfigurationError as `read_api_keys` does.
+    Raises ConfigurationError as `configured_keys` does.
     """
-    if server.api_keys_file is None:
+    keys = configured_keys(server)
+    if keys is None:
         return None
-    keys = read_api_keys(Path(server.api_keys_file))
     return Gate(keys, open_paths=open_paths, limits=RateLimits(keys) if has_limits else None)
