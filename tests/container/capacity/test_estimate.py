@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import socket
-import struct
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,39 +14,13 @@ import pytest
 
 from container.__main__ import main
 from container.capacity.decoder import decoder_from_directory
-from container.capacity.draft import with_draft
-from container.capacity.estimate import CONTEXT_BYTES, Estimate, TypicalRequest, make_estimate
-from container.capacity.instances import find_instance, instances
+from container.capacity.estimate import CONTEXT_BYTES
+from container.capacity.instances import instances
 from core.configuration.options import Options, make_options
 from core.configuration.strategy_table import BATCHING_NAMES, Batching
 from core.errors import ConfigurationError
+from tests.container.capacity.planned import LLAMA_8B, planned, write_header
 from tests.container.processes import ROOT
-
-LLAMA_8B = {
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 8192,
-    "dtype": "bfloat16",
-}
-REQUEST = TypicalRequest(prompt=512, answer=200)
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    return tmp_path
-
-
-def planned(
-    model: Path, batching: Batching, instance: str = "ml.g6e.xlarge", **options: Any
-) -> Estimate:
-    given = make_options(options)
-    decoder = with_draft(decoder_from_directory(model, given), model, given)
-    return make_estimate(decoder, find_instance(instance), given, batching, REQUEST)
 
 
 def test_gpus_match_ec2s_descriptions() -> None:
@@ -272,103 +245,6 @@ def test_plan_command(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "paged          5  (" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("changes", [{}, {"quantize": "int8", "tensor_parallel_degree": "2"}])
-def test_a_draft_model_takes_memory(
-    model: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any]
-) -> None:
-    """It has an eighth of the layers, is not quantized, and is whole on the first of two GPUs."""
-    draft, instance = model / "small", "ml.g6e.12xlarge"
-    draft.mkdir()
-    (draft / "config.json").write_text(json.dumps({**LLAMA_8B, "num_hidden_layers": 4}))
-    weights = decoder_from_directory(draft, Options()).weights_bytes
-    alone = planned(model, "paged", instance, **changes)
-    both = planned(model, "paged", instance, **changes, speculative_draft_model="small")
-    per_block = 16 * 4 * 2 * 8 * 128 * 2
-    expected = (alone.num_blocks * alone.block_bytes - weights) / (both.block_bytes + per_block)
-    assert both.num_blocks == pytest.approx(expected, abs=1)
-    with pytest.raises(
-        ConfigurationError, match=r"weights \(.*\), the draft model \(3,668.1 MiB\)"
-    ):
-        planned(model, "paged", "ml.g5.2xlarge", speculative_draft_model="small")
-    off = {"speculative_draft_model": "small", "speculation": "off"}
-    assert planned(model, "paged", instance, **changes, **off).num_blocks == alone.num_blocks
-    flags = [f"--{key.replace('_', '-')}={value}" for key, value in changes.items()]
-    command = ["plan", "--model-dir", str(model), "--instance-type", instance, *flags]
-    assert main([*command, "--speculative-draft-model", "small"]) == 0
-    where = " on the first GPU" if changes else ""
-    line = f"  draft model{where}: weights {weights / 2**20:,.1f} MiB, 256.0 KiB of KV beside each"
-    assert line in capsys.readouterr().out
-
-
-def test_an_eagle3_head_takes_memory(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Beside its weights and its K and V, the model keeps a hidden state of each token."""
-    head = model / "head"
-    head.mkdir()
-    config = {**LLAMA_8B, "num_hidden_layers": 1, "draft_vocab_size": 32000}
-    (head / "config.json").write_text(json.dumps(config))
-    options = {"speculative_method": "eagle3", "speculative_draft_model": "head"}
-    alone, both = planned(model, "paged"), planned(model, "paged", **options)
-    weights = 3 * 4096 * 4096  # of three layers
-    weights += (2 * (32 + 2 * 8) + 32) * 128 * 4096  # q, k and v of states and embeddings; o
-    weights += 3 * 14336 * 4096 + (32000 + 4) * 4096
-    per_block = 16 * (2 * 8 * 128 + 4096) * 2
-    assert both.draft_block_bytes == per_block
-    blocks_bytes = alone.num_blocks * alone.block_bytes - 2 * weights
-    assert both.num_blocks == pytest.approx(blocks_bytes / (both.block_bytes + per_block), abs=1)
-    flags = ["--speculative-method", "eagle3", "--speculative-draft-model", "head"]
-    command = ["plan", "--model-dir", str(model), *flags, "--instance-type", "ml.g6e.12xlarge"]
-    assert main(command) == 0
-    line = (
-        f"  head: weights {weights / 2**19:,.1f} MiB, 192.0 KiB of KV and states beside each block"
-    )
-    assert line in capsys.readouterr().out
-    assert main([*command, "--tensor-parallel-degree", "2"]) == 2
-    error = (
-        "speculative_method=eagle3 runs on one rank, but option.tensor_parallel_degree is 2; set"
-    )
-    assert error in capsys.readouterr().err
-
-
-def test_a_layer_of_multi_token_prediction_takes_memory_if_it_drafts(model: Path) -> None:
-    """Without, the files' weights do not count: the engine leaves them out. Of two such layers,
-    it reads the first."""
-    names = {
-        "model.layers.31.mlp.down_proj.weight": 1000, "model.layers.32.eh_proj.weight": 200,
-        "model.layers.32.shared_head.head.weight": 5000, "model.layers.33.eh_proj.weight": 60,
-    }  # fmt: skip
-    header = {
-        name: {"dtype": "BF16", "shape": [size], "data_offsets": [0, 2 * size]}
-        for name, size in names.items()
-    }
-    write_header(model, header)
-    decoder = decoder_from_directory(model, Options())
-    assert (decoder.num_parameters, decoder.draft) == (1000, None)
-    given = make_options({"speculative_method": "mtp"})
-    draft = with_draft(decoder, model, given).draft
-    assert draft is not None
-    assert (draft.weights_bytes, draft.state_bytes) == (400, 2 * 4096)
-    block_bytes = planned(model, "paged", speculative_method="mtp").draft_block_bytes
-    assert block_bytes == 16 * (2 * 8 * 128 + 4096) * 2
-    write_header(model, {"model.norm.weight": next(iter(header.values()))})
-    with pytest.raises(ConfigurationError, match="has no layer of multi-token prediction; choose"):
-        planned(model, "paged", speculative_method="mtp")
-
-
-def write_header(folder: Path, header: dict[str, Any]) -> None:
-    """Write a file of weights without the weights themselves."""
-    data = json.dumps(header).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(data)) + data)
-
-
-def test_graphs_have_rows_for_drafts(model: Path) -> None:
-    few: dict[str, Any] = {"max_rolling_batch_size": 8, "num_speculative_tokens": 5}
-    rows = {
-        method: planned(model, "paged", **few, speculative_method=method).activation_bytes
-        for method in (None, "ngram")
-    }
-    assert rows["ngram"] - rows[None] == (7 + 8 + 8 * 5 - (7 + 8)) * 128256 * 4
-
-
 def test_hub_model(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,62 +285,3 @@ def test_hub_model(
     monkeypatch.setattr("socket.getaddrinfo", resolve)
     assert main(command) == 2
     assert "has no address; is there a network?" in capsys.readouterr().err
-
-
-def test_with_several_ranks_the_figures_are_those_of_each_gpu(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    properties = model / "serving.properties"
-    properties.write_text("option.tensor_parallel_degree=2\n")
-    command = ["plan", "--model-dir", str(model), "--properties", str(properties)]
-    assert main([*command, "--instance-type", "ml.p5.48xlarge"]) == 0
-    text = capsys.readouterr().out
-    assert "8 x H100 (the model uses 2 of them)" in text
-    assert "on each GPU, like all figures below: weights 7,658.3 MiB" in text
-
-
-def test_the_plan_of_several_copies_shows_their_gpus(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    degree = ["--copies", "2", "--tensor-parallel-degree", "max"]
-    command = ["plan", str(model), "--instance-type", "ml.g5.12xlarge", *degree]
-    assert main(command) == 0
-    text = capsys.readouterr().out
-    assert "4 x A10G (the model uses 4 of them)" in text
-    assert "    copy 1: rank 0 on GPU 2; rank 1 on GPU 3\n" in text
-    assert "concurrent requests of each copy" in text
-    of_two_ranks = planned(model, "paged", "ml.g5.12xlarge", tensor_parallel_degree="2")
-    assert f"{of_two_ranks.num_blocks} blocks" in text
-
-
-def test_weights_and_kv_heads_are_divided_among_the_ranks(model: Path) -> None:
-    one = planned(model, "paged", "ml.g5.12xlarge")
-    four = planned(model, "paged", "ml.g5.12xlarge", tensor_parallel_degree="max")
-    assert four.block_bytes == one.block_bytes / 4
-    assert four.num_blocks > 4 * one.num_blocks, "each rank has only a fourth of the weights"
-    eight = planned(model, "paged", "ml.p5.48xlarge", tensor_parallel_degree="8")
-    assert eight.block_bytes == one.block_bytes / 8
-
-
-def test_ranks_may_be_on_several_instances(model: Path) -> None:
-    eight = planned(model, "paged", "ml.p5.48xlarge", tensor_parallel_degree="8")
-    on_two = planned(model, "paged", "ml.g5.12xlarge", tensor_parallel_degree="8", nodes=2)
-    assert on_two.block_bytes == eight.block_bytes
-    with pytest.raises(ConfigurationError, match="has 4 GPUs; set it to at most 8"):
-        planned(model, "paged", "ml.g5.12xlarge", tensor_parallel_degree="16", nodes=2)
-
-
-def test_a_degree_that_the_instance_cannot_have_is_refused(model: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"ml\.g5\.12xlarge has 4 GPUs"):
-        planned(model, "paged", "ml.g5.12xlarge", tensor_parallel_degree="8")
-    (model / "config.json").write_text(json.dumps(LLAMA_8B | {"num_attention_heads": 2}))
-    with pytest.raises(ConfigurationError, match="2 attention heads"):
-        planned(model, "paged", "ml.g5.12xlarge", tensor_parallel_degree="4")
-
-
-def test_the_error_says_when_all_gpus_together_would_fit_the_model(model: Path) -> None:
-    config = LLAMA_8B | {"hidden_size": 8192, "num_hidden_layers": 40, "num_attention_heads": 64}
-    (model / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigurationError, match=r"tensor_parallel_degree=4 splits the model"):
-        planned(model, "paged", "ml.g5.12xlarge")
-    assert planned(model, "paged", "ml.g5.12xlarge", tensor_parallel_degree="4").num_blocks
