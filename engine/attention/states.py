@@ -43,6 +43,13 @@ class States(Protocol):
         """
         ...
 
+    def gates(
+        self, time: Tensor, rates: Tensor | None, scale: Tensor, offset: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the decay and the rate of a recurrence; see
+        `kernels.state.reference.state_gates`."""
+        ...
+
     def advance(
         self,
         layer: int,
@@ -67,6 +74,7 @@ class Operations(NamedTuple):
 
     conv_rows: Callable[..., Tensor]
     advance: Callable[..., Tensor]
+    gates: Callable[..., tuple[Tensor, Tensor]] = reference.state_gates
 
 
 def choose_operations(device: torch.device, layers: Sequence[LayerState]) -> Operations:
@@ -80,7 +88,7 @@ def choose_operations(device: torch.device, layers: Sequence[LayerState]) -> Ope
             return Operations(conv_rows.conv_rows, state_tiles.state_tiles)
         return Operations(reference.conv_rows, reference.state_tiles)
     if unavailable_reason() is None:
-        return Operations(cpu_state.conv_rows, cpu_state.state_step)
+        return Operations(cpu_state.conv_rows, cpu_state.state_step, cpu_state.state_gates)
     return Operations(reference.conv_rows, reference.state_step)
 
 
@@ -137,6 +145,7 @@ class StateStep(States):
         """in_prompt: [T] bool, whether a token belongs to the prompt."""
         self._layers, self._batch, self._operations = pool.layers, batch, pool.operations
         self.in_prompt = in_prompt
+        self.gates = pool.operations.gates
 
     def convolve(
         self,

@@ -24,6 +24,7 @@ class Elementwise:
     gated_activation: Callable[..., Tensor]
     rotary: Callable[..., None]
     sigmoid: Callable[[Tensor], Tensor] = torch.sigmoid
+    sigmoid_gate: Callable[[Tensor, Tensor], Tensor] = torch_elementwise.sigmoid_gate
     norms_all_heads: bool = False
     """Whether one call of `rms_norm` can norm heads with different weights."""
 
@@ -47,6 +48,7 @@ def make_elementwise(device: torch.device) -> Elementwise:
             cpu_elementwise.gated_activation,
             cpu_elementwise.rotary,
             cpu_elementwise.sigmoid,
+            cpu_elementwise.sigmoid_gate,
         )
     return Elementwise(
         torch_elementwise.rms_norm,

@@ -154,7 +154,7 @@ class Attention:
         self.sinks = loader.optional(f"{name}.sinks", spec.num_heads)
         if self.sinks is not None:
             self.sinks = self.sinks[heads.queries.start : heads.queries.stop]
-        self._rotate, self._sigmoid = loader.elementwise.rotary, loader.elementwise.sigmoid
+        self._rotate, self._gate = loader.elementwise.rotary, loader.elementwise.sigmoid_gate
 
     def __call__(
         self,
@@ -197,14 +197,14 @@ class Attention:
         )
         attended = paged.attend(call).flatten(1)
         if gates is not None:
-            attended = attended * gates
+            attended = self._gate(gates, attended)
         return self.out(attended if rows is None else attended.index_select(0, rows))
 
     def _split_gates(self, merged: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Return the factors of attention's output, if there are gates, and q, k and v."""
+        """Return the gates of attention's output, if there are any, and q, k and v."""
         if not self._gate_width:
             return None, merged
-        return self._sigmoid(merged[:, : self._gate_width]), merged[:, self._gate_width :]
+        return merged[:, : self._gate_width], merged[:, self._gate_width :]
 
     def prepare(
         self, calls: StepCalls, rows: Tensor, out: Tensor, residual: Tensor | None = None
@@ -216,12 +216,11 @@ class Attention:
         spec, dim = self.spec, self.dim
         if spec.qk_norm == "after rotary" or spec.qkv_clip is not None:
             raise NoKernelError("its queries and keys are normalized after rotation, or clipped")
-        if self._gate_width:
-            raise NoKernelError("its attention is gated")
         if spec.query_scaling is not None:
             raise NoKernelError("its queries are scaled by their positions")
-        merged = calls.buffer("inner", sum(self._sizes))
-        self.qkv.prepare(calls, rows, merged)
+        both = calls.buffer("inner", self._gate_width + sum(self._sizes))
+        self.qkv.prepare(calls, rows, both)
+        gates, merged = self._split_gates(both)
         query, key, value = merged.split_with_sizes(self._sizes, -1)
         if self.norms:
             query = self._prepare_norm(calls, self.norms[0], query, "queries")
@@ -238,8 +237,11 @@ class Attention:
             window=self.layer.window,
             softcap=spec.softcap,
             sinks=self.sinks,
-        )
-        self.out.prepare(calls, attended.flatten(1), out, residual)
+        ).flatten(1)
+        if gates is not None:
+            calls.add_reads(gates)
+            calls.add(gated(gates, attended, "sigmoid", out=attended))
+        self.out.prepare(calls, attended, out, residual)
 
     def _prepare_norm(self, calls: StepCalls, norm: Norm, rows: Tensor, name: str) -> Tensor:
         """Have `calls` norm rows, [T, heads * head_dim], to the buffer `name`."""
@@ -299,8 +301,8 @@ class MLP:
         width = len(self.down.columns)
         gate_up = calls.buffer("inner", 2 * width)
         self.gate_up.prepare(calls, rows, gate_up)
-        gates = gate_up[:, :width]
-        calls.add(gated(gate_up, activation, out=gates))
+        gates, ups = gate_up.chunk(2, 1)
+        calls.add(gated(gates, ups, activation, out=gates))
         self.down.prepare(calls, gates, out, residual)
 
 

@@ -20,11 +20,14 @@ struct Norm {
     int32_t rounds_first;
 };
 
+enum Kind : int32_t { SILU, GELU, SIGMOID };
+
 struct Activation {
-    void* out;  // [T, width]; may overwrite the gates
-    const void* gate_up;
-    int64_t num_tokens, width, stride, out_stride;
-    int32_t is_gelu;
+    void* out;  // [T, width]; may overwrite the gates or `up`
+    const void *gate, *up;
+    int64_t num_tokens, width;
+    int64_t strides[3];  // per token, of out, gate and up
+    Kind kind;
 };
 
 struct Rotary {
@@ -68,19 +71,19 @@ void norm(const Norm& a, Team& team) {
     });
 }
 
-inline Floats activated(Floats x, bool is_gelu) {
-    // Both functions are x * sigmoid(y): GELU's 0.5 * (1 + tanh(z)) equals sigmoid(2 * z).
-    const Floats y = is_gelu ? 1.5957691216057308f * (x + 0.044715f * x * x * x) : x;
-    return x / (1.0f + exponential(-y));
+inline Floats activated(Floats x, Kind kind) {
+    // SiLU and GELU are x * sigmoid(y): GELU's 0.5 * (1 + tanh(z)) equals sigmoid(2 * z).
+    const Floats y = kind == GELU ? 1.5957691216057308f * (x + 0.044715f * x * x * x) : x;
+    return (kind == SIGMOID ? all(1.0f) : x) / (1.0f + exponential(-y));
 }
 
 template <class T>
 void activation(const Activation& a, Team& team) {
     team.share_rows(a.num_tokens, a.width, [&](int64_t token) {
-        const T *gate = (const T*)a.gate_up + token * a.stride, *up = gate + a.width;
-        T* out = (T*)a.out + token * a.out_stride;
+        const T *gate = (const T*)a.gate + token * a.strides[1], *up = (const T*)a.up + token * a.strides[2];
+        T* out = (T*)a.out + token * a.strides[0];
         const auto compute = [&](const T* gate, const T* up, T* out) {
-            store(out, rounded<T>(activated(load(gate), a.is_gelu)) * load(up));
+            store(out, rounded<T>(activated(load(gate), a.kind)) * load(up));
         };
         const int64_t whole = a.width / LANES * LANES, rest = a.width - whole;
         for (int64_t dim = 0; dim < whole; dim += LANES) compute(gate + dim, up + dim, out + dim);

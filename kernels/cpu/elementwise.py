@@ -22,6 +22,8 @@ from kernels.cpu.shared_library import WIDTH
 from kernels.elementwise import torch_elementwise
 
 GatedActivation = Literal["silu", "gelu_tanh"]
+KINDS = ("silu", "gelu_tanh", "sigmoid")
+"""In the order of `Kind` in elementwise.cpp."""
 
 
 class Norm(ctypes.Structure):
@@ -38,9 +40,10 @@ class Norm(ctypes.Structure):
 
 class Activation(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("out", "gate_up")),
-        *((name, ctypes.c_int64) for name in ("num_tokens", "width", "stride", "out_stride")),
-        ("is_gelu", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in ("out", "gate", "up")),
+        *((name, ctypes.c_int64) for name in ("num_tokens", "width")),
+        ("strides", ctypes.c_int64 * 3),
+        ("kind", ctypes.c_int32),
     )
 
 
@@ -117,31 +120,44 @@ def gated_activation(gate_up: Tensor, activation: GatedActivation) -> Tensor:
     """Same as `kernels.elementwise.torch_elementwise.gated_activation`."""
     out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
     try:
-        kernel = gated(gate_up, activation, out)
+        kernel = gated(*gate_up.tensor_split(2, 1), activation, out)
     except NoKernelError:
         return torch_elementwise.gated_activation(gate_up, activation)
     run(kernel, out.numel())
     return out
 
 
-def gated(gate_up: Tensor, activation: GatedActivation, out: Tensor) -> Kernel[Activation]:
-    """Return the kernel that computes `gated_activation`, or raise NoKernelError.
+def sigmoid_gate(gate: Tensor, rows: Tensor) -> Tensor:
+    """Same as `kernels.elementwise.torch_elementwise.sigmoid_gate`."""
+    out = rows.new_empty(rows.shape)
+    try:
+        kernel = gated(gate, rows, "sigmoid", out)
+    except NoKernelError:
+        return sigmoid(gate) * rows
+    run(kernel, out.numel())
+    return out
 
-    out: [T, I], which may be the gates themselves.
+
+def gated(
+    gate: Tensor, up: Tensor, activation: Literal[GatedActivation, "sigmoid"], out: Tensor
+) -> Kernel[Activation]:
+    """Return the kernel that computes `activation(gate) * up`, or raise NoKernelError.
+
+    gate, up, out: [T, I], dense in the last dim; out may be one of the others.
     """
-    width = gate_up.shape[1] // 2
-    if not _is_supported(WIDTH, gate_up) or gate_up.shape[1] % 2:  # any width
-        raise NoKernelError(f"no kernel gates a width of {width} in {gate_up.dtype}")
+    width = gate.shape[1]
+    if not _is_supported(WIDTH, gate, up) or gate.shape != up.shape:  # any width
+        raise NoKernelError(f"no kernel gates a width of {width} in {gate.dtype}")
     arguments = Activation(
         out=out.data_ptr(),
-        gate_up=gate_up.data_ptr(),
-        num_tokens=gate_up.shape[0],
+        gate=gate.data_ptr(),
+        up=up.data_ptr(),
+        num_tokens=gate.shape[0],
         width=width,
-        stride=gate_up.stride(0),
-        out_stride=out.stride(0),
-        is_gelu=activation == "gelu_tanh",
+        strides=tuple(rows.stride(0) for rows in (out, gate, up)),
+        kind=KINDS.index(activation),
     )
-    return Kernel(function("gated_activation", gate_up.dtype), arguments, (gate_up, out))
+    return Kernel(function("gated_activation", gate.dtype), arguments, (gate, up, out))
 
 
 def sigmoid(numbers: Tensor) -> Tensor:

@@ -93,8 +93,6 @@ class Product:
         self._bias: Tensor | None = None
 
     def __call__(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
-        if self._at_once == 1 and rows.dtype == self._panels.dtype == torch.bfloat16:
-            return self(rows.float(), bias).bfloat16()
         flat = rows.reshape(-1, rows.shape[-1])
         if flat.stride(-1) != 1 or flat.stride(0) % 2:
             flat = flat.contiguous()
@@ -127,8 +125,7 @@ def product(
     """Return the kernel that computes `linear` for rows [T, in], whose rows may lie apart.
 
     out: dense, num_columns for each row. residual: like `out`, and may be the same tensor; the
-    rounded product is added to it. Raises NoKernelError for inputs that `linear` does not take, and
-    for bf16 rows unless the panels hold pairs.
+    rounded product is added to it. Raises NoKernelError for inputs that `linear` does not take.
     """
     num_panels, depth, width = panels.shape[:3]
     at_once = panels.shape[3] if panels.dim() == 4 else 1
@@ -136,8 +133,8 @@ def product(
         rows.shape[-1] != depth * at_once
         or out.shape[-1] != num_columns
         or (width, num_panels) != (panel_columns(), -(-num_columns // width))
-        or (rows.dtype == torch.bfloat16) != (at_once == 2)
-        or (at_once == 2 and panels.dtype != torch.bfloat16)
+        or (at_once == 2 and rows.dtype != torch.bfloat16)
+        or (rows.dtype == torch.bfloat16 and panels.dtype != torch.bfloat16)
         or not panels.is_contiguous()
         or (bias is not None and (bias.shape != (num_columns,) or not bias.is_contiguous()))
         or (bias is not None and bias.dtype != torch.float32)
@@ -158,5 +155,8 @@ def product(
         depth=depth,
         row_stride=rows.stride(0) // at_once,
     )
-    name = "linear_pairs" if at_once == 2 else f"linear_{SUFFIXES[panels.dtype]}"
-    return Kernel(getattr(load_library(), name), arguments, (rows, panels, bias, out, residual))
+    name = "pairs" if at_once == 2 else SUFFIXES[panels.dtype]
+    if at_once == 1 and rows.dtype == torch.bfloat16:
+        name = "widened"
+    function = getattr(load_library(), f"linear_{name}")
+    return Kernel(function, arguments, (rows, panels, bias, out, residual))

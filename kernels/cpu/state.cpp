@@ -40,6 +40,14 @@ struct Recurrence {
     int32_t is_delta, has_narrow_states;
 };
 
+struct Gates {
+    float *decay, *rate;          // [T, num_heads], dense
+    const void *time, *rates;     // rates: null, or what sigmoid makes rates of
+    const float *scale, *offset;  // [num_heads]
+    int64_t num_tokens, num_heads;
+    int64_t strides[2];  // per token, of time and rates
+};
+
 namespace {
 
 constexpr int64_t CHANNELS = 128;  // of one portion; rows of fewer would be read in pieces of a few cache lines
@@ -89,6 +97,37 @@ void convolve(const Convolution& a, Team& team) {
                 T* tail = tails + write * a.slot_stride + kept * a.num_channels;
                 for (int64_t i = 0; i < width; i += LANES) store(tail + i, load(window[kept + 1] + i));
             }
+        }
+    });
+}
+
+// log(1 + e^x) = 2 atanh(u) with u = t / (2 + t) and t = e^x, up to 1/3 here: a series of odd powers.
+inline Floats softplus(Floats x) {
+    constexpr int LAST_POWER = 15;  // what it leaves out is below 1e-8
+    const Floats t = exponential(-maximum(x, -x)), u = t / (2.0f + t), square = u * u;
+    Floats series = all(1.0f / LAST_POWER);
+    for (int power = LAST_POWER - 2; power > 0; power -= 2) series = series * square + 1.0f / power;
+    return maximum(x, Floats{}) + 2.0f * u * series;
+}
+
+template <class T>
+void compute_gates(const Gates& a, Team& team) {
+    team.share_rows(a.num_tokens, a.num_heads, [&](int64_t token) {
+        const T* time = (const T*)a.time + token * a.strides[0];
+        const T* rates = a.rates ? (const T*)a.rates + token * a.strides[1] : nullptr;
+        for (int64_t head = 0; head < a.num_heads; head += LANES) {
+            const int64_t count = std::min(LANES, a.num_heads - head), place = token * a.num_heads + head;
+            T given[2][LANES] = {};
+            float scale[LANES] = {}, offset[LANES] = {}, decay[LANES], rate[LANES];
+            std::copy_n(time + head, count, given[0]);
+            if (rates) std::copy_n(rates + head, count, given[1]);
+            std::copy_n(a.scale + head, count, scale);
+            std::copy_n(a.offset + head, count, offset);
+            const Floats steps = softplus(load(given[0]) + load(offset));
+            store(decay, load(scale) * steps);
+            store(rate, rates ? rounded<T>(1.0f / (1.0f + exponential(-load(given[1])))) : steps);
+            std::copy_n(decay, count, a.decay + place);
+            std::copy_n(rate, count, a.rate + place);
         }
     });
 }
@@ -200,6 +239,8 @@ void run_states(const Recurrence& a, Team& team) {
 
 }  // namespace
 
+extern "C" void state_gates_fp32(const Gates* a, Team& team) { compute_gates<float>(*a, team); }
+extern "C" void state_gates_bf16(const Gates* a, Team& team) { compute_gates<BFloat16>(*a, team); }
 extern "C" void conv_rows_fp32(const Convolution* a, Team& team) { convolve<float>(*a, team); }
 extern "C" void conv_rows_bf16(const Convolution* a, Team& team) { convolve<BFloat16>(*a, team); }
 extern "C" void state_step_fp32(const Recurrence* a, Team& team) { run_states<float>(*a, team); }

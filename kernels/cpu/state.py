@@ -57,6 +57,55 @@ class Recurrence(ctypes.Structure):
         _set_batch(self.batch, batch)
 
 
+class Gates(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("decay", "rate", "time", "rates")),
+        *((name, ctypes.c_void_p) for name in ("scale", "offset")),
+        *((name, ctypes.c_int64) for name in ("num_tokens", "num_heads")),
+        ("strides", ctypes.c_int64 * 2),
+    )
+
+
+def state_gates(
+    time: Tensor, rates: Tensor | None, scale: Tensor, offset: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Same as `kernels.state.reference.state_gates`."""
+    decay, rate = torch.empty(2, *time.shape, dtype=torch.float32)
+    try:
+        kernel = gates(time, rates, scale, offset, decay, rate)
+    except NoKernelError:
+        return reference.state_gates(time, rates, scale, offset)
+    run(kernel, time.numel())
+    return decay, rate
+
+
+def gates(
+    time: Tensor,
+    rates: Tensor | None,
+    scale: Tensor,
+    offset: Tensor,
+    decay: Tensor,
+    rate: Tensor,
+) -> Kernel[Gates]:
+    """Return the kernel that writes the results of `state_gates` to `decay` and `rate`, fp32 and
+    dense, or raise NoKernelError."""
+    given = (time,) if rates is None else (time, rates)
+    if not _is_supported(time.dtype, *given):
+        raise NoKernelError(f"no kernel computes gates in {time.dtype}")
+    arguments = Gates(
+        decay=decay.data_ptr(),
+        rate=rate.data_ptr(),
+        time=time.data_ptr(),
+        rates=_address(rates),
+        scale=scale.data_ptr(),
+        offset=offset.data_ptr(),
+        num_tokens=time.shape[0],
+        num_heads=time.shape[1],
+        strides=(time.stride(0), 0 if rates is None else rates.stride(0)),
+    )
+    return Kernel(function("state_gates", time.dtype), arguments, (*given, scale, offset))
+
+
 def conv_rows(
     rows: Tensor,
     weight: Tensor,

@@ -72,15 +72,17 @@ class StepCalls:
     def _last(self) -> _Part:
         return _Part(self._kernels[self._num_first :])
 
-    def buffer(self, name: str, width: int) -> Tensor:
+    def buffer(self, name: str, width: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return rows [num_rows, width], undefined at first, that a layer may overwrite.
 
-        All buffers of a name share their memory.
+        All buffers of a name share their memory, and have one dtype: that of hidden states, or
+        another.
         """
         size = self.num_rows * width
         memory = self._memory.get(name)
         if memory is None or len(memory) < size:
-            memory = self._memory[name] = torch.empty(size, dtype=self.hidden.dtype)
+            dtype = dtype or self.hidden.dtype
+            memory = self._memory[name] = torch.empty(size, dtype=dtype)
         return memory[:size].view(self.num_rows, width)
 
     def add(self, kernel: Kernel[Any]) -> None:
@@ -94,6 +96,10 @@ class StepCalls:
         self.add(kernel)
         self._set_places.append(set_places)
         self._num_first, self._mixed = len(self._kernels), mixed
+
+    def add_reads(self, *mixed: Tensor) -> None:
+        """Say what else later kernels read of the layer whose tokens were mixed last."""
+        self._mixed += mixed
 
     def rotate(self, rope: str, query: Tensor, key: Tensor, rotary_dim: int) -> None:
         """Rotate heads [num_rows, heads, dim] in place by the angles that a step has for `rope`.

@@ -46,6 +46,11 @@ def gated_activation(gate_up: Tensor, activation: Literal["silu", "gelu_tanh"]) 
     return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
 
+def sigmoid_gate(gate: Tensor, rows: Tensor) -> Tensor:
+    """Return sigmoid(gate) * rows, both of one shape."""
+    return torch.sigmoid(gate) * rows
+
+
 def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int) -> None:
     """Rotate the first `rotary_dim` dims of query and key [T, heads, head_dim] in place.
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.state.batch import StateBatch
@@ -72,6 +73,24 @@ def conv_rows(
         wide = out.float()
         out = (wide / (1 + torch.exp(-wide))).to(out.dtype)
     return out if after is None else out * after
+
+
+def state_gates(
+    time: Tensor, rates: Tensor | None, scale: Tensor, offset: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the decay and the rate of `state_step`, [T, heads] each, fp32.
+
+    ```
+    steps = softplus(time + offset)
+    decay = scale steps
+    rate  = sigmoid(rates)      or steps without rates, as in Mamba-2
+    ```
+
+    time, rates: [T, heads], dense in the last dim. scale, offset: [heads], fp32. The sigmoid is
+    rounded to the type of `rates`.
+    """
+    steps = F.softplus(time.float() + offset)
+    return scale * steps, steps if rates is None else torch.sigmoid(rates).float()
 
 
 def state_step(

@@ -45,7 +45,7 @@ FOUR_LAYERS = {"num_hidden_layers": 4}
 DELTA_NET = {"layer_types": ["linear_attention", "full_attention", "linear_attention"],
              "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
              "linear_value_head_dim": 16}  # fmt: skip
-WIDE_DELTA_NET = {"hidden_size": 128, "head_dim": 64, "linear_key_head_dim": 16}
+WIDE_DELTA_NET = {"hidden_size": 128, "head_dim": 128, "linear_key_head_dim": 16}
 MAMBA2 = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16}
 SHARED_EXPERT = {"shared_expert_intermediate_size": 16}
 MULTIPLIERS = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0,

@@ -17,10 +17,19 @@ from engine.attention.call import PagedAttention, UnsupportedModelError
 from engine.model.families import RMS
 from engine.model.heads import elements_of
 from engine.model.loader import Loader, Source
-from engine.model.mixers.mixer import Mixer, load_taps, make_softplus, rows_of
+from engine.model.mixers.mixer import (
+    Mixer,
+    load_taps,
+    prepare_convolution,
+    prepare_recurrence,
+    rows_of,
+)
 from engine.model.rotary import StepAngles
 from engine.model.spec import DecoderSpec
 from engine.shard import Shard
+from kernels.cpu import state as cpu_state
+from kernels.cpu.elementwise import gated
+from kernels.cpu.step_calls import StepCalls
 
 
 class DeltaNet(Mixer):
@@ -49,8 +58,7 @@ class DeltaNet(Mixer):
         self._scale = -loader.fp32(f"{name}.A_log", part.num_values, part.values).exp()
         self._offset = loader.fp32(f"{name}.dt_bias", part.num_values, part.values)
         self._norm = loader.norm(f"{name}.norm", (self._value_dim,), RMS, spec.norm_eps)
-        self._sigmoid, self._gated = loader.elementwise.sigmoid, loader.elementwise.gated_activation
-        self._softplus = make_softplus(loader.device)
+        self._gated = loader.elementwise.gated_activation
 
     def __call__(
         self,
@@ -62,13 +70,13 @@ class DeltaNet(Mixer):
         qkv, gate, rate, decay = self.inner(hidden).split_with_sizes(self._parts, -1)
         mixed = paged.states.convolve(self._index, qkv, self._taps, self._bias, silu=True)
         query, key, value = mixed.split_with_sizes(self._qkv, -1)
+        gates = paged.states.gates(decay, rate, self._scale, self._offset)
         value = paged.states.advance(
             self._index,
             query.unflatten(-1, (-1, self._key_dim)),
             key.unflatten(-1, (-1, self._key_dim)),
             value.unflatten(-1, (-1, self._value_dim)),
-            self._scale * self._softplus(decay.float() + self._offset),
-            self._sigmoid(rate).float(),
+            *gates,
             is_delta=True,
         )
         gate = gate.unflatten(-1, (-1, self._value_dim))
@@ -76,6 +84,28 @@ class DeltaNet(Mixer):
             value, gate = value.index_select(0, rows), gate.index_select(0, rows)
         both = torch.cat([gate, self._norm(value)], -1).flatten(0, 1)
         return self.out(self._gated(both, "silu").view(len(value), self._qkv[2]))
+
+    def prepare(
+        self, calls: StepCalls, rows: Tensor, out: Tensor, residual: Tensor | None = None
+    ) -> None:
+        heads = (-1, self._value_dim)
+        merged = calls.buffer("inner", sum(self._parts))
+        self.inner.prepare(calls, rows, merged)
+        qkv, gate, rate, decay = merged.split_with_sizes(self._parts, -1)
+        both = calls.buffer("gates", 2 * len(self._scale), torch.float32)
+        gates = both.view(2, calls.num_rows, -1).unbind()
+        calls.add(cpu_state.gates(decay, rate, self._scale, self._offset, *gates))
+        prepare_convolution(calls, self._index, qkv, self._taps, self._bias, qkv, silu=True)
+        query, key, value = qkv.split_with_sizes(self._qkv, -1)
+        query, key = (part.unflatten(-1, (-1, self._key_dim)) for part in (query, key))
+        mixed = calls.buffer("attended", self._qkv[2])
+        by_head = mixed.unflatten(-1, heads)
+        tokens = (query, key, value.unflatten(-1, heads), *gates)
+        prepare_recurrence(calls, self._index, *tokens, out=by_head, is_delta=True)
+        calls.add_reads(gate)
+        self._norm.prepare(calls, by_head, by_head)
+        calls.add(gated(gate, mixed, "silu", out=mixed))
+        self.out.prepare(calls, mixed, out, residual)
 
 
 class _Part:

@@ -21,7 +21,7 @@ from engine.attention.call import PagedAttention, UnsupportedModelError
 from engine.model.families import RMS
 from engine.model.heads import elements_of
 from engine.model.loader import Loader, Source
-from engine.model.mixers.mixer import Mixer, load_taps, make_softplus, rows_of
+from engine.model.mixers.mixer import Mixer, load_taps, rows_of
 from engine.model.norms import Norm, RMSNorm
 from engine.model.rotary import StepAngles
 from engine.model.spec import DecoderSpec
@@ -64,7 +64,6 @@ class Mamba2(Mixer):
             self._norms = part.norms(loader, f"{name}.norm", spec.norm_eps)
         self._norms_first = getattr(config, "mamba_norm_before_gate", False)
         self._gated = loader.elementwise.gated_activation
-        self._softplus = make_softplus(loader.device)
 
     def __call__(
         self,
@@ -76,17 +75,18 @@ class Mamba2(Mixer):
         gate, xbc, time = self.inner(hidden).split_with_sizes(self._parts, -1)
         mixed = paged.states.convolve(self._index, xbc, self._taps, self._bias, silu=True)
         value, key, query = mixed.split_with_sizes(self._xbc, -1)
-        rate = self._softplus(time.float() + self._offset)
+        decay, rate = paged.states.gates(time, None, self._scale, self._offset)
         if self._clamps:
             # transformers clamps the tokens of a prompt, and not those of an answer.
             clamped = rate.clamp(self._least, self._most)
             rate = torch.where(paged.states.in_prompt[:, None], clamped, rate)
+            decay = self._scale * rate
         value = paged.states.advance(
             self._index,
             query.unflatten(-1, (-1, self._size)),
             key.unflatten(-1, (-1, self._size)),
             value.unflatten(-1, (-1, self._dim)),
-            self._scale * rate,
+            decay,
             rate,
             is_delta=False,
             skip=self._skip,

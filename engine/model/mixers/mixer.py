@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from core.states.layout import LayerState
@@ -16,12 +15,9 @@ from engine.attention.call import PagedAttention
 from engine.model.loader import Loader
 from engine.model.rotary import StepAngles
 from kernels.attention.batch import PagedBatch
-from kernels.cpu.calls import NoKernelError
-from kernels.cpu.state import convolution
+from kernels.cpu.calls import Kernel, NoKernelError
+from kernels.cpu.state import Convolution, Recurrence, convolution, recurrence
 from kernels.cpu.step_calls import StepCalls
-
-LAST_POWER = 15
-"""Of the series of `_softplus`: what it leaves out is below 1e-8."""
 
 
 class Mixer(ABC):
@@ -77,25 +73,6 @@ def load_taps(
     return taps[:, 0].T.contiguous(), bias
 
 
-def make_softplus(device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Return log(1 + exp(x)) of fp32 numbers."""
-    return _softplus if device.type == "cpu" else F.softplus
-
-
-def _softplus(x: Tensor) -> Tensor:
-    """Compute what `F.softplus` does without a logarithm, whose bits depend on the other numbers.
-
-    log(1 + t) = 2 atanh(u) with u = t / (2 + t), up to 1/3 here: a series of odd powers.
-    """
-    t = torch.exp(-x.abs())
-    u = t / (2 + t)
-    square = u * u
-    series = torch.full_like(x, 1 / LAST_POWER)
-    for power in range(LAST_POWER - 2, 0, -2):
-        series = series * square + 1 / power
-    return x.clamp(min=0) + 2 * u * series
-
-
 def prepare_convolution(
     calls: StepCalls,
     layer: int,
@@ -110,8 +87,22 @@ def prepare_convolution(
     layer: the number of a layer among those with a state. options: those of
     `kernels.cpu.state.convolution`. Raises NoKernelError.
     """
-    kernel = convolution(rows, weight, bias, calls.states[layer][0], out, **options)
+    _add(calls, convolution(rows, weight, bias, calls.states[layer][0], out, **options), out)
 
+
+def prepare_recurrence(
+    calls: StepCalls, layer: int, *tokens: Tensor, out: Tensor, **options: Any
+) -> None:
+    """Have `calls` write the outputs of the recurrence to `out`, which may be its values.
+
+    tokens, options: those of `kernels.cpu.state.recurrence`. Raises NoKernelError.
+    """
+    query, key, value, decay, rate = tokens
+    states = calls.states[layer][1]
+    _add(calls, recurrence(query, key, value, decay, rate, states, out, **options), out)
+
+
+def _add(calls: StepCalls, kernel: Kernel[Convolution | Recurrence], out: Tensor) -> None:
     def set_places(batch: PagedBatch) -> None:
         assert batch.states is not None
         kernel.arguments.set_batch(batch.states)

@@ -9,16 +9,17 @@ from core.configuration.kv_layout import KVLayout
 from engine.attention.backends import CpuBackend
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
+from engine.attention.states import StatePool
 from engine.loading.gate import relative_error
 from engine.step.column import Applied
 from kernels.attention.batch import PagedBatch
 from kernels.cpu.integers import rounds_rows
-from kernels.cpu.linear import has_pairs
 from kernels.cpu.shared_library import unavailable_reason
 from kernels.cpu.step_calls import StepCalls
 from tests.engine.model.conftest import expected_logits, logits
 from tests.engine.model.test_documented_families import documented
 from tests.engine.tiny_models import OWN
+from tests.kernels.state_inputs import Chunk, make_batch
 
 ONE_CALL = {name for name, one_call in documented().items() if one_call == "yes"}
 """Families whose layers run in one call.
@@ -70,7 +71,7 @@ def test_bf16(tiny_model, load, steps):
     decoder = load(tiny_model("qwen3", is_wide=True), dtype=torch.bfloat16)
     steps.clear()
     together = logits(decoder, torch.bfloat16)
-    assert bool(steps) == has_pairs(), "without pairs, each product would convert its rows"
+    assert steps
     decoder.one_call = None
     error = (logits(decoder, torch.bfloat16) - together).abs().max() / together.abs().max()
     assert error < 0.05
@@ -118,14 +119,13 @@ def test_the_last_layer_only_computes_rows_with_logits(tiny_model, load, steps):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("architecture", ["llama", "gemma2", "olmo2"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "olmo2", "lfm2", "qwen3_5_text"])
 def test_any_rows(tiny_model, load, steps, architecture, dtype):
     """One call gives what calls of each layer give, whichever rows the last layer computes.
 
-    Norms stand before attention and MLP, around them, or after them.
+    Norms stand before attention and MLP, around them, or after them. Layers with states are the
+    last ones, too; what slots held before is poisoned.
     """
-    if dtype == torch.bfloat16 and not has_pairs():
-        pytest.skip("this CPU does not multiply pairs of bf16")
     decoder = load(tiny_model(architecture, is_wide=True), dtype=dtype)
     num_tokens, device = 5, torch.device("cpu")
     batch = PagedBatch(
@@ -134,22 +134,34 @@ def test_any_rows(tiny_model, load, steps, architecture, dtype):
         block_tables=torch.tensor([[1]], dtype=torch.int32),
         slot_mapping=torch.arange(8, 8 + num_tokens),
         spans=((0, num_tokens, num_tokens),),
+        states=make_batch([Chunk(num_tokens, -1, {2: 0, num_tokens: 2})]),
+        in_prompt=torch.ones(num_tokens, dtype=torch.bool),
     )
     ids, one_call = torch.tensor([3, 5, 7, 11, 13]), decoder.one_call
     for wanted in ([], [4], [3, 0, 3], [4, 3, 2, 1, 0], [4]):
         results, caches = [], []
         for decoder.one_call in (None, one_call):
-            caches.append(KVCache(decoder.shapes, 2, KVLayout.uniform(8), dtype, device))
+            pool = StatePool(decoder.states, 4, dtype, device) if decoder.states else None
+            if pool is not None:
+                pool.rows.fill_(0xFF)
+            layout = KVLayout.uniform(8)
+            caches.append(KVCache(decoder.shapes, 2, layout, dtype, device, states=pool))
             step = PagedStep((batch,), caches[-1], CpuBackend())
             steps.clear()
             rows = torch.tensor(wanted, dtype=torch.int64)
             with torch.inference_mode():
                 results.append(decoder(ids, torch.arange(num_tokens), rows, step))
             assert bool(steps) == (decoder.one_call is not None)
-        if architecture == "llama":
-            assert torch.equal(*results)
-        else:  # the norm is added to the residual with one rounding
+        if architecture in ("gemma2", "olmo2"):
+            # The norm is added to the residual with one rounding.
             torch.testing.assert_close(*results)
+        else:
+            assert torch.equal(*results)
+        if decoder.states:
+            slots, others = (cache.states.rows for cache in caches)
+            assert torch.equal(slots, others)
+            assert not slots[[0, 2]].eq(0xFF).all(1).any()
+            assert slots[[1, 3]].eq(0xFF).all()
         for layer_by_layer, together in zip(*(cache.keys for cache in caches), strict=True):
             torch.testing.assert_close(layer_by_layer, together)
 

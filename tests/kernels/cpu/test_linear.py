@@ -28,11 +28,11 @@ def make(num_rows, num_columns, depth):
     return [torch.randn(*size, generator=generator) for size in sizes]
 
 
-@pytest.fixture(params=["fp32", "bf16", pytest.param("pairs", marks=needs_pairs)])
+@pytest.fixture(params=["fp32", "bf16", "bf16 rows", pytest.param("pairs", marks=needs_pairs)])
 def check(request):
-    if request.param == "pairs":
-        return check_pairs
-    return partial(check_panels_of, DTYPES[request.param])
+    if request.param in DTYPES:
+        return partial(check_panels_of, DTYPES[request.param])
+    return partial(check_bf16_rows, to_pairs if request.param == "pairs" else to_panels)
 
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -51,12 +51,12 @@ def check_panels_of(dtype, num_rows, num_columns, depth, with_bias=True):
     assert (got - expected).abs().max() <= 1e-6 * depth**0.5 * expected.abs().max()
 
 
-def check_pairs(num_rows, num_columns, depth, with_bias=True):
-    """Check panels of pairs. Rows are bf16 too, and the result is rounded once, at the end."""
+def check_bf16_rows(pack, num_rows, num_columns, depth, with_bias=True):
+    """Check rows and panels in bf16. The result is rounded once, at the end."""
     depth += depth % 2
     rows, weight, bias = make(num_rows, num_columns, depth)
     rows, weight = rows.bfloat16(), weight.bfloat16()
-    got = linear(rows, to_pairs(weight), num_columns, bias if with_bias else None)
+    got = linear(rows, pack(weight), num_columns, bias if with_bias else None)
     expected = rows.double() @ weight.double().T + (bias.double() if with_bias else 0)
     assert (got.shape, got.dtype) == (expected.shape, torch.bfloat16)
     error = (got.double() - expected).abs()

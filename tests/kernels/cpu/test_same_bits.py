@@ -77,6 +77,7 @@ ACTIVATIONS = {
     "silu": lambda rows: elementwise.gated_activation(rows, "silu"),
     "gelu_tanh": lambda rows: elementwise.gated_activation(rows, "gelu_tanh"),
     "sigmoid": elementwise.sigmoid,
+    "sigmoid gate": lambda rows: elementwise.sigmoid_gate(*rows.tensor_split(2, 1)),
     "gelu": elementwise.gelu,
     "plain gelu_tanh": elementwise.gelu_tanh,
 }
@@ -97,6 +98,7 @@ def test_an_activation_has_the_same_bits_at_any_place(dtype, width, name):
         "silu": lambda rows: F.silu(rows[:, :width]) * rows[:, width:],
         "gelu_tanh": lambda rows: F.gelu(rows[:, :width], approximate="tanh") * rows[:, width:],
         "sigmoid": torch.sigmoid,
+        "sigmoid gate": lambda rows: torch.sigmoid(rows[:, :width]) * rows[:, width:],
         "gelu": F.gelu,
         "plain gelu_tanh": lambda rows: F.gelu(rows, approximate="tanh"),
     }[name](rows.double())

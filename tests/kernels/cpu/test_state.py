@@ -87,6 +87,31 @@ def test_a_token_has_the_same_bits_in_any_chunk_and_batch(target, dtype, operati
 
 
 @pytest.mark.usefixtures("no_twins")
+@pytest.mark.parametrize("is_delta", [True, False])
+@pytest.mark.parametrize("num_heads", [1, 4, 16, 37])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gates(target, dtype, num_heads, is_delta):
+    generator = torch.Generator().manual_seed(4)
+    both = (torch.randn(70, 2 * num_heads, generator=generator) * 20).to(dtype)
+    rates, time = both.chunk(2, 1)
+    scale, offset = -torch.rand(2, num_heads, generator=generator)
+    given = (time, rates if is_delta else None, scale, offset)
+    decay, rate = state.state_gates(*given)
+    expected = reference.state_gates(*given)
+    torch.testing.assert_close(decay, expected[0], rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(
+        rate, expected[1], rtol=1e-2 if is_delta and dtype == torch.bfloat16 else 1e-5, atol=1e-8
+    )
+    if is_delta:
+        assert torch.equal(rate, rate.to(dtype).float()), "a sigmoid is rounded"
+    for row in (0, 33, 69):
+        alone = state.state_gates(
+            time[row:][:1], rates[row:][:1] if is_delta else None, scale, offset
+        )
+        assert torch.equal(torch.cat(alone), torch.stack([decay[row], rate[row]]))
+
+
+@pytest.mark.usefixtures("no_twins")
 def test_results_may_overwrite_their_inputs():
     batch, heads = make_batch(MIXED), HEADS[0]
     tokens, shape = make_tokens(len(batch.writes), heads), (heads[1], *heads[2:])
