@@ -68,7 +68,7 @@ BESIDE_MLP = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
               "moe_intermediate_size": 16}  # fmt: skip
 ONE_KIND_OF_HEAD = {key: value for key, value in SMALL.items() if key != "num_key_value_heads"}
 
-OWN: dict[str, dict[str, object]] = {
+OWN: dict[str, dict[str, Any]] = {
     "llama": SMALL,
     "mistral": SMALL | WINDOW,
     "ministral": SMALL | WINDOW,
@@ -223,13 +223,13 @@ OWN: dict[str, dict[str, object]] = {
 }  # fmt: skip
 """A tiny model of every family of `engine.model.families`, with its optional features."""
 
-FOREIGN: dict[str, dict[str, object]] = {
+FOREIGN: dict[str, dict[str, Any]] = {
     "biogpt": SMALL,
     "afmoe": SMALL | WINDOW | EXPERTS | {"num_dense_layers": 1},
 }
 """Models that run packed with transformers' code."""
 
-LIBRARY: dict[str, dict[str, object]] = {
+LIBRARY: dict[str, dict[str, Any]] = {
     "bloom": {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4,
               "bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 0},
     "gpt_neo": {"vocab_size": VOCABULARY, "hidden_size": 32, "num_layers": 2, "num_heads": 4,
@@ -256,7 +256,7 @@ KNOWN = {"llama", "mistral", *LIBRARY}
 def _wide(architecture: str) -> dict[str, object]:
     """Return settings whose head sizes and numbers of rotary dims the C++ kernels support."""
     partial = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-    settings: dict[str, dict[str, object]] = {
+    settings: dict[str, dict[str, Any]] = {
         "gpt2": {"n_embd": 128},
         "opt": {"hidden_size": 128, "word_embed_proj_dim": 128, "head_dim": 32},
         "gpt_neox": {"hidden_size": 256, "head_dim": 64, "rope_parameters": partial},

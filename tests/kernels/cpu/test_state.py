@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -67,7 +68,7 @@ def test_convolutions(target, taps, channels, dtype, options):
     before, after, rows = torch.randn(size, generator=generator).to(dtype).chunk(3, 1)
     weight, bias = torch.randn(taps + 1, channels, generator=generator).to(dtype).split([taps, 1])
     pools = [make_pool((taps - 1, channels), dtype) for _ in range(2)]
-    given = {"silu": "silu" in options}
+    given: dict[str, Any] = {"silu": "silu" in options}
     if "gates" in options:
         given |= {"before": before, "after": after}
     got, expected = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -58,7 +59,7 @@ def test_gated_mlp(make, dtype, activation):
         x, inner = rows(size, HIDDEN, dtype), torch.empty(size, 2 * 64, dtype=dtype)
         expected = own_down(gated_activation(own_gate_up(x), activation))
         run(gate_up(x, out=inner))
-        run(gated(*inner.chunk(2, 1), activation, out=inner[:, :64]))
+        run(gated(*inner.chunk(2, 1), activation=activation, out=inner[:, :64]))
         run(down(inner[:, :64], out=x))
         assert torch.equal(x, expected)
 
@@ -101,7 +102,8 @@ def test_strided_rows(make, dtype):
 
 def test_norm(dtype):
     weight = rows(1, HIDDEN, dtype)[0]
-    for form in ({}, {"rounds_first": False}, {"offset": 1.0, "rounds_first": False}):
+    forms: list[Any] = [{}, {"rounds_first": False}, {"offset": 1.0, "rounds_first": False}]
+    for form in forms:
         for size in SIZES:
             x, out = rows(size, HIDDEN, dtype), torch.empty(size, HIDDEN, dtype=dtype)
             expected = rms_norm(x, weight, 1e-5, **form)
@@ -154,8 +156,8 @@ def test_attention(make, dtype, extras):
     norms = weights if "norms" in extras else None
     options = {"scale": 0.2, **{k: v for k, v in extras.items() if k in ("window", "softcap")}}
     options["sinks"] = torch.randn(num_heads) if "sinks" in extras else None
-    caches = [torch.zeros(2, 4, 8, num_kv_heads, dim, dtype=dtype) for _ in range(2)]
-    calls = StepCalls(11, HIDDEN, dtype, *caches[0][:, None], [0])
+    caches: Any = [torch.zeros(2, 4, 8, num_kv_heads, dim, dtype=dtype) for _ in range(2)]
+    calls = StepCalls(11, HIDDEN, dtype, *caches[0][:, None], groups=[0])
     prepare_attention(
         calls, 0, qkv, out, (num_heads, num_kv_heads, dim), rotary_dim, norms, **options
     )
@@ -182,8 +184,8 @@ def test_attention(make, dtype, extras):
         query, key, value = (part.reshape(num_tokens, -1, dim) for part in (query, key, value))
         if rotary_dim:
             rotary(query, key, cos, sin, rotary_dim)
-        write_kv(key, value, *caches[1], batch.slot_mapping)
-        attended = paged_attention(query, *caches[1], batch, **options)
+        write_kv(key, value, *caches[1], slot_mapping=batch.slot_mapping)
+        attended = paged_attention(query, *caches[1], batch=batch, **options)
         assert torch.equal(caches[0], caches[1])
         assert torch.equal(got, own_out(attended.flatten(1)))
 
@@ -200,7 +202,7 @@ def test_unsupported_sizes(make, dtype):
     with pytest.raises(NoKernelError, match="a width of 48"):
         norm(empty(3, 48), torch.empty(48, dtype=torch.float64), 1e-5, empty(3, 48))
     with pytest.raises(NoKernelError, match=r"a width of 24 in torch\.float16"):
-        gated(*half.chunk(2, 1), "silu", out=half[:, :24])
+        gated(*half.chunk(2, 1), activation="silu", out=half[:, :24])
     for depth, num_columns in ((64, 48), (48, 64)):
         with pytest.raises(NoKernelError, match="do not match"):
             make(depth, num_columns)[0](empty(3, 48), out=empty(3, 48))
@@ -236,8 +238,8 @@ def test_threads_that_come_late(make, dtype):
     )
     x, cosines = rows(num_tokens, HIDDEN, dtype), rows(num_tokens, 32, dtype)
     angles = {"": (cosines, cosines)}
-    caches = torch.randn(2, 4, 3 * num_blocks, block_size, 2, 32).to(dtype)
-    calls = StepCalls(num_tokens, HIDDEN, dtype, *caches, [0] * 4)
+    caches: Any = torch.randn(2, 4, 3 * num_blocks, block_size, 2, 32).to(dtype)
+    calls = StepCalls(num_tokens, HIDDEN, dtype, *caches, groups=[0] * 4)
     weight = torch.ones(HIDDEN, dtype=dtype)
     for layer in range(4):
         qkv, out = make(HIDDEN, 256)[0], make(128, HIDDEN)[0]
@@ -245,7 +247,7 @@ def test_threads_that_come_late(make, dtype):
         normed, inner = calls.buffer("normed", HIDDEN), calls.buffer("inner", 128)
         calls.add(norm(calls.hidden, weight, 1e-5, normed))
         calls.add(make(HIDDEN, 128)[0](normed, out=inner))
-        calls.add(gated(*inner.chunk(2, 1), "silu", out=inner[:, :64]))
+        calls.add(gated(*inner.chunk(2, 1), activation="silu", out=inner[:, :64]))
         down = make(64, HIDDEN)[0]
         calls.add(down(inner[:, :64], out=calls.hidden, residual=calls.hidden))
     num_threads = torch.get_num_threads()
