@@ -54,6 +54,28 @@ class Socket(Protocol):
     def setsockopt(self, level: int, option: int, value: int) -> None: ...
 
 
+class Outbox:
+    """Sends the chunks of a step one right after the other, once all are written.
+
+    The code that writes them and the kernel's stay in the caches, and a client of many streams
+    wakes up once.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[Arrival] = []
+
+    def add(self, arrival: Arrival) -> None:
+        """Send what the connection has not sent in the loop's next turn."""
+        if not self._waiting:
+            gevent.get_hub().loop.run_callback(self._send_all)
+        self._waiting.append(arrival)
+
+    def _send_all(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for arrival in waiting:
+            arrival.send_unsent()
+
+
 class SlowReaderError(BrokenPipeError):
     """The client does not read its response."""
 
@@ -71,9 +93,11 @@ class Arrival:
         memory: BodyMemory,
         clock: Clock = time.monotonic,
         enter: Callable[[], None] = lambda: None,
+        outbox: Outbox | None = None,
     ) -> None:
         """enter: waits until a request other than a GET may begin."""
         self._enter = enter
+        self._outbox = outbox or Outbox()
         self._client = client
         self._server = server
         self._memory = memory
@@ -83,6 +107,8 @@ class Arrival:
         self._num_held = 0
         self._is_first_read = True
         self._unsent = b""
+        self._is_behind = False
+        """Whether the client has not read what was sent before `_unsent`."""
         self.upgraded: Mapping[str, Any] | None = None
         """The WSGI environment of the request that turned this connection into a WebSocket, or None
         if the connection still carries HTTP."""
@@ -194,7 +220,8 @@ class Arrival:
         """
         limit_s = self._server.write_timeout + len(data) / MIN_READ_RATE
         deadline = self._clock() + limit_s
-        view, self._unsent = memoryview(self._unsent + data), b""
+        view = memoryview(self._unsent + data)
+        self._unsent, self._is_behind = b"", False
         try:
             while view:
                 remaining_s = deadline - self._clock()
@@ -208,20 +235,28 @@ class Arrival:
 
     @property
     def send_chunk(self) -> Callable[[bytes], bool] | None:
-        """Sends a chunk of HTTP/1.1 without waiting; None with TLS.
+        """Sends a chunk of HTTP/1.1 in the loop's next turn, without waiting; None with TLS.
 
-        Returns False if not all was sent: the next `sendall` sends the rest first.
+        Returns False if the client is behind: the next `sendall` sends what is left.
         """
         return None if isinstance(self._client, SSLSocket) else self._send_chunk
 
     def _send_chunk(self, data: bytes) -> bool:
-        data = b"%X\r\n%b\r\n" % (len(data), data)
+        if not self._unsent:
+            self._outbox.add(self)
+        self._unsent = b"%b%X\r\n%b\r\n" % (self._unsent, len(data), data)
+        return not self._is_behind
+
+    def send_unsent(self) -> None:
+        """Send what `send_chunk` left, as far as the socket takes it. Only `Outbox` calls this."""
+        if not self._unsent:
+            return  # `sendall` has sent it
         try:
-            num_sent = self._client.send(data, 0, 0.0)
+            num_sent = self._client.send(self._unsent, 0, 0.0)
         except OSError:
             num_sent = 0  # the next `sendall` raises what is wrong
-        self._unsent = data[num_sent:]
-        return not self._unsent
+        self._unsent = self._unsent[num_sent:]
+        self._is_behind = bool(self._unsent)
 
     def _begin(self, part: Literal["head", "body", "rest"], timeout_s: float) -> None:
         self._part, self._deadline = part, self._clock() + timeout_s

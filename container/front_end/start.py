@@ -7,13 +7,14 @@ PARENT is the process id of the supervisor. This process ends when the superviso
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from flask import Flask
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from container.tracing.tracing import Tracing
     from container.wire.engine_client import EngineClient
 
+logger = logging.getLogger(__name__)
+
 _POLL_INTERVAL_S = 0.1
 GRACEFUL_TIMEOUT_S = RUNNING_REQUESTS_S + FAILED_REQUESTS_S
 STUCK_WORKER_S = 120
@@ -56,7 +59,15 @@ still gets time between matmuls, and when it is late it sends several tokens at 
 
 
 class PatientArbiter(Arbiter):
-    """Gives workers the graceful timeout to end, even if somebody sets the wall clock meanwhile."""
+    """Gives workers the graceful timeout to end, even if somebody sets the wall clock meanwhile.
+
+    Adds a worker, up to a maximum, when one has too much to do and asks for it.
+    """
+
+    def handle_ttin(self) -> None:
+        if self.num_workers < cast(FrontEnd, self.app).max_workers:
+            logger.info("event=worker_added workers=%d reason='busy'", self.num_workers + 1)
+            super().handle_ttin()
 
     def stop(self, graceful: bool = True) -> None:
         self._deadline = time.monotonic() + self.cfg.graceful_timeout
@@ -145,6 +156,11 @@ class FrontEnd(BaseApplication):
         """The options of the server. Read by the worker."""
         return self._launch.options.server
 
+    @property
+    def max_workers(self) -> int:
+        """The most workers that there may be. Read by the arbiter."""
+        return worker_counts(self.server.http_workers, num_cores())[1]
+
     def count_refusal(self, status: int) -> None:
         """Count a request that the worker refuses."""
         self._client.count_refusal(refusal_reason(status))
@@ -199,13 +215,22 @@ def gunicorn_settings(launch: Launch, address: str) -> dict[str, Any]:
         "bind": address,
         "ssl_context": make_tls_context,
         "worker_class": full_name("container.front_end.worker.DrainingWorker"),
-        "workers": server.http_workers or max(1, num_cores() // 4),
+        "workers": worker_counts(server.http_workers, num_cores())[0],
         **http_settings(server, is_tls=not launch.socket),
         "timeout": STUCK_WORKER_S,
         "graceful_timeout": GRACEFUL_TIMEOUT_S,
         "control_socket_disable": True,
         "proc_name": "longshore",
     }
+
+
+def worker_counts(given: int | None, cores: int) -> tuple[int, int]:
+    """Return the number of workers at first, and the most that there may be.
+
+    given: `option.http_workers`. By default, a worker has a share of the cores of a CPU that the
+    engine needs, so there is one until it is busy.
+    """
+    return (given, given) if given else (1, max(1, cores // 4))
 
 
 def read_launch(path: Path) -> Launch:

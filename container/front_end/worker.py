@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -39,9 +40,10 @@ from gunicorn.http.message import Request
 from gunicorn.sock import ssl_context
 from gunicorn.workers.ggevent import GeventWorker
 
-from container.front_end.arrival import Arrival, ArrivingBody
+from container.front_end.arrival import Arrival, ArrivingBody, Outbox
 from container.front_end.body_memory import BodyMemory
 from container.front_end.connections import KEEPALIVE_S, Connections, Entrance, silent_timeout
+from container.front_end.core_use import CoreUse
 from container.front_end.refusal import refuse
 from container.front_end.web_socket import WebSocket
 from container.http.failures import Failure
@@ -157,6 +159,7 @@ class HttpWorker(GeventWorker):
         self._application = cast(HttpApplication, self.app)
         self._bodies = BodyMemory(self._application.server.max_body_memory)
         self.connections = Connections(self.worker_connections)
+        self._outbox = Outbox()
         self._entrance: Entrance | None = None
         """Made after the fork, by the first connection, because it belongs to the event loop."""
 
@@ -174,6 +177,7 @@ class HttpWorker(GeventWorker):
                     self._application.server,
                     self._bodies,
                     enter=self._entrance.enter,
+                    outbox=self._outbox,
                 )
                 super().handle(listener, cast(Any, arrival), cast(Any, client_address(addr)))
 
@@ -237,6 +241,8 @@ class DrainingWorker(HttpWorker):
         signal.signal(signal.SIGTERM, self.handle_exit)
         die_with_parent(self.ppid)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        # gunicorn looks its settings up again for each request.
+        vars(self.cfg).update({name: each.get() for name, each in self.cfg.settings.items()})
         super().init_process()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -252,8 +258,11 @@ class DrainingWorker(HttpWorker):
         servers = [self._server(listener) for listener in self.sockets]
         for server in servers:
             server.start()
+        core_use = CoreUse()
         while self.alive:
             self.notify()
+            if core_use.is_high():
+                os.kill(self.ppid, signal.SIGTTIN)  # asks for another worker
             self._stop_requested.wait(1.0)
         app = cast(DrainableApplication, self.app)
         for server in servers:
@@ -272,8 +281,7 @@ class DrainingWorker(HttpWorker):
         listener.setblocking(1)
         handle = partial(self.handle, listener)
         server = StreamServer(listener, handle=handle, spawn=self.connections.pool())
-        if self.cfg.workers > 1:
-            server.max_accept = 1  # so that one worker does not accept all connections
+        server.max_accept = 1  # so that one worker does not accept all connections
         return server
 
     def _drained(self, servers: list[StreamServer], within_s: float) -> bool:

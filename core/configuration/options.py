@@ -740,7 +740,8 @@ class ServerOptions(Record):
     )
     http_workers: int | None = option(
         None,
-        "Number of front-end processes. Default: one for every four cores, but at least one.",
+        "Number of front-end processes. Default: one, and another, up to one for every four "
+        "cores, when one has used 70 % of a core for ten seconds.",
         minimum=1,
     )
     stream_delay: int = option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gevent
 import pytest
 from gunicorn.config import Config
 from gunicorn.http.message import Request
@@ -199,13 +200,29 @@ def test_a_client_that_reads_gets_everything(clock: Clock) -> None:
     assert client.sent == b"123456"
 
 
-@pytest.mark.parametrize("space", [0, 1, 4, 5, 9])
+@pytest.mark.parametrize("space", [0, 1, 8, 13])
 def test_what_a_chunk_leaves_is_sent_before_what_follows(clock: Clock, space: int) -> None:
     client = Client(clock, [], space=space)
     connection = Arrival(client, OPTIONS, BodyMemory(1), clock)
     assert connection.send_chunk is not None
-    assert connection.send_chunk(b"data") is (space == len(b"4\r\ndata\r\n"))
-    assert (client.sent, clock.now) == (b"4\r\ndata\r\n"[:space], 100), "it does not wait"
+    chunks = b"2\r\nab\r\n1\r\nc\r\n"
+    assert connection.send_chunk(b"ab")
+    assert connection.send_chunk(b"c")
+    assert client.sent == b"", "until the loop's next turn"
+    gevent.sleep(0)
+    assert (client.sent, clock.now) == (chunks[:space], 100), "it does not wait"
+    assert connection.send_chunk(b"d") is (space == len(chunks)), "the client is behind"
     client.space = 99
     connection.sendall(b"0\r\n\r\n")
-    assert client.sent == b"4\r\ndata\r\n0\r\n\r\n"
+    gevent.sleep(0)
+    assert client.sent == chunks + b"1\r\nd\r\n0\r\n\r\n"
+
+
+def test_a_lost_client_fails_the_next_sendall(clock: Clock) -> None:
+    client = Client(clock, [])
+    connection = Arrival(client, OPTIONS, BodyMemory(1), clock)
+    assert connection.send_chunk is not None
+    connection.send_chunk(b"ab")
+    gevent.sleep(0)
+    with pytest.raises(SlowReaderError):
+        connection.sendall(b"")
