@@ -8,9 +8,9 @@ has 4 bits.
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,8 @@ def write_gguf(
         kinds = ", ".join(ARCHITECTURES)
         raise SystemExit(f"{model}: {config['model_type']} cannot be written as GGUF, only {kinds}")
     architecture = ARCHITECTURES[config["model_type"]]
-    partial = file.with_name(f"{file.name}.partial")
-    writer = gguf.GGUFWriter(partial, architecture)
+    folder = Path(tempfile.mkdtemp(dir=file.parent))
+    writer = gguf.GGUFWriter(folder / file.name, architecture)
     _add_settings(writer, architecture, config)
     add_tokenizer(writer)
     kind = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -72,7 +72,9 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    os.replace(partial, file)
+    for part in folder.iterdir():
+        part.replace(file.with_name(part.name))
+    folder.rmdir()
 
 
 def add_tokenizer_of(model: Path, writer: gguf.GGUFWriter) -> None:

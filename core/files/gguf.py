@@ -13,11 +13,11 @@ GGUF_INDEX = "gguf_tensors.json"
 """File of a translated directory: where its tensors are in the GGUF files."""
 BESIDE = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 """Files that replace the tokenizer of a GGUF file if they are in its directory."""
-_REVISION = 2
+_REVISION = 3
 """Of the translation: another one is not mistaken for this one's."""
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
-_PROJECTOR = "mmproj"
-"""A file whose name begins like this belongs to a language model, and is none."""
+_OTHERS = ("mmproj", "imatrix")
+"""Files with these words in their names belong to a language model, and are none."""
 
 
 def is_gguf(path: Path) -> bool:
@@ -46,7 +46,7 @@ def find_gguf(path: Path) -> list[Path]:
 
 def group_parts(names: Iterable[str]) -> list[str]:
     """Return the language models among the names of GGUF files; of one in parts, the first."""
-    kept = (name for name in names if not Path(name).name.startswith(_PROJECTOR))
+    kept = (name for name in names if not any(word in Path(name).name for word in _OTHERS))
     parts = ((name, _PART.fullmatch(name.removesuffix(".gguf"))) for name in kept)
     return [name for name, part in parts if part is None or int(part[2]) == 1]
 

@@ -21,6 +21,12 @@ GEMMA_3_PATTERN = 6
 EXPERT_COUNT = "{arch}.expert_count"
 ROPE_FACTORS = "rope_freqs.weight"
 """Tensor by whose elements the frequencies are divided (Llama 3)."""
+YARN = (
+    ("beta_fast", "yarn_beta_fast"),
+    ("beta_slow", "yarn_beta_slow"),
+    ("attention_factor", "yarn_attn_factor"),
+)
+"""Settings of YaRN and their keys."""
 OUTSIDE_LAYERS = (ROPE_FACTORS, "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that become settings."""
 
@@ -45,6 +51,10 @@ def _llama(metadata: Metadata) -> Settings:
 
 
 def _granite(metadata: Metadata) -> Settings:
+    if not metadata.get("{arch}.rope.scaling.finetuned", True):
+        raise metadata.error(
+            "its layers have no rotary embedding; serve the model's *.safetensors instead"
+        )
     head_dim = _head_dim(metadata)
     return {
         **_llama(metadata),
@@ -90,11 +100,14 @@ def _gemma3(metadata: Metadata) -> Settings:
     theta = metadata.get("{arch}.rope.freq_base_swa", GEMMA_WINDOW_THETA)
     pattern = metadata.get("{arch}.attention.sliding_window_pattern", GEMMA_3_PATTERN)
     num_layers = metadata.required("{arch}.block_count")
-    if not isinstance(pattern, list):
+    window = metadata.get("{arch}.attention.sliding_window") or None
+    if window is None:
+        pattern = [False] * num_layers
+    elif not isinstance(pattern, list):
         pattern = [(index + 1) % pattern != 0 for index in range(num_layers)]
     return {
         **_gemma_scale(metadata, GEMMA_3_27B_LAYERS),
-        "sliding_window": metadata.required("{arch}.attention.sliding_window"),
+        "sliding_window": window,
         "layer_types": [
             "sliding_attention" if has_window else "full_attention" for has_window in pattern
         ],
@@ -243,17 +256,21 @@ def _rope(metadata: Metadata, default_theta: float = 10_000.0) -> Settings:
             "attention_factor": 1.0,
             "original_max_position_embeddings": length,
         }
-    scaling = metadata.get("{arch}.rope.scaling.type", "none")
-    factor = metadata.get("{arch}.rope.scaling.factor", 1.0)
+    # A file may name a factor alone, older ones by another key; 0 and 1 stand for none.
+    scaling = metadata.get("{arch}.rope.scaling.type", "linear")
+    old_factor = metadata.get("{arch}.rope.scale_linear", 1.0)
+    factor = metadata.get("{arch}.rope.scaling.factor", old_factor) or 1.0
     if scaling == "linear":
-        return {**rope, "rope_type": "linear", "factor": factor}
+        return rope if factor == 1.0 else {**rope, "rope_type": "linear", "factor": factor}
     if scaling == "yarn":
         original = metadata.get("{arch}.rope.scaling.original_context_length", length)
+        given = {setting: metadata.get(f"{{arch}}.rope.scaling.{key}") for setting, key in YARN}
         return {
             **rope,
             "rope_type": "yarn",
             "factor": factor,
             "original_max_position_embeddings": original,
+            **{setting: value for setting, value in given.items() if value is not None},
         }
     if scaling not in ("none", "longrope"):
         raise metadata.error(f"rope.scaling.type={scaling} is unknown; none, linear and yarn are")

@@ -14,20 +14,27 @@ from tokenizers.processors import TemplateProcessing
 from engine.model.gguf.metadata import Metadata
 
 KEY = "tokenizer.ggml."
-GPT2_SPLITS = {"gpt-2", "olmo", "mpt", "jais", "phi-2"}
+GPT2_SPLITS = {"gpt-2", "olmo", "mpt", "jais", "phi-2", "gigachat", "a.x-4.0", "mellum", "trillion"}
 """Values of tokenizer.ggml.pre with GPT-2's rules for splitting text."""
-DIGIT_SPLITS = {"refact", "starcoder", "command-r", "smollm", "codeshell", "exaone"}
+DIGIT_SPLITS = {
+    "refact", "starcoder", "command-r", "smollm", "codeshell", "exaone", "minerva-7b",
+}  # fmt: skip
 """Those that take each digit for itself first."""
-LLAMA_3 = {"llama3", "llama-v3", "llama-bpe", "falcon3"}
+WHOLE_WORDS = {
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
+    "tekken",
+}  # fmt: skip
 """Those that add the token of the beginning even if the file does not say so, and take whole words
 before they merge parts."""
 SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 ENDS = {
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",
-    "<end_of_turn>", "<eos>", "</s>", "<|return|>", "<|call|>",
+    "<end_of_turn>", "<eos>", "</s>", "<|return|>", "<|call|>", "<EOT>", "[EOT]",
 }  # fmt: skip
 """Texts of tokens that end an answer, as for llama.cpp, whether or not the file says so."""
+HARMONY, PART_END = {"<|return|>", "<|call|>"}, "<|end|>"
+"""Of gpt-oss's tokens, only the first two end an answer; the last one ends a part of it."""
 
 
 class TokenizerOf:
@@ -49,7 +56,10 @@ class TokenizerOf:
         """Return the ids of the tokens that end an answer."""
         named = {self._metadata.get(f"{KEY}{name}") for name in END_IDS} - {None}
         found = {index for index, token in enumerate(self._tokens) if token in ENDS}
-        return sorted(named | found)
+        ends = named | found
+        texts = {self._tokens[index] for index in ends}
+        dropped = PART_END if texts >= HARMONY else ""
+        return sorted(index for index in ends if self._tokens[index] != dropped)
 
     def _backend(self) -> tokenizers.Tokenizer:
         from transformers.integrations.gguf import gguf_tokenizer_mapping
@@ -94,7 +104,7 @@ class TokenizerOf:
 
     def _add_ends(self, backend: Any) -> None:
         """Have it add the tokens of the beginning and the end, where the file says so."""
-        is_default = self._kind == "llama" or self._split in LLAMA_3
+        is_default = self._kind == "llama" or self._split in WHOLE_WORDS
         before = self._added("bos", default=is_default)
         after = self._added("eos", default=False)
         names = [f"{before} " if before else "", "$A", f" {after}" if after else ""]
@@ -117,7 +127,7 @@ class TokenizerOf:
         size = len(self._tokens)
         added = content["added_tokens"]
         content["added_tokens"] = [token for token in added if token["id"] < size]
-        if self._split in LLAMA_3:
+        if self._split in WHOLE_WORDS:
             content["model"]["ignore_merges"] = True
         return content
 

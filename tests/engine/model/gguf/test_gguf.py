@@ -15,6 +15,7 @@ from core.files.gguf import find_gguf
 from core.text.template_files import load_chat_template
 from core.text.tokenizer import Tokenizer
 from engine import LLM
+from engine.model.gguf.architectures import find_architecture, model_settings
 from engine.model.gguf.metadata import Metadata
 from engine.model.gguf.packed import PACKED, coded_weight
 from engine.model.gguf.stored import FLOATS, OFFSET
@@ -148,6 +149,104 @@ def test_a_tokenizer_beside_the_file_replaces_its_own(write, tmp_path):
     assert (tmp_path / "tokenizer.json").read_text() == "{}"
 
 
+def test_parts_and_alignment(write, monkeypatch):
+    def in_parts(*arguments):
+        return gguf_writer(*arguments, split_max_tensors=9)
+
+    def aligned(*arguments):
+        writer = gguf_writer(*arguments)
+        writer.add_custom_alignment(256)
+        return writer
+
+    gguf_writer = gguf.GGUFWriter
+    for make, name in ((in_parts, "model-00001-of-00004.gguf"), (aligned, "model.gguf")):
+        monkeypatch.setattr(gguf, "GGUFWriter", make)
+        file, dequantized = write("llama", "Q8_0")
+        assert not file.with_name("model-00005-of-00004.gguf").exists()
+        llm = LLM(file.with_name(name), dtype="fp32", decoder="own", num_kv_blocks=40)
+        assert tokens(llm, ignore_eos=True) == generate(dequantized, eos_token_id=None)
+
+
+class Fields(Metadata):
+    """A file's metadata, with other values of some keys."""
+
+    def __init__(self, file, **values):
+        self._values = values
+        super().__init__([file])
+
+    def get(self, key, default=None):
+        last = key.rpartition("}.")[2].removeprefix("tokenizer.ggml.").replace(".", "_")
+        if last not in self._values:
+            return super().get(key, default)
+        return default if self._values[last] is None else self._values[last]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, {"rope_type": "default"}),
+        ({"rope_scaling_factor": 0.0}, {"rope_type": "default"}),
+        ({"rope_scaling_type": "none", "rope_scaling_factor": 4.0}, {"rope_type": "default"}),
+        ({"rope_scaling_factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope_scale_linear": 2.0}, {"rope_type": "linear", "factor": 2.0}),
+        (
+            {"rope_scaling_type": "yarn", "rope_scaling_factor": 4.0,
+             "rope_scaling_original_context_length": 32, "rope_scaling_yarn_beta_fast": 16.0},
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
+             "beta_fast": 16.0},
+        ),
+    ],
+)  # fmt: skip
+def test_scaled_rotations(write, values, expected):
+    file, _ = write("llama")
+    metadata = Fields(file, **values)
+    settings = model_settings(metadata, find_architecture(metadata))
+    assert settings["rope_parameters"] == {"rope_theta": 10_000.0, **expected}
+    metadata = Fields(file, rope_scaling_type="dynamic")
+    with pytest.raises(ConfigurationError, match="type=dynamic is unknown; none, linear and yarn"):
+        model_settings(metadata, find_architecture(metadata))
+
+
+def test_layers_that_do_not_rotate(write):
+    file, _ = write("granite")
+    metadata = Fields(file, rope_scaling_finetuned=False)
+    with pytest.raises(ConfigurationError, match="no rotary embedding"):
+        model_settings(metadata, find_architecture(metadata))
+
+
+def test_gemma_3_without_a_window(write):
+    file, _ = write("gemma3_text")
+    metadata = Fields(file, attention_sliding_window=0)
+    settings = model_settings(metadata, find_architecture(metadata))
+    assert settings["sliding_window"] is None
+    assert set(settings["layer_types"]) == {"full_attention"}
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"), [("tekken", True), ("llama-bpe", True), ("gpt-2", False)]
+)
+def test_whole_words_and_the_token_of_the_beginning(write, split, expected, tmp_path):
+    """A file need not say that the token of the beginning is added."""
+    file, _ = write("llama")
+    TokenizerOf(Fields(file, pre=split, bos_token_id=1, add_bos_token=None)).write(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    assert content["model"]["ignore_merges"] is expected
+    assert Tokenizer(tmp_path).encode("a") == [*[1] * expected, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["<|end|>", "<|return|>", "<|call|>"], [2, 3]),
+        (["<|end|>", "<|return|>", "x"], [1, 2]),
+        (["<|im_end|>", "x", "<EOT>"], [1, 3]),
+    ],
+)
+def test_tokens_that_end_an_answer(write, given, expected):
+    file, _ = write("llama")
+    assert TokenizerOf(Fields(file, tokens=["x", *given], eos_token_id=None)).end_ids() == expected
+
+
 def test_unknown_things_are_refused_by_name(write, monkeypatch):
     file, _ = write("llama")
     metadata = Metadata([file])
@@ -175,6 +274,8 @@ def test_broken_files(tmp_path, write):
 
 def test_files_of_a_directory(tmp_path):
     names = ["a.gguf", "b-00001-of-00002.gguf", "b-00002-of-00002.gguf", "mmproj-a.gguf"]
+    for name in ("a-mmproj-f16.gguf", "imatrix_a.gguf"):
+        (tmp_path / name).touch()
     for name in names:
         (tmp_path / name).touch()
     with pytest.raises(ConfigurationError, match=r"2 models \(a.gguf, b-00001-of-00002.gguf\)"):
