@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cpu.http_server import ROOT, MeasurementError
-from benchmarks.cpu.machine import busy_cores, describe_machine
+from benchmarks.cpu.machine import busy_cores, copy_rate, describe_machine
 from benchmarks.cpu.peer_python import PACKAGES, make_peer, versions
 from benchmarks.cpu.shapes import SHAPES
 from benchmarks.cpu.systems import (
@@ -27,7 +27,7 @@ from benchmarks.cpu.systems import (
     QUANTIZING,
     make_systems,
 )
-from benchmarks.cpu.table import table
+from benchmarks.cpu.table import share_line, table
 from benchmarks.cpu.work import DTYPES, Result, Work
 
 FOLDER = ROOT / "build" / "cpu"
@@ -59,11 +59,13 @@ def main() -> int:
         "shape": options.shape,
         "work": dataclasses.asdict(work),
         "disturbed": [],
+        "copy_rates": [],
     }
     systems = make_systems(pythons, options.preload)
     runs: dict[str, list[Result]] = {name: [] for name in systems}
     try:
         for number in range(1, options.rounds + 1):
+            found["copy_rates"].append(copy_rate())
             for name, measure in systems.items():
                 print(f"round {number} of {options.rounds}: {name}", file=sys.stderr)
                 others = busy_cores()
@@ -76,7 +78,11 @@ def main() -> int:
     except MeasurementError as error:
         print(f"benchmarks.cpu: {error}", file=sys.stderr)
         return 1
+    from benchmarks.cpu.model import bytes_per_token  # loads torch
+
     print(*table(runs), sep="\n")
+    num_bytes = bytes_per_token(model, options.quantize)
+    print(share_line(runs[OURS], num_bytes, found["copy_rates"]))
     precision = [options.quantize] if options.quantize else []
     notes = [options.shape, options.dtype, *precision, found["machine"], found["date"]]
     notes += found["disturbed"]

@@ -1,14 +1,19 @@
-"""The machine: its CPU, and whether it is idle."""
+"""The machine: its CPU, whether it is idle, and how fast it copies."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from statistics import median
 
 import psutil
 
 from core.process.processes import num_cores
 
 INTERVAL_S = 1.0
+COPIED = 256 * 2**20
+"""Bytes: many times as many as caches hold."""
+NUM_COPIES = 7
 
 
 def describe_machine() -> str:
@@ -23,3 +28,16 @@ def describe_machine() -> str:
 def busy_cores() -> float:
     """Return how many cores other processes use, measured over INTERVAL_S."""
     return psutil.cpu_percent(INTERVAL_S) / 100 * (psutil.cpu_count() or 1)
+
+
+def copy_rate() -> float:
+    """Return the bytes per second that a copy by all cores reads and writes."""
+    import torch  # only here: it takes seconds, and most of this package does without
+
+    source = torch.ones(COPIED, dtype=torch.uint8)
+    target, seconds = torch.zeros_like(source), list[float]()
+    for _ in range(NUM_COPIES):
+        start = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - start)
+    return 2 * COPIED / median(seconds)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from pathlib import Path
 from string import ascii_lowercase
 
 import torch
+from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -31,6 +33,21 @@ def write_model(shape: str, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}) + "\n"
     )
+
+
+def bytes_per_token(folder: Path, quantize: str | None) -> int:
+    """Return the bytes of weights, without scales, that our server reads for a token of one user.
+
+    Those are of all matrices but the embedding, of which a token reads one row.
+    """
+    bits = {None: 16, "int8": 8, "int4": 4}[quantize]
+    bits_of_head = max(bits, 8)  # docs/quantization.md
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    embedding = next(shapes.pop(name) for name in list(shapes) if "embed_tokens" in name)
+    head = shapes.pop("lm_head.weight", embedding)  # or tied
+    others = sum(math.prod(shape) for shape in shapes.values() if len(shape) > 1)
+    return (others * bits + math.prod(head) * bits_of_head) // 8
 
 
 def make_tokenizer(vocab_size: int) -> Tokenizer:

@@ -36,6 +36,21 @@ def table(runs: Runs) -> list[str]:
     return lines
 
 
+def share_line(one_user: Sequence[Result], num_bytes: int, rates: Sequence[float]) -> str:
+    """Return how close our server comes to memory's speed with one user.
+
+    num_bytes: of weights that a token reads. rates: of a copy in each round, in bytes per second.
+    """
+    shares = [
+        result.tokens_per_s_of_one * num_bytes / rate
+        for result, rate in zip(one_user, rates, strict=True)
+    ]
+    return (
+        f"one user, {TITLES[OURS]}: {num_bytes / 1e6:.1f} MB of weights a token, "
+        f"{median(shares):.0%} of the rate of a copy ({median(rates) / 1e9:.1f} GB/s)"
+    )
+
+
 def _spread(values: Sequence[float]) -> str:
     middle = f"{median(values):.0f}"
     return middle if len(values) == 1 else f"{middle} ({min(values):.0f} to {max(values):.0f})"

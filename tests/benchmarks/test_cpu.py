@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.cpu.__main__ import main
 from benchmarks.cpu.http_server import MeasurementError, measure_server
-from benchmarks.cpu.model import make_tokenizer, write_model
+from benchmarks.cpu.model import bytes_per_token, make_tokenizer, write_model
 from benchmarks.cpu.shapes import SHAPES
 from benchmarks.cpu.systems import make_systems
-from benchmarks.cpu.table import table
+from benchmarks.cpu.table import share_line, table
 from benchmarks.cpu.work import Result, Sent, Work
 from benchmarks.gguf.writer import main as write_file
 
@@ -72,6 +72,16 @@ def test_ratios_are_medians_over_pairs():
     assert fourth.startswith("| paged, offline |")
     (*_, only) = table({"paged": ours[:1]})
     assert only == "| paged, over HTTP | 100 | 1.00× | 10 | 1.00× |"
+
+
+def test_the_share_of_a_copy_is_that_of_the_weights_that_a_token_reads(tmp_path):
+    write_model("dry", tmp_path)
+    head, others = 400 * 64, 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
+    for quantize, expected in ((None, 2 * (head + others)), ("int8", head + others)):
+        assert bytes_per_token(tmp_path, quantize) == expected
+    assert bytes_per_token(tmp_path, "int4") == head + others // 2
+    line = share_line([result(9, 100), result(9, 50)], 80_000_000, [16e9, 20e9])
+    assert "80.0 MB of weights a token, 35% of the rate of a copy (18.0 GB/s)" in line
 
 
 def test_offline_systems_get_requests_of_the_same_sizes_as_ours(tmp_path, monkeypatch):
@@ -211,7 +221,10 @@ def test_the_comparison_runs(tmp_path):
     assert ours["tokens_per_s"] > 0
     assert min(offline["tokens_per_s"], offline["tokens_per_s_of_one"]) > 0
     assert "torch" in found["versions"]["paged"]
-    assert len(done.stdout.splitlines()) == 5, "a table of two systems and the machine"
+    *_, share, machine = lines = done.stdout.splitlines()
+    assert len(lines) == 6, "a table of two systems, the share of a copy and the machine"
+    assert "0.2 MB of weights a token" in share
+    assert found["machine"] in machine
 
 
 @pytest.mark.matrix(cases=0)
