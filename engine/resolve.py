@@ -152,7 +152,6 @@ def _for_packed(options: Options, source: ModelSource, num_ranks: int) -> Resolv
         from core.states.layout import sum_bytes
 
         sum_bytes(options.memory.state_dtype, source.config.get_text_config().model_type)
-    options.speculation.check_ranks(num_ranks)
     choice, is_cuda = choose_batching(options.strategy), source.device.type == "cuda"
     batching = choice.name or DEFAULT_FOR_PACKED
     execution = options.execution

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from container.capacity.architecture import states
-from container.capacity.decoder import Decoder
+from container.capacity.decoder import DTYPE_BYTES, Decoder, Draft
 from container.capacity.instances import Instance
 from core.configuration.kv_layout import LayerShape, even_divisions
 from core.configuration.layout import Layout, lay_out
@@ -64,7 +64,6 @@ def place(decoder: Decoder, instance: Instance, options: Options) -> Placement:
     gpus = [str(number) for number in range(instance.num_gpus)]
     layout = lay_out(options, gpus, num_cores=1, place=instance.name)
     ranks = layout.num_ranks
-    options.speculation.check_ranks(ranks)
     if decoder.num_heads < ranks:
         raise ConfigurationError(
             f"option.tensor_parallel_degree={ranks}: {decoder.name} has {decoder.num_heads} "
@@ -88,8 +87,22 @@ def place(decoder: Decoder, instance: Instance, options: Options) -> Placement:
         num_parameters=-(-decoder.num_parameters // ranks),
         weights_bytes=-(-decoder.weights_bytes // ranks),
         states=states(decoder.settings, ranks),
+        draft=_with_ends(decoder, ranks),
     )
     return Placement(layout, part)
+
+
+def _with_ends(decoder: Decoder, num_ranks: int) -> Draft | None:
+    """Return what drafts beside the first part of a decoder.
+
+    A head computes alone, so it has a whole embedding and output projection there.
+    """
+    draft = decoder.draft
+    if draft is None or not draft.state_bytes or num_ranks == 1:
+        return draft
+    count = 1 if decoder.settings.get("tie_word_embeddings") else 2
+    size = decoder.vocab_size * decoder.hidden_size * DTYPE_BYTES[decoder.dtype]
+    return replace(draft, weights_bytes=draft.weights_bytes + count * size)
 
 
 def _divided(shapes: tuple[LayerShape, ...], num_ranks: int) -> tuple[LayerShape, ...]:

@@ -345,15 +345,6 @@ class SpeculationOptions(Record):
         """Whether what drafts reads the model's states, and is not another model."""
         return self.chosen[0] in ("mtp", "eagle3")
 
-    def check_ranks(self, num_ranks: int) -> None:
-        """Raise ConfigurationError if a head would have to run on several ranks."""
-        if num_ranks > 1 and self.has_head:
-            raise ConfigurationError(
-                f"option.speculative_method={self.chosen[0]} runs on one rank, but "
-                f"option.tensor_parallel_degree is {num_ranks}; set it to 1, or choose one of the "
-                "methods draft_model, ngram and suffix"
-            )
-
     @property
     def has_weights(self) -> bool:
         """Whether what drafts has weights of its own."""

@@ -15,9 +15,9 @@ from engine.attention.call import UnsupportedModelError
 from engine.attention.kv_cache import KVCache
 from engine.builders.drafting import Drafting
 from engine.group import Group
-from engine.loading.model_source import has_language_model
+from engine.loading.model_source import ModelSource, has_language_model
 from engine.loading.open_model import read_config
-from engine.loading.own_decoder import make_loader
+from engine.loading.own_decoder import load_ends, make_loader
 from engine.loading.packed_model import PackedModel
 from engine.model.decoder import Decoder
 from engine.phases import Phases
@@ -29,6 +29,7 @@ from engine.speculation.heads.hidden_states import (
     Fusion,
     HiddenStates,
     HiddenStatesColumn,
+    OthersStatesColumn,
     keeping_group,
 )
 from engine.speculation.heads.mtp import load_mtp
@@ -78,34 +79,50 @@ def load_head(resolved: Resolved, model: PackedModel, phases: Phases, group: Gro
             f"{KEY}={method} needs Longshore's own layers, but the model runs with "
             f"{model.description}; choose another method"
         )
+    weights_bytes = 0
     with torch.inference_mode():
+        if group.size > 1:
+            # This process has only a part of the model's, and computes drafts alone.
+            decoder = load_ends(_text_source(resolved.source), decoder.spec)
+            weights_bytes = decoder.num_bytes
         loaded = _load_mtp if method == "mtp" else _load_eagle3
-        name, head, fusion, weights_bytes = loaded(resolved, decoder, group)
+        name, head, fusion, own_bytes = loaded(resolved, decoder)
     phases.end("head")
     block_bytes = bytes_per_block(
         head.shapes, resolved.memory.block_size, resolved.kv_dtype.itemsize
     )
-    return LoadedHead(name, weights_bytes, block_bytes, head, fusion, model.dtype)
+    return LoadedHead(name, weights_bytes + own_bytes, block_bytes, head, fusion, model.dtype)
+
+
+def follow_head(resolved: Resolved, model: PackedModel) -> None:
+    """Have a model's steps compute the rows that they compute where the head is, on rank 0."""
+    assert resolved.speculation is not None, "drafts are wanted"
+    is_fused = resolved.speculation.chosen[0] == "eagle3"
+    model.columns.append(OthersStatesColumn(is_fused=is_fused))
 
 
 _Loaded = tuple[str, Head, Fusion | None, int]
 """A name for notes, the head, how its states are made, and the bytes of its weights."""
 
 
-def _load_mtp(resolved: Resolved, decoder: Decoder, group: Group) -> _Loaded:
+def _text_source(source: ModelSource) -> ModelSource:
+    return source.of_language_model() if has_language_model(source.config) else source
+
+
+def _load_mtp(resolved: Resolved, decoder: Decoder) -> _Loaded:
     source = resolved.source
     if source.is_dummy:
         raise ConfigurationError(
             f"{KEY}=mtp: option.load_format=dummy makes no weights of such a layer; leave one of "
             "the options out"
         )
-    text = source.of_language_model() if has_language_model(source.config) else source
-    make = partial(make_loader, source=text, spec=decoder.spec, group=group)
+    group = Group(source.device)
+    make = partial(make_loader, source=_text_source(source), spec=decoder.spec, group=group)
     head, weights_bytes = load_mtp(decoder, source.model_dir, make)
     return "", head, None, weights_bytes
 
 
-def _load_eagle3(resolved: Resolved, decoder: Decoder, group: Group) -> _Loaded:
+def _load_eagle3(resolved: Resolved, decoder: Decoder) -> _Loaded:
     from engine.builders.draft import check_vocabulary, draft_directory
     from engine.speculation.heads.eagle3 import load_eagle3
 

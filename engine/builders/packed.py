@@ -187,6 +187,10 @@ def build_parts(
     )
     if draft is not None:
         draft.attach(model, cache)
+    elif group.rank and resolved.speculation is not None and resolved.speculation.has_head:
+        from engine.builders.head import follow_head
+
+        follow_head(resolved, model)
     phases.end("K and V")
     graphs, graph_notes = None, ()
     if resolved.graph_prompt_sizes is not None and beside.why_no_graphs:

@@ -66,6 +66,11 @@ def load_own_decoder(
     return decoder
 
 
+def load_ends(source: ModelSource, spec: DecoderSpec) -> Decoder:
+    """Load a decoder without layers, whole: the embedding, the final norm and the head."""
+    return _decoder(_checkpoint(source, spec), source, spec, 0, Group(source.device))
+
+
 def _check(source: ModelSource, spec: DecoderSpec, group: Group) -> None:
     """Raise UnsupportedModelError unless the first layers compute the same as transformers'.
 

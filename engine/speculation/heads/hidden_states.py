@@ -88,6 +88,32 @@ class HiddenStatesColumn(PerTokenColumn):
         return _Fused(self.name, numbers, self._states.rows, self._fusion)
 
 
+class OthersStatesColumn(PerTokenColumn):
+    """The column of ranks that keep no states. All ranks must compute the same rows of layers."""
+
+    name = HiddenStatesColumn.name
+    padding = HiddenStatesColumn.padding
+    needs_part = False
+
+    def __init__(self, *, is_fused: bool) -> None:
+        self._is_fused = is_fused
+
+    def is_used(self, chunks: Sequence[Chunk]) -> bool:
+        return True
+
+    def plan(self, places: Places, tokens: NDArray[np.int64], upload: Upload) -> PerToken:
+        return self.of(upload.put(np.full(tokens.shape[1], self.padding)))
+
+    def of(self, numbers: Slot) -> PerToken:
+        return _OfOthers(self.name, numbers, is_fused=self._is_fused)
+
+
+class _OfOthers(PerToken):
+    def __init__(self, name: str, numbers: Slot, *, is_fused: bool) -> None:
+        super().__init__(name, numbers)
+        self.adds_to_layers, self.reads_normed = is_fused, not is_fused
+
+
 class _Kept(PerToken):
     reads_normed = True
 

@@ -7,15 +7,24 @@ from typing import Any
 
 import pytest
 
-from core.errors import ConfigurationError
-from engine import LLM, LoRARequest
+from engine import LLM, LoRARequest, SamplingParams
+from engine.ranks.order_types import Forward
 from kernels.cpu.shared_library import unavailable_reason
+from strategies.speculation.speculation import Speculation
 from tests.engine.lora.adapter_files import write_adapter
+from tests.engine.ranks.engines import answers as ranked_answers
 from tests.engine.ranks.engines import ranked_engine
 from tests.engine.speculation.eagle_heads import write_head
 from tests.engine.speculation.heads import proposer_of, recorded
 from tests.engine.speculation.mtp_models import with_mtp
-from tests.engine.speculation.test_same_answers import ALWAYS, KINDS, SMALL, answers, counts
+from tests.engine.speculation.test_same_answers import (
+    ALWAYS,
+    KINDS,
+    SMALL,
+    answers,
+    counts,
+    prompts,
+)
 
 if unavailable_reason() is not None:
     pytest.skip("torch's products depend on the batch", allow_module_level=True)
@@ -86,9 +95,24 @@ def test_adapters_have_drafts_of_their_own_states(models, method, tmp_path):
         assert all(a == b for a, b in zip(one, other, strict=False))
 
 
+@pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("method", METHODS)
-def test_several_ranks_are_an_error(models, method):
+def test_a_head_is_whole_on_rank_0(models, method, overlaps):
+    """Only rank 0 runs it, so the other has no orders for it. It drafts as on one rank."""
     path, options = models(method)
-    error = "runs on one rank, but .* is 2; set it to 1, or choose one of the methods"
-    with pytest.raises(ConfigurationError, match=error), ranked_engine(path, 2, **options):
-        pass
+    common = {**SMALL, "num_kv_blocks": 60, "async_scheduling": overlaps}
+    params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+    alone = LLM(path, **options, **common)
+    outputs = alone.generate(prompts(), params, use_tqdm=False)
+    with ranked_engine(path, 2, **{**options, **common}) as (engine, followers):
+        before = engine.num_steps
+        followers.orders.clear()
+        expected = [output.outputs[0].token_ids for output in outputs]
+        assert ranked_answers(engine, prompts(), params) == expected
+        forwards = [order for order in followers.orders if isinstance(order, Forward)]
+        assert len(forwards) == engine.num_steps - before
+        extension = engine.strategy.extension
+        assert isinstance(extension, Speculation)
+        assert extension.counts == counts(alone)
+        assert extension.counts.num_accepted > 10
+        assert engine.strategy.memory.num_held_blocks == 0
