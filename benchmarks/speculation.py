@@ -120,6 +120,7 @@ class Bench:
             num_speculative_tokens=arguments.drafts,
             speculation="always",  # until the costs are measured
             max_rolling_batch_size=max(arguments.users),
+            enable_prefix_caching=False,  # or the second run of a round computes fewer prompts
         )
         engine = self._llm.llm_engine
         extension = engine.strategy.extension
