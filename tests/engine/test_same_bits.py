@@ -66,6 +66,11 @@ def test_exceptions_are_noted_at_the_start(tiny_model, architecture, reason):
     assert NOTE + reason in LLM(tiny_model(architecture), dtype="fp32").facts.notes
 
 
+def test_fp8_caches_are_noted_at_the_start(tiny_model):
+    llm = LLM(tiny_model("llama", is_wide=True), dtype="fp32", kv_cache_dtype="fp8")
+    assert NOTE + "torch computes the attention" in llm.facts.notes
+
+
 def test_the_promise_has_no_note(tiny_model):
     notes = LLM(tiny_model("llama", is_wide=True), dtype="fp32").facts.notes
     assert not [note for note in notes if note.startswith(NOTE)]
