@@ -10,6 +10,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 
 from engine.encoder.families import EncoderFamily
 from engine.encoder.layer import EncoderLayer, Pass, layer_kinds, load_norm
+from engine.encoder.one_call import OneCall
 from engine.encoder.texts import PackedTexts
 from engine.model.loader import Loader
 
@@ -37,6 +38,7 @@ class Encoder:
             modules[index] = nn.Identity()
         base.set_submodule(family.layers, nn.ModuleList())
         self._final_norm = load_norm(loader, base, family.final_norm) if family.final_norm else None
+        self._one_call = OneCall(self._layers, self._final_norm)
         self.num_bytes = loader.num_bytes
         """Bytes of the linear layers."""
         self._embeddings: Any = base.get_submodule(family.embeddings)
@@ -83,6 +85,9 @@ class Encoder:
         hidden: Tensor = self._embeddings(ids[None], **extra)[0]
         bias = None if self._bias is None else self._bias(hidden[: texts.longest])
         step = Pass(texts, self._angles(hidden, positions), bias)
+        normed = self._one_call(hidden, step)
+        if normed is not None:
+            return normed
         for layer in self._layers:
             hidden = layer(hidden, step)
         return hidden if self._final_norm is None else self._final_norm(hidden)

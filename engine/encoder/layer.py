@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,6 +18,12 @@ from engine.model.families import RMS
 from engine.model.linear import Linear
 from engine.model.loader import Loader, Source
 from engine.model.norms import LayerNorm, Norm, RMSNorm
+from kernels.cpu.attention import attention
+from kernels.cpu.calls import NoKernelError
+from kernels.cpu.elementwise import ACTIVATIONS, gated
+from kernels.cpu.step_calls import StepCalls
+
+Angles = Mapping[str, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +31,7 @@ class Pass:
     """What all layers read in a forward pass."""
 
     texts: PackedTexts
-    angles: Mapping[str, tuple[Tensor, Tensor]]
+    angles: Angles
     """cos and sin [T, rotary_dim] for each kind of layer; empty if layers do not rotate."""
     bias: Tensor | None
     """As in `PackedTexts.attend`."""
@@ -56,9 +63,11 @@ class EncoderLayer:
         self._out = _linear(loader, module, name, [family.out])
         self._gate_up = _linear(loader, module, name, family.gate_up)
         self._down = _linear(loader, module, name, [family.down])
-        num_inner = max(part.rows.stop for part in self._gate_up.parts.values())
-        is_gated = num_inner > self._down.in_features
-        self._activate = _activation(loader, getattr(config, family.activation), is_gated=is_gated)
+        self._num_inner = max(part.rows.stop for part in self._gate_up.parts.values())
+        self._is_gated = self._num_inner > self._down.in_features
+        name = getattr(config, family.activation)
+        self._activate = _activation(loader, name, is_gated=self._is_gated)
+        self._activation: str = FUSED.get(name, name)
         self._rotate = loader.elementwise.rotary
         self._attention_norm = load_norm(loader, module, family.attention_norm)
         self._mlp_norm = load_norm(loader, module, family.mlp_norm)
@@ -71,6 +80,60 @@ class EncoderLayer:
             return hidden + self._mlp(_normed(self._mlp_norm, hidden))
         hidden = _normed(self._attention_norm, hidden + self._attention(hidden, step))
         return _normed(self._mlp_norm, hidden + self._mlp(hidden))
+
+    def prepare(self, calls: StepCalls, angles: Angles) -> None:
+        """Have `calls` overwrite the rows, `calls.hidden`, with those for the next layer.
+
+        angles: as in `Pass`. Raises NoKernelError.
+        """
+        hidden = calls.hidden
+        for norm, part in (
+            (self._attention_norm, partial(self._prepare_attention, angles=angles)),
+            (self._mlp_norm, self._prepare_mlp),
+        ):
+            rows = hidden
+            if self._norms_first and norm is not None:
+                rows = norm.prepare(calls, hidden, calls.buffer("normed", hidden.shape[1]))
+            part(calls, rows)
+            if not self._norms_first and norm is not None:
+                norm.prepare(calls, hidden, hidden)
+
+    def _prepare_attention(self, calls: StepCalls, rows: Tensor, angles: Angles) -> None:
+        """Have `calls` add the attention of the rows to `calls.hidden`."""
+        merged = calls.buffer("inner", sum(self._num_heads) * self._head_dim)
+        self._qkv.prepare(calls, rows, merged)
+        heads = merged.unflatten(1, (-1, self._head_dim))
+        query, key, value = heads.split_with_sizes(self._num_heads, 1)
+        if self._qk_norms:
+            query = _prepare_norm(calls, self._qk_norms[0], query, "queries")
+            key = _prepare_norm(calls, self._qk_norms[1], key, "keys")
+        if angles:
+            calls.rotate(self._kind, query, key, angles[self._kind][0].shape[1])
+        attended = calls.buffer("attended", self._num_heads[0] * self._head_dim)
+        kernel = attention(
+            query,
+            key[:, None],
+            value[:, None],
+            attended.view_as(query),
+            scale=self._head_dim**-0.5,
+            window=self._sight.before,
+            after=self._sight.after,
+        )
+        calls.add_placed(kernel, kernel.arguments.set_batch, attended)
+        self._out.prepare(calls, attended, calls.hidden, residual=calls.hidden)
+
+    def _prepare_mlp(self, calls: StepCalls, rows: Tensor) -> None:
+        """Have `calls` add the MLP of the rows to `calls.hidden`."""
+        if self._activation not in ACTIVATIONS:
+            raise NoKernelError(f"{self._activation} has no kernel")
+        inner = calls.buffer("inner", self._num_inner)
+        fused = "" if self._is_gated else self._activation
+        self._gate_up.prepare(calls, rows, inner, activation=fused)
+        if self._is_gated:
+            gates, up = inner.tensor_split(2, 1)
+            calls.add(gated(gates, up, self._activation, out=gates))
+            inner = gates
+        self._down.prepare(calls, inner, calls.hidden, residual=calls.hidden)
 
     def _attention(self, hidden: Tensor, step: Pass) -> Tensor:
         heads = self._qkv(hidden).unflatten(-1, (-1, self._head_dim))
@@ -98,7 +161,7 @@ def load_norm(loader: Loader, module: nn.Module, name: str) -> Norm | None:
     if isinstance(norm, nn.Identity):
         return None
     if isinstance(norm, nn.LayerNorm):
-        return LayerNorm(norm.weight, norm.bias, norm.eps)
+        return LayerNorm(norm.weight, norm.bias, norm.eps, loader.elementwise)
     if not hasattr(norm, "variance_epsilon"):
         raise UnsupportedModelError(f"{name} is a {type(norm).__name__}")
     return RMSNorm(norm.weight, norm.variance_epsilon, RMS, loader.elementwise)
@@ -106,6 +169,14 @@ def load_norm(loader: Loader, module: nn.Module, name: str) -> Norm | None:
 
 def _normed(norm: Norm | None, rows: Tensor) -> Tensor:
     return rows if norm is None else norm(rows)
+
+
+def _prepare_norm(calls: StepCalls, norm: Norm | None, heads: Tensor, name: str) -> Tensor:
+    """Have `calls` norm heads [T, heads, head_dim] to the buffer `name`."""
+    if norm is None:
+        return heads
+    out = calls.buffer(name, heads.shape[1] * heads.shape[2])
+    return norm.prepare(calls, heads, out.view(heads.shape))
 
 
 def _sight(family: EncoderFamily, config: Any, kind: str) -> Sight:

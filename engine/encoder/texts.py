@@ -9,8 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.attention.batch import PagedBatch
+
 WINDOW_QUERIES = 256
 """Tokens whose windows one call of attention computes. It also reads the windows' other tokens."""
+
+ALL = 2**40
+"""More tokens than a text has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,18 @@ class Sight:
     """The largest distance of such a token; None: no limit."""
     is_causal: bool = False
     """Whether they precede it. Not with a window."""
+
+    @property
+    def before(self) -> int | None:
+        """The most of them up to itself; None: no limit."""
+        return None if self.window is None else self.window + 1
+
+    @property
+    def after(self) -> int:
+        """The most of them behind it."""
+        if self.is_causal:
+            return 0
+        return ALL if self.window is None else self.window
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +69,20 @@ class PackedTexts:
         self.index = places[order][mask[order].bool()]
         """[T] int64: the place of each row in the flattened batch."""
         lengths: list[int] = counts[order].tolist()
-        self.longest = lengths[-1]
+        self.lengths, self.longest = lengths, lengths[-1]
         if pads:
             is_text = torch.arange(self.longest, device=mask.device) < counts[order][:, None]
             inside = is_text.flatten().nonzero().flatten()
             self._groups = [_Group(slice(None), len(lengths), self.longest, inside)]
         else:
             self._groups = _groups_of_equal_lengths(lengths)
+
+    def as_batch(self) -> PagedBatch:
+        """Return the texts as sequences of a paged cache on the CPU, whose blocks are the rows."""
+        lengths = torch.tensor(self.lengths, dtype=torch.int32)
+        starts = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        tables = starts[:-1, None] + torch.arange(self.longest, dtype=torch.int32)
+        return PagedBatch(starts, lengths, tables, slot_mapping=tables[:0, 0].long(), spans=None)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, sight: Sight, bias: Tensor | None = None

@@ -25,6 +25,7 @@ class Elementwise:
     rotary: Callable[..., None]
     sigmoid: Callable[[Tensor], Tensor] = torch.sigmoid
     sigmoid_gate: Callable[[Tensor, Tensor], Tensor] = torch_elementwise.sigmoid_gate
+    layer_norm: Callable[..., Tensor] = torch_elementwise.layer_norm
     norms_all_heads: bool = False
     """Whether one call of `rms_norm` can norm heads with different weights."""
 
@@ -49,6 +50,7 @@ def make_elementwise(device: torch.device) -> Elementwise:
             cpu_elementwise.rotary,
             cpu_elementwise.sigmoid,
             cpu_elementwise.sigmoid_gate,
+            cpu_elementwise.layer_norm,
         )
     return Elementwise(
         torch_elementwise.rms_norm,

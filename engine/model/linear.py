@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.group import After
 from kernels.cpu import linear as cpu_linear
 from kernels.cpu.calls import SUFFIXES, Kernel, NoKernelError
+from kernels.cpu.elementwise import ACTIVATIONS
 from kernels.cpu.step_calls import StepCalls
 
 
@@ -227,15 +228,24 @@ class Linear:
         return outputs
 
     def prepare(
-        self, calls: StepCalls, rows: Tensor, out: Tensor, residual: Tensor | None = None
+        self,
+        calls: StepCalls,
+        rows: Tensor,
+        out: Tensor,
+        residual: Tensor | None = None,
+        activation: str = "",
     ) -> None:
         """Add the product to `calls`, without what is attached. Raises NoKernelError.
 
-        residual: [T, out], which is added to it; may be `out` itself.
+        residual: [T, out], which is added to it; may be `out` itself. activation: '', or one of
+        `kernels.cpu.elementwise.ACTIVATIONS`, of the product before the residual is added.
         """
         if not self._is_product:
             raise NoKernelError("more than a product makes its outputs")
-        calls.add(self.format.kernel(rows, self.bias, out, residual))
+        kernel = self.format.kernel(rows, self.bias, out, residual)
+        if activation:
+            kernel.arguments.activation = ACTIVATIONS[activation]
+        calls.add(kernel)
 
     def attach(self, after: After) -> None:
         """Call `after` next after every product from now on, unless `prepare` computes it."""

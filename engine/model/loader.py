@@ -220,7 +220,8 @@ class Loader:
         if heads is not None:
             weight = weight[heads.start : heads.stop]
         if kind.subtracts_mean:
-            return LayerNorm(weight + kind.offset, self.optional(f"{name}.bias", *shape), eps)
+            bias = self.optional(f"{name}.bias", *shape)
+            return LayerNorm(weight + kind.offset, bias, eps, self.elementwise)
         return RMSNorm(weight, eps, kind, self.elementwise)
 
     def split_norm(

@@ -121,12 +121,21 @@ class LayerNorm(Norm):
     weight: [width], or [heads, width] if each head of rows [T, heads, width] has its own.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, eps: float, elementwise: Elementwise
+    ) -> None:
         self._weight, self._bias, self._eps = weight, bias, eps
+        self._layer_norm = elementwise.layer_norm
 
     def __call__(self, rows: Tensor) -> Tensor:
-        width = self._weight.shape[-1:]
         if self._weight.ndim == 1:
-            return F.layer_norm(rows, width, self._weight, self._bias, self._eps)
-        normed = F.layer_norm(rows.float(), width, None, None, self._eps)
+            return self._layer_norm(rows, self._weight, self._bias, self._eps)
+        normed = F.layer_norm(rows.float(), self._weight.shape[-1:], None, None, self._eps)
         return (normed * self._weight.float()).to(rows.dtype)
+
+    def prepare(
+        self, calls: StepCalls, rows: Tensor, out: Tensor, residual: Tensor | None = None
+    ) -> Tensor:
+        weight, bias = self._weight, self._bias
+        calls.add(cpu_elementwise.centered_norm(rows, weight, bias, self._eps, out, residual))
+        return out

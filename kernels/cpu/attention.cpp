@@ -39,7 +39,8 @@ struct Attention {
     int64_t query_strides[2];  // per token, head
     int64_t key_strides[3];    // per block, slot, head
     int64_t value_strides[3];
-    int64_t window;  // 0: none
+    int64_t window;  // keys that a query sees, up to its own; 0: all
+    int64_t after;   // keys behind its own that it also sees
     float scale;
     float softcap;  // 0: none
 };
@@ -142,10 +143,10 @@ void scale(float* scores, int64_t num_keys, float scale, float softcap) {
 }
 
 // Masks the scores of keys that the query at `position` may not see. The tile starts at position `first`.
-void mask(float* scores, int64_t first, int64_t num_keys, int64_t position, int64_t window) {
-    const int64_t past = position + 1 - first;
+void mask(const Attention& a, float* scores, int64_t first, int64_t num_keys, int64_t position) {
+    const int64_t own_end = position + 1 - first, past = own_end + a.after;
     std::fill(scores + std::clamp<int64_t>(past, 0, num_keys), scores + TILE, MASKED);
-    if (window) std::fill_n(scores, std::clamp<int64_t>(past - window, 0, TILE), MASKED);
+    if (a.window) std::fill_n(scores, std::clamp<int64_t>(own_end - a.window, 0, TILE), MASKED);
 }
 
 template <class T>
@@ -254,7 +255,7 @@ __attribute__((noipa)) void run(const Attention& a, const Span& span, const Item
             for (int64_t row = 0; row < item.num_rows; row++) {
                 scale(my.scores[row], num_keys, a.scale, a.softcap);
                 const int64_t position = span.context - span.num_queries + (item.first_row + row) / group;
-                mask(my.scores[row], first, num_keys, position, a.window);
+                mask(a, my.scores[row], first, num_keys, position);
                 update_softmax(my, sums, row, num_keys, a.value_dim);
             }
             if (is_few) {
@@ -328,7 +329,8 @@ void Plan::add(const Attention& a, int64_t sequence, int64_t target_splits) {
     for (int64_t row = 0; row < all_rows; row += MAX_ROWS) {
         const int64_t num_rows = std::min(MAX_ROWS, all_rows - row);
         const int64_t position = span.context - span.num_queries + row / group;
-        const int64_t end = span.context - span.num_queries + (row + num_rows - 1) / group + 1;
+        const int64_t last = span.context - span.num_queries + (row + num_rows - 1) / group;
+        const int64_t end = std::min(last + 1 + a.after, span.context);
         const int64_t seen = a.window ? std::max<int64_t>(0, position + 1 - a.window) : 0;
         const int64_t start = seen / TILE * TILE;
         const int64_t first_segment = start / SEGMENT, num_segments = (end - 1) / SEGMENT + 1 - first_segment;

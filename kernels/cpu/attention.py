@@ -28,6 +28,7 @@ class Attention(ctypes.Structure):
         ("key_strides", ctypes.c_int64 * 3),
         ("value_strides", ctypes.c_int64 * 3),
         ("window", ctypes.c_int64),
+        ("after", ctypes.c_int64),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
     )
@@ -84,10 +85,12 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    after: int = 0,
 ) -> Kernel[Attention]:
     """Return the kernel that computes `paged_attention` once its batch is set.
 
-    out: [T, heads, value_dim], dense. Raises NoKernelError for inputs that `paged_attention` does
+    out: [T, heads, value_dim], dense. after: how many tokens behind its own each one also attends
+    to, as far as there are so many. Raises NoKernelError for inputs that `paged_attention` does
     not take.
     """
     _check(query, key_cache, value_cache)
@@ -108,6 +111,7 @@ def attention(
         key_strides=key_cache.stride()[:3],
         value_strides=value_cache.stride()[:3],
         window=window or 0,
+        after=after,
         scale=scale,
         softcap=softcap or 0.0,
     )

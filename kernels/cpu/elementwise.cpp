@@ -13,6 +13,7 @@ struct Norm {
     void* out;  // [T, heads, width], dense
     const void* rows;
     const void* weight;
+    const void* bias;      // null, or of a LayerNorm
     const void* residual;  // null, or laid out as `out` and added to the result; may be `out` itself
     int64_t num_tokens, num_heads, width;
     int64_t strides[2];  // per token, head
@@ -20,14 +21,12 @@ struct Norm {
     int32_t rounds_first;
 };
 
-enum Kind : int32_t { SILU, GELU, SIGMOID };
-
 struct Activation {
     void* out;  // [T, width]; may overwrite the gates or `up`
     const void *gate, *up;
     int64_t num_tokens, width;
     int64_t strides[3];  // per token, of out, gate and up
-    Kind kind;
+    int64_t kind;
 };
 
 struct Rotary {
@@ -71,10 +70,28 @@ void norm(const Norm& a, Team& team) {
     });
 }
 
-inline Floats activated(Floats x, Kind kind) {
-    // SiLU and GELU are x * sigmoid(y): GELU's 0.5 * (1 + tanh(z)) equals sigmoid(2 * z).
-    const Floats y = kind == GELU ? 1.5957691216057308f * (x + 0.044715f * x * x * x) : x;
-    return (kind == SIGMOID ? all(1.0f) : x) / (1.0f + exponential(-y));
+// The norm of LayerNorm: of the distances from their mean, with a bias.
+template <class T>
+void layer_norm(const Norm& a, Team& team) {
+    const T *weight = (const T*)a.weight, *bias = (const T*)a.bias;
+    team.share_rows(a.num_tokens * a.num_heads, a.width, [&](int64_t i) {
+        const T* row = (const T*)a.rows + i / a.num_heads * a.strides[0] + i % a.num_heads * a.strides[1];
+        T* out = (T*)a.out + i * a.width;
+        const T* residual = a.residual ? (const T*)a.residual + i * a.width : nullptr;
+        Floats total = {}, squares = {};
+        for (int64_t dim = 0; dim < a.width; dim += LANES) total += load(row + dim);
+        const float mean = sum(total) / a.width;
+        for (int64_t dim = 0; dim < a.width; dim += LANES) {
+            const Floats distance = load(row + dim) - mean;
+            squares += distance * distance;
+        }
+        const float scale = 1.0f / __builtin_sqrtf(sum(squares) / a.width + a.eps);
+        for (int64_t dim = 0; dim < a.width; dim += LANES) {
+            Floats numbers = (load(row + dim) - mean) * scale * load(weight + dim);
+            if (bias) numbers += load(bias + dim);
+            store(out + dim, residual ? load(residual + dim) + rounded<T>(numbers) : numbers);
+        }
+    });
 }
 
 template <class T>
@@ -135,6 +152,8 @@ void write_kv(const Write& a, Team& team) {
 
 extern "C" void rms_norm_fp32(const Norm* a, Team& team) { norm<float>(*a, team); }
 extern "C" void rms_norm_bf16(const Norm* a, Team& team) { norm<BFloat16>(*a, team); }
+extern "C" void layer_norm_fp32(const Norm* a, Team& team) { layer_norm<float>(*a, team); }
+extern "C" void layer_norm_bf16(const Norm* a, Team& team) { layer_norm<BFloat16>(*a, team); }
 extern "C" void gated_activation_fp32(const Activation* a, Team& team) { activation<float>(*a, team); }
 extern "C" void gated_activation_bf16(const Activation* a, Team& team) { activation<BFloat16>(*a, team); }
 extern "C" void rotary_fp32(const Rotary* a, Team& team) { rotary<float>(*a, team); }

@@ -22,15 +22,15 @@ from kernels.cpu.shared_library import WIDTH
 from kernels.elementwise import torch_elementwise
 
 GatedActivation = Literal["silu", "gelu_tanh"]
-KINDS = ("silu", "gelu_tanh", "sigmoid")
-"""In the order of `Kind` in elementwise.cpp."""
+ACTIVATIONS = {"silu": 1, "gelu_tanh": 2, "gelu": 3, "relu": 4, "sigmoid": 5}
+"""Mirrors `ActivationKind` in vectors.h."""
 
 
 class Norm(ctypes.Structure):
     """Mirrors `struct Norm` in elementwise.cpp. The classes below also mirror structs there."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("out", "rows", "weight", "residual")),
+        *((name, ctypes.c_void_p) for name in ("out", "rows", "weight", "bias", "residual")),
         *((name, ctypes.c_int64) for name in ("num_tokens", "num_heads", "width")),
         ("strides", ctypes.c_int64 * 2),
         *((name, ctypes.c_float) for name in ("eps", "offset")),
@@ -43,7 +43,7 @@ class Activation(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("out", "gate", "up")),
         *((name, ctypes.c_int64) for name in ("num_tokens", "width")),
         ("strides", ctypes.c_int64 * 3),
-        ("kind", ctypes.c_int32),
+        ("kind", ctypes.c_int64),
     )
 
 
@@ -116,6 +116,38 @@ def norm(
     return Kernel(function("rms_norm", rows.dtype), arguments, (rows, weight, out, residual))
 
 
+def layer_norm(rows: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Same as `torch.nn.functional.layer_norm` over the last dim, for rows [T, width] or [T, heads,
+    width]."""
+    out = rows.new_empty(rows.shape)
+    try:
+        kernel = centered_norm(rows, weight, bias, eps, out)
+    except NoKernelError:
+        return torch_elementwise.layer_norm(rows, weight, bias, eps)
+    run(kernel, rows.numel())
+    return out
+
+
+def centered_norm(
+    rows: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    out: Tensor,
+    residual: Tensor | None = None,
+) -> Kernel[Norm]:
+    """Return the kernel that computes `layer_norm`, or raise NoKernelError.
+
+    out: dense, may be `rows` if they are. residual: as in `norm`.
+    """
+    kernel = norm(rows, weight, eps, out, residual)
+    if bias is not None:
+        if bias.shape != weight.shape or not _is_supported(rows.shape[-1], rows, bias):
+            raise NoKernelError(f"no kernel adds a bias {list(bias.shape)} in {bias.dtype}")
+        kernel.arguments.bias = bias.data_ptr()
+    return kernel._replace(function=function("layer_norm", rows.dtype), kept=(*kernel.kept, bias))
+
+
 def gated_activation(gate_up: Tensor, activation: GatedActivation) -> Tensor:
     """Same as `kernels.elementwise.torch_elementwise.gated_activation`."""
     out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
@@ -139,11 +171,12 @@ def sigmoid_gate(gate: Tensor, rows: Tensor) -> Tensor:
 
 
 def gated(
-    gate: Tensor, up: Tensor, activation: Literal[GatedActivation, "sigmoid"], out: Tensor
+    gate: Tensor, up: Tensor, activation: str, out: Tensor
 ) -> Kernel[Activation]:
     """Return the kernel that computes `activation(gate) * up`, or raise NoKernelError.
 
-    gate, up, out: [T, I], dense in the last dim; out may be one of the others.
+    activation: one of ACTIVATIONS. gate, up, out: [T, I], dense in the last dim; out may be one of
+    the others.
     """
     width = gate.shape[1]
     if not _is_supported(WIDTH, gate, up) or gate.shape != up.shape:  # any width
@@ -155,7 +188,7 @@ def gated(
         num_tokens=gate.shape[0],
         width=width,
         strides=tuple(rows.stride(0) for rows in (out, gate, up)),
-        kind=KINDS.index(activation),
+        kind=ACTIVATIONS[activation],
     )
     return Kernel(function("gated_activation", gate.dtype), arguments, (gate, up, out))
 

@@ -13,6 +13,7 @@ struct Linear {
     const float* bias;     // [columns] or null
     const void* residual;  // [rows, columns], dense, to add to the result; or null
     int64_t num_rows, num_columns, depth, row_stride;
+    int64_t activation;    // an ActivationKind, of the result before the residual is added
 };
 
 namespace {
@@ -23,16 +24,17 @@ constexpr int64_t PORTION = 4;  // panels that a thread takes at once; small, as
 inline int64_t count_panels(const Linear& a) { return (a.num_columns + PANEL - 1) / PANEL; }
 inline int64_t num_portions(const Linear& a) { return (count_panels(a) + PORTION - 1) / PORTION; }
 
-// Writes a row of a panel's sums to `to`, adding bias and residual.
+// Writes a row of a panel's sums to `to`, adding the bias, activating them and adding the residual.
 template <class Out>
-void write_row(Out* to, const float* sums, const float* bias, const Out* residual) {
+void write_row(Out* to, const float* sums, const float* bias, const Out* residual, int64_t activation) {
     for (int64_t half = 0; half < PANEL; half += LANES) {
-        const Floats product = load(sums + half) + load(bias + half);
+        Floats product = load(sums + half) + load(bias + half);
+        if (activation) product = activated(rounded<Out>(product), activation);
         store(to + half, residual ? rounded<Out>(product) + load(residual + half) : product);
     }
 }
 
-// Writes the sums of num_rows rows of a panel, from `row` on, to `out`, adding bias and residual.
+// Writes the sums of num_rows rows of a panel, from `row` on, to `out`, as `write_row` does.
 template <class Out>
 void write(const Linear& a, int64_t row, int64_t num_rows, int64_t panel, const float* sums) {
     const int64_t first = panel * PANEL, count = std::min(PANEL, a.num_columns - first);
@@ -43,12 +45,12 @@ void write(const Linear& a, int64_t row, int64_t num_rows, int64_t panel, const 
         Out* to = (Out*)a.out + place;
         const Out* residual = a.residual ? (const Out*)a.residual + place : nullptr;
         if (count == PANEL) {
-            write_row(to, sums, bias, residual);
+            write_row(to, sums, bias, residual, a.activation);
             continue;
         }
         Out numbers[PANEL], residuals[PANEL] = {};  // the last panel of a weight may be wider than the rest of the row
         if (residual) std::copy_n(residual, count, residuals);
-        write_row(numbers, sums, bias, residual ? residuals : nullptr);
+        write_row(numbers, sums, bias, residual ? residuals : nullptr, a.activation);
         std::copy_n(numbers, count, to);
     }
 }

@@ -23,6 +23,7 @@ class Linear(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("out", "rows", "panels", "bias", "residual")),
         *((name, ctypes.c_int64) for name in ("num_tokens", "num_columns", "depth", "row_stride")),
+        ("activation", ctypes.c_int64),
     )
 
 

@@ -241,3 +241,24 @@ inline Floats exponential(Floats x) {
 inline Floats hyperbolic_tangent(Floats x) {
     return 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f);
 }
+
+// Mirrors ACTIVATIONS in elementwise.py.
+enum ActivationKind : int64_t { NO_ACTIVATION, SILU, GELU_TANH, GELU, RELU, SIGMOID };
+
+inline Floats activated(Floats x, int64_t kind) {
+    if (kind == NO_ACTIVATION) return x;
+    if (kind == RELU) return maximum(x, Floats{});
+    if (kind == GELU) {  // x / 2 * erfc(-x / sqrt(2)), by Abramowitz and Stegun's 7.1.26, within 1.5e-7 * x / 2
+        const Floats magnitude = (x < 0.0f ? -x : x) * 0.70710678118654752f;
+        const Floats t = 1.0f / (1.0f + 0.3275911f * magnitude);
+        Floats y = t * 1.061405429f - 1.453152027f;
+        y = y * t + 1.421413741f;
+        y = y * t - 0.284496736f;
+        y = y * t + 0.254829592f;
+        y = y * t * exponential(-magnitude * magnitude);
+        return 0.5f * x * (x < 0.0f ? y : 2.0f - y);
+    }
+    // SiLU and GELU are x * sigmoid(y): GELU's 0.5 * (1 + tanh(z)) equals sigmoid(2 * z).
+    const Floats y = kind == GELU_TANH ? 1.5957691216057308f * (x + 0.044715f * x * x * x) : x;
+    return (kind == SIGMOID ? all(1.0f) : x) / (1.0f + exponential(-y));
+}

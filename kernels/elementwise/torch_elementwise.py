@@ -40,6 +40,11 @@ def add_rms_norm(
     return total, rms_norm(total, weight, eps, offset=offset, rounds_first=rounds_first)
 
 
+def layer_norm(rows: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Return the LayerNorm of every row [..., width]. weight, bias: [width]."""
+    return F.layer_norm(rows, weight.shape, weight, bias, eps)
+
+
 def gated_activation(gate_up: Tensor, activation: Literal["silu", "gelu_tanh"]) -> Tensor:
     """Return activation(gate) * up, [T, I], for gate_up [T, 2 * I], gates first."""
     gate, up = gate_up.chunk(2, -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -17,15 +18,16 @@ from transformers import (
 )
 
 from core.errors import ConfigurationError
-from engine.encoder import own_layers, texts
+from engine.encoder import encoder, own_layers, texts
 from engine.encoder.families import FAMILIES
 from engine.encoder.own_layers import own_encoder, use_own_layers
 from engine.encoder.texts import PackedTexts, Sight
 from engine.loading.model_source import ModelSource
+from kernels.cpu.shared_library import unavailable_reason
 
-SIZES = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2,
+SIZES = {"vocab_size": 60, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2,
          "intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 1}  # fmt: skip
-DISTIL = {"vocab_size": 60, "dim": 32, "n_layers": 3, "n_heads": 2, "hidden_dim": 48,
+DISTIL = {"vocab_size": 60, "dim": 64, "n_layers": 3, "n_heads": 2, "hidden_dim": 48,
           "max_position_embeddings": 64, "pad_token_id": 1}  # fmt: skip
 CONFIGS = {
     "bert": SIZES,
@@ -39,9 +41,9 @@ CONFIGS = {
     "gte": SIZES,
     "eurobert": SIZES | {"num_key_value_heads": 1},
     "llama": SIZES | {"num_key_value_heads": 1},
-    "mistral": SIZES | {"num_key_value_heads": 1, "sliding_window": None, "head_dim": 16},
+    "mistral": SIZES | {"num_key_value_heads": 1, "sliding_window": None, "head_dim": 32},
     "qwen2": SIZES | {"num_key_value_heads": 1},
-    "qwen3": SIZES | {"num_key_value_heads": 1, "head_dim": 8},
+    "qwen3": SIZES | {"num_key_value_heads": 1, "head_dim": 32},
 }
 HEADS = (
     AutoModel,
@@ -53,7 +55,7 @@ HEADS = (
 LENGTHS = (7, 1, 30, 7, 22)
 
 
-def make(name, kind=AutoModel, **settings):
+def make(name, kind: Any = AutoModel, **settings):
     """Return a random model whose texts differ clearly."""
     torch.manual_seed(5)
     model = kind.from_config(CONFIG_MAPPING[name](**CONFIGS[name] | settings)).eval()
@@ -88,6 +90,12 @@ def outputs(model, inputs):
     return output[inputs["attention_mask"].bool()] if output.shape[:2] == (5, 30) else output
 
 
+def check_counts_its_bytes(model):
+    own = own_encoder(model)
+    assert own is not None
+    assert own.num_bytes > 0
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("name", FAMILIES)
@@ -101,7 +109,38 @@ def test_a_padded_batch_equals_that_of_transformers(tmp_path, name, side):
         expected = outputs(model, inputs)
         assert use_own_layers(model, source_of(model, tmp_path), "x") == f"own ({name})"
         torch.testing.assert_close(outputs(model, inputs), expected, atol=2e-5, rtol=1e-4)
-    assert own_encoder(model).num_bytes > 0
+        check_counts_its_bytes(model)
+
+
+def forbid_one_call(monkeypatch):
+    """Have layers compute one by one, as on a GPU or without a compiler."""
+    monkeypatch.setattr(encoder.OneCall, "__call__", lambda *args: None)
+
+
+@pytest.mark.parametrize("name", sorted(set(FAMILIES) - {"mpnet"}))
+def test_one_call_equals_the_layers_one_by_one(tmp_path, monkeypatch, name):
+    """And a text has the same bits alone. MPNet's bias has no kernel."""
+    if unavailable_reason():
+        pytest.skip("no library")
+    model = make(name)
+    inputs = batch(has_types=False)
+    use_own_layers(model, source_of(model, tmp_path), "x")
+    got = outputs(model, inputs)
+    alone = {"input_ids": inputs["input_ids"][2:3], "attention_mask": torch.ones(1, 30).long()}
+    assert torch.equal(outputs(model, alone)[0], got[8:38])
+    with monkeypatch.context() as patches:
+        forbid_one_call(patches)
+        expected = outputs(model, inputs)
+    assert not torch.equal(got, expected)
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_layers_without_a_kernel_compute_one_by_one(tmp_path):
+    model = make("bert", hidden_size=56)
+    inputs = batch()
+    expected = outputs(model, inputs)
+    use_own_layers(model, source_of(model, tmp_path), "x")
+    torch.testing.assert_close(outputs(model, inputs), expected, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("settings", [{"dtype": torch.bfloat16}, {"precision": "int8"}])
@@ -114,7 +153,7 @@ def test_low_precision_and_quantized_layers(tmp_path, settings):
     assert description == ("own (bert, int8)" if "precision" in settings else "own (bert)")
     similarity = cosine_similarity(outputs(model, inputs).float(), expected)
     assert 0.99 < similarity.min() < 1 - 1e-7
-    assert own_encoder(model).num_bytes > 0
+    check_counts_its_bytes(model)
 
 
 @pytest.mark.parametrize(

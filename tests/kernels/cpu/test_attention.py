@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from kernels.attention.batch import PagedBatch
-from kernels.cpu.attention import paged_attention
+from kernels.cpu.attention import attention, paged_attention
+from kernels.cpu.calls import run
 from tests.kernels.paged_inputs import check_close, make_paged
 from tests.kernels.reference import paged_attention_reference
 
@@ -157,3 +159,33 @@ def test_invalid_shapes_are_rejected(changes, message):
     paged = make_paged([(1, 40), (7, 20)], head_dim=48, dtype=torch.float32)
     with pytest.raises(ValueError, match=message):
         attend(replace(paged, **changes), 1, scale=0.1)
+
+
+@pytest.mark.parametrize(("window", "after"), [(None, 2**40), (None, 3), (70, 69), (4, 300)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keys_behind_a_query(dtype, window, after):
+    """Whole texts of up to three segments, whose keys lie in blocks of one token."""
+    lengths = (1, 65, 700, 30)
+    torch.manual_seed(2)
+    query, key, value = torch.randn(3, sum(lengths), 2, 32).to(dtype)
+    starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    tables = starts[:-1, None] + torch.arange(700, dtype=torch.int32)
+    lens = torch.tensor(lengths, dtype=torch.int32)
+    batch = PagedBatch(starts, lens, tables, starts[:0], None)
+    out = torch.full_like(query, torch.nan)
+    kernel = attention(
+        query, key[:, None], value[:, None], out, scale=0.2, window=window, after=after
+    )
+    kernel.arguments.set_batch(batch)
+    run(kernel)
+    for start, length in zip(starts.tolist(), lengths, strict=False):
+        places = torch.arange(length)
+        distance = places[:, None] - places
+        is_seen = (distance > -1 - after) & (distance < (window or length))
+        alone = [
+            rows[start : start + length].transpose(0, 1).double() for rows in (query, key, value)
+        ]
+        expected = F.scaled_dot_product_attention(*alone, attn_mask=is_seen, scale=0.2)
+        tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+        got = out[start : start + length].transpose(0, 1).double()
+        torch.testing.assert_close(got, expected, atol=tolerance, rtol=0)

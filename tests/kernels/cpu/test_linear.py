@@ -6,8 +6,11 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from kernels.cpu.linear import has_pairs, linear, panel_columns
+from kernels.cpu.calls import run
+from kernels.cpu.elementwise import ACTIVATIONS
+from kernels.cpu.linear import has_pairs, linear, panel_columns, product
 from tests.kernels.cpu.panels import to_pairs, to_panels
 
 BLOCK_ROWS, BLOCK_DEPTH, TILE_ROWS = 96, 768, 12
@@ -174,3 +177,17 @@ def test_invalid_shapes_are_rejected():
     for arguments in wrong:
         with pytest.raises(ValueError, match="do not match"):
             linear(*arguments)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_the_activation_follows_the_bias_and_precedes_the_residual(name):
+    """Columns that are no multiple of a panel, and numbers from -60 to 60."""
+    rows, weight, bias = make(20, 40, 50)
+    rows[0] *= 4
+    activate = partial(F.gelu, approximate="tanh") if name == "gelu_tanh" else getattr(F, name)
+    out, residual = torch.empty(20, 40), torch.randn(20, 40)
+    kernel = product(rows, to_panels(weight), 40, bias, out, residual)
+    kernel.arguments.activation = ACTIVATIONS[name]
+    run(kernel)
+    sums = rows.double() @ weight.double().T + bias
+    torch.testing.assert_close(out, (activate(sums) + residual).float(), atol=1e-5, rtol=1e-6)
