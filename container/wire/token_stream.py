@@ -115,9 +115,13 @@ class TokenStream:
         self._waiter = None
 
     def _hands_on(self) -> bool:
-        """Give what has arrived to `take`. Return whether the waiting greenlet must wake up."""
-        if self._waits_for_end:
-            return False
+        """Return whether the waiting greenlet must wake up, unless `take` has what has arrived."""
+        if self._take is not None:
+            self._give()
+        return self._is_urgent or (bool(self._arrived) and not self._waits_for_end)
+
+    def _give(self) -> None:
+        """Give what has arrived to `take`, until it returns False."""
         if len(self._arrived) > 1:
             self._arrived = _merged(self._arrived)
         try:
@@ -125,10 +129,8 @@ class TokenStream:
                 if not self._take(self._arrived.pop(0)):
                     self._take = None
         except Exception as error:
-            self._failure = error
+            self._failure, self._is_urgent = error, True
             self._arrived.clear()
-            return True
-        return bool(self._arrived)
 
     def abort(self, index: int | None = None, reason: AbortReason = "disconnect") -> None:
         """Abort one answer, or all if `index` is None. Does nothing for answers that have ended.
