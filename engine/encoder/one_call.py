@@ -49,7 +49,8 @@ class OneCall:
                 normed = calls.buffer("normed", hidden.shape[1])
                 calls.result = self._norm.prepare(calls, calls.hidden, normed)
         except NoKernelError as error:
-            self.no_kernel = error
+            # Without the frames below it, whose variables hold the requests of this step.
+            self.no_kernel = error.with_traceback(None)
             return None
         self._calls = calls
         return calls
