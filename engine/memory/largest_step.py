@@ -92,6 +92,13 @@ class NoStates:
     def convolve(self, layer: int, rows: Tensor, *arguments: object, **options: object) -> Tensor:
         return rows.new_zeros(rows.shape)
 
+    def gates(
+        self, time: Tensor, rates: Tensor | None, scale: Tensor, offset: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return zeros in fp32, as the decay and the rate are."""
+        decay, rate = time.new_zeros(2, *time.shape, dtype=torch.float32)
+        return decay, rate
+
     def advance(
         self,
         layer: int,
