@@ -16,7 +16,13 @@ from core.configuration.batching import checkpoint_limit, packed_limits, state_l
 from core.configuration.kv_layout import LENGTHS, KVLayout, bytes_per_block, plan_layout
 from core.configuration.options import Options
 from core.configuration.record import Reserved
-from core.configuration.sizing import fit_length, gpu_kv_budget, length_limit, reserved_tokens
+from core.configuration.sizing import (
+    fit_length,
+    gpu_kv_budget,
+    length_limit,
+    most_swap_bytes,
+    reserved_tokens,
+)
 from core.configuration.step_size import StepSize, graph_sizes, largest_of
 from core.configuration.strategy_table import (
     BATCHING_NAMES,
@@ -25,6 +31,7 @@ from core.configuration.strategy_table import (
     Batching,
 )
 from core.errors import ConfigurationError
+from core.states.room import StateSlots
 
 CONTEXT_BYTES = 600 * 2**20
 """CUDA's context and its libraries' workspaces: an assumption, not yet measured."""
@@ -55,6 +62,8 @@ class Estimate:
     """How many requests of the typical length run at the same time."""
     num_checkpoints: int
     """States of cached prefixes, if layers keep a state."""
+    num_host_checkpoints: int
+    """More of them, in the host's memory."""
     notes: tuple[str, ...]
     draft_block_bytes: int
     """What is kept for a draft model or a head beside each block."""
@@ -93,16 +102,22 @@ def make_estimate(
     block_bytes = layout.block_bytes
     used = loaded_bytes(decoder, options) + CONTEXT_BYTES
     budget = gpu_kv_budget(options.memory, instance.gpu_mib * 2**20, used, activations)
-    num_checkpoints = 0
-    if decoder.states:
-        most_states = max(1, budget // 2 // decoder.state_bytes)
-        num_states = min(state_limit(max_sequences), most_states)
-        max_sequences = min(max_sequences, num_states)
-        num_checkpoints = checkpoint_limit(options.memory, batching, max_sequences)
-        num_checkpoints = min(num_checkpoints, most_states - num_states)
-        budget -= (num_states + num_checkpoints) * decoder.state_bytes
-    usable = max_sequences * layout.blocks_for(limits.max_model_len)
     draft_bytes = draft_block_bytes(decoder, options, layout)
+    blocks_of_longest = layout.blocks_for(limits.max_model_len)
+    num_checkpoints = num_host_checkpoints = 0
+    if decoder.states:
+        slots = StateSlots(decoder.state_bytes, state_limit(max_sequences))
+        most = slots.share(budget, blocks_of_longest * (block_bytes + draft_bytes))
+        slots = slots.within(most)
+        max_sequences = min(max_sequences, slots.num_running)
+        num_wanted = checkpoint_limit(options.memory, batching, max_sequences)
+        num_checkpoints = min(num_wanted, slots.num_besides(most))
+        budget -= slots.num_bytes + num_checkpoints * decoder.state_bytes
+        if num_checkpoints and options.memory.state_checkpoints is not None:
+            of_rank = most_swap_bytes(options.memory) // placement.layout.num_local_ranks
+            most = slots.share(of_rank, blocks_of_longest * block_bytes)
+            num_host_checkpoints = min(num_wanted - num_checkpoints, most // decoder.state_bytes)
+    usable = max_sequences * blocks_of_longest
     num_blocks = min(usable, budget // (block_bytes + draft_bytes))
     if options.memory.num_kv_blocks is not None:
         num_blocks = layout.num_blocks(decoder.shapes, options.memory.num_kv_blocks, itemsize)
@@ -128,6 +143,7 @@ def make_estimate(
         max_len,
         max_concurrent,
         num_checkpoints,
+        num_host_checkpoints,
         notes,
         draft_bytes,
     )
@@ -177,11 +193,12 @@ def plan_lines(
         f"at most {paged.max_model_len} tokens per sequence"
     )
     if decoder.states:
-        count = paged.num_checkpoints
+        count, on_host = paged.num_checkpoints, paged.num_host_checkpoints
+        more = f" and {_size(on_host * decoder.state_bytes)} of host memory for {on_host}"
         yield (
             f"  state: {_size(decoder.state_bytes)} of each running request, beside its KV; with "
-            f"{DEFAULT_FOR_PACKED}, {_size(count * decoder.state_bytes)} more for {count} "
-            "checkpoints of cached prefixes"
+            f"{DEFAULT_FOR_PACKED}, {_size(count * decoder.state_bytes)} more for {count}"
+            f"{more * (on_host > 0)} checkpoints of cached prefixes"
         )
     yield from length_lines(decoder, options, paged.num_blocks * paged.block_bytes)
     yield f"  concurrent requests{placement.of_each} of {request.prompt} + {request.answer} tokens:"

@@ -406,8 +406,9 @@ class MemoryOptions(Record):
         f"{_PAGED}, models whose layers keep a state: how many states to keep of cached prefixes, "
         "beside those of running sequences. A prefix is found where one was kept: at the end of a "
         "prompt, of an answer, or where earlier prompts parted. Default: as many as sequences may "
-        "run at once, but all states take at most half of the memory for K and V. Of a number that "
-        "is set, those without room there are kept in host memory, in at most half of "
+        "run at once, but all states take at most half of the memory for K and V, or what the K "
+        "and V of as many of the longest sequences leave, if that is more. Of a number that is "
+        "set, those without room there are kept in host memory, in as large a part of "
         "option.swap_space_gib, unless option.preemption_mode=recompute. 0: no prefix is found.",
         minimum=0,
     )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from core.configuration.options import MemoryOptions
 
 DEFAULT_MODEL_LEN = 2048
+MAX_DEFAULT_SWAP = 4 * 2**30
 LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 """The fields of config.json that may hold the longest sequence the model was trained for."""
 
@@ -82,3 +83,14 @@ def gpu_kv_budget(memory: MemoryOptions, total: int, used: int, activation_bytes
         return memory.kv_cache_memory_bytes
     usable = int(total * memory.gpu_memory_utilization)
     return max(0, usable - used - activation_bytes)
+
+
+def most_swap_bytes(memory: MemoryOptions) -> int:
+    """Return the bytes of a host that swapped blocks of a copy get, if it has so many to spare.
+
+    If `option.preemption_mode` lets none be swapped, it is 0.
+    """
+    if memory.preemption_mode == "recompute":
+        return 0
+    given = memory.swap_space_gib
+    return MAX_DEFAULT_SWAP if given is None else int(given * 2**30)

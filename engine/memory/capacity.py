@@ -12,7 +12,7 @@ from torch import Tensor
 from core.configuration.batching import StepLimits
 from core.configuration.kv_layout import KVLayout, plan_layout
 from core.configuration.options import MemoryOptions
-from core.configuration.sizing import blocks_for, fit_length, gpu_kv_budget
+from core.configuration.sizing import blocks_for, fit_length, gpu_kv_budget, most_swap_bytes
 from core.configuration.step_size import graph_sizes, largest_of
 from core.errors import InsufficientMemoryError
 from core.process.host_memory import available_host_memory
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 MAX_DEFAULT_ON_CPU = 4 * GIB
-MAX_DEFAULT_SWAP = 4 * GIB
 KV_PER_WEIGHT = 16
 """By default, KV blocks on a CPU take at most this many bytes per byte of weights.
 
@@ -81,12 +80,15 @@ class Beside:
     def notes(self) -> tuple[str, ...]:
         return ()
 
-    def take(self, num_bytes: int) -> int:
-        """Take some of the device's memory for K and V. Return the bytes that are left."""
+    def take(self, num_bytes: int, sequence_bytes: int) -> int:
+        """Take some of the device's memory for K and V. Return the bytes that are left.
+
+        sequence_bytes: the K and V of a sequence of the maximum length.
+        """
         return num_bytes
 
-    def take_swap(self, num_bytes: int) -> int:
-        """Take some of the host's memory for swapped blocks. Return the bytes that are left."""
+    def take_swap(self, num_bytes: int, sequence_bytes: int) -> int:
+        """As `take`, of the host's memory for swapped blocks."""
         return num_bytes
 
     def pool(self) -> StatePool | None:
@@ -129,16 +131,19 @@ def measure(resolved: Resolved, model: PackedModel, group: Group, beside: Beside
         if model.device.type == "cuda":
             reserved_bytes = _bytes_beside_blocks(resolved, model, step_tokens)
             reserved_bytes += (len(layout.groups) - 1) * _table_bytes(resolved)
-        budget = beside.take(kv_budget(memory, resolved.share, model.device, reserved_bytes))
+        num_bytes = per_block + bytes_beside + beside.use.bytes_elsewhere(layout)
+        budget = kv_budget(memory, resolved.share, model.device, reserved_bytes)
+        budget = beside.take(budget, blocks_of_longest * num_bytes)
         if model.device.type == "cpu" and memory.kv_cache_memory_bytes is None:
             budget = min(
                 budget, useful_kv_bytes(model.weights_bytes, blocks_of_longest * per_block)
             )
-        num_bytes = per_block + bytes_beside + beside.use.bytes_elsewhere(layout)
         num_blocks = group.lowest(min(usable, budget // num_bytes))
     if resolved.may_swap:
-        swap_bytes = beside.take_swap(swap_budget(memory, resolved.share))
-        num_swap_blocks = group.lowest(min(usable, swap_bytes // (per_block + bytes_beside)))
+        num_bytes = per_block + bytes_beside
+        swap_bytes = swap_budget(memory, resolved.share)
+        swap_bytes = beside.take_swap(swap_bytes, blocks_of_longest * num_bytes)
+        num_swap_blocks = group.lowest(min(usable, swap_bytes // num_bytes))
     longest = layout.longest(num_blocks, limits.max_model_len)
     length, notes = fit_length(memory, limits.max_model_len, longest)
     return Capacity(
@@ -291,7 +296,7 @@ def useful_kv_bytes(weights_bytes: int, sequence_bytes: int) -> int:
 
 def swap_budget(memory: MemoryOptions, share: MachineShare) -> int:
     """Return the bytes of host memory for a rank's swapped-out blocks."""
-    swap_bytes = min(MAX_DEFAULT_SWAP, available_host_memory() // share.num_copies // 4)
-    if memory.swap_space_gib is not None:
-        swap_bytes = int(memory.swap_space_gib * GIB)
+    swap_bytes = most_swap_bytes(memory)
+    if memory.swap_space_gib is None:
+        swap_bytes = min(swap_bytes, available_host_memory() // share.num_copies // 4)
     return swap_bytes // share.num_ranks

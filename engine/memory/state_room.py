@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from core.configuration.batching import checkpoint_limit, state_limit
 from core.states.layout import slot_bytes
+from core.states.room import MOST_DRAFTING, StateSlots
 from engine.attention.states import StatePool
 from engine.device import DTYPES
 from engine.group import Group
@@ -20,12 +20,10 @@ from engine.step.column import RepeatableColumn
 from engine.step.state_column import StateColumn
 
 MIB = 2**20
-MOST_DRAFTING = 4
-"""How many sequences may have all their drafts in one step. More hardly pay."""
 
 
 class StateRoom(Beside):
-    """The states that a model keeps. They take at most half of the memory for K and V."""
+    """The states that a model keeps, in a share of the memory for K and V."""
 
     why_no_graphs = "the model keeps states of sequences"
     why_bits_vary = "states are computed in tiles, which begin where a chunk does"
@@ -43,9 +41,9 @@ class StateRoom(Beside):
         elif model.device.type == "cpu":
             self.why_bits_vary = ""
         bytes_each = slot_bytes(model.states, model.dtype.itemsize, self._sum_dtype.itemsize)
-        self._keep(_Slots(bytes_each, state_limit(self._max_sequences), num_spare))
+        self._keep(StateSlots(bytes_each, state_limit(self._max_sequences), num_spare))
 
-    def _keep(self, slots: _Slots) -> None:
+    def _keep(self, slots: StateSlots) -> None:
         self._slots = slots
         self.num_sequences = min(self._max_sequences, slots.num_running)
         self.num_states, self.num_spare_states = slots.count, slots.num_spare
@@ -63,7 +61,7 @@ class StateRoom(Beside):
         search = f" (or a search {width} wide)" if slots.num_running > self.num_sequences else ""
         drafts = f" and {slots.num_spare} drafts" if slots.num_spare else ""
         note = (
-            f"each sequence keeps a state of {_size_text(slots.bytes_each)} beside its K and V: "
+            f"each sequence keeps a state of {_size_text(slots.bytes_each)}: "
             f"{_size_text(slots.num_bytes)} for {self.num_sequences}{search}{drafts}; "
             f"{self._checkpoints}"
         )
@@ -72,36 +70,37 @@ class StateRoom(Beside):
         return (
             note,
             f"batches lowered from {self._max_sequences} to {self.num_sequences}: states would "
-            "take more than half of the memory for K and V; raise option.kv_cache_memory_bytes or "
-            "option.gpu_memory_utilization",
+            "take more than their share of the memory for K and V; raise "
+            "option.kv_cache_memory_bytes or option.gpu_memory_utilization",
         )
 
     @property
     def _checkpoints(self) -> str:
         if not self.num_checkpoints:
             return "prefixes are not cached"
-        size = _size_text(self.num_checkpoints * self._slots.bytes_each)
-        on_host = f", {self.num_host_checkpoints} on the host" if self.num_host_checkpoints else ""
-        return f"{size} more for {self.num_checkpoints} checkpoints of cached prefixes{on_host}"
+        each, on_host = self._slots.bytes_each, self.num_host_checkpoints
+        kept = f"{_size_text(self.num_checkpoints * each)} more for {self.num_checkpoints}"
+        more = f" and {_size_text(on_host * each)} of host memory for {on_host}" if on_host else ""
+        return f"{kept}{more} checkpoints of cached prefixes"
 
-    def take(self, num_bytes: int) -> int:
-        slots, lowest = self._slots.within(num_bytes // 2), self._group.lowest
+    def take(self, num_bytes: int, sequence_bytes: int) -> int:
+        most, lowest = self._slots.share(num_bytes, sequence_bytes), self._group.lowest
+        slots = self._slots.within(most)
         num_running, num_spare = lowest(slots.num_running), lowest(slots.num_spare)
-        self._keep(_Slots(slots.bytes_each, num_running, num_spare))
-        each, taken = slots.bytes_each, self._slots.num_bytes
-        most = max(0, num_bytes // 2 - taken) // each
-        self.num_checkpoints = lowest(min(self.num_checkpoints, most))
-        return num_bytes - taken - self.num_checkpoints * each
+        self._keep(StateSlots(slots.bytes_each, num_running, num_spare))
+        self.num_checkpoints = lowest(min(self.num_checkpoints, self._slots.num_besides(most)))
+        return num_bytes - self._slots.num_bytes - self.num_checkpoints * slots.bytes_each
 
-    def take_swap(self, num_bytes: int) -> int:
-        slots, lowest = self._slots.within(num_bytes // 2, least=0), self._group.lowest
+    def take_swap(self, num_bytes: int, sequence_bytes: int) -> int:
+        most, lowest = self._slots.share(num_bytes, sequence_bytes), self._group.lowest
         num_wanted = 0
         if self.num_checkpoints and self._resolved.memory.state_checkpoints is not None:
             num_wanted = self._num_wanted - self.num_checkpoints
-        most = num_bytes // 2 // slots.bytes_each
-        self.num_swap_states = lowest(min(most, slots.num_running + num_wanted))
+        each = self._slots.bytes_each
+        num_swapped = self._slots.within(most, least=0).num_running
+        self.num_swap_states = lowest(min(most // each, num_swapped + num_wanted))
         self.num_host_checkpoints = min(num_wanted, self.num_swap_states)
-        return num_bytes - self.num_swap_states * slots.bytes_each
+        return num_bytes - self.num_swap_states * each
 
     def pool(self) -> StatePool:
         model = self._model
@@ -113,32 +112,6 @@ class StateRoom(Beside):
 
     def columns(self) -> Sequence[RepeatableColumn]:
         return (StateColumn(),)
-
-
-@dataclass(frozen=True, slots=True)
-class _Slots:
-    bytes_each: int
-    num_running: int
-    num_spare: int
-
-    @property
-    def count(self) -> int:
-        return self.num_running + self.num_spare
-
-    @property
-    def num_bytes(self) -> int:
-        return self.bytes_each * self.count
-
-    def within(self, num_bytes: int, least: int = 1) -> _Slots:
-        """Return as many slots as these bytes hold, but of running sequences at least `least`.
-
-        At most half of them are spare.
-        """
-        if self.num_bytes <= num_bytes:
-            return self
-        count = max(least, num_bytes // self.bytes_each)
-        num_spare = min(self.num_spare, count // 2)
-        return _Slots(self.bytes_each, count - num_spare, num_spare)
 
 
 def _size_text(num_bytes: int) -> str:

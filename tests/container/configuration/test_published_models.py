@@ -88,6 +88,22 @@ def test_states_are_counted_beside_the_layers_with_attention(tmp_path: Path) -> 
     assert placement.part.state_bytes == decoder.state_bytes // 4
 
 
+def test_checkpoints_without_room_on_the_device_are_counted_on_the_host(tmp_path: Path) -> None:
+    decoder = planned(tmp_path, LONG_CONTEXTS["Granite 4.0 H Small"])
+    instance, request = find_instance("ml.p5en.48xlarge"), TypicalRequest(512, 128)
+
+    def counts(**options: Any) -> list[int]:
+        given = make_options({"state_checkpoints": 400, "max_model_len": 4096, **options})
+        [line] = (n for n in plan_lines(decoder, instance, given, request) if "  state: " in n)
+        return [int(number) for number in re.findall(r"for (\d+)", line)]
+
+    for gib, num_found in ((4, 19), (20, 97)):  # of 145.7 MiB beside 64 MiB of K and V
+        assert counts(swap_space_gib=gib)[1] == num_found
+    on_device, on_host = counts(swap_space_gib=200)
+    assert on_device + on_host == 400
+    assert counts(preemption_mode="recompute") == [on_device]
+
+
 def test_narrow_sums_take_half(tmp_path: Path) -> None:
     """Granite's convolutions keep three inputs of 8,448 channels, in bf16 in any case."""
     config = LONG_CONTEXTS["Granite 4.0 H Small"]

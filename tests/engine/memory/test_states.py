@@ -205,8 +205,8 @@ def test_the_start_says_what_a_sequence_keeps(tiny_model):
     [note] = (note for note in llm.facts.notes if "state" in note)
     # two layers with two inputs of 32 channels
     assert note == (
-        "each sequence keeps a state of 0.5 KiB beside its K and V: 3.0 KiB for 4 (or a search 4 "
-        "wide); 2.0 KiB more for 4 checkpoints of cached prefixes"
+        "each sequence keeps a state of 0.5 KiB: 3.0 KiB for 4 (or a search 4 wide); 2.0 KiB more "
+        "for 4 checkpoints of cached prefixes"
     )
 
 
@@ -226,6 +226,20 @@ def test_states_take_at_most_half_of_the_memory(tiny_model):
     assert llm.facts.num_kv_blocks * llm.facts.block_size * 2 * 2 * 8 * 4 <= 20 * 2**10
     assert any("batches lowered from 100 to 40" in note for note in llm.facts.notes)
     assert llm.llm_engine.settings.num_checkpoints == 0, "sequences come first"
+
+
+def test_models_of_states_alone_have_nearly_all_of_the_memory_for_them(tiny_model):
+    """Each token takes 128 bytes that nobody reads, so that it is counted in blocks."""
+    num_bytes = 2**20
+    llm = LLM(
+        tiny_model("mamba2"), kv_cache_memory_bytes=num_bytes, state_checkpoints=0, dtype="fp32",
+        max_model_len=16, max_rolling_batch_size=100,
+    )  # fmt: skip
+    row = llm.llm_engine.executor.passes.cache.states.rows
+    kv_bytes = llm.facts.num_kv_blocks * 16 * 128
+    assert row.nbytes > 0.8 * num_bytes
+    assert num_bytes - row.shape[1] < row.nbytes + kv_bytes <= num_bytes
+    assert llm.facts.num_kv_blocks >= llm.facts.max_sequences == len(row)
 
 
 def test_checkpoints_share_the_half_of_the_memory_that_states_may_take(tiny_model):
@@ -265,7 +279,8 @@ def test_checkpoints_without_room_are_found_on_the_host(tiny_model, expected):
         for llm in (few, many)
     ]
     assert counts == [(1, 0), (1, 29)]
-    assert any("1 checkpoints of cached prefixes, 29 on the host" in n for n in many.facts.notes)
+    of_both = "6.2 KiB more for 1 and 181.2 KiB of host memory for 29 checkpoints of cached"
+    assert any(of_both in note for note in many.facts.notes)
     assert few_hits == 0 < many_hits
 
 
