@@ -26,6 +26,7 @@ from kernels.elementwise.rotary import rotary
 from kernels.state.batch import StateBatch
 from kernels.state.conv_rows import conv_rows
 from kernels.state.rows import STATE_DTYPES
+from kernels.state.scan import scan
 from kernels.state.state_tiles import state_tiles
 
 BLOCK_SIZE = 16
@@ -206,6 +207,34 @@ class MambaShape:
 
 
 @dataclass(frozen=True, slots=True)
+class ScanShape:
+    """Mamba, of which Falcon's norms what is selected: dt, B and C."""
+
+    num_channels: int
+    hidden_size: int
+    rank: int
+    state_size: int = 16
+    is_normed: bool = False
+
+    def launch(self) -> None:
+        value = _convolve(self.num_channels, has_bias=True)
+        widths = (self.rank, self.state_size, self.state_size)
+        parts = _rows(sum(widths)).split(widths, 1)
+        if self.is_normed:
+            parts = [LLAMA_NORM(part.contiguous(), part[0].contiguous()) for part in parts]
+        _, key, query = parts
+        scale, out = torch.empty(self.state_size, self.num_channels), value
+        for dtype in STATE_DTYPES:
+            states = torch.empty(2, *scale.shape, dtype=dtype)
+            rate = torch.empty(TOKENS, self.num_channels)
+            out = scan(query, key, value, rate, scale, scale[0], states, _state_batch())
+        gated_activation(torch.cat([out, out], -1), "silu")
+        hidden = _rows(self.hidden_size)
+        LLAMA_NORM(hidden, hidden[0])
+        add_rms_norm(hidden, hidden, hidden[0], EPS, **LLAMA_NORM._asdict())
+
+
+@dataclass(frozen=True, slots=True)
 class ConvolutionShape:
     """Short convolutions with a gate before and one after (LFM2)."""
 
@@ -266,6 +295,8 @@ SHAPES: tuple[Layers, ...] = (
     replace(Shape(32, 8, 128, 4096), rotary_dim=64),  # Bamba 9B
     replace(Shape(32, 8, 128, 4096), rotary_dim=0),  # Granite 4 H Small
     ConvolutionShape(2048),  # LFM2 1.2B
+    ScanShape(5120, 2560, 160),  # Mamba 2.8B
+    ScanShape(8192, 4096, 256, is_normed=True),  # Falcon Mamba 7B
 )
 
 

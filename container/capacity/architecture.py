@@ -25,6 +25,10 @@ _GEMMA = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
           "max_position_embeddings": 131072, "tie_word_embeddings": True}  # fmt: skip
 _GEMMA4 = {**_GEMMA, "vocab_size": 262144, "sliding_window_pattern": 6, "global_head_dim": 512}
 _QWEN = {"use_sliding_window": False, "max_window_layers": 28}
+_MAMBA = {
+    "expand": 2, "state_size": 16, "conv_kernel": 4, "time_step_rank": "auto",
+    "tie_word_embeddings": True,
+}  # fmt: skip
 _MAMBA2 = {"mamba_expand": 2, "mamba_n_groups": 1, "mamba_d_conv": 4}
 _DELTA_NET = {"linear_conv_kernel_dim": 4, "full_attention_interval": 4}
 _DEFAULTS: Mapping[str, Config] = {
@@ -48,6 +52,8 @@ _DEFAULTS: Mapping[str, Config] = {
     "lfm2": {"conv_L_cache": 3, "tie_word_embeddings": True, "block_auto_adjust_ff_dim": True,
              "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0},
     "lfm2_moe": {"conv_L_cache": 3, "tie_word_embeddings": True, "num_dense_layers": 2},
+    "falcon_mamba": _MAMBA,
+    "mamba": _MAMBA,
     "mamba2": {
         "num_heads": 128, "head_dim": 64, "n_groups": 8, "state_size": 128, "conv_kernel": 4,
     },

@@ -28,7 +28,7 @@ from core.configuration.options import Options
 from core.configuration.sizing import LENGTH_NAMES
 from core.errors import ConfigurationError
 from core.files.gguf import GGUF_INDEX
-from core.states.layout import KINDS, LayerState, slot_bytes, sum_bytes
+from core.states.layout import KINDS, OF_STATES_ALONE, LayerState, slot_bytes, sum_bytes
 
 DTYPE_BYTES = {"fp32": 4, "float32": 4, "fp16": 2, "float16": 2, "bf16": 2, "bfloat16": 2}
 BYTES_PER_WEIGHT = {"fp8": 1.0, "int8": 1.0, "int4": 0.5 + 5 / 128}
@@ -245,8 +245,10 @@ def _decoder(
             return default
         raise ConfigurationError(f"{name}: config.json has no {key}, which plan needs")
 
-    num_heads = size("num_attention_heads", "n_head", "num_heads")
     hidden_size = size("hidden_size", "n_embd")
+    # Mamba's states have heads that are one channel wide.
+    narrowest = hidden_size if text.get("model_type") in OF_STATES_ALONE else 0
+    num_heads = size("num_attention_heads", "n_head", "num_heads", default=narrowest)
     sizes = {
         "num_layers": size("num_hidden_layers", "n_layer"),
         "num_heads": num_heads,

@@ -1,6 +1,6 @@
 """The parameters and widths of decoders some of whose layers keep a state.
 
-A layer has a mixer, which is attention, a short convolution, a delta net or Mamba-2, and an MLP or
+A layer has a mixer, which is attention, a short convolution, a delta net or Mamba, and an MLP or
 experts. Falcon-H1's layers have both attention and Mamba-2; each of Nemotron-H's has one of these.
 """
 
@@ -20,7 +20,14 @@ from container.capacity.architecture import (
     shared_width,
 )
 from container.capacity.widths import Width, activations, around_parts, feed_forward
-from core.states.layout import WITH_ATTENTION, WITH_STATE, layer_types, mamba2_sizes
+from core.states.layout import (
+    OF_STATES_ALONE,
+    WITH_ATTENTION,
+    WITH_STATE,
+    layer_types,
+    mamba2_sizes,
+    mamba_sizes,
+)
 
 
 class _StateLayer(NamedTuple):
@@ -38,6 +45,10 @@ class _StateLayer(NamedTuple):
     num_small: int
     """Parameters that are no matrices: biases and norms."""
     has_recurrence: bool = True
+    middle: Width = Width(0)
+    """Inputs and outputs of linear layers between the convolution and the recurrence."""
+    num_in_middle: int = 0
+    """Their weights."""
 
     @property
     def projected(self) -> int:
@@ -45,10 +56,11 @@ class _StateLayer(NamedTuple):
 
     def num_parameters(self, hidden: int) -> int:
         matrices = hidden * (self.projected + self.inner)
-        return matrices + self.num_taps * self.convolved + self.num_small
+        return matrices + self.num_taps * self.convolved + self.num_small + self.num_in_middle
 
     def linears(self, hidden: int) -> Width:
-        return Width((self.num_merged + 1) * hidden, self.projected + self.inner)
+        ends = Width((self.num_merged + 1) * hidden, self.projected + self.inner)
+        return ends + self.middle
 
     def activations(self, hidden: int) -> Width:
         """Return what a token takes, with `around_parts`.
@@ -57,6 +69,8 @@ class _StateLayer(NamedTuple):
         multiplied. The projection and what is convolved are still there.
         """
         products = 4 * self.inner if self.has_recurrence else 0
+        if self.num_in_middle:  # gates of all channels in fp32, and what they are computed from
+            products += 2 * self.inner
         return around_parts(hidden) + Width(0, self.projected + self.convolved + products)
 
 
@@ -131,7 +145,7 @@ def _linears(config: Config, sizes: Mapping[str, int], kind: str, index: int) ->
 
 
 def _has_one_part(config: Config) -> bool:
-    return config["model_type"] in ("mamba2", "nemotron_h")
+    return config["model_type"] in OF_STATES_ALONE | {"nemotron_h"}
 
 
 def _gates_attention(config: Config) -> bool:
@@ -149,6 +163,8 @@ def _state_layer(config: Config, hidden: int) -> _StateLayer:
     if config["model_type"].startswith("lfm2"):
         gates, num_taps = 2 * hidden, config["conv_L_cache"]
         return _StateLayer(hidden, gates, hidden, 1, num_taps, 0, has_recurrence=False)
+    if config["model_type"] in ("mamba", "falcon_mamba"):
+        return _mamba(config)
     return (_delta_net if config["model_type"].startswith("qwen3") else _mamba2)(config)
 
 
@@ -160,6 +176,16 @@ def _delta_net(config: Config) -> _StateLayer:
     return _StateLayer(
         2 * keys + values, values + 2 * heads, values, num_merged, num_taps, num_small
     )
+
+
+def _mamba(config: Config) -> _StateLayer:
+    width, size, rank, num_taps = mamba_sizes(config)
+    selected = rank + 2 * size
+    # x_proj and dt_proj; then biases of the convolution and of dt_proj, D and A
+    return _StateLayer(
+        width, width, width, 1, num_taps, (3 + size) * width,
+        middle=Width(selected + rank, 2 * width), num_in_middle=width * (selected + rank),
+    )  # fmt: skip
 
 
 def _mamba2(config: Config) -> _StateLayer:

@@ -26,6 +26,8 @@ PUBLISHED = {
     "E": "moe", "-": "mlp",
 }  # fmt: skip
 """Other names of types in published files, by which transformers knows them."""
+OF_STATES_ALONE = {"mamba", "falcon_mamba", "mamba2"}
+"""Model types all of whose layers keep a state, and no K and V."""
 WITH_ATTENTION = {"full_attention", "hybrid"}
 """Of layers that keep K and V, in models where others keep a state."""
 
@@ -68,10 +70,10 @@ def sum_bytes(dtype: StateDType, model_type: str) -> int:
 
     Raises ConfigurationError if they are to be narrow, and the model has none.
     """
-    if dtype != "fp32" and KINDS.get(model_type) not in (_delta_net, _mamba2):
+    if dtype != "fp32" and KINDS.get(model_type) in (None, _short_convolution):
         raise ConfigurationError(
             f"option.state_dtype={dtype}: {model_type} is not among our own decoders of delta nets "
-            "and Mamba-2 layers, whose states it is for; leave it out"
+            "and Mamba layers, whose states it is for; leave it out"
         )
     return SUM_BYTES[dtype]
 
@@ -95,7 +97,7 @@ def layer_types(config: Mapping[str, Any]) -> list[str]:
     layers = range(config["num_hidden_layers"])
     if config["model_type"] == "falcon_h1":
         return ["hybrid" for _ in layers]
-    if config["model_type"] == "mamba2":
+    if config["model_type"] in OF_STATES_ALONE:
         return ["linear_attention" for _ in layers]
     if "full_attention_interval" in config:  # Qwen
         every = config["full_attention_interval"]
@@ -105,6 +107,24 @@ def layer_types(config: Mapping[str, Any]) -> list[str]:
     else:
         with_attention, other = config["full_attn_idxs"], "conv"  # LFM2
     return ["full_attention" if index in with_attention else other for index in layers]
+
+
+class MambaSizes(NamedTuple):
+    """The sizes of a whole Mamba layer."""
+
+    num_channels: int
+    size: int
+    """Of a channel's state."""
+    rank: int
+    """Of the time steps, before their projection to all channels."""
+    num_taps: int
+
+
+def mamba_sizes(config: Mapping[str, Any]) -> MambaSizes:
+    hidden, rank = config["hidden_size"], config["time_step_rank"]
+    rank = -(-hidden // 16) if rank == "auto" else rank
+    num_channels = int(config["expand"] * hidden)
+    return MambaSizes(num_channels, config["state_size"], rank, config["conv_kernel"])
 
 
 class Mamba2Sizes(NamedTuple):
@@ -147,6 +167,12 @@ def _delta_net(config: Mapping[str, Any], num_parts: int) -> LayerState:
     return _tail(config["linear_conv_kernel_dim"], num_channels), matrices
 
 
+def _mamba(config: Mapping[str, Any], num_parts: int) -> LayerState:
+    num_channels, size, _, num_taps = mamba_sizes(config)
+    num_channels = equal_part(num_channels, num_parts, "channels of Mamba layers")
+    return _tail(num_taps, num_channels), StateShape((size, num_channels), is_sum=True)
+
+
 def _mamba2(config: Mapping[str, Any], num_parts: int) -> LayerState:
     heads, dim, size, groups, num_taps = mamba2_sizes(config)
     # If there are fewer groups than parts, several parts have heads of the same group.
@@ -169,6 +195,8 @@ KINDS: Mapping[str, Callable[[Mapping[str, Any], int], LayerState]] = {
     "falcon_h1": _mamba2,
     "nemotron_h": _mamba2,
     "mamba2": _mamba2,
+    "mamba": _mamba,
+    "falcon_mamba": _mamba,
     "qwen3_next": _delta_net,
     "qwen3_5_text": _delta_net,
     "qwen3_5_moe_text": _delta_net,

@@ -68,12 +68,29 @@ class States(Protocol):
         """
         ...
 
+    def scan(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rate: Tensor,
+        scale: Tensor,
+        skip: Tensor,
+    ) -> Tensor:
+        """Return the outputs of Mamba's recurrence; see `kernels.state.reference.scan`.
+
+        The second tensor of the layer's state has the matrix.
+        """
+        ...
+
 
 class Operations(NamedTuple):
     """The functions of `kernels.state.reference` on a device."""
 
     conv_rows: Callable[..., Tensor]
     advance: Callable[..., Tensor]
+    scan: Callable[..., Tensor]
     gates: Callable[..., tuple[Tensor, Tensor]] = reference.state_gates
 
 
@@ -81,15 +98,16 @@ def choose_operations(device: torch.device, layers: Sequence[LayerState]) -> Ope
     """Return the fastest operations that support these states."""
     if device.type == "cuda":
         # Imported only here, so that CPUs do not need Triton.
-        from kernels.state import conv_rows, rows, state_tiles
+        from kernels.state import conv_rows, rows, scan, state_tiles
 
-        shapes = [shape.dims for layer in layers for shape in layer]
-        if all(rows.is_supported(dims) for dims in shapes):
-            return Operations(conv_rows.conv_rows, state_tiles.state_tiles)
-        return Operations(reference.conv_rows, reference.state_tiles)
+        shapes = [shape for layer in layers for shape in layer]
+        if all(rows.is_supported(shape.dims, is_sum=shape.is_sum) for shape in shapes):
+            return Operations(conv_rows.conv_rows, state_tiles.state_tiles, scan.scan)
+        return Operations(reference.conv_rows, reference.state_tiles, reference.scan)
     if unavailable_reason() is None:
-        return Operations(cpu_state.conv_rows, cpu_state.state_step, cpu_state.state_gates)
-    return Operations(reference.conv_rows, reference.state_step)
+        operations = (cpu_state.conv_rows, cpu_state.state_step, cpu_state.scan)
+        return Operations(*operations, cpu_state.state_gates)
+    return Operations(reference.conv_rows, reference.state_step, reference.scan)
 
 
 class StatePool:
@@ -192,3 +210,16 @@ class StateStep(States):
             is_delta=is_delta,
             skip=skip,
         )
+
+    def scan(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rate: Tensor,
+        scale: Tensor,
+        skip: Tensor,
+    ) -> Tensor:
+        states = self._layers[layer][1]
+        return self._operations.scan(query, key, value, rate, scale, skip, states, self._batch)

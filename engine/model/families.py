@@ -181,6 +181,9 @@ ONE_PART = replace(
     UNGATED, has_one_part=True, norms=("norm", "", "", ""), embedding="embeddings",
     final_norm="norm_f", state="mixer", attention="mixer", mlp="mixer", rotary="none",
 )  # fmt: skip
+MAMBA = replace(
+    ONE_PART, prefix="backbone.", renames=(("backbone.embedding.", "backbone.embeddings."),)
+)
 COHERE = replace(
     LLAMA, norm=LAYER, rotary="pairs", is_parallel=True, norms=("input_layernorm", "", "", "")
 )
@@ -279,9 +282,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "bamba": BAMBA,
     "falcon_h1": replace(BAMBA, has_multipliers=True),
-    "mamba2": replace(
-        ONE_PART, prefix="backbone.", renames=(("backbone.embedding.", "backbone.embeddings."),)
-    ),
+    "mamba": MAMBA,
+    "falcon_mamba": MAMBA,
+    "mamba2": MAMBA,
     "nemotron_h": replace(
         ONE_PART,
         norm=RMS_ROUNDED_LAST,

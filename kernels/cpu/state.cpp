@@ -48,6 +48,18 @@ struct Gates {
     int64_t strides[2];  // per token, of time and rates
 };
 
+struct Scan {
+    void* out;
+    const void *query, *key, *value;
+    const float* rate;           // [T, num_channels]
+    const float *scale, *skip;   // [size, num_channels], [num_channels]
+    void* states;
+    Batch batch;
+    int64_t num_channels, size, slot_stride;
+    int64_t strides[4];  // per token, of out, query, key and value
+    int32_t has_narrow_states;
+};
+
 namespace {
 
 constexpr int64_t CHANNELS = 128;  // of one portion; rows of fewer would be read in pieces of a few cache lines
@@ -237,6 +249,61 @@ void run_states(const Recurrence& a, Team& team) {
     a.has_narrow_states ? run_states<T, BFloat16>(a, team) : run_states<T, float>(a, team);
 }
 
+// COUNT * LANES channels of Mamba's recurrence, from `first` on.
+template <int COUNT, class T, class S>
+void scan_channels(const Scan& a, int64_t sequence, int64_t first) {
+    constexpr int64_t WIDTH = COUNT * LANES;
+    const int64_t read = a.batch.reads[sequence];
+    S* columns = (S*)a.states + first;
+    alignas(64) float state[MAX_KEY_DIM * WIDTH], query[MAX_KEY_DIM], key[MAX_KEY_DIM];
+    if (read < 0) std::fill_n(state, a.size * WIDTH, 0.0f);
+    for (int64_t row = 0; row < a.size && read >= 0; row++)
+        widen(columns + read * a.slot_stride + row * a.num_channels, WIDTH, state + row * WIDTH);
+    for (int64_t token = a.batch.starts[sequence]; token < a.batch.starts[sequence + 1]; token++) {
+        widen((const T*)a.query + token * a.strides[1], a.size, query);
+        widen((const T*)a.key + token * a.strides[2], a.size, key);
+        const T* value = (const T*)a.value + token * a.strides[3] + first;
+        Floats rate[COUNT], u[COUNT], result[COUNT] = {};
+        for (int j = 0; j < COUNT; j++) {
+            rate[j] = load(a.rate + token * a.num_channels + first + j * LANES);
+            u[j] = rate[j] * load(value + j * LANES);
+        }
+        for (int64_t row = 0; row < a.size; row++) {
+            const Floats keys = all(key[row]), queries = all(query[row]);
+            for (int j = 0; j < COUNT; j++) {
+                float* place = state + row * WIDTH + j * LANES;
+                const Floats factor = exponential(rate[j] * load(a.scale + row * a.num_channels + first + j * LANES));
+                const Floats next = factor * load(place) + keys * u[j];
+                store(place, next);
+                result[j] += queries * next;
+            }
+        }
+        T* out = (T*)a.out + token * a.strides[0] + first;
+        for (int j = 0; j < COUNT; j++)
+            store(out + j * LANES, result[j] + load(a.skip + first + j * LANES) * load(value + j * LANES));
+        const int64_t write = a.batch.writes[token];
+        for (int64_t row = 0; row < a.size && write >= 0; row++)
+            for (int64_t i = 0; i < WIDTH; i += LANES)
+                store(columns + write * a.slot_stride + row * a.num_channels + i, load(state + row * WIDTH + i));
+    }
+}
+
+template <class T, class S>
+void scan(const Scan& a, Team& team) {
+    const int64_t num_parts = (a.num_channels + COLUMNS - 1) / COLUMNS;
+    team.share(a.batch.num_sequences * num_parts, [&](int64_t portion) {
+        const int64_t sequence = portion / num_parts;
+        int64_t first = portion % num_parts * COLUMNS;
+        if (first + COLUMNS <= a.num_channels) return scan_channels<VECTORS, T, S>(a, sequence, first);
+        for (; first < a.num_channels; first += LANES) scan_channels<1, T, S>(a, sequence, first);
+    });
+}
+
+template <class T>
+void scan(const Scan& a, Team& team) {
+    a.has_narrow_states ? scan<T, BFloat16>(a, team) : scan<T, float>(a, team);
+}
+
 }  // namespace
 
 extern "C" void state_gates_fp32(const Gates* a, Team& team) { compute_gates<float>(*a, team); }
@@ -245,3 +312,5 @@ extern "C" void conv_rows_fp32(const Convolution* a, Team& team) { convolve<floa
 extern "C" void conv_rows_bf16(const Convolution* a, Team& team) { convolve<BFloat16>(*a, team); }
 extern "C" void state_step_fp32(const Recurrence* a, Team& team) { run_states<float>(*a, team); }
 extern "C" void state_step_bf16(const Recurrence* a, Team& team) { run_states<BFloat16>(*a, team); }
+extern "C" void scan_fp32(const Scan* a, Team& team) { scan<float>(*a, team); }
+extern "C" void scan_bf16(const Scan* a, Team& team) { scan<BFloat16>(*a, team); }

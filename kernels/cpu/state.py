@@ -1,4 +1,4 @@
-"""The operations of layers with state: a short convolution and a recurrence.
+"""The operations of layers with state: a short convolution and the recurrences.
 
 Inputs that the C++ does not support go to the torch versions.
 """
@@ -104,6 +104,17 @@ def gates(
         strides=(time.stride(0), 0 if rates is None else rates.stride(0)),
     )
     return Kernel(function("state_gates", time.dtype), arguments, (*given, scale, offset))
+
+
+class Scan(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("out", "query", "key", "value")),
+        *((name, ctypes.c_void_p) for name in ("rate", "scale", "skip", "states")),
+        ("batch", Batch),
+        *((name, ctypes.c_int64) for name in ("num_channels", "size", "slot_stride")),
+        ("strides", ctypes.c_int64 * 4),
+        ("has_narrow_states", ctypes.c_int32),
+    )
 
 
 def conv_rows(
@@ -253,6 +264,42 @@ def recurrence(
     )
     kept = (*rows, decay, rate, skip, states)
     return Kernel(function("state_step", value.dtype), arguments, kept)
+
+
+def scan(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rate: Tensor,
+    scale: Tensor,
+    skip: Tensor,
+    states: Tensor,
+    batch: StateBatch,
+) -> Tensor:
+    """Same as `kernels.state.reference.scan`."""
+    (num_channels, size), out = (value.shape[1], query.shape[1]), value.new_empty(value.shape)
+    rows, gates = (out, query, key, value), (rate, scale, skip)
+    if (
+        not _is_supported(value.dtype, *rows)
+        or states.dtype not in SUFFIXES
+        or num_channels % WIDTH
+        or size > MAX_KEY_DIM
+        or not states[:1].is_contiguous()
+        or any(each.dtype != torch.float32 or not each.is_contiguous() for each in gates)
+    ):
+        return reference.scan(query, key, value, rate, scale, skip, states, batch)
+    arguments = Scan(
+        *(each.data_ptr() for each in (*rows, *gates, states)),
+        num_channels=num_channels,
+        size=size,
+        slot_stride=states.stride(0),
+        strides=tuple(each.stride(0) for each in rows),
+        has_narrow_states=states.dtype == torch.bfloat16,
+    )
+    _set_batch(arguments.batch, batch)
+    kernel = Kernel(function("scan", value.dtype), arguments, (*rows, *gates, states))
+    run(kernel, value.numel() * size)
+    return out
 
 
 def _set_batch(places: Batch, batch: StateBatch) -> None:

@@ -12,6 +12,9 @@ S = S + k' u
 out = q S + skip v
 ```
 
+`scan` computes Mamba's (arXiv 2312.00752), whose state has a column for each channel, and a decay
+for each of its numbers: S = e^(rate scale) S + k' (rate v).
+
 `state_step` goes from token to token. A token has the same bits in any batch, however a prompt is
 cut into chunks, and whether it is decoded or read, as long as states are stored in fp32.
 `state_tiles` computes up to 64 tokens at once, in fewer operations, with other roundings.
@@ -155,6 +158,37 @@ def state_tiles(
                 result = result + skip[:, None, None] * tile[2]
             out[first:last] = result.transpose(0, 1)
             _write(states, batch.writes[last - 1 : last], state[None])
+    return out
+
+
+def scan(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rate: Tensor,
+    scale: Tensor,
+    skip: Tensor,
+    states: Tensor,
+    batch: StateBatch,
+) -> Tensor:
+    """Return the outputs of Mamba's recurrence, [T, C], dense, in the type of `value`, and update
+    the states token by token.
+
+    query, key: [T, size], C and B. value: [T, C]. All are dense in the last dim. rate: [T, C],
+    fp32. scale: [size, C], fp32, negative. skip: [C], fp32. states: [slots, size, C], dense within
+    a slot, with any stride between slots, in any floating type. They are read and written as
+    `batch` says. All of it is computed in fp32.
+    """
+    wide, new = value.float(), rate * value
+    old, out = _read(states, batch.reads).float(), value.new_empty(value.shape)
+    for first, end, state in _spans_of_same_length(batch, old):
+        for row in range(first, end):
+            rows = slice(row, row + len(state))
+            factor = (rate[rows, None] * scale).exp()
+            state = factor * state + key[rows, :, None].float() * new[rows, None]
+            result = (query[rows, :, None].float() * state).sum(1)
+            out[rows] = result + skip * wide[rows]
+            _write(states, batch.writes[rows], state)
     return out
 
 

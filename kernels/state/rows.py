@@ -16,12 +16,13 @@ DIMS = (16, 32, 64, 128, 256)
 MAX_TAPS = 4
 
 
-def is_supported(dims: tuple[int, ...]) -> bool:
-    """Return whether the kernels support one tensor of a slot: tails [taps - 1, C] or matrices
-    [heads, dk, dv]."""
-    if len(dims) == 2:
-        return 1 <= dims[0] < MAX_TAPS and dims[1] % 16 == 0
-    return dims[1] in DIMS and dims[2] in DIMS
+def is_supported(dims: tuple[int, ...], *, is_sum: bool) -> bool:
+    """Return whether the kernels support one tensor of a slot: tails [taps - 1, C] or, of sums, a
+    matrix of all channels, [size, C], or of each head, [heads, dk, dv]."""
+    if len(dims) == 3:
+        return dims[1] in DIMS and dims[2] in DIMS
+    is_known = dims[0] in DIMS if is_sum else 1 <= dims[0] < MAX_TAPS
+    return is_known and dims[1] % 16 == 0
 
 
 @triton.jit

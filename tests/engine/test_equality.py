@@ -139,7 +139,7 @@ def test_the_library_executor_stops_for_an_aborted_request(tiny_model):
     [
         ("bloom", "it does not use transformers' attention interface"),
         ("gpt_neo", "it has custom attention classes"),
-        ("mamba", "it has layers of type linear_attention"),
+        ("minimax", "it has layers of type linear_attention"),
         ("t5", "it is an encoder-decoder model"),
         ("llama4_text", "it has layers of type chunked_attention"),
     ],

@@ -47,6 +47,9 @@ DELTA_NET = {"layer_types": ["linear_attention", "full_attention", "linear_atten
              "linear_value_head_dim": 16}  # fmt: skip
 WIDE_DELTA_NET = {"hidden_size": 128, "head_dim": 128, "linear_key_head_dim": 16}
 MAMBA2 = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16}
+STATES_ALONE = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3,
+                "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 0,
+                "pad_token_id": 0}  # fmt: skip
 SHARED_EXPERT = {"shared_expert_intermediate_size": 16}
 MULTIPLIERS = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0,
                "attention_multiplier": 0.4}  # fmt: skip
@@ -204,19 +207,9 @@ OWN: dict[str, dict[str, Any]] = {
         "moe_shared_expert_intermediate_size": 24,
         "routed_scaling_factor": 1.7,
     },
-    "mamba2": {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "num_hidden_layers": 3,
-        "num_heads": 8,
-        "head_dim": 8,
-        "n_groups": 2,
-        "state_size": 16,
-        "max_position_embeddings": 128,
-        "bos_token_id": 1,
-        "eos_token_id": 0,
-        "pad_token_id": 0,
-    },
+    "mamba": STATES_ALONE,
+    "falcon_mamba": STATES_ALONE | {"use_bias": True},
+    "mamba2": STATES_ALONE | {"num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 16},
     "qwen3_next": SMALL | DELTA_NET | EXPERTS | SHARED_EXPERT | {"mlp_only_layers": [1]},
     "qwen3_5_text": SMALL | DELTA_NET,
     "qwen3_5_moe_text": SMALL | DELTA_NET | EXPERTS | SHARED_EXPERT,
@@ -235,8 +228,7 @@ LIBRARY: dict[str, dict[str, Any]] = {
     "gpt_neo": {"vocab_size": VOCABULARY, "hidden_size": 32, "num_layers": 2, "num_heads": 4,
                 "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 128,
                 "bos_token_id": 1, "eos_token_id": 0},
-    "mamba": {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2,
-              "state_size": 4, "bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 0},
+    "minimax": SMALL | {"num_local_experts": 2},
     "t5": {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2,
            "num_heads": 4, "eos_token_id": 0, "pad_token_id": 0, "decoder_start_token_id": 0},
     "llama4_text": SMALL | {"num_local_experts": 2, "intermediate_size_mlp": 48,
@@ -244,8 +236,8 @@ LIBRARY: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Models that the gate must reject.
 
-bloom has ALiBi, gpt_neo attention classes of its own, t5 an encoder and llama4_text attention in
-chunks; mamba has a state and no attention.
+bloom has ALiBi, gpt_neo attention classes of its own, minimax linear attention, t5 an encoder and
+llama4_text attention in chunks.
 """
 
 MODELS = OWN | FOREIGN | LIBRARY

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,8 +80,26 @@ def make_tokens(
     }
 
 
-def some_rows(tokens: dict[str, Any], rows: slice) -> dict[str, Any]:
-    return {name: part if name == "skip" else part[rows] for name, part in tokens.items()}
+def make_scan(
+    num_tokens: int, size: int, num_channels: int, dtype: torch.dtype = torch.float32
+) -> dict[str, Any]:
+    """Return `query` to `skip` of `scan`. Queries to values are slices of tensors."""
+    generator = torch.Generator().manual_seed(3)
+    selected = torch.randn(num_tokens, 16 + 2 * size, generator=generator).to(dtype)
+    values = torch.randn(num_tokens, 2 * num_channels, generator=generator).to(dtype)
+    return {
+        "query": selected[:, -size:],
+        "key": selected[:, -2 * size : -size],
+        "value": values[:, :num_channels],
+        "rate": torch.rand(num_tokens, num_channels, generator=generator),
+        "scale": -3 * torch.rand(size, num_channels, generator=generator),
+        "skip": torch.rand(num_channels, generator=generator),
+    }
+
+
+def some_rows(tokens: dict[str, Any], rows: slice | Tensor) -> dict[str, Any]:
+    whole = ("skip", "scale")
+    return {name: part if name in whole else part[rows] for name, part in tokens.items()}
 
 
 def make_pool(
@@ -96,25 +114,30 @@ def make_pool(
     return pool
 
 
-OPERATIONS = ("convolution", "delta rule", "Mamba-2")
+OPERATIONS = ("convolution", "delta rule", "Mamba-2", "Mamba")
 CUTS = (1, 1, 2, 3, 7, 19, 64, 65)
 LENGTH = 150
 
 
 def check_same_bits(
     operation: str,
-    conv_rows: Callable[..., Tensor],
-    state_step: Callable[..., Tensor],
+    forms: Any,
     heads: tuple[int, int, int, int],
     dtype: torch.dtype = torch.float32,
 ) -> None:
     """Check that tokens of sequences that are cut at random, and computed together at random, get
-    the bits of whole sequences that are computed alone."""
+    the bits of whole sequences that are computed alone.
+
+    forms: a module with `conv_rows`, `state_step` and `scan`.
+    """
+    width = heads[1] * heads[3]
     tokens = make_tokens(3 * LENGTH, heads, dtype)
-    rows, width = tokens["value"].flatten(1), heads[1] * heads[3]
+    rows = tokens["value"].flatten(1)
     weight = torch.randn(4, width, generator=torch.Generator().manual_seed(1)).to(dtype)
     is_convolution = operation == "convolution"
     shape = (3, width) if is_convolution else (heads[1], *heads[2:])
+    if operation == "Mamba":
+        tokens, shape = make_scan(3 * LENGTH, 24, width, dtype), (24, width)
 
     def run(parts: Sequence[tuple[int, int, int]], pool: Tensor) -> Tensor:
         """parts: the length, the sequence and the first token of chunks."""
@@ -123,9 +146,12 @@ def check_same_bits(
         )
         batch = make_batch([Chunk(size, s if start else -1, {size: s}) for size, s, start in parts])
         if is_convolution:
-            return conv_rows(rows[taken], weight, None, pool, batch, silu=True)
-        step = {name: part if name == "skip" else part[taken] for name, part in tokens.items()}
-        return state_step(**step, states=pool, batch=batch, is_delta=operation == "delta rule")
+            return forms.conv_rows(rows[taken], weight, None, pool, batch, silu=True)
+        step = some_rows(tokens, taken)
+        if operation == "Mamba":
+            return forms.scan(**step, states=pool, batch=batch)
+        is_delta = operation == "delta rule"
+        return forms.state_step(**step, states=pool, batch=batch, is_delta=is_delta)
 
     def empty() -> Tensor:
         return make_pool(shape, dtype if is_convolution else torch.float32, known=())

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers.models.mamba import modeling_mamba
 from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next
 
-from kernels.state.reference import conv_rows, state_step, state_tiles
+from kernels.state import reference
+from kernels.state.reference import conv_rows, scan, state_step, state_tiles
 from tests.kernels.state_inputs import (
     HEADS,
     MIXED,
@@ -18,6 +20,7 @@ from tests.kernels.state_inputs import (
     check_same_bits,
     make_batch,
     make_pool,
+    make_scan,
     make_tokens,
     some_rows,
 )
@@ -83,6 +86,34 @@ def test_recurrences_equal_transformers(heads, is_delta, form):
         torch.testing.assert_close(pool[slot], state, rtol=1e-4, atol=2e-5)
 
 
+def test_scans_equal_transformers():
+    """It scans prompts from a state of zeros, and updates the state of one token."""
+    tokens, slots = make_scan(61 + 2, 12, 40), (3, 0, 1)
+    pool = make_pool((12, 40), known=slots)
+    before = pool.clone()
+    out = scan(
+        **tokens,
+        states=pool,
+        batch=make_batch([Chunk(1, 0, {1: 0}), Chunk(1, 1, {1: 1}), Chunk(61, -1, {61: 3})]),
+    )
+    for slot, part in ((0, slice(0, 1)), (1, slice(1, 2)), (3, slice(2, 63))):
+        rows = some_rows(tokens, part)
+        value, rate, key, query = (rows[name].T[None] for name in ("value", "rate", "key", "query"))
+        scale, skip = rows["scale"].T, rows["skip"]
+        if slot == 3:
+            expected, state = modeling_mamba.mamba_selective_scan(
+                value, rate, scale, key, query, skip, return_last_state=True
+            )
+        else:
+            state = before[slot].T[None].clone()
+            decode = (part[..., 0] for part in (value, rate))
+            expected = modeling_mamba.mamba_selective_state_update(
+                state, *decode, scale, key[..., 0], query[..., 0], skip
+            )[..., None]
+        torch.testing.assert_close(out[part], expected[0].T, rtol=1e-4, atol=2e-5)
+        torch.testing.assert_close(pool[slot], state[0].T, rtol=1e-4, atol=2e-5)
+
+
 @pytest.mark.parametrize("taps", [3, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_convolutions_equal_transformers(taps, dtype):
@@ -129,6 +160,16 @@ def test_only_the_named_slots_are_read_and_written(is_delta, form):
     assert torch.equal(pool[others].nan_to_num(NAN), before[others].nan_to_num(NAN))
 
 
+def test_a_scan_reads_and_writes_only_the_named_slots():
+    batch, shape = make_batch(MIXED), (16, 48)
+    pool, before = make_pool(shape), make_pool(shape)
+    out = scan(**make_scan(len(batch.writes), *shape), states=pool, batch=batch)
+    assert out.isfinite().all()
+    assert pool[WRITTEN].isfinite().all()
+    others = [slot for slot in range(len(pool)) if slot not in WRITTEN]
+    assert torch.equal(pool[others].nan_to_num(NAN), before[others].nan_to_num(NAN))
+
+
 def test_tiles_equal_steps():
     for heads in HEADS:
         batch, shape = make_batch(MIXED), (heads[1], *heads[2:])
@@ -146,7 +187,7 @@ def test_tiles_equal_steps():
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_token_has_the_same_bits_in_any_chunk_and_batch(operation):
-    check_same_bits(operation, conv_rows, state_step, (2, 4, 32, 40))
+    check_same_bits(operation, reference, (2, 4, 32, 40))
 
 
 def test_states_may_be_stored_in_bf16():

@@ -15,17 +15,21 @@ from benchmarks.gpu.paged_inputs import TOLERANCE, dtype_name, relative_error
 from kernels.state import reference
 from kernels.state.batch import StateBatch
 from kernels.state.conv_rows import conv_rows
+from kernels.state.scan import scan
 from kernels.state.state_step import state_step
 from kernels.state.state_tiles import state_tiles
 
 Heads = tuple[int, int, int, int, bool]
 """Key heads, heads, dims of keys and of values; whether it is the delta rule."""
 Tokens = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+Scanned = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 HEADS: dict[str, Heads] = {
     "Qwen 3.5 4B": (16, 32, 128, 128, True),
     "Nemotron-H 8B": (8, 128, 128, 64, False),
 }
 DRY_HEADS: dict[str, Heads] = {"tiny": (1, 2, 16, 32, True)}
+SCAN, DRY_SCAN = (16, 5120), (16, 48)
+"""Numbers of a channel's state, and channels, of Mamba 2.8B."""
 TAPS = 4
 STATE_TOLERANCE = 1e-3
 """Limit of the relative error of states in fp32. Products keep 16 bits of them."""
@@ -41,6 +45,11 @@ def run(bench: Bench) -> None:
             bench.attempt(name, partial(_recurrence, bench, name, heads, count, length))
             channels = 2 * heads[0] * heads[2] + heads[1] * heads[3]
             bench.attempt(name, partial(_convolution, bench, name, channels, count, length))
+    for count, length in batches:
+        name = f"Mamba 2.8B, {count} x {length} tokens"
+        if bench.has_no_time_for(name):
+            return
+        bench.attempt(name, partial(_scan, bench, name, count, length))
 
 
 def check(bench: Bench) -> None:
@@ -52,6 +61,8 @@ def check(bench: Bench) -> None:
             for form in forms:
                 case = f"{form.__name__} {dtype_name(dtype)} {model}"
                 bench.attempt(case, partial(_check_recurrence, bench, case, heads, dtype, form))
+        case = f"scan {dtype_name(dtype)}"
+        bench.attempt(case, partial(_check_scan, bench, case, dtype))
         for taps in (3, TAPS):
             case = f"conv_rows {dtype_name(dtype)} {taps} taps"
             bench.attempt(case, partial(_check_convolution, bench, case, dtype, taps))
@@ -68,6 +79,18 @@ def _check_recurrence(
     errors = _errors(
         lambda states: form(*tokens, states, **options),
         lambda states: reference.state_step(*tokens, states, **options),
+        pool,
+    )
+    _check_row(bench, case, errors, (TOLERANCE[dtype], STATE_TOLERANCE))
+
+
+def _check_scan(bench: Bench, case: str, dtype: torch.dtype) -> None:
+    batch = _batch(bench, _mixed_lengths(bench), is_mixed=True)
+    tokens = _scanned(bench, len(batch.writes), dtype)
+    pool = _mixed_pool(batch, tokens[4].shape, {"device": bench.device})
+    errors = _errors(
+        lambda states: scan(*tokens, states, batch),
+        lambda states: reference.scan(*tokens, states, batch),
         pool,
     )
     _check_row(bench, case, errors, (TOLERANCE[dtype], STATE_TOLERANCE))
@@ -117,6 +140,23 @@ def _recurrence(bench: Bench, name: str, heads: Heads, count: int, length: int) 
     bench.row(what=f"recurrence of {name}", bytes=num_bytes, us=us, verdict=verdict)
 
 
+def _scan(bench: Bench, name: str, count: int, length: int) -> None:
+    tokens = _scanned(bench, count * length, bench.dtype)
+    query, _, value, rate, scale, _ = tokens
+    pool = torch.randn(count, *scale.shape, device=bench.device)
+    pools = [pool.clone() for _ in range(bench.num_sets(pool.nbytes, 8))]
+    batch = _batch(bench, (length,) * count)
+    errors = _errors(
+        lambda states: scan(*tokens, states, batch),
+        lambda states: reference.scan(*tokens, states, batch),
+        pool,
+    )
+    us = {"ours": bench.time_us([partial(scan, *tokens, states, batch) for states in pools])}
+    num_bytes = 2 * (pool.nbytes + value.nbytes + query.nbytes) + rate.nbytes + scale.nbytes
+    verdict = _verdict(errors, (TOLERANCE[bench.dtype], STATE_TOLERANCE))
+    bench.row(what=f"scan of {name}", bytes=num_bytes, us=us, verdict=verdict)
+
+
 def _convolution(bench: Bench, name: str, channels: int, count: int, length: int) -> None:
     options = {"dtype": bench.dtype, "device": bench.device}
     rows = torch.randn(count * length, channels, **options)
@@ -148,6 +188,19 @@ def _tokens(
     value = torch.randn(size, num_heads, value_dim, **options)
     decay, rate = torch.rand(2, size, num_heads, device=bench.device)
     return (query, key, value, -decay, rate), (num_heads, key_dim, value_dim)
+
+
+def _scanned(bench: Bench, count: int, dtype: torch.dtype) -> Scanned:
+    """Return `query` to `skip` of `scan`, of `count` tokens."""
+    size, num_channels = DRY_SCAN if bench.is_dry else SCAN
+    options = {"dtype": dtype, "device": bench.device}
+    query, key = torch.randn(2, count, size, **options) / size**0.5
+    value = torch.randn(count, num_channels, **options)
+    rate, scale, skip = (
+        torch.rand(*shape, device=bench.device)
+        for shape in ((count, num_channels), (size, num_channels), (num_channels,))
+    )
+    return query, key, value, rate, -scale, skip
 
 
 def _mixed_lengths(bench: Bench) -> tuple[int, ...]:

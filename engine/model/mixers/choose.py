@@ -9,6 +9,7 @@ from torch import Tensor
 from engine.attention.call import PagedAttention
 from engine.model.loader import Loader
 from engine.model.mixers.delta_net import DeltaNet
+from engine.model.mixers.mamba import Mamba
 from engine.model.mixers.mamba2 import Mamba2
 from engine.model.mixers.mixer import Mixer
 from engine.model.mixers.short_convolution import ShortConvolution
@@ -26,7 +27,8 @@ MIXERS: Mapping[str, type[DeltaNet | Mamba2 | ShortConvolution]] = {
 
 def make_mixer(loader: Loader, spec: DecoderSpec, index: int, name: str) -> Mixer:
     """Load the mixer of layer `index`, whose name in the checkpoint is `name`."""
-    kind = MIXERS[spec.family.state]
+    is_first_version = spec.model_type in ("mamba", "falcon_mamba")
+    kind = Mamba if is_first_version else MIXERS[spec.family.state]
     return kind(loader, spec, index, name)
 
 

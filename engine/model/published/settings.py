@@ -212,8 +212,8 @@ def _mlp_width(config: Any, *, has_experts: bool, is_shared: bool) -> int:
 
 
 def _num_heads(config: Any) -> int:
-    """Return the heads of attention; of a model without any, those of its states."""
-    return getattr(config, "num_attention_heads", None) or config.num_heads
+    """Return the heads of attention; of a model without any, those of its states, or channels."""
+    return _first(config, ("num_attention_heads", "num_heads")) or config.hidden_size
 
 
 def _num_kv_heads(config: Any, family: Family) -> int:

@@ -70,7 +70,7 @@ def decoder_of(model):
 
 @pytest.mark.parametrize("architecture", ["llama", *KINDS])
 def test_plans_know_how_wide_layers_are(architecture, tmp_path):
-    given = OWN[architecture] | {"conv_bias": False}
+    given = OWN[architecture] | {"conv_bias": False, "use_bias": False}
     settings = given | {name: size for name, size in WIDE.items() if name in given}
     config = AutoConfig.for_model(architecture, **settings)
     with META:

@@ -164,7 +164,7 @@ def test_logprobs_equal_those_of_transformers(tiny_model, monkeypatch, settings,
                 check(named, row, output.token_ids[place], num_answer)
 
 
-@pytest.mark.parametrize("architecture", ["bloom", "mamba"])
+@pytest.mark.parametrize("architecture", ["bloom", "minimax"])
 def test_prompt_logprobs_in_the_library_executor(tiny_model, architecture):
     path = tiny_model(architecture)
     llm = LLM(path, batching="none", dtype="fp32")

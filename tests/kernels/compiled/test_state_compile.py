@@ -12,11 +12,12 @@ import torch
 
 from kernels import dry_run
 from kernels.state.conv_rows import conv_rows
+from kernels.state.scan import scan
 from kernels.state.state_step import state_step
 from kernels.state.state_tiles import state_tiles
 from tests.kernels.compiled.gpus import ALL, ARCHS
 from tests.kernels.compiled.static_check import facts, faults
-from tests.kernels.state_inputs import Chunk, make_batch, make_tokens
+from tests.kernels.state_inputs import Chunk, make_batch, make_scan, make_tokens
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HEADS = (
@@ -69,6 +70,18 @@ def test_tiles(arch):
             check(launches, arch, (heads, is_delta))
             tensor_cores = [facts(launch.kernel).tensor_core_ops > 0 for launch in launches]
             assert tensor_cores == [False, True, True][: 3 if heads[2] <= 128 else 1]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("arch", STATE_ARCHS)
+def test_scans(arch):
+    for dtype, state_dtype in list(zip(DTYPES, cycle((torch.float32, torch.bfloat16))))[
+        : 3 if ALL else 1
+    ]:
+        tokens = make_scan(len(BATCH.writes), 16, 5120, dtype)
+        with dry_run.target(arch) as launches:
+            scan(**tokens, states=torch.empty(2, 16, 5120, dtype=state_dtype), batch=BATCH)
+        check(launches, arch, (dtype, state_dtype))
 
 
 @pytest.mark.timeout(1800)

@@ -18,6 +18,7 @@ from tests.kernels.state_inputs import (
     check_same_bits,
     make_batch,
     make_pool,
+    make_scan,
     make_tokens,
 )
 
@@ -58,6 +59,23 @@ def test_recurrences(target, heads, dtype, state_dtype, is_delta):
 
 
 @pytest.mark.usefixtures("no_twins")
+@pytest.mark.parametrize("state_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(16, 64), (12, 144), (1, 16), (256, 80)])
+def test_scans(target, shape, dtype, state_dtype):
+    batch = make_batch(MIXED)
+    tokens = make_scan(len(batch.writes), *shape, dtype)
+    pools = [make_pool(shape, state_dtype) for _ in range(2)]
+    got = state.scan(**tokens, states=pools[0], batch=batch)
+    expected = reference.scan(**tokens, states=pools[1], batch=batch)
+    assert got.dtype == dtype
+    assert got.is_contiguous()
+    check_close([got], [expected], dtype)
+    check_close(pools[:1], pools[1:], state_dtype)
+    assert torch.equal(pools[0].isnan(), pools[1].isnan())
+
+
+@pytest.mark.usefixtures("no_twins")
 @pytest.mark.parametrize("options", ["", "silu", "bias", "gates", "silu bias gates"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("taps", "channels"), [(2, 16), (3, 48), (4, 128), (4, 400), (8, 144)])
@@ -84,7 +102,7 @@ def test_convolutions(target, taps, channels, dtype, options):
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_token_has_the_same_bits_in_any_chunk_and_batch(target, dtype, operation):
-    check_same_bits(operation, state.conv_rows, state.state_step, (2, 4, 32, 80), dtype)
+    check_same_bits(operation, state, (2, 4, 32, 80), dtype)
 
 
 @pytest.mark.usefixtures("no_twins")
@@ -135,6 +153,13 @@ def test_unsupported_inputs_fall_back_to_torch():
         tokens, shape = make_tokens(6, heads, dtype), (heads[1], *heads[2:])
         got, expected = (
             module.state_step(**tokens, states=make_pool(shape), batch=batch, is_delta=True)
+            for module in (state, reference)
+        )
+        assert torch.equal(got, expected)
+        shape = (16, 32 if dtype == torch.float16 else 24)
+        tokens = make_scan(6, *shape, dtype)
+        got, expected = (
+            module.scan(**tokens, states=make_pool(shape), batch=batch)
             for module in (state, reference)
         )
         assert torch.equal(got, expected)

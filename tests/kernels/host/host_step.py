@@ -85,7 +85,8 @@ class _TimedDense(Dense):
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         begin = time.perf_counter()
-        outputs = super().multiply(rows, bias)
+        # Only C++ takes biases in fp32.
+        outputs = super().multiply(rows, None if bias is None else bias.to(rows.dtype))
         self._spent["products"] += time.perf_counter() - begin
         return outputs
 

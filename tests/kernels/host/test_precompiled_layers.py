@@ -13,8 +13,7 @@ from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
 from engine.attention.states import StatePool, choose_operations
 from engine.attention.triton_backend import TritonBackend
-from engine.model.decoder import Decoder
-from engine.model.gemma4.decoder import Gemma4Decoder
+from engine.loading.own_decoder import make_decoder
 from engine.model.mixtures.experts import choose_grouped
 from engine.model.published.settings import read_spec
 from kernels import dry_run, precompile
@@ -27,6 +26,7 @@ from kernels.precompiled_layers import (
     FoldedShape,
     LatentShape,
     MambaShape,
+    ScanShape,
     Shape,
 )
 from kernels.state.batch import StateBatch
@@ -109,6 +109,8 @@ CASES = {
         | {"num_local_experts": 0, "shared_intermediate_size": 64, "residual_multiplier": 1.0},
         [MambaShape(16, 32, 64, 2), Shape(4, 2, 64, HIDDEN, rotary_dim=0)],
     ),
+    "mamba": (TWO_KINDS, [ScanShape(2 * HIDDEN, HIDDEN, 16)]),
+    "falcon_mamba": (TWO_KINDS, [ScanShape(2 * HIDDEN, HIDDEN, 16, is_normed=True)]),
     "lfm2": (
         TWO_KINDS | {"layer_types": ["conv", "full_attention"], "head_dim": 64, "conv_bias": False},
         [ConvolutionShape(HIDDEN), Shape(4, 2, 64, HIDDEN, "qk")],
@@ -123,9 +125,8 @@ class Model:
         config = AutoConfig.for_model(architecture, **(OWN[architecture] | settings))
         weights = decoder_class(config).from_config(config, dtype=DTYPE).state_dict()
         self.spec = spec = read_spec(config, MAX_MODEL_LEN)
-        kind = Gemma4Decoder if spec.family.is_gemma4 else Decoder
         loader = host_step._Loader(spec, weights, defaultdict(float))
-        self._decoder = kind(loader, spec, config.num_hidden_layers)
+        self._decoder = make_decoder(loader, spec, config.num_hidden_layers)
         self.sum_dtypes = STATE_DTYPES if spec.states else STATE_DTYPES[:1]
         self.keep_sums_in(self.sum_dtypes[0])
 

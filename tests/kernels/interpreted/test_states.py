@@ -10,9 +10,10 @@ import torch
 
 from kernels.state import reference
 from kernels.state.conv_rows import conv_rows
+from kernels.state.scan import scan
 from kernels.state.state_step import state_step
 from kernels.state.state_tiles import state_tiles
-from tests.kernels.state_inputs import MIXED, Chunk, make_batch, make_pool, make_tokens
+from tests.kernels.state_inputs import MIXED, Chunk, make_batch, make_pool, make_scan, make_tokens
 
 TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 2e-2}
 NAN = 1e9
@@ -71,6 +72,47 @@ def test_tiles(heads, skips, is_delta):
     states, exact = (pool.nan_to_num(NAN) for pool in pools)
     torch.testing.assert_close(states, exact, rtol=1e-3, atol=1e-3)
     assert torch.equal(pools[0].isnan(), pools[1].isnan())
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", [(16, 64), (16, 144), (32, 16), (256, 48)])
+def test_scans(shape, dtype, state_dtype):
+    batch = make_batch(CHUNKS)
+    tokens, pools = (
+        make_scan(len(batch.writes), *shape, dtype),
+        [make_pool(shape, state_dtype) for _ in range(2)],
+    )
+    got, expected = (
+        form(**tokens, states=pool, batch=batch)
+        for form, pool in zip((scan, reference.scan), pools, strict=True)
+    )
+    assert got.dtype == dtype
+    check_close(got, expected, dtype)
+    check_close(*pools, state_dtype)
+    assert torch.equal(pools[0].isnan(), pools[1].isnan())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"size": 12}, "the first must be among"),
+        ({"state_dtype": torch.float16}, "float32 or bfloat16"),
+        ({"state_size": 32}, "a slot must be dense"),
+        ({"rate": torch.float16}, "gates must be contiguous fp32"),
+        ({"query": torch.float16}, r"expected 16 columns"),
+    ],
+)
+def test_unsupported_scans_are_rejected(change, message):
+    size = change.get("size", 16)
+    tokens = make_scan(4, size, 32)
+    for name in ("rate", "query"):
+        tokens[name] = tokens[name].to(change.get(name, torch.float32))
+    shape = (change.get("state_size", size), 32)
+    pool = make_pool(shape, change.get("state_dtype", torch.float32))
+    with pytest.raises(ValueError, match=message):
+        scan(**tokens, states=pool, batch=make_batch(CHUNKS[:4]))
 
 
 def test_keys_that_repeat():
