@@ -183,9 +183,9 @@ def _sight(family: EncoderFamily, config: Any, kind: str) -> Sight:
     window = getattr(config, "sliding_window", None)
     if not family.is_causal:
         return Sight(window=window if kind == "sliding_attention" else None)
-    if window is not None:
-        raise UnsupportedModelError("it is a decoder with a sliding window")
-    return Sight(is_causal=getattr(config, "is_causal", True))
+    if window is None or kind == "full_attention":
+        return Sight(is_causal=getattr(config, "is_causal", True))
+    return Sight(window=window - 1, is_causal=getattr(config, "is_causal", True))
 
 
 def _linear(loader: Loader, module: nn.Module, name: str, parts: Sequence[str]) -> Linear:

@@ -23,6 +23,8 @@ from engine.model.quantization.schemes import QuantizingLoader
 PROBE_LENGTHS = (40, 23)
 """Tokens of the texts that are compared. The first has as many more as a window, and both have
 fewer if the model takes fewer."""
+PROBE_WINDOW = 24
+"""The longest window of a decoder in the comparison: those of models have thousands of tokens."""
 
 
 @torch.inference_mode()
@@ -75,7 +77,10 @@ def _first_layers(base: Any, family: EncoderFamily) -> Any:
     num_layers = 1 + max(kinds.index(kind) for kind in kinds)
     base.set_submodule(family.layers, layers[:num_layers])
     try:
-        return deepcopy(base)
+        first = deepcopy(base)
+        if family.is_causal and getattr(first.config, "sliding_window", None) is not None:
+            first.config.sliding_window = min(first.config.sliding_window, PROBE_WINDOW)
+        return first
     finally:
         base.set_submodule(family.layers, layers)
 

@@ -25,7 +25,7 @@ class Sight:
     window: int | None = None
     """The largest distance of such a token; None: no limit."""
     is_causal: bool = False
-    """Whether they precede it. Not with a window."""
+    """Whether they precede it."""
 
     @property
     def before(self) -> int | None:
@@ -122,7 +122,7 @@ def _attend(
     shape = (group.num_texts, length)
     query, key, value = (part.unflatten(0, shape).transpose(1, 2) for part in rows)
     if sight.window is not None and sight.window < length - 1:
-        attended = _attend_window(query, key, value, mask, sight.window)
+        attended = _attend_window(query, key, value, mask, sight.window, sight.is_causal)
     else:
         attended = _sdpa(query, key, value, mask, is_causal=sight.is_causal)
     attended = attended.transpose(1, 2).flatten(0, 1)
@@ -139,9 +139,11 @@ def _sdpa(
 
 
 def _attend_window(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, window: int
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, window: int, is_causal: bool
 ) -> Tensor:
     """Return `_sdpa` over tokens whose distance is at most `window`, [texts, heads, L, head_dim].
+
+    is_causal: and that are not behind the query.
 
     mask: [texts, 1, 1, L].
     """
@@ -151,7 +153,10 @@ def _attend_window(
     for start in range(0, length, WINDOW_QUERIES):
         queries = slice(start, start + WINDOW_QUERIES)
         keys = slice(max(0, start - window), start + WINDOW_QUERIES + window)
-        is_far = (positions[queries, None] - positions[keys]).abs() > window
+        distances = positions[queries, None] - positions[keys]
+        is_far = distances.abs() > window
+        if is_causal:
+            is_far |= distances < 0
         near = query.new_zeros(is_far.shape).masked_fill(is_far, -torch.inf)[None, None]
         visible = near if mask is None else near + mask[..., keys]
         attended.append(_sdpa(query[:, :, queries], key[:, :, keys], value[:, :, keys], visible))

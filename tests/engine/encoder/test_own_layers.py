@@ -143,6 +143,33 @@ def test_layers_without_a_kernel_compute_one_by_one(tmp_path):
     torch.testing.assert_close(outputs(model, inputs), expected, atol=2e-5, rtol=1e-4)
 
 
+WINDOWS = [
+    ("mistral", {"sliding_window": 8}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}),
+    ("qwen2", {"is_causal": False}),
+]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize(("name", "settings"), WINDOWS)
+def test_a_decoder_with_windows_or_without_order(tmp_path, monkeypatch, name, settings, side):
+    """The windows are longer than some texts, and the comparison at the start has shorter ones."""
+    if side == "left":
+        forbid_one_call(monkeypatch)
+    monkeypatch.setattr(own_layers, "PROBE_WINDOW", 5)
+    monkeypatch.setattr(texts, "WINDOW_QUERIES", 4)
+    model = make(name, **settings)
+    inputs = batch(side, has_types=False)
+    expected = outputs(model, inputs)
+    if "sliding_window" in settings:
+        model.config.sliding_window = 99
+        assert not torch.equal(outputs(model, inputs), expected)
+        model.config.sliding_window = settings["sliding_window"]
+    assert use_own_layers(model, source_of(model, tmp_path), "x") == f"own ({name})"
+    torch.testing.assert_close(outputs(model, inputs), expected, atol=2e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("settings", [{"dtype": torch.bfloat16}, {"precision": "int8"}])
 def test_low_precision_and_quantized_layers(tmp_path, settings):
     model = make("bert")
@@ -198,6 +225,7 @@ SIGHTS = [
     (Sight(), False),
     (Sight(), True),
     (Sight(window=3), False),
+    (Sight(window=3, is_causal=True), False),
     (Sight(is_causal=True), False),
 ]
 
@@ -215,7 +243,7 @@ def test_attention_padded_for_one_call_equals_that_of_each_length(monkeypatch, s
     if sight.window:
         is_seen = distances.abs() <= sight.window
     if sight.is_causal:
-        is_seen = distances >= 0
+        is_seen = is_seen & (distances >= 0)
     seen = torch.zeros(30, 30).masked_fill(~is_seen, -torch.inf)
     expected, start = [], 0
     for length in sorted(LENGTHS):
