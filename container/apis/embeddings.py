@@ -6,6 +6,7 @@ import base64
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from flask import Response
@@ -26,17 +27,24 @@ MAX_TOKENS = 2**31 - 1
 """The value of `max_tokens` that truncates inputs to the model's limit."""
 
 _FORMATS = ("float", "base64")
+_DTYPES = {"float32": "f", "float16": "e"}
+"""vLLM's names of types, and those of the module `struct`."""
 
+_DIMENSIONS = Field(
+    integer(1, MAX_COUNT),
+    "Keep only this many numbers of each vector. The model must be trained for that.",
+)
 EMBEDDING_FIELDS: Fields = {
     "input": Field(PROMPT, "One input or several, as strings or as token ids."),
     "encoding_format": Field(
         with_schema(STRING, {"enum": [*_FORMATS]}),
-        "float (default): a list of numbers. base64: little-endian fp32 values.",
+        "float (default): a list of numbers. base64: little-endian values of `embed_dtype`.",
     ),
-    "dimensions": Field(
-        integer(1, MAX_COUNT),
-        "Keep only this many numbers of each vector. The model must be trained for that.",
+    "embed_dtype": Field(
+        with_schema(STRING, {"enum": [*_DTYPES]}),
+        "float32 (default) or float16: the type of the values in base64, as in vLLM.",
     ),
+    "dimensions": _DIMENSIONS,
     "truncate_prompt_tokens": Field(
         integer(-1, MAX_COUNT),
         "Truncate inputs to this many tokens. -1: truncate them to the model's limit.",
@@ -54,12 +62,24 @@ INPUTS_FIELDS: Fields = {
     "model": MODEL_IGNORED,
 }
 
+EMBED_FIELDS: Fields = {
+    "inputs": Field(PROMPT, "One input or several, as strings or as token ids."),
+    "truncate": Field(BOOLEAN, "Truncate inputs to the model's limit (default false)."),
+    "normalize": Field(BOOLEAN, "Scale vectors to length 1 (default true)."),
+    "prompt_name": Field(
+        STRING, "The prompt of config_sentence_transformers.json that precedes each text."
+    ),
+    "dimensions": _DIMENSIONS,
+    "model": MODEL_IGNORED,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
     body: EmbeddingBody
-    is_base64: bool
     warnings: tuple[str, ...]
+    base64_dtype: str | None = None
+    """The type of values in base64, as `struct` names it; None: vectors are lists of numbers."""
 
 
 def read_embedding_request(body: Mapping[str, object]) -> EmbeddingRequest:
@@ -68,6 +88,11 @@ def read_embedding_request(body: Mapping[str, object]) -> EmbeddingRequest:
     encoding = values.get("encoding_format", "float")
     if encoding not in _FORMATS:
         raise RequestError("encoding_format", f"expected one of {', '.join(_FORMATS)}")
+    dtype = values.get("embed_dtype", "float32")
+    if dtype not in _DTYPES:
+        raise RequestError("embed_dtype", f"expected one of {', '.join(_DTYPES)}")
+    if "embed_dtype" in values.given and encoding != "base64":
+        raise RequestError("embed_dtype", "is for encoding_format=base64 only")
     max_tokens: int | None = MAX_TOKENS
     if values.get("truncate_prompt_tokens", -1) == 0:
         raise RequestError("truncate_prompt_tokens", "must be -1, or at least 1")
@@ -79,7 +104,9 @@ def read_embedding_request(body: Mapping[str, object]) -> EmbeddingRequest:
         max_tokens=max_tokens,
         dimensions=values.get("dimensions", None),
     )
-    return EmbeddingRequest(task_body, encoding == "base64", values.warnings)
+    return EmbeddingRequest(
+        task_body, values.warnings, _DTYPES[dtype] if encoding == "base64" else None
+    )
 
 
 def read_inputs_request(body: Mapping[str, object]) -> EmbeddingRequest:
@@ -89,7 +116,21 @@ def read_inputs_request(body: Mapping[str, object]) -> EmbeddingRequest:
     parameters = read_fields(parameter_body, _PARAMETERS, "parameters.")
     max_tokens = MAX_TOKENS if values.get("truncate", parameters.get("truncate", False)) else None
     task_body = EmbeddingBody(_read_inputs("inputs", values), "inputs", max_tokens)
-    return EmbeddingRequest(task_body, False, values.warnings)
+    return EmbeddingRequest(task_body, values.warnings)
+
+
+def read_embed_request(body: Mapping[str, object]) -> EmbeddingRequest:
+    """Check the request of /embed. Raises RequestError, naming the first bad field."""
+    values = read_fields(body, EMBED_FIELDS)
+    task_body = EmbeddingBody(
+        inputs=_read_inputs("inputs", values),
+        field="inputs",
+        max_tokens=MAX_TOKENS if values.get("truncate", False) else None,
+        dimensions=values.get("dimensions", None),
+        normalize=values.get("normalize", True),
+        prompt_name=values.get("prompt_name", None),
+    )
+    return EmbeddingRequest(task_body, values.warnings)
 
 
 def _read_inputs(field: str, values: Values) -> list[str | list[int]]:
@@ -109,7 +150,17 @@ def answer(service: Service, context: RequestContext, body: Mapping[str, object]
     """Return a list of vectors for `inputs`, or OpenAI's response for `input`."""
     if "input" in body:
         return _openai(service, context, body)
-    request = context.read(lambda: read_inputs_request(body))
+    return _vectors(service, context, context.read(lambda: read_inputs_request(body)))
+
+
+def embed(service: Service) -> Response:
+    """Return a list of vectors, as text-embeddings-inference does."""
+    context = request_context()
+    body = context.json_fields()
+    return _vectors(service, context, context.read(lambda: read_embed_request(body)))
+
+
+def _vectors(service: Service, context: RequestContext, request: EmbeddingRequest) -> Response:
     vectors = _embed(service, context, request).vectors
     return _response(vectors, lambda: list(map(_numbers, vectors)))
 
@@ -122,7 +173,8 @@ def embeddings(service: Service) -> Response:
 def _openai(service: Service, context: RequestContext, body: Mapping[str, object]) -> Response:
     request = context.read(lambda: read_embedding_request(body))
     embeddings = _embed(service, context, request)
-    encode = _base64 if request.is_base64 else _numbers
+    dtype = request.base64_dtype
+    encode = _numbers if dtype is None else partial(_base64, dtype)
     num_tokens = sum(embeddings.num_tokens)
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
@@ -150,7 +202,17 @@ def _response(vectors: Sequence[bytes], body: Callable[[], object]) -> Response:
     return in_thread_if_long(lambda: json_response(body()), size=size, long=LONG_BODY_BYTES)
 
 
-def _base64(vector: bytes) -> str:
+def _base64(dtype: str, vector: bytes) -> str:
+    """Return a vector of little-endian fp32 as base64 of values of another type."""
+    if dtype != "f":
+        num_values = len(vector) // 4
+        try:
+            values = struct.unpack(f"<{num_values}f", vector)
+            vector = struct.pack(f"<{num_values}{dtype}", *values)
+        except OverflowError:
+            raise RequestError(
+                "embed_dtype", "float16 cannot hold a value of this model's; ask for float32"
+            ) from None
     return base64.b64encode(vector).decode()
 
 
@@ -171,6 +233,14 @@ EMBEDDINGS = Api(
     "OpenAI",
     (
         post("/v1/embeddings", "OpenAI's embeddings.", embeddings, _EMBEDDING),
+    ),
+    kinds=("embedding",),
+)  # fmt: skip
+EMBED = Api(
+    "text-embeddings-inference",
+    (
+        post("/embed", "text-embeddings-inference's embeddings.", embed,
+             Body("Embed", EMBED_FIELDS, ("inputs",), title="`/embed`")),
     ),
     kinds=("embedding",),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from container.apis.adapter_routes import ADAPTERS, DJL_ADAPTERS, VLLM_ADAPTERS
 from container.apis.anthropic.api import MESSAGES
 from container.apis.chat.api import CHAT
 from container.apis.completions.api import COMPLETIONS
-from container.apis.embeddings import EMBEDDINGS
+from container.apis.embeddings import EMBED, EMBEDDINGS
 from container.apis.invocations.api import HEALTH, INVOCATIONS, METRICS, PREDICTIONS
 from container.apis.invocations.runtime import RUNTIME
 from container.apis.invocations.upgrade import UPGRADE
@@ -16,6 +16,7 @@ from container.apis.openapi import OPENAPI
 from container.apis.responses.api import RESPONSES
 from container.apis.status import STATUS
 from container.apis.tasks import handler, pipeline
+from container.apis.tasks.predict import PREDICT
 from container.apis.tasks.rerank import TEI_RERANK, VLLM_SCORES
 from container.apis.tasks.transcription import AUDIO
 from container.apis.text.tgi import TGI
@@ -28,7 +29,7 @@ from core.configuration.task import Kind
 APIS: tuple[Api, ...] = (
     HEALTH, INVOCATIONS, PREDICTIONS, RUNTIME, UPGRADE,
     TGI, CHAT, COMPLETIONS, RESPONSES, MESSAGES,
-    EMBEDDINGS, TEI_RERANK, VLLM_SCORES, AUDIO, TOKENIZE,
+    EMBEDDINGS, EMBED, TEI_RERANK, PREDICT, VLLM_SCORES, AUDIO, TOKENIZE,
     ADAPTERS, DJL_ADAPTERS, VLLM_ADAPTERS,
     DJL_MODELS, OPENAI_MODELS, STATUS, METRICS, OPENAPI,
 )  # fmt: skip

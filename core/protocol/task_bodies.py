@@ -35,6 +35,10 @@ class EmbeddingBody(msgspec.Struct, frozen=True):
     reject inputs that are too long."""
     dimensions: int | None = None
     """Keep only this many numbers from the start of each vector. None: keep all."""
+    normalize: bool | None = None
+    """Whether to scale vectors to length 1. None: as the model's settings say."""
+    prompt_name: str | None = None
+    """The prompt of the model's that precedes each text. None: its default one, if any."""
 
 
 class EmbeddingAnswer(msgspec.Struct, frozen=True):

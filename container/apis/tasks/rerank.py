@@ -79,7 +79,9 @@ class _Label(msgspec.Struct):
     score: float
 
 
-class _Error(msgspec.Struct):
+class PairError(msgspec.Struct):
+    """The error of one input of a list, as the engine describes it."""
+
     error: str
     code: int
 
@@ -166,24 +168,24 @@ def _scores(
     try:
         reply = service.wait_for(context, service.client.choose().perform(body, {}))
     except RequestError as error:  # every pair is wrong
-        raise _refusal(error.message, field) from error
-    results = msgspec.json.decode(reply.body, type=list[list[_Label] | _Error])
+        raise refusal(error.message, field) from error
+    results = msgspec.json.decode(reply.body, type=list[list[_Label] | PairError])
     return [_score(result, field) for result in results]
 
 
-def _score(result: list[_Label] | _Error, field: str) -> float:
+def _score(result: list[_Label] | PairError, field: str) -> float:
     match result:
         case [label]:
             return label.score
-        case _Error(error, 400):
-            raise _refusal(error.removeprefix("inputs: "), field)
-        case _Error(error):
+        case PairError(error, 400):
+            raise refusal(error.removeprefix("inputs: "), field)
+        case PairError(error):
             raise GenerationError(error)
         case _:
             raise RequestError("model", "has several labels; scores need a model with one")
 
 
-def _refusal(message: str, field: str) -> RequestError:
+def refusal(message: str, field: str) -> RequestError:
     """Return the pipeline's error with the names that the client knows."""
     return RequestError(field, message.replace("parameters.truncation", "truncate"))
 

@@ -107,6 +107,7 @@ class Embedder:
         progress = _Progress(body, [0] * num_texts, [None] * num_texts)
         try:
             self._check_dimensions(body.dimensions)
+            self._check_prompt(body.prompt_name)
         except RequestError as error:
             progress.failure = error
         return progress, Waiting(list(map(len, body.inputs)), partial(self._prepare, progress))
@@ -148,12 +149,22 @@ class Embedder:
         if dimensions not in allowed:
             raise RequestError("dimensions", f"the model supports {_format_sizes(allowed)}")
 
+    def _check_prompt(self, name: str | None) -> None:
+        prompts = self._settings.prompts
+        if name is not None and name not in prompts:
+            known = f"prompts are {', '.join(prompts)}" if prompts else "it has none"
+            raise RequestError("prompt_name", f"the model has no prompt {name!r}; {known}")
+
     def _token_ids(self, body: EmbeddingBody, positions: list[int]) -> list[list[int]]:
         """Return the token ids of texts, truncated if the request asks for that."""
         limit = self._limit(body)
         is_cut = body.max_tokens is not None
         inputs = [body.inputs[position] for position in positions]
-        texts = [self._prepared_text(text) for text in inputs if isinstance(text, str)]
+        name, settings = body.prompt_name, self._settings
+        prefix = settings.prefix if name is None else settings.prompts[name]
+        texts = [prefix + text for text in inputs if isinstance(text, str)]
+        if settings.is_lower_case:
+            texts = [text.lower() for text in texts]
         encoded: Iterator[list[int]] = iter(())
         if texts:
             self._check_room(limit)
@@ -163,10 +174,6 @@ class Embedder:
             next(encoded) if isinstance(given, str) else given[:limit] if is_cut else given
             for given in inputs
         ]
-
-    def _prepared_text(self, text: str) -> str:
-        text = self._settings.prefix + text
-        return text.lower() if self._settings.is_lower_case else text
 
     def _limit(self, body: EmbeddingBody) -> int:
         return min(body.max_tokens or self._max_tokens, self._max_tokens)
@@ -207,20 +214,15 @@ class Embedder:
         mask = (torch.arange(longest) < lengths[:, None]).long().to(self.model.device)
         ids = torch.tensor(rows, device=self.model.device)
         hidden = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
-        vectors = pool(
-            self._settings.pooling, hidden, mask, is_normalized=self._settings.is_normalized
-        )
-        return list(vectors.cpu())
+        return list(pool(self._settings.pooling, hidden, mask).cpu())
 
     def _answer(self, progress: _Progress) -> Answer:
-        size = progress.body.dimensions
-        packed: list[bytes] = []
-        for vector in progress.vectors:
-            assert vector is not None, "all texts are embedded"
-            if size is not None:
-                vector = vector[:size]
-                vector = normalize(vector, dim=0) if self._settings.is_normalized else vector
-            packed.append(vector.numpy().astype(np.dtype("<f4")).tobytes())
+        body = progress.body
+        embedded = [vector for vector in progress.vectors if vector is not None]
+        vectors = torch.stack(embedded)[:, : body.dimensions]
+        if self._settings.is_normalized if body.normalize is None else body.normalize:
+            vectors = normalize(vectors, dim=-1)
+        packed = [row.tobytes() for row in vectors.numpy().astype(np.dtype("<f4"))]
         answer = EmbeddingAnswer(packed, progress.num_tokens)
         return Answer(msgspec.msgpack.encode(answer), "application/msgpack")
 

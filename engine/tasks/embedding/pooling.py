@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from core.configuration.options import Pooling
 
@@ -14,16 +13,10 @@ Pool = Callable[[Tensor, Tensor], Tensor]
 """Maps hidden [texts, tokens, size] in fp32 and a 0/1 mask [texts, tokens] to [texts, size]."""
 
 
-def pool(
-    kinds: tuple[Pooling, ...], hidden: Tensor, mask: Tensor, *, is_normalized: bool
-) -> Tensor:
-    """Return the pooled vectors [texts, kinds * size], concatenating the kinds in their order.
-
-    `is_normalized`: scale each vector to unit L2 norm.
-    """
+def pool(kinds: tuple[Pooling, ...], hidden: Tensor, mask: Tensor) -> Tensor:
+    """Return the pooled vectors [texts, kinds * size], concatenating the kinds in their order."""
     hidden = hidden.float()
-    vectors = torch.cat([_POOLS[kind](hidden, mask) for kind in kinds], dim=-1)
-    return normalize(vectors, dim=-1) if is_normalized else vectors
+    return torch.cat([_POOLS[kind](hidden, mask) for kind in kinds], dim=-1)
 
 
 def _sum(hidden: Tensor, weights: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -28,7 +29,9 @@ class EmbeddingSettings:
     """The length limit in the model's files, if they set one."""
     is_lower_case: bool
     prefix: str
-    """Prepended to every text."""
+    """Prepended to every text, unless a request names another prompt."""
+    prompts: Mapping[str, str]
+    """The prompts that a request may name."""
     reason: str
 
 
@@ -101,7 +104,7 @@ def read_embedding_settings(model_dir: Path, options: Options) -> EmbeddingSetti
         if options.model.pooling
         else _check_pooling(pooling.names(), steps)
     )
-    prefix = _prefix(model_dir)
+    prefix, prompts = _prompts(model_dir)
     if prefix and not pooling.include_prompt:
         raise ConfigurationError(
             f"{model_dir}: this version cannot leave the default prompt out of the pooling "
@@ -114,6 +117,7 @@ def read_embedding_settings(model_dir: Path, options: Options) -> EmbeddingSetti
         max_tokens=transformer.max_seq_length,
         is_lower_case=transformer.do_lower_case,
         prefix=prefix,
+        prompts=prompts if pooling.include_prompt else {},
         reason="modules.json" if steps else "no modules.json",
     )
 
@@ -139,11 +143,12 @@ def _transformer(model_dir: Path) -> _TransformerConfig:
     )
 
 
-def _prefix(model_dir: Path) -> str:
+def _prompts(model_dir: Path) -> tuple[str, dict[str, str]]:
+    """Return the prompt of texts that name none, and all prompts by name."""
     config = _read(model_dir / "config_sentence_transformers.json", _PromptConfig)
-    if config is None or config.default_prompt_name is None:
-        return ""
-    return config.prompts.get(config.default_prompt_name, "")
+    if config is None:
+        return "", {}
+    return config.prompts.get(config.default_prompt_name or "", ""), config.prompts
 
 
 def _read(path: Path, kind: type[T]) -> T | None:

@@ -137,3 +137,19 @@ def test_models_for_other_tasks(task_app: Serve) -> None:
     response = task_app("pipeline", "fill-mask").post("/v1/rerank", json=ASK)
     assert response.status_code == 400
     assert "is for fill-mask" in response.get_json()["error"]["message"]
+
+
+def test_predict_of_text_embeddings_inference(encoder: FlaskClient, engine: FakeEngine) -> None:
+    """A list of two strings is a pair."""
+    first, second = {"score": 0.1, "label": "L"}, {"score": 0.2, "label": "L"}
+    body = {"inputs": [["Q?", "a"], ["Q?", "bb"]], "raw_scores": True, "truncate": True}
+    assert encoder.post("/predict", json=body).get_json() == [[first], [second]]
+    assert encoder.post("/predict", json={"inputs": ["Q?", "bb"]}).get_json() == [second]
+    raw, usual = jobs(engine)
+    assert raw.parameters == {"top_k": None, "function_to_apply": "none", "truncation": True}
+    assert raw.inputs[1] == {"text": "Q?", "text_pair": "bb"}
+    assert usual.parameters == {"top_k": None}
+    for wrong in ([["a", "b", "c"]], [[]], [], ["a", ""], 3, [["Q?", "a!"]]):
+        response = encoder.post("/predict", json={"inputs": wrong})
+        assert response.status_code == 400
+        assert response.get_json()["field"] == "inputs"

@@ -232,6 +232,31 @@ class TestEmbeddings:
         data = http.post("/v1/embeddings", json=body).get_json()["data"]
         assert struct.unpack("<2f", base64.b64decode(data[0]["embedding"])) == (0.5, 0.0)
 
+    def test_base64_of_float16(self, http: FlaskClient, engine: FakeEngine) -> None:
+        body = {"input": "a", "encoding_format": "base64", "embed_dtype": "float16"}
+        (entry,) = http.post("/v1/embeddings", json=body).get_json()["data"]
+        assert struct.unpack("<2e", base64.b64decode(entry["embedding"])) == (0.5, 0.0)
+        large = msgspec.msgpack.encode(EmbeddingAnswer([struct.pack("<f", 1e6)], [1]))
+        engine.script = performs(lambda job: Performed(job.id, large, "x/y"))
+        refused = [body, {"input": "a", "embed_dtype": "float16"}, {**body, "embed_dtype": "int8"}]
+        for each in refused:
+            response = http.post("/v1/embeddings", json=each)
+            assert response.status_code == 400
+            assert response.get_json()["error"]["param"] == "embed_dtype"
+
+    def test_embed_of_text_embeddings_inference(
+        self, http: FlaskClient, engine: FakeEngine
+    ) -> None:
+        body = {"inputs": ["a", "b"], "normalize": False, "prompt_name": "q", "truncate": True}
+        assert http.post("/embed", json=body).get_json() == [[0.5, 0.0], [0.5, 1.0]]
+        sent = msgspec.msgpack.decode(last_performed(engine).body, type=EmbeddingBody)
+        assert sent == EmbeddingBody(
+            ["a", "b"], "inputs", 2**31 - 1, normalize=False, prompt_name="q"
+        )
+        assert http.post("/embed", json={"inputs": "a"}).get_json() == [[0.5, 0.0]]
+        sent = msgspec.msgpack.decode(last_performed(engine).body, type=EmbeddingBody)
+        assert sent == EmbeddingBody(["a"], "inputs", normalize=True)
+
     @pytest.mark.parametrize("kind", ["float", "base64"])
     def test_a_long_answer_is_encoded_in_a_thread(
         self, http: FlaskClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, kind: str

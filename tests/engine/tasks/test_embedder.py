@@ -163,6 +163,20 @@ def test_the_models_prompt_and_lower_casing_are_applied(described):
     assert num_tokens == [4]
 
 
+def test_a_request_may_name_a_prompt_and_leave_vectors_as_long_as_they_are(described):
+    path = described(
+        config_sentence_transformers={"prompts": {"q": "the ", "d": ""}, "default_prompt_name": "q"}
+    )
+    given = embed("the cat", prompt_name="d"), embed("cat", normalize=False), embed("cat")
+    *got, wrong = perform(engine_of(path), *given, embed("a", prompt_name="x"))
+    document, raw, usual = (vectors(outcome)[0][0] for outcome in got)
+    mean = hidden(path, "the cat").mean(0)
+    np.testing.assert_allclose(raw, mean, atol=1e-5)
+    np.testing.assert_allclose(document, unit(mean), atol=1e-5)
+    np.testing.assert_allclose(usual, unit(mean), atol=1e-5)
+    assert (wrong.field, "prompts are q, d" in str(wrong)) == ("prompt_name", True)
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
