@@ -109,6 +109,12 @@ class Format(ABC):
         """
         raise NoKernelError(f"weights in the format {type(self).__name__} have no kernel")
 
+    def kernels(
+        self, rows: Tensor, bias: Tensor | None, out: Tensor, residual: Tensor | None
+    ) -> list[Kernel[Any]]:
+        """Return the kernels that write all outputs. Arguments and errors: as of `kernel`."""
+        return [self.kernel(rows, bias, out, residual)]
+
 
 MakeFormat = Callable[[Sequence[Tensor]], Format]
 """Concatenate parts [out_i, in], which may be views of mapped files, into one weight."""
@@ -242,10 +248,10 @@ class Linear:
         """
         if not self._is_product:
             raise NoKernelError("more than a product makes its outputs")
-        kernel = self.format.kernel(rows, self.bias, out, residual)
-        if activation:
-            kernel.arguments.activation = ACTIVATIONS[activation]
-        calls.add(kernel)
+        for kernel in self.format.kernels(rows, self.bias, out, residual):
+            if activation:
+                kernel.arguments.activation = ACTIVATIONS[activation]
+            calls.add(kernel)
 
     def attach(self, after: After) -> None:
         """Call `after` next after every product from now on, unless `prepare` computes it."""

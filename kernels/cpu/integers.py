@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.cpu.calls import SUFFIXES, Kernel, NoKernelError, function, run
-from kernels.cpu.linear import Linear, panel_columns
+from kernels.cpu.linear import Linear, out_stride, panel_columns
 from kernels.cpu.shared_library import load_library
 
 WORD_BYTES = 4
@@ -168,6 +168,7 @@ def integer_product(
         num_columns=panels.num_columns,
         depth=panels.depth,
         row_stride=rows.stride(0),
+        out_stride=out_stride(out, residual),
         bits=panels.bits,
         group=panels.group_size,
         num_groups=panels.scales.shape[1],

@@ -7,12 +7,13 @@
 
 // Mirrors `Linear` in linear.py. Depth and stride count units of one multiplication: numbers, or pairs.
 struct Linear {
-    void* out;             // [rows, columns], dense
+    void* out;             // [rows, columns]
     const void* rows;      // [rows, depth]
     const void* panels;    // [panels, depth, PANEL], dense
     const float* bias;     // [columns] or null
-    const void* residual;  // [rows, columns], dense, to add to the result; or null
+    const void* residual;  // [rows, columns], to add to the result; or null
     int64_t num_rows, num_columns, depth, row_stride;
+    int64_t out_stride;    // of rows of `out` and `residual`
     int64_t activation;    // an ActivationKind, of the result before the residual is added
 };
 
@@ -41,7 +42,7 @@ void write(const Linear& a, int64_t row, int64_t num_rows, int64_t panel, const 
     float bias[PANEL] = {};
     if (a.bias) std::copy_n(a.bias + first, count, bias);
     for (int64_t r = 0; r < num_rows; r++, sums += PANEL) {
-        const int64_t place = (row + r) * a.num_columns + first;
+        const int64_t place = (row + r) * a.out_stride + first;
         Out* to = (Out*)a.out + place;
         const Out* residual = a.residual ? (const Out*)a.residual + place : nullptr;
         if (count == PANEL) {

@@ -23,7 +23,7 @@ class Linear(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("out", "rows", "panels", "bias", "residual")),
         *((name, ctypes.c_int64) for name in ("num_tokens", "num_columns", "depth", "row_stride")),
-        ("activation", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("out_stride", "activation")),
     )
 
 
@@ -66,6 +66,13 @@ def fill_panels(parts: Sequence[Tensor], dtype: torch.dtype, *, in_pairs: bool =
             panels[start + whole].copy_(padded.transpose(0, 1))
         start += whole
     return panels if in_pairs else panels.squeeze(-1)
+
+
+def out_stride(out: Tensor, residual: Tensor | None) -> int:
+    """Return how far apart rows of `out` lie. Raises NoKernelError if the residual's do not."""
+    if out.stride(-1) != 1 or (residual is not None and residual.stride() != out.stride()):
+        raise NoKernelError("outputs are not contiguous, or the residual lies in another way")
+    return out.stride(-2) if out.dim() > 1 else len(out)
 
 
 def has_pairs() -> bool:
@@ -125,8 +132,9 @@ def product(
 ) -> Kernel[Linear]:
     """Return the kernel that computes `linear` for rows [T, in], whose rows may lie apart.
 
-    out: dense, num_columns for each row. residual: like `out`, and may be the same tensor; the
-    rounded product is added to it. Raises NoKernelError for inputs that `linear` does not take.
+    out: num_columns for each row; rows may lie apart. residual: like `out`, and may be the same
+    tensor; the rounded product is added to it. Raises NoKernelError for inputs that `linear` does
+    not take.
     """
     num_panels, depth, width = panels.shape[:3]
     at_once = panels.shape[3] if panels.dim() == 4 else 1
@@ -155,6 +163,7 @@ def product(
         num_columns=num_columns,
         depth=depth,
         row_stride=rows.stride(0) // at_once,
+        out_stride=out_stride(out, residual),
     )
     name = "pairs" if at_once == 2 else SUFFIXES[panels.dtype]
     if at_once == 1 and rows.dtype == torch.bfloat16:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from engine.model.quantization.weights import (
     PermutedWeight,
     joined,
 )
+from kernels.cpu.calls import Kernel
 
 MAX_KERNEL_ROWS = 64
 """Rows up to which a product reads the codes themselves. With more, it takes longer than
@@ -126,6 +127,19 @@ class SideBySide(Format):
             format.multiply(rows, part) for format, part in zip(self.formats, biases, strict=True)
         ]
         return torch.cat(products, 1)
+
+    def kernels(
+        self, rows: Tensor, bias: Tensor | None, out: Tensor, residual: Tensor | None
+    ) -> list[Kernel[Any]]:
+        found: list[Kernel[Any]] = []
+        start = 0
+        for format, size in zip(self.formats, self.sizes, strict=True):
+            part = slice(start, start + size)
+            own_bias = None if bias is None else bias[part]
+            own_residual = None if residual is None else residual[:, part]
+            found += format.kernels(rows, own_bias, out[:, part], own_residual)
+            start += size
+        return found
 
 
 def make_format(

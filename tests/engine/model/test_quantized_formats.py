@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -17,12 +19,14 @@ from engine.model.quantization.formats import (
     quantized_format,
 )
 from engine.model.quantization.weights import Float8Weight, IntegerWeight, PermutedWeight
+from kernels.cpu.linear import is_faster
+from kernels.cpu.step_calls import StepCalls
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
-def quantized(precision="int8", shape=(32, 128), seed=0):
+def quantized(precision="int8", shape=(32, 128), seed=0) -> Any:
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     return quantize_weight(weight, precision, CPU)
 
@@ -111,3 +115,24 @@ def test_kernel_weights_take_a_byte_or_half_a_byte():
         weight = quantized(precision)
         assert isinstance(weight, IntegerWeight | Float8Weight)
         assert TritonCodes(weight).num_bytes == size
+
+
+@pytest.mark.skipif(not is_faster(), reason="the C++ kernels are not used here")
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_layers_side_by_side_add_their_products_to_a_step(dtype):
+    integers = [quantized("int8", (24, 128)), quantized("int4", (40, 128))]
+    parts = integers if dtype == BF16 else [*integers, torch.randn(33, 128)]
+    format = make_format(parts, CPU, dtype, is_exact=True)
+    assert isinstance(format, SideBySide)
+    width = sum(format.sizes)
+    rows, residual = torch.randn(5, 128).to(dtype), torch.randn(5, width).to(dtype)
+    bias = torch.randn(width)
+    expected = format.multiply(rows, bias)
+    for is_added in (False, True):
+        calls = StepCalls(8, 128, dtype, [], [], [])
+        calls.result = out = calls.buffer("out", width)
+        out[:5] = residual
+        for kernel in format.kernels(calls.hidden, bias, out, out if is_added else None):
+            calls.add(kernel)
+        total = expected + residual if is_added else expected
+        torch.testing.assert_close(calls(rows, {}, []), total)
