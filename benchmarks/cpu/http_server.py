@@ -37,7 +37,7 @@ def measure_server(
     """
     folder.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
-    with _server(command, environment, ready, folder / "server.log") as url:
+    with running_server(command, environment, ready, folder / "server.log") as url:
         start_s = time.perf_counter() - started
         many = _load(url, folder / "users", work.users, work.requests, work.seed)
         one_user = _load(url, folder / "one-user", 1, work.requests_of_one, work.seed + 1)
@@ -65,9 +65,10 @@ def _load(url: str, folder: Path, users: int, requests: int, seed: int) -> dict:
 
 
 @contextmanager
-def _server(
+def running_server(
     command: Sequence[str], environment: Mapping[str, str], ready: str, log: Path
 ) -> Iterator[str]:
+    """Run a server and yield its URL. The arguments are those of `measure_server`."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with log.open("w") as out:
