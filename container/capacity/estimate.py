@@ -16,13 +16,7 @@ from core.configuration.batching import checkpoint_limit, packed_limits, state_l
 from core.configuration.kv_layout import LENGTHS, KVLayout, bytes_per_block, plan_layout
 from core.configuration.options import Options
 from core.configuration.record import Reserved
-from core.configuration.sizing import (
-    fit_length,
-    gpu_kv_budget,
-    length_limit,
-    most_swap_bytes,
-    reserved_tokens,
-)
+from core.configuration.sizing import fit_length, gpu_kv_budget, length_limit, reserved_tokens
 from core.configuration.step_size import StepSize, graph_sizes, largest_of
 from core.configuration.strategy_table import (
     BATCHING_NAMES,
@@ -114,8 +108,8 @@ def make_estimate(
         num_checkpoints = min(num_wanted, slots.num_besides(most))
         budget -= slots.num_bytes + num_checkpoints * decoder.state_bytes
         if num_checkpoints and options.memory.state_checkpoints is not None:
-            of_rank = most_swap_bytes(options.memory) // placement.layout.num_local_ranks
-            most = slots.share(of_rank, blocks_of_longest * block_bytes)
+            most_swapped = placement.swap_bytes(options.memory)
+            most = slots.share(most_swapped, blocks_of_longest * block_bytes)
             num_host_checkpoints = min(num_wanted - num_checkpoints, most // decoder.state_bytes)
     usable = max_sequences * blocks_of_longest
     num_blocks = min(usable, budget // (block_bytes + draft_bytes))

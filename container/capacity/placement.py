@@ -10,7 +10,8 @@ from container.capacity.decoder import DTYPE_BYTES, Decoder, Draft
 from container.capacity.instances import Instance
 from core.configuration.kv_layout import LayerShape, even_divisions
 from core.configuration.layout import Layout, lay_out
-from core.configuration.options import Options
+from core.configuration.options import MemoryOptions, Options
+from core.configuration.sizing import most_swap_bytes
 from core.errors import ConfigurationError
 
 
@@ -36,6 +37,10 @@ class Placement:
     def is_divided(self) -> bool:
         """Whether several GPUs share the decoder."""
         return self.layout.num_ranks > 1
+
+    def swap_bytes(self, memory: MemoryOptions) -> int:
+        """The most bytes of the host's memory that a rank's swapped blocks get."""
+        return most_swap_bytes(memory) // self.layout.num_local_ranks
 
     def lines(self) -> Iterator[str]:
         """Yield a line for each copy, if there are several."""

@@ -10,7 +10,7 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import gevent
@@ -175,7 +175,8 @@ class EngineConnection:
                 may_merge = self.stream_delay_s or len(self._open) > FEW_REQUESTS
                 reads_on = may_merge and self._clock() < end
                 message = self._channel.receive_now() if reads_on else None
-            self._deliver()
+            pushed, self._pushed = self._pushed, {}
+            _deliver(pushed.values(), self._clock)
             gevent.sleep(self.stream_delay_s)  # if 0, others run even while more messages wait
 
     def _check_alive(self, *, is_ready: bool) -> None:
@@ -230,16 +231,6 @@ class EngineConnection:
         if request.has_ended:
             del self._open[id]
 
-    def _deliver(self) -> None:
-        """Deliver what has been read, once for each request. Others run every MAX_TURN_S."""
-        end = self._clock() + MAX_TURN_S
-        pushed, self._pushed = self._pushed, {}
-        for request in pushed.values():
-            request.deliver()
-            if self._clock() >= end:
-                gevent.sleep(LOOP_TURN_S)
-                end = self._clock() + MAX_TURN_S
-
     def _beat(self, heartbeat: Heartbeat) -> None:
         self.state = self.state.after(heartbeat, len(self._open))
         if refused := self.refusals.take():
@@ -262,3 +253,13 @@ class EngineConnection:
     def _watch(self, seconds: float) -> None:
         if self.state.is_ready:
             self._channel.send(Watch(seconds))
+
+
+def _deliver(requests: Iterable[TokenStream | Reply], clock: Clock) -> None:
+    """Deliver what has been read for each request. Others run every MAX_TURN_S."""
+    end = clock() + MAX_TURN_S
+    for request in requests:
+        request.deliver()
+        if clock() >= end:
+            gevent.sleep(LOOP_TURN_S)
+            end = clock() + MAX_TURN_S

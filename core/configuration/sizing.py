@@ -86,7 +86,7 @@ def gpu_kv_budget(memory: MemoryOptions, total: int, used: int, activation_bytes
 
 
 def most_swap_bytes(memory: MemoryOptions) -> int:
-    """Return the bytes of a host that swapped blocks of a copy get, if it has so many to spare.
+    """Return the bytes of a host that an engine's swapped blocks get, if it has so many to spare.
 
     If `option.preemption_mode` lets none be swapped, it is 0.
     """

@@ -95,7 +95,7 @@ def load_head(resolved: Resolved, model: PackedModel, phases: Phases, group: Gro
 
 
 def follow_head(resolved: Resolved, model: PackedModel) -> None:
-    """Have a model's steps compute the rows that they compute where the head is, on rank 0."""
+    """Have a model's steps compute the rows that they compute where the head is."""
     assert resolved.speculation is not None, "drafts are wanted"
     is_fused = resolved.speculation.chosen[0] == "eagle3"
     model.columns.append(OthersStatesColumn(is_fused=is_fused))

@@ -89,7 +89,7 @@ class HiddenStatesColumn(PerTokenColumn):
 
 
 class OthersStatesColumn(PerTokenColumn):
-    """The column of ranks that keep no states. All ranks must compute the same rows of layers."""
+    """The column of processes that follow. They keep no states, and compute the same rows."""
 
     name = HiddenStatesColumn.name
     padding = HiddenStatesColumn.padding
