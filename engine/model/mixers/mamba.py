@@ -38,13 +38,10 @@ class Mamba(Mixer):
         part = loader.shard.part(width)
         both, own = rows_of((width,) * 2, (part,) * 2), rows_of((width,), (part,))
         self.inner = loader.linear([Source(f"{name}.in_proj", 2 * width, both)], spec.hidden_size)
-        # Small, and what they compute is multiplied in exponents.
         self.selection = loader.linear(
-            [Source(f"{name}.x_proj", sum(self._sizes))], width, columns=part, may_quantize=False
+            [Source(f"{name}.x_proj", sum(self._sizes))], width, columns=part
         )
-        self.times = loader.linear(
-            [Source(f"{name}.dt_proj", width, own)], rank, may_quantize=False
-        )
+        self.times = loader.linear([Source(f"{name}.dt_proj", width, own)], rank)
         self.out = loader.linear(
             [Source(f"{name}.out_proj", spec.hidden_size)], width, columns=part
         )

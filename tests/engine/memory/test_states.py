@@ -145,7 +145,9 @@ def test_other_forms(tiny_model, architecture, changes):
     assert llm.facts.decoder == f"own ({architecture})"
 
 
-@pytest.mark.parametrize("architecture", ["lfm2", "qwen3_5_text", "qwen3_next", "nemotron_h"])
+@pytest.mark.parametrize(
+    "architecture", ["lfm2", "qwen3_5_text", "qwen3_next", "nemotron_h", "mamba", "falcon_mamba"]
+)
 def test_quantized(tiny_model, architecture):
     def answers(step_tokens):
         options = OPTIONS | {"max_rolling_batch_prefill_tokens": step_tokens}
