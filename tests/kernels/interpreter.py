@@ -131,7 +131,9 @@ def _repair_arithmetic() -> None:
 
     def create_dot(self, a, b, accumulator, input_precision, max_num_imprecise_acc):
         """Compute exact products, summed in the accumulator's type, as tensor cores do."""
-        product = np.matmul(values_of(a), values_of(b), dtype=accumulator.data.dtype)
+        rows = values_of(a)[..., None, :]  # one by one: a library's sums may depend on their number
+        product = np.matmul(rows, values_of(b)[..., None, :, :], dtype=accumulator.data.dtype)
+        product = product[..., 0, :]
         return TensorHandle(product + accumulator.data, accumulator.dtype.scalar)
 
     Builder.create_dot = create_dot

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import msgspec
-from flask import Response, current_app
+from flask import Response, current_app, g
 
 from container.apis.invocations.api import invoke
 from container.apis.invocations.event_stream import MIMETYPE, payload_part
@@ -26,6 +26,7 @@ def invoke_endpoint(service: Service, name: str) -> Response:
 
 def invoke_endpoint_with_response_stream(service: Service, name: str) -> Response:
     """Handle InvokeEndpointWithResponseStream, which frames the response as events."""
+    g.context.send_chunk = None  # each part becomes an event
     response = _answer(service, "X-Amzn-SageMaker-Accept")
     if response.status_code != 200:
         return response

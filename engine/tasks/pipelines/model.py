@@ -114,8 +114,12 @@ class PipelineModel:
 
     def sized(self, inputs: list[Any], parameters: Parameters) -> Sequence[Sized]:
         """Return `Sized` for each input. The tokens are an estimate, by characters."""
-        labels = parameters.get("candidate_labels", ())
-        num_texts = max(1, labels.count(",") + 1 if isinstance(labels, str) else len(labels))
+        labels = parameters.get("candidate_labels")
+        num_texts = 1
+        if isinstance(labels, str):
+            num_texts = labels.count(",") + 1
+        elif isinstance(labels, list) and labels:
+            num_texts = len(labels)
         return [
             (max(self._least_tokens, num_texts * num_characters(given) // CHARACTERS), given)
             for given in inputs

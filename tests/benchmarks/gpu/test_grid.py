@@ -86,7 +86,7 @@ def numbers_of_meta_tensors():
             patches.enter_context(patch.object(torch, name, lambda *_, **__: True))
         for name in ("copy_blocks", "gather_blocks", "scatter_blocks"):
             patches.enter_context(patch.object(torch_cache, name, lambda *_: None))
-        for name, index in {"conv_rows": 0, "state_step": 2}.items():
+        for name, index in {"conv_rows": 0, "scan": 2, "state_step": 2}.items():
             like = partial(_zeros_like, index)
             patches.enter_context(patch.object(reference, name, like))
         yield
@@ -96,7 +96,7 @@ def numbers_of_meta_tensors():
     ("section", "num_rows"),
     [
         ("ceilings", 4),
-        ("correctness", 83),
+        ("correctness", 86),
         ("elementwise", 24),
         ("sampling", 14),
         ("quantized", 24),

@@ -99,7 +99,7 @@ def test_each_rank_holds_its_share_only(tiny_model):
     folder = tiny_model("llama")
     [(whole, _)] = split_logits(folder, 1)
     halves = [num_bytes for num_bytes, _ in split_logits(folder, 2)]
-    assert sum(halves) < 1.02 * whole, "only the norms are on both ranks"
+    assert sum(halves) < 1.03 * whole, "norms are on both ranks, and panels may be padded"
     assert max(halves) < 0.6 * whole, "the MLP's 48 columns are split into 16 and 32"
 
 
