@@ -85,7 +85,11 @@ class Bench:
         return True
 
     def attempt(self, name: str, measure: Callable[[], Any]) -> Any:
-        """Return measure(). If it raises, add a note and return None, so other cases still run."""
+        """Return measure(). If it raises, add a note and return None, so other cases still run.
+
+        Its random numbers do not depend on the cases before it.
+        """
+        torch.manual_seed(0)
         try:
             return measure()
         except Exception as error:
