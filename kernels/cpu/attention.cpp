@@ -26,7 +26,7 @@
 
 // Mirrors `Attention` in attention.py. Strides are in elements.
 struct Attention {
-    void* out;  // [T, heads, value_dim], dense
+    void* out;  // [T, heads, value_dim]; a token's heads are dense
     const void* query;
     const void* keys;
     const void* values;
@@ -36,6 +36,7 @@ struct Attention {
     const float* sinks;  // or null
     int64_t num_sequences, num_decodes, table_stride, block_size;
     int64_t num_heads, num_kv_heads, key_dim, value_dim;
+    int64_t out_stride;        // per token
     int64_t query_strides[2];  // per token, head
     int64_t key_strides[3];    // per block, slot, head
     int64_t value_strides[3];
@@ -165,7 +166,7 @@ template <class T>
 T* out_row(const Attention& a, const Span& span, int64_t kv_head, int64_t row, int64_t* head) {
     const int64_t group = a.num_heads / a.num_kv_heads;
     *head = kv_head * group + row % group;
-    return (T*)a.out + ((span.first_token + row / group) * a.num_heads + *head) * a.value_dim;
+    return (T*)a.out + (span.first_token + row / group) * a.out_stride + *head * a.value_dim;
 }
 
 // Finds the keys or values of an item's tile that starts at position `first`; finds none if `item` is null.
@@ -375,10 +376,8 @@ void Plan::make(const Attention& a, int64_t num_threads) {
 template <class T>
 void clear_padding(const Attention& a, const Plan& plan) {
     for (const Span& span : plan.spans)
-        if (span.context == 0) {
-            T* out = (T*)a.out + span.first_token * a.num_heads * a.value_dim;
-            std::memset(out, 0, span.num_queries * a.num_heads * a.value_dim * sizeof(T));
-        }
+        for (int64_t i = 0; span.context == 0 && i < span.num_queries; i++)
+            std::fill_n((T*)a.out + (span.first_token + i) * a.out_stride, a.num_heads * a.value_dim, T{});
 }
 
 template <class T>

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention.batch import PagedBatch
-from kernels.cpu.calls import SUFFIXES, Kernel, NoKernelError, function, run
+from kernels.cpu.calls import SUFFIXES, Kernel, NoKernelError, function, run, token_stride
 from kernels.cpu.shared_library import WIDTH
 
 MAX_DIM = 576
@@ -23,7 +23,7 @@ class Attention(ctypes.Structure):
         ("sinks", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("num_sequences", "num_decodes", "table_stride")),
         *((name, ctypes.c_int64) for name in ("block_size", "num_heads", "num_kv_heads")),
-        *((name, ctypes.c_int64) for name in ("key_dim", "value_dim")),
+        *((name, ctypes.c_int64) for name in ("key_dim", "value_dim", "out_stride")),
         ("query_strides", ctypes.c_int64 * 2),
         ("key_strides", ctypes.c_int64 * 3),
         ("value_strides", ctypes.c_int64 * 3),
@@ -89,9 +89,9 @@ def attention(
 ) -> Kernel[Attention]:
     """Return the kernel that computes `paged_attention` once its batch is set.
 
-    out: [T, heads, value_dim], dense. after: how many tokens behind its own each one also attends
-    to, as far as there are so many. Raises NoKernelError for inputs that `paged_attention` does
-    not take.
+    out: [T, heads, value_dim]; tokens may lie apart. after: how many tokens behind its own each
+    one also attends to, as far as there are so many. Raises NoKernelError for inputs that
+    `paged_attention` does not take.
     """
     _check(query, key_cache, value_cache)
     _, block_size, num_kv_heads, value_dim = value_cache.shape
@@ -107,6 +107,7 @@ def attention(
         num_kv_heads=num_kv_heads,
         key_dim=query.shape[2],
         value_dim=value_dim,
+        out_stride=token_stride(out),
         query_strides=query.stride()[:2],
         key_strides=key_cache.stride()[:3],
         value_strides=value_cache.stride()[:3],

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from kernels.cpu.shared_library import load_library
 
@@ -27,6 +28,16 @@ def function(name: str, dtype: torch.dtype) -> ctypes._NamedFuncPointer:
 
 class NoKernelError(ValueError):
     """The library has no kernel for these tensors; the message is the reason."""
+
+
+def token_stride(out: Tensor, residual: Tensor | None = None) -> int:
+    """Return how far apart the tokens of `out` lie, [T, ..., width].
+
+    Raises NoKernelError if a token's numbers are not dense, or the residual lies in another way.
+    """
+    if not out[:1].is_contiguous() or (residual is not None and residual.stride() != out.stride()):
+        raise NoKernelError("outputs are not contiguous, or the residual lies in another way")
+    return out.stride(0)
 
 
 class Kernel(NamedTuple, Generic[Arguments]):

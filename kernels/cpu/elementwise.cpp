@@ -10,13 +10,14 @@
 
 // These mirror the structures in elementwise.py. Strides are in elements.
 struct Norm {
-    void* out;  // [T, heads, width], dense
+    void* out;  // [T, heads, width]; a token's heads are dense
     const void* rows;
     const void* weight;
     const void* bias;      // null, or of a LayerNorm
     const void* residual;  // null, or laid out as `out` and added to the result; may be `out` itself
     int64_t num_tokens, num_heads, width;
     int64_t strides[2];  // per token, head
+    int64_t out_stride;  // per token, of `out` and `residual`
     float eps, offset;
     int32_t rounds_first;
 };
@@ -55,9 +56,11 @@ template <class T>
 void norm(const Norm& a, Team& team) {
     const T* weight = (const T*)a.weight;
     team.share_rows(a.num_tokens * a.num_heads, a.width, [&](int64_t i) {
-        const T* row = (const T*)a.rows + i / a.num_heads * a.strides[0] + i % a.num_heads * a.strides[1];
-        T* out = (T*)a.out + i * a.width;
-        const T* residual = a.residual ? (const T*)a.residual + i * a.width : nullptr;
+        const int64_t token = i / a.num_heads, head = i % a.num_heads;
+        const int64_t place = token * a.out_stride + head * a.width;
+        const T* row = (const T*)a.rows + token * a.strides[0] + head * a.strides[1];
+        T* out = (T*)a.out + place;
+        const T* residual = a.residual ? (const T*)a.residual + place : nullptr;
         Floats squares = {};
         for (int64_t dim = 0; dim < a.width; dim += LANES) squares += load(row + dim) * load(row + dim);
         const float scale = 1.0f / __builtin_sqrtf(sum(squares) / a.width + a.eps);
@@ -75,9 +78,11 @@ template <class T>
 void layer_norm(const Norm& a, Team& team) {
     const T *weight = (const T*)a.weight, *bias = (const T*)a.bias;
     team.share_rows(a.num_tokens * a.num_heads, a.width, [&](int64_t i) {
-        const T* row = (const T*)a.rows + i / a.num_heads * a.strides[0] + i % a.num_heads * a.strides[1];
-        T* out = (T*)a.out + i * a.width;
-        const T* residual = a.residual ? (const T*)a.residual + i * a.width : nullptr;
+        const int64_t token = i / a.num_heads, head = i % a.num_heads;
+        const int64_t place = token * a.out_stride + head * a.width;
+        const T* row = (const T*)a.rows + token * a.strides[0] + head * a.strides[1];
+        T* out = (T*)a.out + place;
+        const T* residual = a.residual ? (const T*)a.residual + place : nullptr;
         Floats total = {}, squares = {};
         for (int64_t dim = 0; dim < a.width; dim += LANES) total += load(row + dim);
         const float mean = sum(total) / a.width;

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.cpu.calls import SUFFIXES, Kernel, NoKernelError, function, run
+from kernels.cpu.calls import SUFFIXES, Kernel, NoKernelError, function, run, token_stride
 from kernels.cpu.shared_library import WIDTH
 from kernels.elementwise import torch_elementwise
 
@@ -33,6 +33,7 @@ class Norm(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("out", "rows", "weight", "bias", "residual")),
         *((name, ctypes.c_int64) for name in ("num_tokens", "num_heads", "width")),
         ("strides", ctypes.c_int64 * 2),
+        ("out_stride", ctypes.c_int64),
         *((name, ctypes.c_float) for name in ("eps", "offset")),
         ("rounds_first", ctypes.c_int32),
     )
@@ -93,8 +94,8 @@ def norm(
 ) -> Kernel[Norm]:
     """Return the kernel that computes `rms_norm`, or raise NoKernelError.
 
-    out: dense, with the shape of rows. residual: like `out`, and may be the same tensor; the norm
-    is added to it.
+    out: of the shape of rows; tokens may lie apart. residual: like `out`, and may be the same
+    tensor; the norm is added to it.
     """
     width = rows.shape[-1]
     if not _is_supported(width, rows, weight) or weight.shape != (width,) or rows.ndim > 3:
@@ -109,6 +110,7 @@ def norm(
         num_heads=heads.shape[1],
         width=width,
         strides=heads.stride()[:2],
+        out_stride=token_stride(out, residual),
         eps=eps,
         offset=offset,
         rounds_first=rounds_first,
@@ -138,7 +140,7 @@ def centered_norm(
 ) -> Kernel[Norm]:
     """Return the kernel that computes `layer_norm`, or raise NoKernelError.
 
-    out: dense, may be `rows` if they are. residual: as in `norm`.
+    out, residual: as in `norm`. out may be `rows` if these are laid out like it.
     """
     kernel = norm(rows, weight, eps, out, residual)
     if bias is not None:

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cpu.calls import SUFFIXES, Kernel, NoKernelError, function, run
-from kernels.cpu.linear import Linear, out_stride, panel_columns
+from kernels.cpu.calls import SUFFIXES, Kernel, NoKernelError, function, run, token_stride
+from kernels.cpu.linear import Linear, panel_columns
 from kernels.cpu.shared_library import load_library
 
 WORD_BYTES = 4
@@ -123,7 +123,8 @@ def integer_linear(
     if flat.stride(-1) != 1:
         flat = flat.contiguous()
     out = rows.new_empty(*rows.shape[:-1], panels.num_columns)
-    run(integer_product(flat, panels, bias, out, is_rounded=is_rounded))
+    flat_out = out.view(len(flat), panels.num_columns)
+    run(integer_product(flat, panels, bias, flat_out, is_rounded=is_rounded))
     return out
 
 
@@ -168,7 +169,7 @@ def integer_product(
         num_columns=panels.num_columns,
         depth=panels.depth,
         row_stride=rows.stride(0),
-        out_stride=out_stride(out, residual),
+        out_stride=token_stride(out, residual),
         bits=panels.bits,
         group=panels.group_size,
         num_groups=panels.scales.shape[1],

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cpu.calls import SUFFIXES, Calls, Kernel, NoKernelError
+from kernels.cpu.calls import SUFFIXES, Calls, Kernel, NoKernelError, token_stride
 from kernels.cpu.shared_library import LibraryError, host_target, load_library
 
 FASTER_ON = ("amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2")
@@ -68,13 +68,6 @@ def fill_panels(parts: Sequence[Tensor], dtype: torch.dtype, *, in_pairs: bool =
     return panels if in_pairs else panels.squeeze(-1)
 
 
-def out_stride(out: Tensor, residual: Tensor | None) -> int:
-    """Return how far apart rows of `out` lie. Raises NoKernelError if the residual's do not."""
-    if out.stride(-1) != 1 or (residual is not None and residual.stride() != out.stride()):
-        raise NoKernelError("outputs are not contiguous, or the residual lies in another way")
-    return out.stride(-2) if out.dim() > 1 else len(out)
-
-
 def has_pairs() -> bool:
     """Whether the CPU can multiply bf16 pairs. Raises LibraryError if there is no library."""
     return hasattr(load_library(), "linear_pairs")
@@ -106,7 +99,7 @@ class Product:
             flat = flat.contiguous()
         out = rows.new_empty(*rows.shape[:-1], self._num_columns)
         if self._checked != (rows.dtype, rows.shape[-1]) or bias is not self._bias:
-            self._prepare(flat, bias, out)
+            self._prepare(flat, bias, out.view(len(flat), self._num_columns))
         arguments = self._arguments
         arguments.rows, arguments.out = flat.data_ptr(), out.data_ptr()
         arguments.num_tokens = flat.shape[0]
@@ -163,7 +156,7 @@ def product(
         num_columns=num_columns,
         depth=depth,
         row_stride=rows.stride(0) // at_once,
-        out_stride=out_stride(out, residual),
+        out_stride=token_stride(out, residual),
     )
     name = "pairs" if at_once == 2 else SUFFIXES[panels.dtype]
     if at_once == 1 and rows.dtype == torch.bfloat16:

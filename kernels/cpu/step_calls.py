@@ -21,6 +21,10 @@ from kernels.cpu.cache import Write, write
 from kernels.cpu.calls import Calls, Kernel
 from kernels.cpu.elementwise import Rotary, rotation
 
+SET_BYTES = 4096
+"""Addresses this far apart are in one set of the L1 cache."""
+LINE_BYTES = 64
+
 
 class StepCalls:
     """The kernels of a step, in the order in which they run.
@@ -42,13 +46,14 @@ class StepCalls:
         """num_rows: the most tokens of a step. width, dtype: those of hidden states. groups: the
         index of each layer's cache group. states: the tensors of each layer with a state."""
         self.num_rows = num_rows
-        self.hidden = torch.empty(num_rows, width, dtype=dtype)
+        self._dtype = dtype
+        self._memory: dict[str, Tensor] = {}
+        self.hidden = self.buffer("hidden", width)
         """The residual stream, which each layer reads and overwrites."""
         self.result = self.hidden
         """What the last kernel leaves for the caller, [num_rows, width]."""
         self.states = states
         self._keys, self._values, self._groups = keys, values, groups
-        self._memory: dict[str, Tensor] = {}
         self._kernels: list[Kernel[Any]] = []
         self._attentions: list[tuple[int, Attention, Write]] = []
         """Those of each layer, with its cache group."""
@@ -76,14 +81,17 @@ class StepCalls:
         """Return rows [num_rows, width], undefined at first, that a layer may overwrite.
 
         All buffers of a name share their memory, and have one dtype: that of hidden states, or
-        another.
+        another. Rows whose starts would be in one set of the L1 cache lie apart: they would evict
+        each other when they are multiplied.
         """
-        size = self.num_rows * width
+        dtype = dtype or self._dtype
+        collide = width * dtype.itemsize % SET_BYTES == 0
+        stride = width + LINE_BYTES // dtype.itemsize if collide else width
+        size = self.num_rows * stride
         memory = self._memory.get(name)
         if memory is None or len(memory) < size:
-            dtype = dtype or self.hidden.dtype
             memory = self._memory[name] = torch.empty(size, dtype=dtype)
-        return memory[:size].view(self.num_rows, width)
+        return memory[:size].view(self.num_rows, stride)[:, :width]
 
     def add(self, kernel: Kernel[Any]) -> None:
         self._kernels.append(kernel)

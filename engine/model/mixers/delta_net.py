@@ -92,8 +92,8 @@ class DeltaNet(Mixer):
         merged = calls.buffer("inner", sum(self._parts))
         self.inner.prepare(calls, rows, merged)
         qkv, gate, rate, decay = merged.split_with_sizes(self._parts, -1)
-        both = calls.buffer("gates", 2 * len(self._scale), torch.float32)
-        gates = both.view(2, calls.num_rows, -1).unbind()
+        names, num_heads = ("decay", "rate"), len(self._scale)
+        gates = [calls.buffer(name, num_heads, torch.float32) for name in names]
         calls.add(cpu_state.gates(decay, rate, self._scale, self._offset, *gates))
         prepare_convolution(calls, self._index, qkv, self._taps, self._bias, qkv, silu=True)
         query, key, value = qkv.split_with_sizes(self._qkv, -1)

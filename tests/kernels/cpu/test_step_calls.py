@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kernels.attention.batch import PagedBatch
+from kernels.cpu import step_calls
 from kernels.cpu.attention import paged_attention
 from kernels.cpu.cache import write_kv
 from kernels.cpu.calls import NoKernelError, run
@@ -142,9 +143,11 @@ def prepare_attention(calls, layer, qkv, out, sizes, rotary_dim, norms=None, **o
         {"norms": "head"}, {"norms": "row"}, {"rotary_dim": 0},
     ],
 )  # fmt: skip
-def test_attention(make, dtype, extras):
+@pytest.mark.parametrize("set_bytes", [step_calls.SET_BYTES, 64])
+def test_attention(make, dtype, extras, set_bytes, monkeypatch):
     """Three steps of other sizes, each with a decode and a chunk. The one call and the single
-    kernels have a cache each."""
+    kernels have a cache each. With sets of 64 bytes, the rows of all buffers lie apart."""
+    monkeypatch.setattr(step_calls, "SET_BYTES", set_bytes)
     num_heads, num_kv_heads, dim, rotary_dim = 4, 2, 64, extras.get("rotary_dim", 32)
     width = (num_heads + 2 * num_kv_heads) * dim
     (qkv, own_qkv), (out, own_out) = make(HIDDEN, width), make(num_heads * dim, HIDDEN)
