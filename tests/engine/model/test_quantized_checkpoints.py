@@ -37,6 +37,11 @@ def written(tiny_model, tmp_path_factory):
     return make
 
 
+def assert_same(found, expected):
+    """Compare logits from -5 to 5. How far sums in another order lie apart depends on the CPU."""
+    torch.testing.assert_close(found, expected, atol=3e-5, rtol=1e-5)
+
+
 @pytest.mark.matrix(cases=6)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_checkpoint_serves_with_the_tokens_of_its_dequantized_weights(written, name):
@@ -61,13 +66,13 @@ def test_mxfp4_experts_of_gpt_oss(written):
 def test_quantized_experts(written, load, architecture, name):
     """Experts are stored one by one. The router and the shared expert's gate are not quantized."""
     quantized, dequantized = written(name, architecture)
-    torch.testing.assert_close(logits(load(quantized)), expected_logits(dequantized))
+    assert_same(logits(load(quantized)), expected_logits(dequantized))
 
 
 @pytest.mark.parametrize("architecture", ["gpt_neox", "ernie4_5", "phi3", "cohere"])
 def test_families_that_reorder_or_merge_outputs(written, load, architecture):
     quantized, dequantized = written("gptq", architecture)
-    torch.testing.assert_close(logits(load(quantized)), expected_logits(dequantized))
+    assert_same(logits(load(quantized)), expected_logits(dequantized))
 
 
 @pytest.mark.parametrize("group_size", [32, 64, 128, -1])
