@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cpu.http_server import ROOT, MeasurementError
-from benchmarks.cpu.machine import busy_cores, copy_rate, describe_machine
-from benchmarks.cpu.peer_python import PACKAGES, make_peer, versions
+from benchmarks.cpu.machine import copy_rate, describe_machine, disturbance
+from benchmarks.cpu.peer_python import PACKAGES, names_out_of, python_of, versions
 from benchmarks.cpu.shapes import SHAPES
 from benchmarks.cpu.systems import (
     OFFLINE,
@@ -31,8 +31,6 @@ from benchmarks.cpu.table import share_line, table
 from benchmarks.cpu.work import DTYPES, Result, Work
 
 FOLDER = ROOT / "build" / "cpu"
-QUIET = 0.1
-"""A run counts as disturbed if other processes use more cores than this just before it."""
 
 
 def main() -> int:
@@ -50,7 +48,8 @@ def main() -> int:
         from benchmarks.cpu.model import write_model  # loads torch
 
         write_model(options.shape, model)
-    pythons = {name: _python(name, options) for name in (OURS, *options.vs)}
+    peers = options.out / "peers"
+    pythons = {name: python_of(name, options.peer_python, peers) for name in (OURS, *options.vs)}
     found: dict[str, Any] = {
         "command": f"python -m benchmarks.cpu {shlex.join(sys.argv[1:])}",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -68,9 +67,7 @@ def main() -> int:
             found["copy_rates"].append(copy_rate())
             for name, measure in systems.items():
                 print(f"round {number} of {options.rounds}: {name}", file=sys.stderr)
-                others = busy_cores()
-                if others > QUIET:
-                    found["disturbed"].append(f"{others:.1f} cores were busy before {name}")
+                found["disturbed"] += disturbance(name)
                 sent = runs[OURS][-1].sent if runs[OURS] else []
                 folder = options.out / f"round-{number}-{name}"
                 runs[name].append(measure(model, work, sent, folder))
@@ -90,13 +87,6 @@ def main() -> int:
     return 0
 
 
-def _python(name: str, options: argparse.Namespace) -> Path:
-    """Return the interpreter of the environment that a system runs in, creating it if needed."""
-    if name not in PACKAGES:
-        return Path(sys.executable)
-    return options.peer_python or make_peer(name, options.out / "peers" / name)
-
-
 def _write(found: dict[str, Any], runs: dict[str, list[Result]], file: Path) -> None:
     """Write the results so far; called after each round, so that they survive a crash."""
     fields = {name: [dataclasses.asdict(run) for run in results] for name, results in runs.items()}
@@ -107,7 +97,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu", description=__doc__)
     parser.add_argument(
         "--vs",
-        type=_peers,
+        type=names_out_of(PEERS),
         default=[],
         metavar="NAME,...",
         help=f"systems to compare with, out of {', '.join(PEERS)} (default: none)",
@@ -171,16 +161,6 @@ def _parse() -> argparse.Namespace:
         parser.error("--preload is for vLLM's server: use it with --vs vllm")
     options.out = options.out.resolve()
     return options
-
-
-def _peers(text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in PEERS:
-            raise argparse.ArgumentTypeError(
-                f"unknown system {name}; choose from {', '.join(PEERS)}"
-            )
-    return names
 
 
 if __name__ == "__main__":

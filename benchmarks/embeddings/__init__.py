@@ -1,1 +1,1 @@
-"""Embeddings on a CPU, beside sentence-transformers."""
+"""Embeddings on a CPU, beside other systems."""
