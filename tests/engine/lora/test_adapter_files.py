@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -103,3 +105,24 @@ def test_a_directory_without_an_adapter(adapters, tmp_path):
     (tmp_path / "adapter_model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(RequestError, match=r"adapter_model\.safetensors cannot be read"):
         adapters.load("a", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layer"),
+    [
+        ("lfm2", "model.layers.0.conv.conv"),
+        ("qwen3_5_text", "model.layers.0.linear_attn.conv1d"),
+        ("mamba2", "backbone.layers.0.mixer.conv1d"),
+    ],
+)
+def test_convolutions_of_layers_with_a_state_cannot_be_adapted(
+    tiny_model, tmp_path, architecture, layer
+):
+    """PEFT adapts them, by tensors with an axis for the taps."""
+    shapes = {f"{layer}.lora_A.weight": (2, 1, 4), f"{layer}.lora_B.weight": (64, 2, 1)}
+    tensors = {f"base_model.model.{key}": torch.ones(shape) for key, shape in shapes.items()}
+    folder = write_files(tmp_path / "a", tensors, r=2, lora_alpha=2)
+    adapters = registry(adapted_llm(tiny_model(architecture), max_loras=1).llm_engine)
+    expected = f"no layer '{re.escape(layer)}' to adapt; its linear layers are .*out_proj"
+    with pytest.raises(RequestError, match=expected):
+        adapters.load("a", str(folder))

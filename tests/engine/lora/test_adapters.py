@@ -92,8 +92,11 @@ def test_adapters_matter(adapted):
 @pytest.mark.parametrize("decoder", ["own", "transformers"])
 @pytest.mark.parametrize("batching", STRATEGIES)
 def test_a_mixed_batch_equals_single_requests(adapted, batching, decoder):
+    check_mixed_batches(*adapted("llama", is_wide=decoder == "own"), batching, decoder)
+
+
+def check_mixed_batches(model, folders, answers, batching, decoder="own"):
     """Chunks of prompts run beside decodes, and `paged` preempts."""
-    model, folders, answers = adapted("llama", is_wide=decoder == "own")
     llm = adapted_llm(
         model,
         batching=batching,
@@ -121,15 +124,10 @@ def test_a_mixed_batch_equals_single_requests(adapted, batching, decoder):
         ("ernie4_5", ("q_proj", "k_proj", "v_proj", "o_proj")),
         ("gpt_neox", ("query_key_value", "dense", "dense_h_to_4h")),
         ("biogpt", ("q_proj", "k_proj", "v_proj", "fc1")),
-        ("lfm2", ("in_proj", "out_proj", "q_proj", "w1", "w2")),
-        ("falcon_h1", ("in_proj", "out_proj", "k_proj", "gate_proj", "down_proj")),
-        ("nemotron_h", ("in_proj", "v_proj", "up_proj", "fc1_latent_proj", "fc2_latent_proj")),
-        ("qwen3_next", ("q_proj", "in_proj_qkvz", "in_proj_ba", "out_proj")),
     ],
 )
 def test_other_layer_layouts(adapted, architecture, targets):
-    """The models have fused q, k and v, transposed weights, biases, experts, permuted rows or
-    layers with a state.
+    """The models have fused q, k and v, transposed weights, biases, experts or permuted rows.
 
     Some run with transformers' code.
     """
@@ -137,6 +135,30 @@ def test_other_layer_layouts(adapted, architecture, targets):
     llm = adapted_llm(model)
     for names in mixtures()[:2]:
         assert greedy(llm, folders, names) == each_with(names, answers)
+
+
+DELTA_NET = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "q_proj")
+
+
+@pytest.mark.matrix(cases=6)
+@pytest.mark.parametrize("batching", ["continuous", "paged"])
+@pytest.mark.parametrize(
+    ("architecture", "targets"),
+    [
+        ("lfm2", ("in_proj", "out_proj", "q_proj", "w1", "w2")),
+        ("qwen3_5_text", DELTA_NET),
+        ("qwen3_next", ("q_proj", "in_proj_qkvz", "in_proj_ba", "out_proj")),
+        ("granitemoehybrid", ("in_proj", "out_proj", "q_proj", "input_linear", "output_linear")),
+        ("falcon_h1", ("in_proj", "out_proj", "k_proj", "gate_proj", "down_proj")),
+        ("nemotron_h", ("in_proj", "v_proj", "up_proj", "fc1_latent_proj", "fc2_latent_proj")),
+        ("mamba2", ("in_proj", "out_proj")),
+        ("falcon_mamba", ("in_proj", "x_proj", "dt_proj", "out_proj")),
+    ],
+)
+def test_layers_with_a_state(adapted, architecture, targets, batching):
+    model, folders, answers = adapted(architecture, targets, is_wide=True)
+    assert answers["a"] != answers["b"] != answers[None] != answers["a"]
+    check_mixed_batches(model, folders, answers, batching)
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
@@ -167,9 +189,12 @@ def test_steps_without_adapters_add_nothing(adapted, monkeypatch):
     assert tokens(llm) == answers[None]
 
 
-def test_the_prefix_cache_distinguishes_adapters(adapted):
+@pytest.mark.parametrize(
+    ("architecture", "targets"), [("llama", TARGETS), ("qwen3_5_text", DELTA_NET)]
+)
+def test_the_prefix_cache_distinguishes_adapters(adapted, architecture, targets):
     """Two adapters that have the same name and slot one after the other are distinguished, too."""
-    model, folders, answers = adapted("llama")
+    model, folders, answers = adapted(architecture, targets)
     llm = adapted_llm(model, max_loras=1)
     adapters, strategy = registry(llm.llm_engine), llm.llm_engine.strategy
     prompt, params = prompts()[3], SamplingParams(temperature=0, max_tokens=NUM_NEW)
