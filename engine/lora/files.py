@@ -99,7 +99,9 @@ def read_adapter(folder: Path, sizes: Mapping[str, LayerSize], max_rank: int) ->
                 folder,
                 f"'{key}' is not in a linear layer; adapters of embeddings are not supported",
             )
-        sides.setdefault(match["layer"], {})[match["side"]] = tensor
+        layer = match["layer"]
+        inner = layer.replace("language_model.", "", 1)  # of a model that also has other parts
+        sides.setdefault(inner if inner in sizes else layer, {})[match["side"]] = tensor
     if not sides:
         raise _rejected(folder, f"{WEIGHTS} holds no tensors")
     for name, pair in sides.items():

@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.pytorch_utils import Conv1D
 
 from engine import LLM
 from engine.lora.adapter_registry import AdapterRegistry
+from tests.engine.tiny_models import decoder_class
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 SIZE = 0.3
@@ -86,4 +87,5 @@ def merged(model, adapter, folder):
 
 
 def _load(path):
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    kind = decoder_class(AutoConfig.from_pretrained(path))
+    return kind.from_pretrained(path, dtype=torch.float32)

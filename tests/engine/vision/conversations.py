@@ -90,17 +90,17 @@ def prompts(path):
     return [read(path, text, seeds) for text, seeds in CONVERSATIONS.items()]
 
 
-def add(engine, prompt, params):
+def add(engine, prompt, params, parts=()):
     """Add a prompt as the server does."""
     message = Submit("", prompt.token_ids, params, images=prompt.images)
-    parts = image_parts(message, engine.facts, engine.parts_in_use)
-    return engine.add(prompt.token_ids, params, 0.0, parts)
+    images = image_parts(message, engine.facts, engine.parts_in_use)
+    return engine.add(prompt.token_ids, params, 0.0, (*images, *parts))
 
 
-def answers(llm, given, params=GREEDY):
+def answers(llm, given, params=GREEDY, parts=()):
     """Run prompts together; return each one's tokens, or the reason of its failure."""
     engine = llm.llm_engine
-    ids = [add(engine, prompt, params) for prompt in given]
+    ids = [add(engine, prompt, params, parts) for prompt in given]
     results = {id: [] for id in ids}
     while engine.has_work():
         for output in engine.step(0.0):
