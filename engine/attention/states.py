@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,67 +20,34 @@ from kernels.state.batch import StateBatch
 class States(Protocol):
     """The operations of layers with a state on the tokens of a forward pass.
 
-    layer: the number of a layer among those that keep a state.
+    layer: the number of a layer among those that keep a state. The other arguments are those of
+    `kernels.state.reference`, without the slots and the batch.
     """
 
     in_prompt: Tensor
     """[T] bool: whether a token belongs to its sequence's prompt."""
 
     def convolve(
-        self,
-        layer: int,
-        rows: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        *,
-        silu: bool = False,
-        before: Tensor | None = None,
-        after: Tensor | None = None,
+        self, layer: int, rows: Tensor, weight: Tensor, bias: Tensor | None, **options: Any
     ) -> Tensor:
-        """Return the causal convolution of rows [T, C]; see `kernels.state.reference.conv_rows`.
+        """Return what `conv_rows` does. The first tensor of the layer's state has the tails."""
+        ...
 
-        The first tensor of the layer's state has the tails.
+    def gates(self, time: Tensor, *others: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the decay and the rate of a recurrence, as `state_gates` does."""
+        ...
+
+    def advance(self, layer: int, *tokens: Tensor, **options: Any) -> Tensor:
+        """Return what `state_step` does. The second tensor of the layer's state has the matrices.
+
+        tokens: query, key, value, decay and rate.
         """
         ...
 
-    def gates(
-        self, time: Tensor, rates: Tensor | None, scale: Tensor, offset: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the decay and the rate of a recurrence; see
-        `kernels.state.reference.state_gates`."""
-        ...
+    def scan(self, layer: int, *tokens: Tensor) -> Tensor:
+        """Return what `scan` does. The second tensor of the layer's state has the matrix.
 
-    def advance(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        decay: Tensor,
-        rate: Tensor,
-        *,
-        is_delta: bool,
-        skip: Tensor | None = None,
-    ) -> Tensor:
-        """Return the outputs of the recurrence; see `kernels.state.reference.state_step`.
-
-        The second tensor of the layer's state has the matrices.
-        """
-        ...
-
-    def scan(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        rate: Tensor,
-        scale: Tensor,
-        skip: Tensor,
-    ) -> Tensor:
-        """Return the outputs of Mamba's recurrence; see `kernels.state.reference.scan`.
-
-        The second tensor of the layer's state has the matrix.
+        tokens: query, key, value, rate, scale and skip.
         """
         ...
 
@@ -163,63 +130,18 @@ class StateStep(States):
         """in_prompt: [T] bool, whether a token belongs to the prompt."""
         self._layers, self._batch, self._operations = pool.layers, batch, pool.operations
         self.in_prompt = in_prompt
-        self.gates = pool.operations.gates
 
     def convolve(
-        self,
-        layer: int,
-        rows: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        *,
-        silu: bool = False,
-        before: Tensor | None = None,
-        after: Tensor | None = None,
+        self, layer: int, rows: Tensor, weight: Tensor, bias: Tensor | None, **options: Any
     ) -> Tensor:
-        return self._operations.conv_rows(
-            rows,
-            weight,
-            bias,
-            self._layers[layer][0],
-            self._batch,
-            silu=silu,
-            before=before,
-            after=after,
-        )
+        tails, convolve = self._layers[layer][0], self._operations.conv_rows
+        return convolve(rows, weight, bias, tails, self._batch, **options)
 
-    def advance(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        decay: Tensor,
-        rate: Tensor,
-        *,
-        is_delta: bool,
-        skip: Tensor | None = None,
-    ) -> Tensor:
-        return self._operations.advance(
-            query,
-            key,
-            value,
-            decay,
-            rate,
-            self._layers[layer][1],
-            self._batch,
-            is_delta=is_delta,
-            skip=skip,
-        )
+    def gates(self, time: Tensor, *others: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self._operations.gates(time, *others)
 
-    def scan(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        rate: Tensor,
-        scale: Tensor,
-        skip: Tensor,
-    ) -> Tensor:
-        states = self._layers[layer][1]
-        return self._operations.scan(query, key, value, rate, scale, skip, states, self._batch)
+    def advance(self, layer: int, *tokens: Tensor, **options: Any) -> Tensor:
+        return self._operations.advance(*tokens, self._layers[layer][1], self._batch, **options)
+
+    def scan(self, layer: int, *tokens: Tensor) -> Tensor:
+        return self._operations.scan(*tokens, self._layers[layer][1], self._batch)

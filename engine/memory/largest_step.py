@@ -89,34 +89,18 @@ class NoStates:
         """token_ids: [T]."""
         self.in_prompt = torch.ones_like(token_ids, dtype=torch.bool)
 
-    def convolve(self, layer: int, rows: Tensor, *arguments: object, **options: object) -> Tensor:
+    def convolve(
+        self, layer: int, rows: Tensor, weight: Tensor, bias: Tensor | None, **options: object
+    ) -> Tensor:
         return rows.new_zeros(rows.shape)
 
-    def gates(
-        self, time: Tensor, rates: Tensor | None, scale: Tensor, offset: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def gates(self, time: Tensor, *others: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return zeros in fp32, as the decay and the rate are."""
         decay, rate = time.new_zeros(2, *time.shape, dtype=torch.float32)
         return decay, rate
 
-    def advance(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *others: object,
-        **options: object,
-    ) -> Tensor:
+    def advance(self, layer: int, *tokens: Tensor, **options: object) -> Tensor:
+        _, _, value, *_ = tokens
         return value.new_zeros(value.shape)
 
-    def scan(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *others: object,
-        **options: object,
-    ) -> Tensor:
-        return value.new_zeros(value.shape)
+    scan = advance
