@@ -171,7 +171,8 @@ class DraftLookup(Lookup):
         count = min(count, self._longest - len(self._known))
         if count <= 0 or len(self._known) <= self.num_skipped:
             return NO_PROPOSAL
-        return Proposal((OPEN,) * count, MATCH)
+        num_unread = len(self._known) - self.num_skipped - self.num_read - 1
+        return Proposal((OPEN,) * count, MATCH, max(0, num_unread))
 
     def end(self) -> None:
         """Do nothing: the blocks are freed with this object."""

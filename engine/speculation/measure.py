@@ -49,6 +49,8 @@ class Kind:
     """Whether its tokens are drawn; else they are the most likely ones."""
     is_mixed: bool = False
     """Whether only one of its sequences has a draft, and only one; `has_drafts` is false."""
+    is_read: bool = False
+    """Whether its only sequence is read from its first token on: `context` tokens."""
 
 
 class StepTimer:
@@ -109,7 +111,9 @@ class StepTimer:
                 drafts, ahead = self._tokens[:1], (kind.num_rows,)
             # Each row has a slot of its own, if the model keeps states.
             state = StateSlots(first, first, ahead)
-            chunk = Chunk(sequence, kind.context - 1, 1, tables, samples_token=True, state=state)
+            start = 0 if kind.is_read else kind.context - 1
+            length = kind.context - start
+            chunk = Chunk(sequence, start, length, tables, samples_token=True, state=state)
             yield drafted(chunk, tuple(drafts), state=state) if drafts else chunk
 
     def _table(self, group: CacheGroup, number: int, num_tokens: int) -> BlockTable:
@@ -164,13 +168,17 @@ def measure_costs(
     )
 
 
-def measure_passes(timer: StepTimer, costs: StepCosts, context: int) -> StepCosts:
+def measure_passes(
+    timer: StepTimer, costs: StepCosts, context: int, max_step_tokens: int
+) -> StepCosts:
     """Add the costs of a draft model's passes. timer: of that model."""
     one, several = (Kind(number, context, has_drafts=False) for number in (1, SEVERAL))
-    seconds = timer.seconds([one, several], [])
+    read = Kind(1, min(context, max_step_tokens), has_drafts=False, is_read=True)
+    seconds = timer.seconds([one, several, read], [])
     per_proposal = max(0.0, seconds[several] - seconds[one]) / (SEVERAL - 1)
     per_pass = max(0.0, seconds[one] - per_proposal)
-    return replace(costs, per_pass=per_pass, per_proposal=per_proposal)
+    per_read = max(0.0, seconds[read] - seconds[one]) / max(1, read.context - 1)
+    return replace(costs, per_pass=per_pass, per_proposal=per_proposal, per_read=per_read)
 
 
 def _curve(seconds: Mapping[Kind, float], kinds: Sequence[Kind], most: int) -> tuple[float, ...]:

@@ -131,7 +131,8 @@ class Speculative(Feature):
         timer = StepTimer(
             draft.executor, memory.layout.groups, memory.num_blocks, vocab_size, 0, clock
         )
-        return measure_passes(timer, costs, min(costs.context, draft.longest))
+        longest = min(costs.context, draft.longest)
+        return measure_passes(timer, costs, longest, limits.max_step_tokens)
 
     def totals(self) -> tuple[Total, ...]:
         counts = self._speculation.counts

@@ -35,6 +35,8 @@ class StepCosts:
     """Seconds of a draft model's pass, which gives several sequences one draft more."""
     per_proposal: float = 0.0
     """Further seconds for each of these drafts."""
+    per_read: float = 0.0
+    """Seconds for each token that a draft model reads before it proposes the first."""
 
     def of(self, num_decodes: int, num_drafts: int = 0) -> float:
         """Return the seconds of a step of so many sequences, with so many drafts in all.

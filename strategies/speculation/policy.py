@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from strategies.speculation.costs import StepCosts
+from strategies.speculation.trials import Account
 
 MARGIN = 1.05
 """Drafts must be worth more than the time to look for them, and than the noise of measurements."""
@@ -33,6 +34,8 @@ class History:
 
     hits: float = 0.0
     misses: float = 0.0
+    saved: float = 0.0
+    """Seconds that each right draft of a trial saves; 0 if its drafts are none."""
 
     def add(self, num_accepted: int, *, was_rejected: bool) -> None:
         self.hits = self.hits * OWN_MEMORY + num_accepted
@@ -56,6 +59,8 @@ class Candidate:
     context: int
     """Tokens of the sequence."""
     is_greedy: bool
+    num_unread: int = 0
+    """See `Proposal.num_unread`."""
 
 
 @dataclass(slots=True)
@@ -85,6 +90,7 @@ class Policy:
         """costs: None to verify all drafts, whatever it costs."""
         self.costs = costs
         self.acceptance = Acceptance()
+        self._account = Account()
         self._least: dict[int, float] = {}
         """By the number of decodes."""
         self._tables: dict[int, list[float]] = {}
@@ -126,14 +132,52 @@ class Policy:
         rows.sort(key=lambda row: -row[0])
         rows = rows[:most]
         if self.costs is not None:
-            rows = rows[: self._num_rows(self.costs, num_decodes, candidates, rows)]
-        counts = [0] * len(candidates)
-        for _, index in rows:
-            counts[index] += 1
+            rows = rows[: self._best(self.costs, num_decodes, candidates, rows)[0]]
+        counts = _counted(rows, candidates)
         for count, candidate in zip(counts, candidates, strict=True):
+            candidate.history.saved = 0.0
             if not count:
                 candidate.history.rest()
         return counts
+
+    def may_try(self, num_decodes: int) -> bool:
+        """Count a step in which drafts could pay. Return whether to look for a trial in it."""
+        if self.costs is None:
+            return False
+        return self._account.earn(self._seconds(num_decodes, 0)[0])
+
+    def trial(self, num_decodes: int, candidates: Sequence[Candidate], most: int) -> list[int]:
+        """Return how many drafts of each candidate to try, if `counts` finds that none pays.
+
+        All are 0 as long as too little time was saved up (`strategies.speculation.trials`). Once it
+        does not become more, fewer candidates are tried, those first of which least is to be read.
+        """
+        assert self.costs is not None, "costs count"
+        plain = self._seconds(num_decodes, 0)[0]
+        places = sorted(range(len(candidates)), key=lambda place: candidates[place].num_unread)
+        while places:
+            rows = _all_right([(place, len(candidates[place].drafts)) for place in places])[:most]
+            count, seconds = self._best(self.costs, num_decodes, candidates, rows)
+            if not count:
+                break
+            counts = _counted(rows[:count], candidates)
+            tried = [each for each, count in zip(candidates, counts, strict=True) if count]
+            unread = sum(candidate.num_unread for candidate in tried)
+            charge = max(0.0, seconds - plain) + unread * self.costs.per_read
+            if self._account.spend(charge):
+                for candidate in tried:
+                    candidate.history.saved = plain / num_decodes
+                return counts
+            if not self._account.is_full:
+                break
+            places = places[: len(places) // 2]
+        return [0] * len(candidates)
+
+    def learn(self, history: History, match: int, num_accepted: int, *, was_rejected: bool) -> None:
+        """Count verified drafts of a sequence. match: as in `Acceptance.add`."""
+        history.add(num_accepted, was_rejected=was_rejected)
+        self.acceptance.add(match, num_accepted, was_rejected=was_rejected)
+        self._account.give_back(history.saved * num_accepted)
 
     def _rows(self, candidates: Sequence[Candidate]) -> list[tuple[float, int]]:
         """Return the worth of each draft, and the index of its candidate."""
@@ -146,16 +190,16 @@ class Policy:
                     rows.append((worth, index))
         return rows
 
-    def _num_rows(
+    def _best(
         self,
         costs: StepCosts,
         num_decodes: int,
         candidates: Sequence[Candidate],
         rows: Sequence[tuple[float, int]],
-    ) -> int:
-        """Return how many of the rows, which are sorted, give the most tokens per second."""
+    ) -> tuple[int, float]:
+        """Return how many of the rows give the most tokens per second, and the step's seconds."""
         seconds = self._seconds(num_decodes, len(rows))
-        best, chosen = MARGIN * num_decodes / seconds[0], 0
+        best, chosen = MARGIN * num_decodes / seconds[0], (0, seconds[0])
         tokens, further, draws, passes = float(num_decodes), 0.0, 0, 0
         depths = [candidate.num_in_flight for candidate in candidates]
         for count, (worth, index) in enumerate(rows, start=1):
@@ -168,7 +212,24 @@ class Policy:
             if not candidate.is_greedy:
                 further += costs.per_draw if draws else costs.draw + costs.per_draw
                 draws += 1
-            rate = tokens / (seconds[count] + further)
-            if rate > best:
-                best, chosen = rate, count
+            taken = seconds[count] + further
+            if tokens > best * taken:
+                best, chosen = tokens / taken, (count, taken)
         return chosen
+
+
+def _counted(rows: Sequence[tuple[float, int]], candidates: Sequence[Candidate]) -> list[int]:
+    """Return how many of the rows each candidate has."""
+    counts = [0] * len(candidates)
+    for _, index in rows:
+        counts[index] += 1
+    return counts
+
+
+def _all_right(drafts: Sequence[tuple[int, int]]) -> list[tuple[float, int]]:
+    """Return rows as if all drafts were right: the first ones of all candidates, then the second.
+
+    drafts: the index of each candidate, and how many drafts it has.
+    """
+    longest = max(count for _, count in drafts)
+    return [(1.0, index) for depth in range(longest) for index, count in drafts if depth < count]

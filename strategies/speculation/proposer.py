@@ -13,6 +13,8 @@ class Proposal(NamedTuple):
     match: int = 0
     """How many of the sequence's newest tokens were found where these tokens come from. The best
     sign, before anything was verified, of how likely they are right."""
+    num_unread: int = 0
+    """How many tokens a model has to read first."""
 
 
 NO_PROPOSAL = Proposal()

@@ -40,11 +40,14 @@ half the sequences of a step, as it matters only if they are many."""
 MOST_ROWS = 256
 """The most drafts in a step: each has logits of its own. A large batch samples from as many."""
 
-Decision = Literal["drafted", "cost", "unlikely", "not_found", "requests", "room", "failed"]
-"""What a step with decodes was decided to be: with drafts or, if not, why. cost: with so many
-decodes, no draft can be worth its time. unlikely: none at hand is. not_found: the proposer found
-none. requests: none of them can be verified (`is_verifiable`). room: the step's budget or the
-blocks are used up. failed: the proposer has failed, once and for all."""
+Decision = Literal[
+    "drafted", "tried", "cost", "unlikely", "not_found", "requests", "room", "failed"
+]  # fmt: skip
+"""What a step with decodes was decided to be: with drafts or, if not, why. tried: with drafts that
+are not expected to pay, to learn whether they do (`Policy.trial`). cost: with so many decodes, no
+draft can be worth its time. unlikely: none at hand is. not_found: the proposer found none.
+requests: none of them can be verified (`is_verifiable`). room: the step's budget or the blocks are
+used up. failed: the proposer has failed, once and for all."""
 
 
 @dataclass(slots=True)
@@ -157,28 +160,33 @@ class Speculation:
         ]
         if not decodes:
             return {}
-        found = self._found(chunks, decodes)
+        decision, found = self._found(chunks, decodes)
         counts = self.counts
         counts.num_decodes += len(decodes)
-        counts.steps[found if isinstance(found, str) else "drafted"] += 1
-        return {} if isinstance(found, str) else found
+        counts.steps[decision] += 1
+        return found
 
     def _found(
         self, chunks: Chunks[Chunk], decodes: Chunks[tuple[int, Chunk]]
-    ) -> dict[int, tuple[int, ...]] | Decision:
-        """Return the drafts by the chunk's index, at least one; or why there are none."""
+    ) -> tuple[Decision, dict[int, tuple[int, ...]]]:
+        """Return what is decided, and the drafts by the chunk's index."""
         room = self._limits.max_step_tokens - sum(chunk.length for chunk in chunks)
         ahead = self._memory.states.num_ahead
         most = min(room, MOST_ROWS if ahead is None else ahead)
         if most <= 0:
-            return "room"
+            return "room", {}
         least = self.policy.least_worth(len(decodes), MOST_ROWS)
         if least > 1:
-            return "cost"
-        candidates = self._candidates(decodes, most, least)
+            return "cost", {}
+        may_try = self.policy.may_try(len(decodes))
+        candidates = self._candidates(decodes, most, 0.0 if may_try else least)
         if isinstance(candidates, str):
-            return candidates
-        counts = self.policy.counts(len(decodes), [*candidates.values()], most)
+            return candidates, {}
+        decision: Decision = "drafted"
+        values = [*candidates.values()]
+        counts = self.policy.counts(len(decodes), values, most)
+        if may_try and not any(counts):
+            decision, counts = "tried", self.policy.trial(len(decodes), values, most)
         wanted = {
             index: Wanted(
                 self._lookup(chunks[index]), candidate.num_in_flight, candidate.drafts[:count]
@@ -187,11 +195,11 @@ class Speculation:
             if count
         }
         if not wanted:
-            return "unlikely"
+            return "unlikely", {}
         assert self.proposer is not None, "drafts are looked for"
         completed = self.proposer.completed([*wanted.values()])
         drafts = {index: drafts for index, drafts in zip(wanted, completed, strict=True) if drafts}
-        return drafts or "room"
+        return (decision, drafts) if drafts else ("room", {})
 
     def _candidates(
         self, decodes: Chunks[tuple[int, Chunk]], most: int, least: float
@@ -238,7 +246,7 @@ class Speculation:
             return None
         # The first proposed token stands for one in flight. If it is another, the drafts are wrong.
         num_in_flight = chunk.end - len(sequence.token_ids)
-        tokens, match = drafter.lookup.propose(num_in_flight + limit)
+        tokens, match, num_unread = drafter.lookup.propose(num_in_flight + limit)
         if len(tokens) <= num_in_flight:
             return None
         drafter.match = match + num_in_flight
@@ -249,6 +257,7 @@ class Speculation:
             drafter.history,
             chunk.end,
             sequence.params.is_greedy,
+            num_unread,
         )
 
     def _drafter(self, sequence: Sequence) -> _Drafter | None:
@@ -289,8 +298,8 @@ class Speculation:
         if not isinstance(sampled, Sampled) or drafter is None:
             return
         was_rejected = num_accepted < len(chunk.drafts)
-        drafter.history.add(num_accepted, was_rejected=was_rejected)
-        self.policy.acceptance.add(drafter.match, num_accepted, was_rejected=was_rejected)
+        history, match = drafter.history, drafter.match
+        self.policy.learn(history, match, num_accepted, was_rejected=was_rejected)
         self.counts.num_drafts += 1
         self.counts.num_draft_tokens += len(chunk.drafts)
         for position in range(num_accepted):

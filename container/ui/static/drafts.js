@@ -57,7 +57,7 @@ export class Drafts {
       tokensPerStep: decodes > 0 ? 1 + accepted / decodes : null,
       right: tokens > 0 ? accepted / tokens : null,
       draftsPerStep: numSteps > 0 ? tokens / numSteps : null,
-      drafted: numSteps > 0 ? steps.drafted / numSteps : null,
+      drafted: numSteps > 0 ? (steps.drafted + (steps.tried ?? 0)) / numSteps : null,
       steps,
     };
   }
@@ -74,7 +74,7 @@ export function nameOf({ proposer, num_drafts: count }) {
 // Says what the last steps decided.
 export function decision(mean) {
   if (mean === null || mean.drafted === null) return "No request decodes now.";
-  const { drafted: _, ...others } = mean.steps;
+  const { drafted: _, tried: __, ...others } = mean.steps;
   const [why, count] = Object.entries(others).reduce((a, b) => (b[1] > a[1] ? b : a));
   const reason = REASONS[why] ?? why;
   if (mean.drafted === 0) return `Steps have no drafts now: ${reason}.`;

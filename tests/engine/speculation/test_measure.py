@@ -7,8 +7,9 @@ import pytest
 from core.configuration.kv_layout import KVLayout
 from core.plan import StepPlan
 from engine.executor import FinishedStep
-from engine.speculation.measure import MOST_SECONDS, StepTimer, measure_costs
+from engine.speculation.measure import MOST_SECONDS, StepTimer, measure_costs, measure_passes
 from strategies.base import Limits
+from strategies.speculation.costs import StepCosts
 
 
 class SlowExecutor:
@@ -31,3 +32,13 @@ def test_slow_steps_of_many_rows_are_timed():
     for num_decodes, num_drafts in ((1, 0), (1, 5), (50, 0), (50, 50), (50, 100), (50, 200)):
         expected = 0.08 + 0.006 * (num_decodes + num_drafts)
         assert costs.of(num_decodes, num_drafts) == pytest.approx(expected, rel=0.1)
+
+
+def test_passes_and_what_a_model_reads_are_timed():
+    executor = SlowExecutor()
+    timer = StepTimer(executor, KVLayout.uniform(16).groups, 64, 100, 0, lambda: executor.now)
+    costs = StepCosts(plain=(0.0, 1.0), drafted=(0.0, 1.0), width=6)
+    costs = measure_passes(timer, costs, context=256, max_step_tokens=100)
+    assert costs.per_pass == pytest.approx(0.08)
+    assert costs.per_proposal == pytest.approx(0.006)
+    assert costs.per_read == pytest.approx(0.006)

@@ -48,16 +48,16 @@ def test_ngrams_copy_from_the_latest_of_the_longest_matches():
         elif matches(text, places[-1]) < ngram.MOST_COMPARED:
             compared = [p for p in reversed(range(1, len(text))) if matches(text, p) >= 2]
             if len(compared) <= ngram.MOST_OCCURRENCES:
-                assert found == (copied(text, places[-1], 6), matches(text, places[-1]))
+                assert found[:2] == (copied(text, places[-1], 6), matches(text, places[-1]))
 
 
 def test_settings_of_vllm_change_what_is_proposed():
     text = [1, 2, 3, 4, 5, 9, 2, 3]
-    assert NgramLookup(text).propose(3) == ((4, 5, 9), 2)
+    assert NgramLookup(text).propose(3)[:2] == ((4, 5, 9), 2)
     assert NgramLookup(text, shortest=3).propose(3) == NO_PROPOSAL
     assert NgramLookup([1, 2, 3, 4, 9, 1, 2, 3], 2, 2).propose(1).match == 2
     lookup = SuffixProposer(per_match=1.5).begin(Sequence(0, text, SamplingParams()))
-    assert lookup.propose(9) == ((4, 5, 9), 2)
+    assert lookup.propose(9)[:2] == ((4, 5, 9), 2)
 
 
 @pytest.mark.parametrize("method", [NgramLookup, None])
@@ -67,9 +67,9 @@ def test_a_lookup_follows_a_text_that_grows(method):
     lookup = NgramLookup(sequence.token_ids) if method else SuffixProposer().begin(sequence)
     assert lookup.propose(3).tokens == ()
     sequence.token_ids += LONG[10:12]
-    assert lookup.propose(3) == (tuple(LONG[12:15]), 2)
+    assert lookup.propose(3)[:2] == (tuple(LONG[12:15]), 2)
     sequence.token_ids += LONG[12:15]
-    assert lookup.propose(3) == (tuple(LONG[15:18]), 5)
+    assert lookup.propose(3)[:2] == (tuple(LONG[15:18]), 5)
 
 
 @pytest.mark.parametrize("module", [ngram, suffix])
@@ -80,7 +80,7 @@ def test_a_long_prompt_is_read_in_parts(monkeypatch, module):
     if module is ngram:
         lookup = NgramLookup(sequence.token_ids)
     assert lookup.propose(2).tokens == ()
-    assert lookup.propose(2) == (tuple(LONG[5:7]), 5)
+    assert lookup.propose(2)[:2] == (tuple(LONG[5:7]), 5)
 
 
 def test_the_automaton_knows_the_longest_repeated_suffix():

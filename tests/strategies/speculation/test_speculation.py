@@ -169,7 +169,8 @@ def decided(speculation):
     [
         ("drafted", 0.0, Certain, {}, {}),
         ("cost", 50.0, Certain, {}, {}),
-        ("unlikely", 1.0, Certain, {}, {}),
+        ("tried", 1.0, Certain, {}, {}),
+        ("unlikely", 17.0, Certain, {}, {}),
         ("not_found", 0.0, Silent, {}, {}),
         ("requests", 0.0, Certain, {"presence_penalty": 0.5}, {}),
         ("room", 0.0, Certain, {}, {"max_step_tokens": 1}),
