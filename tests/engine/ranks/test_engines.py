@@ -7,9 +7,11 @@ import pytest
 
 from core.configuration.step_size import StepSize
 from core.plan import BlockMoves
+from core.sampling import Finish
 from engine import LLM, SamplingParams
 from engine.ranks.order_types import AnyOrder, Change, Forward, Move
 from engine.speculation.draft_model import DraftModel
+from kernels.cpu.shared_library import unavailable_reason
 from strategies.speculation.speculation import Speculation
 from tests.engine.greedy_answers import NUM_NEW, generate, prompts
 from tests.engine.lora.adapter_files import registry, write_adapter
@@ -118,6 +120,42 @@ def test_a_draft_model_is_whole_on_rank_0(tiny_model, one_rank):
             assert len(forwards) == engine.num_steps - before
         counts = speculation.counts
         assert counts.num_accepted > 0.9 * counts.num_draft_tokens > 30
+
+
+@pytest.mark.skipif(unavailable_reason() is not None, reason="products depend on the batch")
+@pytest.mark.parametrize("memory", ["swap", "overlap"])
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_drafts_change_no_bit(tiny_model, method, memory):
+    """Beside the same ranks without drafts, since sums over ranks round otherwise than one rank."""
+    path = tiny_model("llama", is_wide=True)
+    runs = [[5, 6, 7], [8, 9], [11, 12, 13, 14], [15]]
+    repeated = [run * 4 for run in runs]
+    few = {"allowed_token_ids": (4, 6, 9)}  # so that they repeat
+    kinds = ({"temperature": 0}, {"temperature": 0.5, "seed": 4, "n": 2, **few})
+    found = []
+    for drafts in ({}, {"speculative_method": method, "speculation": "always"}):
+        options = MEMORY[memory] | CHUNKS | drafts
+        with ranked_engine(path, 2, **options) as (engine, _):
+            for kind in kinds:
+                params = SamplingParams(max_tokens=20, ignore_eos=True, logprobs=2, **kind)
+                found.append(values(engine, repeated, params))
+            assert engine.strategy.num_preemptions > 0 or memory == "overlap"
+    assert found[:2] == found[2:]
+    speculation = engine.strategy.extension
+    assert isinstance(speculation, Speculation)
+    assert 20 < speculation.counts.num_accepted < speculation.counts.num_draft_tokens
+
+
+def values(engine, prompts, params):
+    """Return the tokens of each answer, and their exact log-probabilities."""
+    ids = [engine.add(prompt, params, 0.0) for prompt in prompts]
+    found = {}
+    while engine.has_work():
+        for output in engine.step(0.0):
+            assert output.finish != Finish.ERROR, output.failure
+            rows = zip(output.token_ids, output.logprobs, output.top_logprobs, strict=True)
+            found.setdefault((ids.index(output.request_id), output.index), []).extend(rows)
+    return [found[key] for key in sorted(found)]
 
 
 def test_cached_prefixes_are_skipped_on_every_rank(tiny_model):
