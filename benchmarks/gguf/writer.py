@@ -20,6 +20,8 @@ import numpy as np
 from gguf import GGMLQuantizationType, quants
 from safetensors import safe_open
 
+from benchmarks.gguf import states
+
 Encode = Callable[[str, np.ndarray], tuple[np.ndarray, GGMLQuantizationType]]
 """Returns a tensor's rows of bytes [..., bytes], or of floats, and their type, given its published
 name and its values in fp32 with the inputs last. Those of merged experts are [experts, out, in]."""
@@ -29,6 +31,7 @@ ARCHITECTURES = {
     "mixtral": "llama", "qwen3_moe": "qwen3moe", "granitemoe": "granitemoe", "gpt_oss": "gpt-oss",
 }  # fmt: skip
 """llama.cpp's architectures by transformers' model types."""
+WRITTEN = ARCHITECTURES | states.ARCHITECTURES
 ROTATES_PAIRS = ("llama", "granite", "granitemoe")
 NUMBERS = {
     "max_position_embeddings": "context_length", "hidden_size": "embedding_length",
@@ -50,19 +53,19 @@ FACTORS = {
 def write_gguf(
     model: Path, file: Path, encode: Encode, add_tokenizer: Callable[[gguf.GGUFWriter], None]
 ) -> None:
-    """Write a model in safetensors. Exits if its architecture is not in ARCHITECTURES."""
-    config = json.loads((model / "config.json").read_text())
-    if config["model_type"] not in ARCHITECTURES:
-        kinds = ", ".join(ARCHITECTURES)
+    """Write a model in safetensors. Exits if its architecture is not in WRITTEN."""
+    config = states.complete(json.loads((model / "config.json").read_text()))
+    if config["model_type"] not in WRITTEN:
+        kinds = ", ".join(WRITTEN)
         raise SystemExit(f"{model}: {config['model_type']} cannot be written as GGUF, only {kinds}")
-    architecture = ARCHITECTURES[config["model_type"]]
+    architecture = WRITTEN[config["model_type"]]
     folder = Path(tempfile.mkdtemp(dir=file.parent))
     writer = gguf.GGUFWriter(folder / file.name, architecture)
     _add_settings(writer, architecture, config)
     add_tokenizer(writer)
     kind = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
-    for published, data, type in _in_one_piece(_encoded(model, encode), config):
+    for published, data, type in _in_one_piece(_encoded(model, encode, config), config):
         for part, rows in _parts(published, data):
             name = names.get_name(part, try_suffixes=(".weight", ".bias"))
             name = "output.weight" if part == "lm_head.weight" else name
@@ -113,8 +116,9 @@ def quantized_to(type_name: str) -> Encode:
 
 
 def is_kept(name: str, weight: np.ndarray) -> bool:
-    """Whether the converter keeps a tensor in fp32: norms, biases, routers."""
-    return weight.ndim == 1 or name.endswith(("_bias", "router.weight", "router.layer.weight"))
+    """Whether the converter keeps a tensor in fp32: norms, biases, routers, convolutions."""
+    names = ("_bias", "router.weight", "router.layer.weight", *states.CONVOLUTIONS)
+    return weight.ndim == 1 or name.endswith(names)
 
 
 def is_transposed(name: str) -> bool:
@@ -123,9 +127,12 @@ def is_transposed(name: str) -> bool:
 
 
 def _add_settings(writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any]) -> None:
-    for setting, key in NUMBERS.items():
+    for setting, key in (NUMBERS | states.NUMBERS).items():
         if setting in config:
-            writer.add_uint32(f"{architecture}.{key}", config[setting])
+            if isinstance(config[setting], list):
+                writer.add_array(f"{architecture}.{key}", config[setting])
+            else:
+                writer.add_uint32(f"{architecture}.{key}", config[setting])
     for setting, key in FACTORS.items():
         if config.get(setting) is not None:
             writer.add_float32(f"{architecture}.{key}", config[setting])
@@ -150,7 +157,9 @@ def _add_settings(writer: gguf.GGUFWriter, architecture: str, config: dict[str, 
         writer.add_float32("gemma3.rope.freq_base_swa", ropes["sliding_attention"]["rope_theta"])
 
 
-def _encoded(model: Path, encode: Encode) -> Iterator[tuple[str, np.ndarray, GGMLQuantizationType]]:
+def _encoded(
+    model: Path, encode: Encode, config: dict[str, Any]
+) -> Iterator[tuple[str, np.ndarray, GGMLQuantizationType]]:
     """Yield the names, data and types of all tensors, in the order of the files."""
     for path in sorted(model.glob("*.safetensors")):
         with safe_open(path, "pt") as stored:
@@ -158,14 +167,14 @@ def _encoded(model: Path, encode: Encode) -> Iterator[tuple[str, np.ndarray, GGM
                 tensor = stored.get_tensor(name).float()
                 if is_transposed(name):
                     tensor = tensor.transpose(1, 2).contiguous()
-                yield name, *encode(name, tensor.numpy())
+                yield name, *encode(name, states.as_stored(name, tensor.numpy(), config))
 
 
 def _in_one_piece(
     tensors: Iterator[tuple[str, np.ndarray, GGMLQuantizationType]], config: dict[str, Any]
 ) -> Iterator[tuple[str, np.ndarray, GGMLQuantizationType]]:
     """Stack experts that are stored one by one, and bring all rows into llama.cpp's order."""
-    architecture = ARCHITECTURES[config["model_type"]]
+    architecture = WRITTEN[config["model_type"]]
     count = config.get("num_experts", config.get("num_local_experts", 0))
     waiting: dict[str, dict[int, np.ndarray]] = {}
     for name, data, type in tensors:
@@ -204,6 +213,8 @@ def _parts(name: str, data: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     elif "input_linear" in name:  # Granite's: gates first
         for part, rows in zip(("gate", "up"), np.split(data, 2, axis=1), strict=True):
             yield re.sub(r"block_sparse_moe.*", f"mlp.experts.{part}_proj.weight", name), rows
+    elif name.endswith(".dt_bias"):
+        yield name.replace("dt_bias", "dt_proj.bias"), data
     elif name.endswith(".sinks"):
         yield f"{name}.weight", data
     elif name.endswith(("experts.down_proj", "experts.down_proj_bias")):
