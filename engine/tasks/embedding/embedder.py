@@ -21,6 +21,7 @@ from core.errors import ConfigurationError, RequestError
 from core.foreign_code import contained
 from core.protocol.task_bodies import EmbeddingAnswer, EmbeddingBody
 from engine.loading.model_source import ModelSource
+from engine.tasks.embedding.dense import DenseModule
 from engine.tasks.embedding.pooling import pool
 from engine.tasks.embedding.settings import read_embedding_settings
 from engine.tasks.lengths import longest_text
@@ -62,6 +63,9 @@ class Embedder:
         self._settings = read_embedding_settings(source.model_dir, options)
         self._tokenizer = load_tokenizer(source, EMBEDDING)
         self.model, self._encoder = _load(source)
+        self._dense: list[DenseModule] = []
+        for folder in self._settings.dense:
+            self._dense.append(DenseModule(folder, self._width, source))
         limit = longest_text(self._tokenizer, self.model)
         self._max_tokens = _max_tokens(options, min(limit, self._settings.max_tokens or limit))
         self._batch_tokens = step_tokens
@@ -74,8 +78,9 @@ class Embedder:
     @property
     def description(self) -> Description:
         pooling = " + ".join(self._settings.pooling)
+        widths = "".join(f", dense to {layer.width}" for layer in self._dense)
         form = "normalized" if self._settings.is_normalized else "not normalized"
-        note = f"pooling: {pooling}; vectors are {form} ({self._settings.reason})"
+        note = f"pooling: {pooling}{widths}; vectors are {form} ({self._settings.reason})"
         return describe(self.model, self._encoder, max_model_len=self._max_tokens, notes=(note,))
 
     @torch.inference_mode()
@@ -135,8 +140,15 @@ class Embedder:
             progress.num_tokens[position] = len(row)
         return [Prepared(len(row), at, row) for at, row in zip(positions, rows, strict=True)]
 
+    @property
+    def _width(self) -> int:
+        """Numbers of a vector."""
+        if self._dense:
+            return self._dense[-1].width
+        return self.model.config.get_text_config().hidden_size * len(self._settings.pooling)
+
     def _check_dimensions(self, dimensions: int | None) -> None:
-        width = self.model.config.get_text_config().hidden_size * len(self._settings.pooling)
+        width = self._width
         if dimensions is None or dimensions == width:
             return
         if not self._matryoshka:
@@ -214,7 +226,10 @@ class Embedder:
         mask = (torch.arange(longest) < lengths[:, None]).long().to(self.model.device)
         ids = torch.tensor(rows, device=self.model.device)
         hidden = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
-        return list(pool(self._settings.pooling, hidden, mask).cpu())
+        vectors = pool(self._settings.pooling, hidden, mask)
+        for layer in self._dense:
+            vectors = layer(vectors)
+        return list(vectors.cpu())
 
     def _answer(self, progress: _Progress) -> Answer:
         body = progress.body

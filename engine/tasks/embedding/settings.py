@@ -17,12 +17,17 @@ T = TypeVar("T")
 
 _POOLING_NAMES: tuple[Pooling, ...] = typing.get_args(Pooling)
 
+_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
+"""The modules of sentence-transformers that can be served, in the order that they must have."""
+
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSettings:
     """Resolved settings; `reason` says where they come from."""
 
     pooling: tuple[Pooling, ...]
+    dense: tuple[Path, ...]
+    """The folders of the linear layers after the pooling, in their order."""
     is_normalized: bool
     """Whether vectors are scaled to unit L2 norm."""
     max_tokens: int | None
@@ -88,13 +93,16 @@ def read_embedding_settings(model_dir: Path, options: Options) -> EmbeddingSetti
     Raises ConfigurationError if the model has a sentence-transformers module that is not supported.
     """
     modules = _read(model_dir / "modules.json", list[_Module]) or []
-    steps = {_class_name(module): model_dir / module.path for module in modules}
-    unknown = steps.keys() - {"Transformer", "Pooling", "Normalize"}
-    if unknown:
+    names = [_class_name(module) for module in modules]
+    unknown = sorted(set(names) - set(_MODULES))
+    if unknown or names != sorted(names, key=_MODULES.index):
+        what = ", ".join(unknown) if unknown else f"the order {', '.join(names)}"
         raise ConfigurationError(
-            f"{model_dir / 'modules.json'} names {', '.join(sorted(unknown))}, which this version "
-            "does not support; serve the model with a model.py that uses sentence-transformers"
+            f"{model_dir / 'modules.json'} names {what}, which this version does not support; "
+            "serve the model with a model.py that uses sentence-transformers"
         )
+    folders = [model_dir / module.path for module in modules]
+    steps = dict(zip(names, folders, strict=True))
     transformer = _transformer(model_dir)
     pooling = _PoolingConfig(pooling_mode="mean")
     if "Pooling" in steps:
@@ -113,6 +121,9 @@ def read_embedding_settings(model_dir: Path, options: Options) -> EmbeddingSetti
     is_normalized = "Normalize" in steps or not steps
     return EmbeddingSettings(
         pooling=chosen,
+        dense=tuple(
+            folder for name, folder in zip(names, folders, strict=True) if name == "Dense"
+        ),
         is_normalized=is_normalized if options.model.normalize is None else options.model.normalize,
         max_tokens=transformer.max_seq_length,
         is_lower_case=transformer.do_lower_case,

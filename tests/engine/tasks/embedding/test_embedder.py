@@ -11,37 +11,16 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel
 
 from core.errors import ConfigurationError, GenerationError, RequestError
-from core.protocol.task_bodies import EmbeddingAnswer, EmbeddingBody
 from engine import LLM
 from engine.tasks.performer import Answer, Job
 from tests.engine.tasks.conftest import engine_of, perform
+from tests.engine.tasks.embedding.vectors import TEXTS, embed, hidden, unit, vectors
 from tests.engine.tasks.words import MAX_LENGTH, tokenizer
 from tests.escaping import ESCAPING
 
-TEXTS = ["the cat", "a dog ran on it", "who", "the cat sat on a mat and the dog ran"]
 LONG = " ".join(["cat"] * 50)
-
-
-def embed(*inputs, **options):
-    return EmbeddingBody(list(inputs), "input", **options)
-
-
-def vectors(outcome):
-    """Return vectors [texts, size] and the number of tokens of each text."""
-    assert not isinstance(outcome, Exception), outcome
-    answer = msgspec.msgpack.decode(outcome.body, type=EmbeddingAnswer)
-    return np.stack([np.frombuffer(vector, "<f4") for vector in answer.vectors]), answer.num_tokens
-
-
-def hidden(path, text, get=lambda model: model):
-    """Return the hidden states [tokens, size] of one text, from transformers alone."""
-    ids = torch.tensor([tokenizer()(text)["input_ids"]])
-    with torch.inference_mode():
-        model = get(AutoModel.from_pretrained(path, dtype=torch.float32).eval())
-        return model(input_ids=ids).last_hidden_state[0].numpy()
 
 
 def watch_forwards(engine, watch):
@@ -51,34 +30,6 @@ def watch_forwards(engine, watch):
         watch(inputs["attention_mask"].sum(1).tolist())
 
     engine.performer.model.register_forward_pre_hook(before, with_kwargs=True)
-
-
-def unit(vector):
-    return vector / np.linalg.norm(vector)
-
-
-@pytest.fixture
-def described(task_model, tmp_path):
-    """Return a function that makes an encoder with the given files of sentence-transformers."""
-
-    def make(name="encoder", normalize=True, pooling=None, types=None, **files):
-        path = tmp_path / "described"
-        shutil.copytree(task_model(name), path, dirs_exist_ok=True)
-        types = types or ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
-        modules = [
-            {"idx": at, "name": str(at), "type": f"sentence_transformers.models.{module_type}",
-             "path": "" if module_type == "Transformer" else f"{at}_{module_type}"}
-            for at, module_type in enumerate(types)
-        ]  # fmt: skip
-        (path / "modules.json").write_text(json.dumps(modules))
-        (path / "1_Pooling").mkdir(exist_ok=True)
-        settings = pooling or {"pooling_mode_mean_tokens": True}
-        (path / "1_Pooling" / "config.json").write_text(json.dumps(settings))
-        for file, content in files.items():
-            (path / f"{file}.json").write_text(json.dumps(content))
-        return path
-
-    return make
 
 
 def test_the_default_is_a_normalized_mean(task_model):
@@ -180,7 +131,7 @@ def test_a_request_may_name_a_prompt_and_leave_vectors_as_long_as_they_are(descr
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"types": ["Transformer", "Pooling", "Dense"]}, "names Dense"),
+        ({"types": ["Transformer", "Pooling", "LSTM"]}, "names LSTM, which"),
         ({"pooling": {"pooling_mode": "attention"}}, "pooling is attention"),
         ({"pooling": {"word_embedding_dimension": 16}}, "pooling is not set"),
         (
