@@ -25,6 +25,7 @@ from container.schema.kinds import BOOLEAN, STRING, with_schema
 from container.security.source_roots import source_roots
 from container.wire.engine_connection import EngineConnection
 from core.adapter import lora_disabled
+from core.configuration.task import Kind
 from core.errors import NotFoundError, RequestError
 from core.protocol.messages import LoadAdapter, ToEngine, UnloadAdapter, Variant
 
@@ -250,8 +251,9 @@ def _routes(prefix: str) -> tuple[Route, ...]:
     return tuple(replace(route, allows_slash=True) for route in routes)
 
 
-ADAPTERS = Api("SageMaker", _routes(""))
-DJL_ADAPTERS = Api("DJL Serving", _routes("/models/<model>"))
+_KINDS: tuple[Kind, ...] = ("generation", "embedding")
+ADAPTERS = Api("SageMaker", _routes(""), _KINDS)
+DJL_ADAPTERS = Api("DJL Serving", _routes("/models/<model>"), _KINDS)
 """LMI's routes, also below the model's own path."""
 VLLM_ADAPTERS = Api(
     "vLLM",
@@ -261,4 +263,5 @@ VLLM_ADAPTERS = Api(
         post("/v1/unload_lora_adapter", "vLLM's route to unload an adapter.", unload_lora,
              _UNLOAD_LORA),
     ),
+    _KINDS,
 )  # fmt: skip

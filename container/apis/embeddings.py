@@ -11,11 +11,13 @@ from functools import partial
 import msgspec
 from flask import Response
 
+from container.apis.model_choice import model_choice
+from container.apis.named_model import MODEL_FIELDS, NamedModel, read_model
 from container.http.off_loop import LONG_BODY_BYTES, in_thread_if_long
 from container.http.request_context import RequestContext, request_context
 from container.http.route import Api, Body, Invocation, post
 from container.http.service import Service, json_response
-from container.schema.fields import MODEL_IGNORED, Field, Fields, Values, ignored, read_fields
+from container.schema.fields import Field, Fields, Values, ignored, read_fields
 from container.schema.kinds import BOOLEAN, MAX_COUNT, OBJECT, STRING, integer, with_schema
 from container.schema.prompts import PROMPT, read_prompts
 from core.configuration.limits import EMBEDDINGS as MAX_EMBEDDINGS
@@ -49,7 +51,7 @@ EMBEDDING_FIELDS: Fields = {
         integer(-1, MAX_COUNT),
         "Truncate inputs to this many tokens. -1: truncate them to the model's limit.",
     ),
-    "model": MODEL_IGNORED,
+    **MODEL_FIELDS,
     "user": ignored(),
 }
 _PARAMETERS: Fields = {
@@ -59,7 +61,7 @@ INPUTS_FIELDS: Fields = {
     "inputs": Field(PROMPT, "One input or several, as strings or as token ids."),
     "truncate": Field(BOOLEAN, "The same as `parameters.truncate`."),
     "parameters": Field(OBJECT, "`truncate`: truncate inputs to the model's limit."),
-    "model": MODEL_IGNORED,
+    **MODEL_FIELDS,
 }
 
 EMBED_FIELDS: Fields = {
@@ -70,7 +72,7 @@ EMBED_FIELDS: Fields = {
         STRING, "The prompt of config_sentence_transformers.json that precedes each text."
     ),
     "dimensions": _DIMENSIONS,
-    "model": MODEL_IGNORED,
+    **MODEL_FIELDS,
 }
 
 
@@ -78,6 +80,7 @@ EMBED_FIELDS: Fields = {
 class EmbeddingRequest:
     body: EmbeddingBody
     warnings: tuple[str, ...]
+    model: NamedModel
     base64_dtype: str | None = None
     """The type of values in base64, as `struct` names it; None: vectors are lists of numbers."""
 
@@ -105,7 +108,10 @@ def read_embedding_request(body: Mapping[str, object]) -> EmbeddingRequest:
         dimensions=values.get("dimensions", None),
     )
     return EmbeddingRequest(
-        task_body, values.warnings, _DTYPES[dtype] if encoding == "base64" else None
+        task_body,
+        values.warnings,
+        read_model(values),
+        _DTYPES[dtype] if encoding == "base64" else None,
     )
 
 
@@ -116,7 +122,7 @@ def read_inputs_request(body: Mapping[str, object]) -> EmbeddingRequest:
     parameters = read_fields(parameter_body, _PARAMETERS, "parameters.")
     max_tokens = MAX_TOKENS if values.get("truncate", parameters.get("truncate", False)) else None
     task_body = EmbeddingBody(_read_inputs("inputs", values), "inputs", max_tokens)
-    return EmbeddingRequest(task_body, values.warnings)
+    return EmbeddingRequest(task_body, values.warnings, read_model(values))
 
 
 def read_embed_request(body: Mapping[str, object]) -> EmbeddingRequest:
@@ -130,7 +136,7 @@ def read_embed_request(body: Mapping[str, object]) -> EmbeddingRequest:
         normalize=values.get("normalize", True),
         prompt_name=values.get("prompt_name", None),
     )
-    return EmbeddingRequest(task_body, values.warnings)
+    return EmbeddingRequest(task_body, values.warnings, read_model(values))
 
 
 def _read_inputs(field: str, values: Values) -> list[str | list[int]]:
@@ -161,7 +167,8 @@ def embed(service: Service) -> Response:
 
 
 def _vectors(service: Service, context: RequestContext, request: EmbeddingRequest) -> Response:
-    vectors = _embed(service, context, request).vectors
+    _, answer = _embed(service, context, request)
+    vectors = answer.vectors
     return _response(vectors, lambda: list(map(_numbers, vectors)))
 
 
@@ -172,7 +179,7 @@ def embeddings(service: Service) -> Response:
 
 def _openai(service: Service, context: RequestContext, body: Mapping[str, object]) -> Response:
     request = context.read(lambda: read_embedding_request(body))
-    embeddings = _embed(service, context, request)
+    model, embeddings = _embed(service, context, request)
     dtype = request.base64_dtype
     encode = _numbers if dtype is None else partial(_base64, dtype)
     num_tokens = sum(embeddings.num_tokens)
@@ -183,17 +190,22 @@ def _openai(service: Service, context: RequestContext, body: Mapping[str, object
             {"object": "embedding", "index": index, "embedding": encode(vector)}
             for index, vector in enumerate(embeddings.vectors)
         ]
-        return {"object": "list", "data": data, "model": service.model_name, "usage": usage}
+        return {"object": "list", "data": data, "model": model, "usage": usage}
 
     return _response(embeddings.vectors, document)
 
 
-def _embed(service: Service, context: RequestContext, request: EmbeddingRequest) -> EmbeddingAnswer:
+def _embed(
+    service: Service, context: RequestContext, request: EmbeddingRequest
+) -> tuple[str, EmbeddingAnswer]:
+    """Return the name of the model that answers, and its answer."""
+    variant = model_choice(service.model_name, service.options)(context, *request.model)
     body = msgspec.msgpack.encode(request.body)
-    reply = service.wait_for(context, service.client.choose().perform(body, {}))
+    engine = service.client.choose(variant=variant)
+    reply = service.wait_for(context, engine.perform(body, {}, variant))
     answer = msgspec.msgpack.decode(reply.body, type=EmbeddingAnswer)
     context.charge(sum(answer.num_tokens))
-    return answer
+    return variant or service.model_name, answer
 
 
 def _response(vectors: Sequence[bytes], body: Callable[[], object]) -> Response:

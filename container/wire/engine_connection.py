@@ -114,9 +114,9 @@ class EngineConnection:
         self._open[id] = stream
         return stream
 
-    def perform(self, body: bytes, headers: Mapping[str, str]) -> Reply:
+    def perform(self, body: bytes, headers: Mapping[str, str], variant: str = "") -> Reply:
         """Start a task. Raises EngineUnavailableError while the engine is not ready."""
-        return self.request(lambda id: Perform(id, body, dict(headers)))
+        return self.request(lambda id: Perform(id, body, dict(headers), variant))
 
     def request(self, message: Callable[[str], ToEngine]) -> Reply:
         """Send a message that is answered with Performed, made from a new id.

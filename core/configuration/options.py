@@ -127,7 +127,7 @@ class ModelOptions(Record):
     )
 
     @property
-    def only_for_text(self) -> str:
+    def restricted(self) -> str:
         return "option.executor=packed" if self.executor == "packed" else ""
 
 
@@ -224,10 +224,12 @@ class BatchingOptions(Record):
 class LoraOptions(Record):
     """LoRA adapters."""
 
+    kinds = ("generation", "embedding")
+
     enable_lora: bool = option(
         False,
-        "Serve LoRA adapters beside the model. A request names the adapter to use. This needs the "
-        "packed executor.",
+        "Serve LoRA adapters beside a model that generates text (with the packed executor) or embeds "
+        "it. A request names the adapter to use.",
     )
     max_loras: int = option(
         4,
@@ -246,7 +248,7 @@ class LoraOptions(Record):
     )
 
     @property
-    def only_for_text(self) -> str:
+    def restricted(self) -> str:
         return "option.enable_lora" if self.enable_lora else ""
 
     def reserved(self, linear_width: int) -> Reserved | None:
@@ -373,7 +375,7 @@ class SpeculationOptions(Record):
             ) from None
 
     @property
-    def only_for_text(self) -> str:
+    def restricted(self) -> str:
         return "option.speculative_method" if self.chosen[0] else ""
 
 
@@ -552,7 +554,7 @@ class ObserverOptions(Record):
     )
 
     @property
-    def only_for_text(self) -> str:
+    def restricted(self) -> str:
         if self.record is not None:
             return "option.record"
         return "option.receipts" if self.receipts else ""

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal, NamedTuple, TypeVar
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 from core.configuration.suggest import did_you_mean
 from core.errors import ConfigurationError
@@ -50,13 +50,16 @@ class Record:
     The constructor raises ConfigurationError if a value is out of range.
     """
 
+    kinds: ClassVar[tuple[str, ...]] = ("generation",)
+    """The kinds of models for which `restricted` works."""
+
     def __post_init__(self) -> None:
         for row in rows_of(type(self)).values():
             row.check(getattr(self, row.name))
 
     @property
-    def only_for_text(self) -> str:
-        """A setting that works only for text generation, if the record has one; else ''."""
+    def restricted(self) -> str:
+        """A setting that works only for models of `kinds`, if the record has one; else ''."""
         return ""
 
     def reserved(self, linear_width: int) -> Reserved | None:

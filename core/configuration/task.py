@@ -26,6 +26,7 @@ Kind = Literal["generation", "embedding", "pipeline", "handler"]
 
 EMBEDDING = "text-embedding"
 GENERATION = ("text-generation", "text2text-generation")
+_KINDS: Mapping[str, str] = {"generation": "text generation", "embedding": EMBEDDING}
 
 _ALIASES = {
     "generate": "text-generation",  # vLLM
@@ -93,7 +94,7 @@ def choose_task(model_dir: Path, options: Options) -> Task:
 
 
 def check_options(task: Task, options: Options) -> None:
-    """Raise ConfigurationError if an option needs text generation and the task is another one."""
+    """Raise ConfigurationError if an option does not work with the task."""
     if task.kind == "generation":
         return
     choice = choose_batching(options.strategy)
@@ -103,11 +104,13 @@ def check_options(task: Task, options: Options) -> None:
             f"{choice.reason} chooses {choice.name}, which works only for text generation; "
             f"for {task.name} ({task.reason}), set option.batching={' or '.join(names)}"
         )
-    for setting in filter(None, (record.only_for_text for record in options.records())):
-        raise ConfigurationError(
-            f"{setting} works only for text generation; leave it out for {task.name} "
-            f"({task.reason})"
-        )
+    for record in options.records():
+        if record.restricted and task.kind not in record.kinds:
+            kinds = " and ".join(_KINDS[kind] for kind in record.kinds)
+            raise ConfigurationError(
+                f"{record.restricted} works only for {kinds}; leave it out for {task.name} "
+                f"({task.reason})"
+            )
 
 
 def choose_batching_of(task: Task, options: Options) -> Choice:

@@ -123,6 +123,8 @@ class Perform(NewRequest, frozen=True):
     """A struct of `core.protocol.task_bodies`, or for a handler the body of the HTTP request."""
     headers: dict[str, str] = {}
     """For a handler: the headers of the HTTP request."""
+    variant: str = ""
+    """Name of a loaded variant; '' for the model itself."""
 
 
 class Change(Message, frozen=True):

@@ -1,1 +1,4 @@
-"""Encoders: models that read whole texts at once, such as BERT."""
+"""Encoders: models that read whole texts at once, such as BERT.
+
+Imports `engine.loading`, `engine.model` and `engine.step`.
+"""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions as Output
 
+from core.part import Part
 from engine.encoder.families import EncoderFamily
 from engine.encoder.layer import EncoderLayer, Pass, layer_kinds, load_norm
 from engine.encoder.one_call import OneCall
 from engine.encoder.texts import PackedTexts
 from engine.model.loader import Loader
+from engine.staging import Slot
+from engine.step.column import PerToken, PerTokenColumn
 
 WITHOUT_EFFECT = {"return_dict", "use_cache"}
 """Arguments of transformers' models that change no hidden state."""
@@ -33,7 +37,8 @@ class Encoder:
         self._kinds = layer_kinds(base.config, len(modules))
         self._layers: list[EncoderLayer] = []
         for index, kind in enumerate(self._kinds):
-            layer = EncoderLayer(loader, family, base.config, modules[index], str(index), kind)
+            name = f"{family.layers}.{index}"
+            layer = EncoderLayer(loader, family, base.config, modules[index], name, kind)
             self._layers.append(layer)
             modules[index] = nn.Identity()
         base.set_submodule(family.layers, nn.ModuleList())
@@ -41,6 +46,10 @@ class Encoder:
         self._one_call = OneCall(self._layers, self._final_norm)
         self.num_bytes = loader.num_bytes
         """Bytes of the linear layers."""
+        self.linears = loader.linears
+        self.device = loader.device
+        self.columns: list[PerTokenColumn] = []
+        """Those in which the layers take part, where a text's parts decide its tokens' numbers."""
         self._embeddings: Any = base.get_submodule(family.embeddings)
         self._positions: Any = getattr(self._embeddings, "position_embeddings", None)
         self._has_types = getattr(self._embeddings, "token_type_embeddings", None) is not None
@@ -52,11 +61,13 @@ class Encoder:
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
+        parts: Sequence[tuple[Part, ...]] = (),
         **others: Any,
     ) -> Output:
         """Compute a padded batch, [texts, tokens] each, as transformers' own `forward` does.
 
-        Hidden states of padding are 0. Raises ValueError for arguments that our layers ignore.
+        parts: those of each text; empty: none has any. Hidden states of padding are 0. Raises
+        ValueError for arguments that our layers ignore.
         """
         given = {name for name, value in others.items() if value is not None and value is not False}
         if given - WITHOUT_EFFECT:
@@ -69,27 +80,47 @@ class Encoder:
             return batch.expand_as(mask).flatten()[texts.index]
 
         types = pack(token_type_ids) if self._has_types and token_type_ids is not None else None
-        hidden = self._rows(texts, pack(input_ids), pack(positions), types)
+        columns: list[PerToken] = []
+        if any(parts):
+            for column in self.columns:
+                numbers = torch.tensor([*map(column.number_of, parts)], device=mask.device)
+                columns.append(column.of(Slot(pack(numbers[:, None]))))
+        hidden = self._rows(texts, pack(input_ids), pack(positions), types, columns)
         padded = hidden.new_zeros(mask.numel(), hidden.shape[1]).index_copy(0, texts.index, hidden)
         padded = padded.view(*mask.shape, -1)
         pooler = getattr(self._base, "pooler", None)
         return Output(padded, None if pooler is None else pooler(padded))  # pyright: ignore[reportArgumentType] - declared as FloatTensor
 
     def _rows(
-        self, texts: PackedTexts, ids: Tensor, positions: Tensor, types: Tensor | None
+        self,
+        texts: PackedTexts,
+        ids: Tensor,
+        positions: Tensor,
+        types: Tensor | None,
+        columns: Sequence[PerToken],
     ) -> Tensor:
-        """Return the last hidden states [T, hidden] of the texts' tokens, [T] each."""
+        """Return the last hidden states [T, hidden] of the texts' tokens, [T] each.
+
+        columns: those that the texts use.
+        """
         extra = {} if types is None else {"token_type_ids": types[None]}
         if self._positions is not None:
             extra["position_ids"] = positions[None]
         hidden: Tensor = self._embeddings(ids[None], **extra)[0]
         bias = None if self._bias is None else self._bias(hidden[: texts.longest])
         step = Pass(texts, self._angles(hidden, positions), bias)
-        normed = self._one_call(hidden, step)
-        if normed is not None:
-            return normed
-        for layer in self._layers:
-            hidden = layer(hidden, step)
+        if not any(column.adds_to_linears for column in columns):
+            normed = self._one_call(hidden, step)
+            if normed is not None:
+                return normed
+        for column in columns:
+            column.begin()
+        try:
+            for layer in self._layers:
+                hidden = layer(hidden, step)
+        finally:
+            for column in columns:
+                column.end()
         return hidden if self._final_norm is None else self._final_norm(hidden)
 
     def _angles(self, hidden: Tensor, positions: Tensor) -> dict[str, tuple[Tensor, Tensor]]:

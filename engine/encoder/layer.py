@@ -49,7 +49,7 @@ class EncoderLayer:
         name: str,
         kind: str,
     ) -> None:
-        """module: transformers' layer. name: what precedes its tensors' names in the checkpoint.
+        """module: transformers' layer. name: the module's, which begins its tensors' names.
         kind: that of `layer_kinds`."""
         self._kind = kind
         self._sight = _sight(family, config, kind)
@@ -194,7 +194,7 @@ def _linear(loader: Loader, module: nn.Module, name: str, parts: Sequence[str]) 
         Source(f"{name}.{part}", linear.out_features)
         for part, linear in zip(parts, linears, strict=True)
     ]
-    return loader.linear(sources, linears[0].in_features, is_adaptable=False)
+    return loader.linear(sources, linears[0].in_features)
 
 
 def _activation(loader: Loader, name: str, *, is_gated: bool) -> Activation:

@@ -87,7 +87,7 @@ def _first_layers(base: Any, family: EncoderFamily) -> Any:
 
 def _compare(base: Any, family: EncoderFamily, source: ModelSource, limit: float) -> None:
     """Compare the last hidden states of a padded batch. The model loses its layers."""
-    batch = _probe(base)
+    batch: dict[str, Any] = _probe(base)
     try:
         with contained:
             expected = base(**batch).last_hidden_state
@@ -106,7 +106,7 @@ def _compare(base: Any, family: EncoderFamily, source: ModelSource, limit: float
 def _encoder(base: Any, family: EncoderFamily, source: ModelSource) -> Encoder:
     """Return our layers for a model, which loses its own."""
     origin = str(source.model_dir)
-    tensors = base.get_submodule(family.layers).state_dict()
+    tensors = base.get_submodule(family.layers).state_dict(prefix=f"{family.layers}.")
     entries = {name: (origin, tensors[name].detach) for name in list(tensors)}
     tensors.clear()  # a tensor is freed when the checkpoint has given it away
     checkpoint = Checkpoint(entries, origin)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.adapter import adapter_of
+from core.part import Part
 from core.plan import Chunk
 from engine.lora.memory import AdapterMemory
 from engine.staging import Slot, Upload
@@ -25,11 +26,14 @@ class AdapterColumn(PerTokenColumn):
     def is_used(self, chunks: Sequence[Chunk]) -> bool:
         return any(adapter_of(chunk.sequence.parts) for chunk in chunks)
 
+    def number_of(self, parts: tuple[Part, ...]) -> int:
+        adapter = adapter_of(parts)
+        return self.padding if adapter is None else adapter.slot
+
     def plan(self, places: Places, tokens: NDArray[np.int64], upload: Upload) -> PerToken:
         slots = np.full(tokens.shape[1], self.padding, np.int64)
         for chunk, start in places:
-            if adapter := adapter_of(chunk.sequence.parts):
-                slots[start : start + chunk.length] = adapter.slot
+            slots[start : start + chunk.length] = self.number_of(chunk.sequence.parts)
         return self.of(upload.put(slots))
 
     def of(self, numbers: Slot) -> PerToken:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from core.output import Output
-from core.part import Feature
+from core.part import Feature, Part
 from core.protocol.facts import Facts
 from core.protocol.messages import FromEngine, NewRequest, Ready
 from core.protocol.stats import Receipt
@@ -46,6 +46,10 @@ class StepEngine(Protocol):
     num_step_tokens: int
 
     def has_work(self) -> bool: ...
+
+    def parts_in_use(self) -> Sequence[Part]:
+        """Return the parts of running and waiting requests."""
+        ...
 
     def wake_at(self) -> float | None: ...
 

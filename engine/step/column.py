@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from core.part import Part
 from core.plan import Chunk, StepPlan
 from core.sampling import ChunkResult
 from engine.staging import Slot, Upload
@@ -127,6 +128,10 @@ class PerTokenColumn(Column):
     name: str
     padding: int
     """The number of a token that is padding, or whose sequence does not use the column."""
+
+    def number_of(self, parts: tuple[Part, ...]) -> int:
+        """Return the number of all tokens of a sequence with these parts."""
+        return self.padding
 
     @abstractmethod
     def of(self, numbers: Slot) -> PerToken:

@@ -1,4 +1,4 @@
 """Tasks other than text generation: embeddings, handlers and transformers pipelines.
 
-Imports `engine.loading` and `engine.vision`.
+Imports `engine.encoder`, `engine.loading`, `engine.lora` and `engine.vision`.
 """

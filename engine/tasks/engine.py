@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from core.errors import GenerationError
 from core.output import Output
-from core.part import Feature
+from core.part import Feature, Part
 from core.protocol.facts import Facts
 from core.protocol.messages import Failed, Performed
 from core.request import Request
@@ -60,8 +60,8 @@ class TaskEngine:
         self.strategy = strategy
         self._guard = Guard(strategy)
         self.facts = facts
-        self.features: tuple[Feature, ...] = ()
         self.performer = performer
+        self.features: tuple[Feature, ...] = performer.description.features
         self.model_time = Stopwatch()
         """Measures the time spent in the performer."""
         self._jobs: dict[int, Job] = {}
@@ -76,7 +76,7 @@ class TaskEngine:
 
     def add(self, job: Job, now: float) -> int:
         """Queue a job and return its id. Raises GenerationError if the strategy fails."""
-        request = Request(self._next_id, [0], _JOB, arrival=now)
+        request = Request(self._next_id, [0], _JOB, arrival=now, parts=job.parts)
         self._guard.add(request)
         self._jobs[request.id] = job
         self._next_id += 1
@@ -89,6 +89,10 @@ class TaskEngine:
         """
         self._guard.abort(request_id)
         self._jobs.pop(request_id, None)
+
+    def parts_in_use(self) -> list[Part]:
+        """Return the parts of running and waiting jobs."""
+        return [part for job in self._jobs.values() for part in job.parts]
 
     def has_work(self) -> bool:
         return self.strategy.has_work() or self._guard.has_outputs()

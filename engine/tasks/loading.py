@@ -13,6 +13,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from core.errors import ConfigurationError
 from core.foreign_code import contained
+from core.part import Feature
 from engine.encoder.own_layers import own_encoder, use_own_layers
 from engine.loading.model_source import ModelSource
 from engine.tasks.performer import Description
@@ -92,7 +93,12 @@ def require(package: str, task: str, hint: str) -> None:
 
 
 def describe(
-    model: Any, encoder: str, *, max_model_len: int = 0, notes: tuple[str, ...] = ()
+    model: Any,
+    encoder: str,
+    *,
+    max_model_len: int = 0,
+    notes: tuple[str, ...] = (),
+    features: tuple[Feature, ...] = (),
 ) -> Description:
     """Return the description of a model that start-up prints. encoder: as from `place`."""
     own = own_encoder(model)
@@ -103,6 +109,7 @@ def describe(
         encoder=encoder,
         max_model_len=max_model_len,
         notes=notes,
+        features=features,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 
 from core.errors import EngineUnavailableError, RequestError
 from core.foreign_code import contained
+from core.part import Feature, Part
 from core.protocol.messages import Performed
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ class Job:
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     send: Callable[[Answer], bool] = lambda part: False
     """Sends one part of a streamed answer. Returns False if the client wants no more."""
+    parts: tuple[Part, ...] = ()
+    """What features of the performer's add to it."""
 
 
 Outcome = Answer | Exception
@@ -54,7 +57,7 @@ Outcome = Answer | Exception
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """The facts about a performer that start-up prints."""
+    """The facts about a performer, most of which start-up prints."""
 
     architecture: str
     dtype: str = ""
@@ -63,6 +66,8 @@ class Description:
     weights_bytes: int = 0
     max_model_len: int = 0
     notes: tuple[str, ...] = ()
+    features: tuple[Feature, ...] = ()
+    """What requests may use."""
 
 
 class Performer(Protocol):

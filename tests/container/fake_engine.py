@@ -246,7 +246,7 @@ class FakeEngine:
             socket.send_multipart([client, msgspec.msgpack.encode(ready)])
         if isinstance(message, LoadAdapter | UnloadAdapter):
             answers = self._about_adapters(message)
-        elif isinstance(message, Submit) and message.variant not in ("", *self.adapters):
+        elif isinstance(message, Submit | Perform) and message.variant not in ("", *self.adapters):
             answers = iter([Failed(message.id, "not_found", f"no adapter '{message.variant}'")])
         elif isinstance(message, Submit | Perform):
             answers = self.script(message)

@@ -80,7 +80,8 @@ _FEATURES = (
         (
             "engine/lora",
             "engine/offline/lora_request.py",
-            "engine/serve/adapter_service.py",
+            "engine/serve/variant_service.py",
+            "engine/tasks/embedding/variants.py",
             "core/adapter.py",
             "container/apis/adapter_routes.py",
             "container/apis/model_choice.py",

@@ -19,11 +19,14 @@ from core.configuration.options import Options
 from core.configuration.task import EMBEDDING
 from core.errors import ConfigurationError, RequestError
 from core.foreign_code import contained
+from core.part import Part
 from core.protocol.task_bodies import EmbeddingAnswer, EmbeddingBody
+from engine.encoder.own_layers import own_encoder
 from engine.loading.model_source import ModelSource
 from engine.tasks.embedding.dense import DenseModule
 from engine.tasks.embedding.pooling import pool
 from engine.tasks.embedding.settings import read_embedding_settings
+from engine.tasks.embedding.variants import start_variants
 from engine.tasks.lengths import longest_text
 from engine.tasks.loading import describe, load_tokenizer, place
 from engine.tasks.performer import Answer, Description, Job, Outcome, run_isolated
@@ -39,6 +42,7 @@ class _Progress:
     """Tokens of each text, once it is tokenized."""
     vectors: list[Tensor | None]
     """One vector per text, once it is embedded."""
+    parts: tuple[Part, ...] = ()
     failure: Exception | None = None
 
 
@@ -66,6 +70,9 @@ class Embedder:
         self._dense: list[DenseModule] = []
         for folder in self._settings.dense:
             self._dense.append(DenseModule(folder, self._width, source))
+        self._features, self._notes = start_variants(
+            own_encoder(self.model), self._encoder, source, options
+        )
         limit = longest_text(self._tokenizer, self.model)
         self._max_tokens = _max_tokens(options, min(limit, self._settings.max_tokens or limit))
         self._batch_tokens = step_tokens
@@ -81,7 +88,13 @@ class Embedder:
         widths = "".join(f", dense to {layer.width}" for layer in self._dense)
         form = "normalized" if self._settings.is_normalized else "not normalized"
         note = f"pooling: {pooling}{widths}; vectors are {form} ({self._settings.reason})"
-        return describe(self.model, self._encoder, max_model_len=self._max_tokens, notes=(note,))
+        return describe(
+            self.model,
+            self._encoder,
+            max_model_len=self._max_tokens,
+            notes=(note, *self._notes),
+            features=self._features,
+        )
 
     @torch.inference_mode()
     def perform(
@@ -90,7 +103,7 @@ class Embedder:
         """Embed as many texts of these requests as fit into one forward pass, by turns."""
         for job in jobs:
             if job not in self._running:
-                self._running[job] = self._begin(self._decode(job.body))
+                self._running[job] = self._begin(self._decode(job.body), job.parts)
         running = [self._running[job] for job in jobs]
         turns = {progress: waiting for progress, waiting in running if progress.failure is None}
         taken = take_turns(turns, self._batch_tokens)
@@ -107,9 +120,11 @@ class Embedder:
             between_runs()
         return [self._outcome(*progress) for progress in running]
 
-    def _begin(self, body: EmbeddingBody) -> tuple[_Progress, Waiting[list[int]]]:
+    def _begin(
+        self, body: EmbeddingBody, parts: tuple[Part, ...]
+    ) -> tuple[_Progress, Waiting[list[int]]]:
         num_texts = len(body.inputs)
-        progress = _Progress(body, [0] * num_texts, [None] * num_texts)
+        progress = _Progress(body, [0] * num_texts, [None] * num_texts, parts)
         try:
             self._check_dimensions(body.dimensions)
             self._check_prompt(body.prompt_name)
@@ -225,7 +240,9 @@ class Embedder:
         lengths = torch.tensor([len(text.token_ids) for text in texts])
         mask = (torch.arange(longest) < lengths[:, None]).long().to(self.model.device)
         ids = torch.tensor(rows, device=self.model.device)
-        hidden = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        parts = [text.progress.parts for text in texts]
+        used = {"parts": parts} if any(parts) else {}  # an argument of our own layers only
+        hidden = self.model(input_ids=ids, attention_mask=mask, **used).last_hidden_state
         vectors = pool(self._settings.pooling, hidden, mask)
         for layer in self._dense:
             vectors = layer(vectors)

@@ -257,6 +257,34 @@ class TestEmbeddings:
         sent = msgspec.msgpack.decode(last_performed(engine).body, type=EmbeddingBody)
         assert sent == EmbeddingBody(["a"], "inputs", normalize=True)
 
+    @pytest.mark.usefixtures("http")
+    def test_requests_may_name_an_adapter(self, task_app: Serve, engine: FakeEngine) -> None:
+        lora = task_app("embedding", "text-embedding", enable_lora=True)
+        loaded = lora.post("/adapters", json={"name": "a", "src": "/opt/ml/model/a"})
+        assert loaded.status_code == 200
+        header = "X-Amzn-SageMaker-Adapter-Identifier"
+        for path, body, headers, variant in (
+            ("/v1/embeddings", {"input": "x", "model": "a"}, {}, "a"),
+            ("/v1/embeddings", {"input": "x", "model": "demo"}, {}, ""),
+            ("/v1/embeddings", {"input": "x"}, {}, ""),
+            ("/invocations", {"inputs": "x", "adapters": "a"}, {}, "a"),
+            ("/invocations", {"inputs": "x", "adapters": ""}, {header: "a"}, ""),
+            ("/embed", {"inputs": "x"}, {header: "a"}, "a"),
+        ):
+            response = lora.post(path, json=body, headers=headers)
+            assert (response.status_code, last_performed(engine).variant) == (200, variant)
+            if path == "/v1/embeddings":
+                assert response.get_json()["model"] == (variant or "demo")
+        assert [model["id"] for model in lora.get("/v1/models").get_json()["data"]] == ["demo", "a"]
+        unknown = lora.post("/v1/embeddings", json={"input": "x", "model": "b"})
+        assert unknown.status_code == 404
+
+    def test_adapters_need_the_option(self, http: FlaskClient) -> None:
+        response = http.post("/v1/embeddings", json={"input": "x", "adapters": "a"})
+        assert response.status_code == 400
+        assert "option.enable_lora=true" in response.get_json()["error"]["message"]
+        assert http.get("/adapters").status_code == 400
+
     @pytest.mark.parametrize("kind", ["float", "base64"])
     def test_a_long_answer_is_encoded_in_a_thread(
         self, http: FlaskClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -29,17 +29,18 @@ def registry(engine):
 
 
 def layers_of(model, targets):
-    """Return the linear layers with these names, and whether their weights are [in, out]."""
+    """Return the linear layers whose names end so, and whether their weights are [in, out]."""
     return {
         name: (module, isinstance(module, Conv1D))
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and name.rpartition(".")[2] in targets
+        if isinstance(module, nn.Linear | Conv1D)
+        and f".{name}".endswith(tuple(f".{target}" for target in targets))
     }
 
 
-def write_adapter(model, folder, *, rank=3, alpha=6, targets=TARGETS, seed=1, **config):
+def write_adapter(model, folder, *, rank=3, alpha=6, targets=TARGETS, seed=1, kind=None, **config):
     """Write an adapter for the model in the folder `model` to `folder`."""
-    layers = layers_of(_load(model), targets)
+    layers = layers_of(_load(model, kind), targets)
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, (layer, is_transposed) in layers.items():
@@ -69,11 +70,11 @@ def read_files(folder):
 
 
 @torch.no_grad()
-def merged(model, adapter, folder):
+def merged(model, adapter, folder, kind=None):
     """Write a copy of the model with weights `W + alpha / r * B @ A` to `folder`."""
     tensors, config = read_files(adapter)
     divisor = config["r"] ** 0.5 if config.get("use_rslora") else config["r"]
-    whole = _load(model)
+    whole = _load(model, kind)
     modules = dict(whole.named_modules())
     for key, a in tensors.items():
         name, _, side = key.removeprefix("base_model.model.").partition(".lora_")
@@ -86,6 +87,6 @@ def merged(model, adapter, folder):
     return Path(folder)
 
 
-def _load(path):
-    kind = decoder_class(AutoConfig.from_pretrained(path))
+def _load(path, kind):
+    kind = kind or decoder_class(AutoConfig.from_pretrained(path))
     return kind.from_pretrained(path, dtype=torch.float32)

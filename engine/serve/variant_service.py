@@ -1,4 +1,4 @@
-"""Loads and unloads LoRA adapters for the clients of a server, while steps go on."""
+"""Loads and unloads the model's variants, LoRA adapters, for the clients of a server."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from core.protocol.messages import (
     Variant,
     Variants,
 )
-from engine.engine import Engine
 from engine.lora.adapter_registry import AdapterRegistry, slots_in_use
 from engine.lora.files import AdapterWeights
 from engine.serve.connection import Connection, Finished, Inbound
+from engine.serve.service import StepEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class AdapterRead(Finished):
     outcome: AdapterWeights | Exception
 
 
-class AdapterService:
-    """Loads and unloads adapters. Only the server's loop calls it.
+class VariantService:
+    """Loads and unloads adapters while steps go on. Only the server's loop calls it.
 
     Each load reads its files in a new thread, which ends by putting an AdapterRead into the inbox.
     """
 
-    def __init__(self, engine: Engine, connection: Connection) -> None:
+    def __init__(self, engine: StepEngine, connection: Connection) -> None:
         self._engine = engine
         self._registry = AdapterRegistry.of(engine.features)
         """None where `option.enable_lora` is false."""
