@@ -75,6 +75,10 @@ EMBED_FIELDS: Fields = {
     **MODEL_FIELDS,
 }
 
+SPARSE_FIELDS: Fields = {
+    name: EMBED_FIELDS[name] for name in ("inputs", "truncate", "prompt_name", *MODEL_FIELDS)
+}
+
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
@@ -121,20 +125,25 @@ def read_inputs_request(body: Mapping[str, object]) -> EmbeddingRequest:
     parameter_body: Mapping[str, object] = values.get("parameters", {})
     parameters = read_fields(parameter_body, _PARAMETERS, "parameters.")
     max_tokens = MAX_TOKENS if values.get("truncate", parameters.get("truncate", False)) else None
-    task_body = EmbeddingBody(_read_inputs("inputs", values), "inputs", max_tokens)
+    inputs = _read_inputs("inputs", values)
+    task_body = EmbeddingBody(inputs, "inputs", max_tokens, is_sparse=None)
     return EmbeddingRequest(task_body, values.warnings, read_model(values))
 
 
-def read_embed_request(body: Mapping[str, object]) -> EmbeddingRequest:
-    """Check the request of /embed. Raises RequestError, naming the first bad field."""
-    values = read_fields(body, EMBED_FIELDS)
+def read_embed_request(body: Mapping[str, object], *, is_sparse: bool = False) -> EmbeddingRequest:
+    """Check the request of /embed, or of /embed_sparse.
+
+    Raises RequestError, naming the first bad field.
+    """
+    values = read_fields(body, SPARSE_FIELDS if is_sparse else EMBED_FIELDS)
     task_body = EmbeddingBody(
         inputs=_read_inputs("inputs", values),
         field="inputs",
         max_tokens=MAX_TOKENS if values.get("truncate", False) else None,
         dimensions=values.get("dimensions", None),
-        normalize=values.get("normalize", True),
+        normalize=None if is_sparse else values.get("normalize", True),
         prompt_name=values.get("prompt_name", None),
+        is_sparse=is_sparse,
     )
     return EmbeddingRequest(task_body, values.warnings, read_model(values))
 
@@ -166,10 +175,21 @@ def embed(service: Service) -> Response:
     return _vectors(service, context, context.read(lambda: read_embed_request(body)))
 
 
+def embed_sparse(service: Service) -> Response:
+    """Return lists of places and numbers, as text-embeddings-inference does."""
+    context = request_context()
+    body = context.json_fields()
+    return _vectors(
+        service, context, context.read(lambda: read_embed_request(body, is_sparse=True))
+    )
+
+
 def _vectors(service: Service, context: RequestContext, request: EmbeddingRequest) -> Response:
     _, answer = _embed(service, context, request)
-    vectors = answer.vectors
-    return _response(vectors, lambda: list(map(_numbers, vectors)))
+    vectors, places = answer.vectors, answer.places
+    if places is None:
+        return _response(vectors, lambda: list(map(_numbers, vectors)))
+    return _response(vectors, lambda: list(map(_sparse, places, vectors)))
 
 
 def embeddings(service: Service) -> Response:
@@ -237,6 +257,15 @@ def _numbers(vector: bytes) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(struct.unpack(f"<{len(vector) // 4}f", vector)))
 
 
+def _sparse(places: bytes, vector: bytes) -> msgspec.Raw:
+    """Return the numbers of a sparse vector as JSON, each with its place."""
+    num = len(vector) // 4
+    pairs = zip(struct.unpack(f"<{num}i", places), struct.unpack(f"<{num}f", vector), strict=True)
+    return msgspec.Raw(
+        msgspec.json.encode([{"index": place, "value": value} for place, value in pairs])
+    )
+
+
 _EMBEDDING = Body("Embedding", EMBEDDING_FIELDS, ("input",), title="`/v1/embeddings`")
 INVOCATION = Invocation(
     "embedding", read, answer, (Body("Inputs", INPUTS_FIELDS, ("inputs",)), _EMBEDDING)
@@ -253,6 +282,8 @@ EMBED = Api(
     (
         post("/embed", "text-embeddings-inference's embeddings.", embed,
              Body("Embed", EMBED_FIELDS, ("inputs",), title="`/embed`")),
+        post("/embed_sparse", "text-embeddings-inference's sparse embeddings.", embed_sparse,
+             Body("EmbedSparse", SPARSE_FIELDS, ("inputs",))),
     ),
     kinds=("embedding",),
 )  # fmt: skip

@@ -35,7 +35,9 @@ LoadFormat = Literal["auto", "dummy"]
 DecoderChoice = Literal["auto", "own", "transformers"]
 Quantize = Literal["fp8", "int8", "int4", "awq", "gptq", "compressed-tensors"]
 DType = Literal["auto", "fp32", "fp16", "bf16", "float32", "float16", "bfloat16"]
-Pooling = Literal["cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+Pooling = Literal[
+    "cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", "splade"
+]
 OverloadStatus = Literal["503", "429"]
 ToolCallParser = Literal[
     "hermes", "llama3_json", "mistral", "qwen3_coder", "pythonic", "llama4_pythonic",
@@ -100,7 +102,8 @@ class ModelOptions(Record):
     pooling: Pooling | None = option(
         None,
         "text-embedding: how to pool the vectors of the tokens. The values have their names from "
-        "sentence-transformers. Default: as in the model's modules.json, else mean.",
+        "sentence-transformers; splade makes sparse vectors of a masked-LM head. Default: as in "
+        "the model's modules.json, else mean.",
     )
     normalize: bool | None = option(
         None,
@@ -228,8 +231,8 @@ class LoraOptions(Record):
 
     enable_lora: bool = option(
         False,
-        "Serve LoRA adapters beside a model that generates text (with the packed executor) or embeds "
-        "it. A request names the adapter to use.",
+        "Serve LoRA adapters beside a model that generates text (with the packed executor) or "
+        "embeds it. A request names the adapter to use.",
     )
     max_loras: int = option(
         4,

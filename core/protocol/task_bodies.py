@@ -39,15 +39,19 @@ class EmbeddingBody(msgspec.Struct, frozen=True):
     """Whether to scale vectors to length 1. None: as the model's settings say."""
     prompt_name: str | None = None
     """The prompt of the model's that precedes each text. None: its default one, if any."""
+    is_sparse: bool | None = False
+    """Whether vectors must be sparse; None: they may be or not."""
 
 
 class EmbeddingAnswer(msgspec.Struct, frozen=True):
     """One vector per input."""
 
     vectors: list[bytes]
-    """Little-endian fp32."""
+    """Little-endian fp32; of sparse vectors, only the numbers that are not 0."""
     num_tokens: list[int]
     """Tokens of each input, including special tokens."""
+    places: list[bytes] | None = None
+    """Of sparse vectors: the place of each of their numbers, as little-endian int32."""
 
 
 TRANSCRIPTION = "transcription"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForMaskedLM
 
 from core.configuration.options import Options
 from core.configuration.task import EMBEDDING
@@ -28,7 +28,7 @@ from engine.tasks.embedding.pooling import pool
 from engine.tasks.embedding.settings import read_embedding_settings
 from engine.tasks.embedding.variants import start_variants
 from engine.tasks.lengths import longest_text
-from engine.tasks.loading import describe, load_tokenizer, place
+from engine.tasks.loading import describe, load_tokenizer, load_with_head, place
 from engine.tasks.performer import Answer, Description, Job, Outcome, run_isolated
 from engine.tasks.turns import Prepared, Waiting, batches, padded_limit, take_turns
 
@@ -66,12 +66,16 @@ class Embedder:
         """step_tokens: the token budget of a step."""
         self._settings = read_embedding_settings(source.model_dir, options)
         self._tokenizer = load_tokenizer(source, EMBEDDING)
-        self.model, self._encoder = _load(source)
+        self._is_sparse = self._settings.pooling == ("splade",)
+        self.model, self._encoder = _load(source, has_head=self._is_sparse)
         self._dense: list[DenseModule] = []
         for folder in self._settings.dense:
             self._dense.append(DenseModule(folder, self._width, source))
         self._features, self._notes = start_variants(
-            own_encoder(self.model), self._encoder, source, options
+            None if self._is_sparse else own_encoder(self.model),
+            source,
+            options,
+            obstacle="sparse ones" if self._is_sparse else self._encoder,
         )
         limit = longest_text(self._tokenizer, self.model)
         self._max_tokens = _max_tokens(options, min(limit, self._settings.max_tokens or limit))
@@ -109,7 +113,9 @@ class Embedder:
         taken = take_turns(turns, self._batch_tokens)
         texts = [_Text(progress, item.position, item.value) for progress, item in taken]
         between_runs()
-        limit = padded_limit(self.model, self._batch_tokens)
+        limit = self._batch_tokens  # a head computes padding, too
+        if not self._is_sparse:
+            limit = padded_limit(self.model, limit)
         for batch in batches(texts, lambda text: text.num_tokens, limit):
             results = run_isolated(self._embed, batch, between_runs)
             for text, result in zip(batch, results, strict=True):
@@ -128,6 +134,9 @@ class Embedder:
         try:
             self._check_dimensions(body.dimensions)
             self._check_prompt(body.prompt_name)
+            if body.is_sparse not in (None, self._is_sparse):
+                kind, path = ("sparse", "/embed_sparse") if self._is_sparse else ("dense", "/embed")
+                raise RequestError("model", f"has {kind} vectors; ask {path} for them")
         except RequestError as error:
             progress.failure = error
         return progress, Waiting(list(map(len, body.inputs)), partial(self._prepare, progress))
@@ -233,7 +242,7 @@ class Embedder:
             )
 
     def _embed(self, texts: list[_Text]) -> list[Tensor]:
-        """Return one vector [size] per text, fp32 on the CPU."""
+        """Return one vector [size] per text, fp32 on the CPU; torch's sparse ones of SPLADE."""
         longest = max(len(text.token_ids) for text in texts)
         pad = self._tokenizer.pad_token_id or 0
         rows = [text.token_ids + [pad] * (longest - len(text.token_ids)) for text in texts]
@@ -242,25 +251,42 @@ class Embedder:
         ids = torch.tensor(rows, device=self.model.device)
         parts = [text.progress.parts for text in texts]
         used = {"parts": parts} if any(parts) else {}  # an argument of our own layers only
-        hidden = self.model(input_ids=ids, attention_mask=mask, **used).last_hidden_state
+        output = self.model(input_ids=ids, attention_mask=mask, **used)
+        hidden = output.logits if self._is_sparse else output.last_hidden_state
         vectors = pool(self._settings.pooling, hidden, mask)
         for layer in self._dense:
             vectors = layer(vectors)
-        return list(vectors.cpu())
+        if not self._is_sparse:
+            return list(vectors.cpu())
+        vectors = normalize(vectors, dim=-1) if self._settings.is_normalized else vectors
+        return [vector.to_sparse() for vector in vectors.cpu()]
 
     def _answer(self, progress: _Progress) -> Answer:
         body = progress.body
         embedded = [vector for vector in progress.vectors if vector is not None]
-        vectors = torch.stack(embedded)[:, : body.dimensions]
-        if self._settings.is_normalized if body.normalize is None else body.normalize:
-            vectors = normalize(vectors, dim=-1)
-        packed = [row.tobytes() for row in vectors.numpy().astype(np.dtype("<f4"))]
-        answer = EmbeddingAnswer(packed, progress.num_tokens)
+        if self._is_sparse:
+            places = [_bytes(vector.indices()[0], "<i4") for vector in embedded]
+            packed = [_bytes(vector.values(), "<f4") for vector in embedded]
+        else:
+            vectors = torch.stack(embedded)[:, : body.dimensions]
+            if self._settings.is_normalized if body.normalize is None else body.normalize:
+                vectors = normalize(vectors, dim=-1)
+            places, packed = None, [_bytes(vector, "<f4") for vector in vectors]
+        answer = EmbeddingAnswer(packed, progress.num_tokens, places)
         return Answer(msgspec.msgpack.encode(answer), "application/msgpack")
 
 
-def _load(source: ModelSource) -> tuple[Any, str]:
-    """Load the model; keep only the encoder of an encoder-decoder model. Return as `place` does."""
+def _bytes(numbers: Tensor, dtype: str) -> bytes:
+    return numbers.numpy().astype(np.dtype(dtype)).tobytes()
+
+
+def _load(source: ModelSource, *, has_head: bool) -> tuple[Any, str]:
+    """Load the model; keep only the encoder of an encoder-decoder model. Return as `place` does.
+
+    has_head: with the head of a masked language model.
+    """
+    if has_head:
+        return load_with_head(source, AutoModelForMaskedLM, EMBEDDING)
     try:
         with contained:
             model: Any = source.load(AutoModel)

@@ -1,4 +1,7 @@
-"""Pool token vectors into one vector per text, as sentence-transformers does."""
+"""Pool token vectors into one vector per text, as sentence-transformers does.
+
+SPLADE (Formal et al., 2021) pools logits of a masked-LM head, into mostly zeros.
+"""
 
 from __future__ import annotations
 
@@ -42,4 +45,5 @@ _POOLS: Mapping[Pooling, Pool] = {
     ),
     "weightedmean": _weighted_mean,
     "lasttoken": _last,
+    "splade": lambda logits, mask: _POOLS["max"](logits, mask).relu().log1p(),
 }

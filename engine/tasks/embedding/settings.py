@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -15,9 +15,9 @@ from core.errors import ConfigurationError
 
 T = TypeVar("T")
 
-_POOLING_NAMES: tuple[Pooling, ...] = typing.get_args(Pooling)
+_POOLING_NAMES: Sequence[Pooling] = [each for each in typing.get_args(Pooling) if each != "splade"]
 
-_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
+_MODULES = ("Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Dense", "Normalize")
 """The modules of sentence-transformers that can be served, in the order that they must have."""
 
 
@@ -73,6 +73,13 @@ class _PoolingConfig(msgspec.Struct):
         return [name for name, is_set in flags.items() if is_set]
 
 
+class _SpladeConfig(msgspec.Struct):
+    """config.json of SpladePooling."""
+
+    pooling_strategy: str = "max"
+    activation_function: str = "relu"
+
+
 class _TransformerConfig(msgspec.Struct):
     """sentence_bert_config.json."""
 
@@ -107,23 +114,23 @@ def read_embedding_settings(model_dir: Path, options: Options) -> EmbeddingSetti
     pooling = _PoolingConfig(pooling_mode="mean")
     if "Pooling" in steps:
         pooling = _read(steps["Pooling"] / "config.json", _PoolingConfig) or pooling
-    chosen = (
-        (options.model.pooling,)
-        if options.model.pooling
-        else _check_pooling(pooling.names(), steps)
-    )
+    chosen: tuple[Pooling, ...]
+    if options.model.pooling:
+        chosen = (options.model.pooling,)
+    elif "SpladePooling" in steps:
+        chosen = _splade(steps["SpladePooling"] / "config.json")
+    else:
+        chosen = _check_pooling(pooling.names(), steps)
     prefix, prompts = _prompts(model_dir)
     if prefix and not pooling.include_prompt:
         raise ConfigurationError(
             f"{model_dir}: this version cannot leave the default prompt out of the pooling "
             "(include_prompt=false)"
         )
-    is_normalized = "Normalize" in steps or not steps
+    is_normalized = "Normalize" in steps or not (steps or "splade" in chosen)
     return EmbeddingSettings(
         pooling=chosen,
-        dense=tuple(
-            folder for name, folder in zip(names, folders, strict=True) if name == "Dense"
-        ),
+        dense=tuple(folder for name, folder in zip(names, folders, strict=True) if name == "Dense"),
         is_normalized=is_normalized if options.model.normalize is None else options.model.normalize,
         max_tokens=transformer.max_seq_length,
         is_lower_case=transformer.do_lower_case,
@@ -146,6 +153,17 @@ def _check_pooling(names: list[str], steps: dict[str, Path]) -> tuple[Pooling, .
             f"supported are {', '.join(_POOLING_NAMES)}; set option.pooling to one of them"
         )
     return tuple(known)
+
+
+def _splade(path: Path) -> tuple[Pooling, ...]:
+    config = _read(path, _SpladeConfig) or _SpladeConfig()
+    found = config.pooling_strategy, config.activation_function
+    if found != ("max", "relu"):
+        raise ConfigurationError(
+            f"{path}: pooling_strategy and activation_function are {' and '.join(found)}; "
+            "supported are max and relu"
+        )
+    return ("splade",)
 
 
 def _transformer(model_dir: Path) -> _TransformerConfig:

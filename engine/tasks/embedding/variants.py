@@ -11,20 +11,20 @@ from engine.lora.start import start_adapters
 
 
 def start_variants(
-    encoder: Encoder | None, description: str, source: ModelSource, options: Options
+    encoder: Encoder | None, source: ModelSource, options: Options, *, obstacle: str
 ) -> tuple[tuple[Feature, ...], tuple[str, ...]]:
     """Attach adapters to our own layers if option.enable_lora is set.
 
-    encoder: our own layers, if they run the model; description says whose do. Return what requests
-    may use, and notes. Raises ConfigurationError if transformers' layers run the model, and as
-    `start_adapters` does.
+    encoder: None if they do not run the model, or if the model has no adapters; then `obstacle`
+    says why. Return what requests may use, and notes. Raises ConfigurationError as `start_adapters`
+    does, or if there is an obstacle.
     """
     if not options.lora.enable_lora:
         return (), ()
     if encoder is None:
         raise ConfigurationError(
-            f"option.enable_lora=true needs Longshore's own layers, but the model runs on "
-            f"{description}; leave the option out"
+            f"option.enable_lora=true: adapters need Longshore's own layers and dense vectors, but "
+            f"the model has {obstacle}; leave the option out"
         )
     adapters, note = start_adapters(encoder, source.model_dir, options.lora)
     return (adapters,), (note,)

@@ -285,6 +285,21 @@ class TestEmbeddings:
         assert "option.enable_lora=true" in response.get_json()["error"]["message"]
         assert http.get("/adapters").status_code == 400
 
+    def test_sparse_vectors(self, http: FlaskClient, engine: FakeEngine) -> None:
+        vectors, places = [struct.pack("<2f", 0.5, 2.0), b""], [struct.pack("<2i", 7, 30_000), b""]
+        answer = msgspec.msgpack.encode(EmbeddingAnswer(vectors, [2, 2], places))
+        engine.script = performs(lambda job: Performed(job.id, answer, "x/y"))
+        body = {"inputs": ["a", "b"], "prompt_name": "q"}
+        expected = [[{"index": 7, "value": 0.5}, {"index": 30_000, "value": 2.0}], []]
+        assert http.post("/embed_sparse", json=body).get_json() == expected
+        sent = msgspec.msgpack.decode(last_performed(engine).body, type=EmbeddingBody)
+        assert sent == EmbeddingBody(["a", "b"], "inputs", prompt_name="q", is_sparse=True)
+        assert http.post("/invocations", json={"inputs": ["a", "b"]}).get_json() == expected
+        sent = msgspec.msgpack.decode(last_performed(engine).body, type=EmbeddingBody)
+        assert sent == EmbeddingBody(["a", "b"], "inputs", is_sparse=None)
+        refused = http.post("/embed_sparse", json={"inputs": "a", "normalize": True})
+        assert (refused.status_code, refused.get_json()["field"]) == (400, "normalize")
+
     @pytest.mark.parametrize("kind", ["float", "base64"])
     def test_a_long_answer_is_encoded_in_a_thread(
         self, http: FlaskClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, kind: str

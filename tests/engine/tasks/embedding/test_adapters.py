@@ -83,8 +83,10 @@ def test_requests_of_one_step_have_their_own_adapters(adapted, name):
 
 
 def test_models_and_tasks_without_adapters(task_model):
-    with pytest.raises(ConfigurationError, match="needs Longshore's own layers, but .*t5"):
+    with pytest.raises(ConfigurationError, match="need Longshore's own layers .*code .t5"):
         engine_of(task_model("t5"), task="embed", enable_lora=True)
+    with pytest.raises(ConfigurationError, match="but the model has sparse ones; leave"):
+        engine_of(task_model("filler"), task="embed", pooling="splade", enable_lora=True)
     with pytest.raises(ConfigurationError, match="only for text generation and text-embedding"):
         engine_of(task_model("classifier"), enable_lora=True)
     assert not engine_of(task_model("encoder")).features
