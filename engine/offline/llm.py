@@ -37,7 +37,7 @@ from engine.offline.prompts import Prompt, TokensPrompt, as_list, encoded, per_p
 
 if TYPE_CHECKING:
     from core.text.chat_template import ChatMessage, ChatTemplate
-    from engine.offline.lora_request import LoRARequests
+    from engine.offline.lora_request import LoRARequests, Parted
     from engine.offline.tasks import EmbeddingRequestOutput
     from engine.tasks.engine import TaskEngine
 
@@ -186,11 +186,13 @@ class LLM:
         *,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
+        lora_request: LoRARequests = None,
     ) -> list[EmbeddingRequestOutput]:
         """Return the vectors of all prompts, in their order.
 
         truncate_prompt_tokens: cut prompts to this many tokens; -1: to the model's limit. If None,
         prompts that are too long are rejected.
+        lora_request: one adapter for all prompts, or one per prompt; needs option enable_lora.
 
         Raises RequestError if a prompt cannot be embedded or the model is not an embedding
         model, and GenerationError if a prompt fails.
@@ -204,7 +206,9 @@ class LLM:
         from engine.offline.tasks import embed
 
         limit = self.facts.max_model_len if truncate_prompt_tokens == -1 else truncate_prompt_tokens
-        return embed(self.embedding_engine, as_list(prompts), limit, use_tqdm=use_tqdm)
+        engine, all_prompts = self.embedding_engine, as_list(prompts)
+        parts = _parts_of(engine, lora_request, len(all_prompts))
+        return embed(engine, all_prompts, parts, limit, use_tqdm=use_tqdm)
 
     def close(self) -> None:
         """Free the model and the KV cache. May be called again.
@@ -255,11 +259,7 @@ class LLM:
         all_prompts = as_list(prompts)
         given = SamplingParams() if sampling_params is None else sampling_params
         all_params = per_prompt("sampling_params", given, len(all_prompts))
-        parts: Sequence[tuple[Part, ...]] = [()] * len(all_prompts)
-        if lora_request is not None:
-            from engine.offline.lora_request import adapter_parts
-
-            parts = adapter_parts(self.llm_engine, lora_request, len(all_prompts))
+        parts = _parts_of(self.llm_engine, lora_request, len(all_prompts))
         return [
             self._request(index, *prompt)
             for index, prompt in enumerate(zip(all_prompts, all_params, parts, strict=True))
@@ -293,6 +293,15 @@ def _find_model(model: str | Path, options: Options) -> Path:
     from engine.model.gguf.translate import translate
 
     return translated(files, lambda directory: translate(files, directory))
+
+
+def _parts_of(engine: Parted, lora_request: LoRARequests, count: int) -> Sequence[tuple[Part, ...]]:
+    """Return the parts of each of `count` prompts. Raises as `adapter_parts` does."""
+    if lora_request is None:
+        return [()] * count
+    from engine.offline.lora_request import adapter_parts
+
+    return adapter_parts(engine, lora_request, count)
 
 
 def _parts(message: ChatMessage) -> Sequence[object]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from core.errors import RequestError
-from core.part import Part
-from engine.engine import Engine
+from core.part import Feature, Part
 from engine.lora.adapter_registry import AdapterRegistry, slots_in_use
 from engine.offline.prompts import per_prompt
 
@@ -34,7 +34,15 @@ LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
 """One adapter for all prompts, or a list with one or None per prompt."""
 
 
-def adapter_parts(engine: Engine, lora_request: LoRARequests, count: int) -> list[tuple[Part, ...]]:
+class Parted(Protocol):
+    """An engine whose requests may have parts."""
+
+    features: tuple[Feature, ...]
+
+    def parts_in_use(self) -> list[Part]: ...
+
+
+def adapter_parts(engine: Parted, lora_request: LoRARequests, count: int) -> list[tuple[Part, ...]]:
     """Return the parts of each of `count` prompts, after loading the adapters that they need.
 
     If all slots are taken, unloads unused adapters. Raises RequestError if the call needs more

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from core.errors import GenerationError, RequestError
 from core.foreign_code import reason_of
+from core.part import Part
 from core.protocol.task_bodies import EmbeddingAnswer, EmbeddingBody
 from engine.offline.prompts import Prompt
 from engine.tasks.engine import TaskEngine
@@ -36,20 +37,27 @@ class EmbeddingRequestOutput:
 
 
 def embed(
-    engine: TaskEngine, prompts: Sequence[Prompt], max_tokens: int | None, *, use_tqdm: bool
+    engine: TaskEngine,
+    prompts: Sequence[Prompt],
+    parts: Sequence[tuple[Part, ...]],
+    max_tokens: int | None,
+    *,
+    use_tqdm: bool,
 ) -> list[EmbeddingRequestOutput]:
     """Embed the prompts in batches that the strategy forms. Return one result per prompt, in order.
+
+    parts: those of each prompt.
 
     Raises RequestError or GenerationError for the first prompt that fails; the others are aborted.
     """
     pending: dict[int, Prompt] = {}
     outputs: dict[int, EmbeddingRequestOutput] = {}
     try:
-        for prompt in prompts:
+        for prompt, own_parts in zip(prompts, parts, strict=True):
             body = msgspec.msgpack.encode(
                 EmbeddingBody([_text_or_token_ids(prompt)], "prompts", max_tokens)
             )
-            pending[engine.add(Job(body), time.monotonic())] = prompt
+            pending[engine.add(Job(body, parts=own_parts), time.monotonic())] = prompt
         with tqdm(total=len(pending), desc="Embeddings", disable=not use_tqdm) as bar:
             while engine.has_work():
                 ended = engine.step(time.monotonic())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import shutil
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ from core.protocol.messages import (
     UnloadAdapter,
     Variants,
 )
+from engine import LLM, LoRARequest
 from engine.lora.adapter_registry import AdapterRegistry
 from engine.serve.task_service import TaskService
 from engine.tasks.performer import Job
@@ -82,8 +84,22 @@ def test_requests_of_one_step_have_their_own_adapters(adapted, name):
     assert sizes == [len(order) * len(TEXTS)]
 
 
+def test_offline(adapted):
+    """An adapter is loaded when a prompt first names it."""
+    path, expected = adapted("encoder")
+    kept = path.parent / "kept"
+    shutil.move(path / "adapters", kept)
+    llm: Any = LLM(path, dtype="fp32", device="cpu", enable_lora=True, max_loras=1)
+    for name in "aba":
+        wanted = [LoRARequest(name, 1, str(kept / name)), None, None, None]
+        outputs = llm.embed(TEXTS, use_tqdm=False, lora_request=wanted)
+        got = np.array([output.outputs.embedding for output in outputs])
+        whole = np.concatenate([expected[name][:1], expected[""][1:]])
+        np.testing.assert_allclose(got, whole, atol=2e-5)
+
+
 def test_models_and_tasks_without_adapters(task_model):
-    with pytest.raises(ConfigurationError, match="need Longshore's own layers .*code .t5"):
+    with pytest.raises(ConfigurationError, match=r"need Longshore's own layers .*code .t5"):
         engine_of(task_model("t5"), task="embed", enable_lora=True)
     with pytest.raises(ConfigurationError, match="but the model has sparse ones; leave"):
         engine_of(task_model("filler"), task="embed", pooling="splade", enable_lora=True)
