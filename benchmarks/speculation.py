@@ -1,9 +1,11 @@
 """Measure what speculation gains: for given shares of right drafts, and for two kinds of text.
 
     python -m benchmarks.speculation models/demo
-    python -m benchmarks.speculation DIR --dtype bf16 --users 1,8 --given 0.8 --wall
+    python -m benchmarks.speculation llama-88m --dtype bf16 --users 1,8 --given 0.8 --wall
     python -m benchmarks.speculation models/demo --draft-model draft --always
+    python -m benchmarks.speculation llama-88m --dtype bf16 --draft-layers 2 --users 1,4,16
     python -m benchmarks.speculation models/demo --wall --peer-python VLLM/bin/python
+    python -m benchmarks.speculation models/demo --wall --llama-server PATH/llama-server
     python -m benchmarks.speculation --results FILE --draw docs/speculation.svg
 
 In one process and on the same engine, each round answers requests of its own, without drafts and
@@ -16,22 +18,23 @@ given     a draft is right with this probability, by construction: answers are k
 repeats   greedy answers to a refrain, by the proposer that --method names, or by a draft model
 text      greedy answers to text that does not repeat, by a draft model
 plain     answers sampled at temperature 1: in text is nothing to gain, and nothing must be lost
+right     greedy answers by a draft model that is always right: the first layers of the model, whose
+          other layers take as long as before and add nothing (--draft-layers; nothing else is run)
 vLLM      `repeats` by vLLM with n-grams, beside vLLM without them. Each has a process of its own
+llama.cpp `repeats` by llama.cpp's server with n-grams, beside the server without them
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -41,8 +44,10 @@ import torch
 
 from benchmarks.cpu.machine import describe_machine
 from benchmarks.cpu.peer_python import versions
-from benchmarks.cpu.work import DTYPES
+from benchmarks.speculation_cases import LINE, REFRAIN, Gain, prompts_of, turns
 from benchmarks.speculation_chart import draw, ideal_gain
+from benchmarks.speculation_models import model_of, write_models
+from benchmarks.speculation_peers import llama_cpp_version, of_llama_cpp, of_vllm
 from core.sequence import Sequence as TokenSequence
 from engine import LLM, SamplingParams
 from engine.speculation.start import Speculative
@@ -51,12 +56,7 @@ from strategies.speculation.policy import Policy
 from strategies.speculation.proposer import Proposal, Proposer
 from strategies.speculation.speculation import Speculation
 
-ROOT = Path(__file__).parents[1]
-REFRAIN, LINE = "{1}: {0}\n" * 6, "{1}: {0}\n"
-"""Prompts: a line and a name, six times or once."""
 Answers = Mapping[tuple[int, ...], Sequence[int]]
-LINES = ("O Romeo, Romeo, wherefore art thou Romeo?", "Now is the winter of our discontent.",
-         "Friends, Romans, countrymen, lend me your ears.")  # fmt: skip
 
 
 class GivenProposer(Proposer):
@@ -88,35 +88,21 @@ class GivenLookup:
     def end(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class Gain:
-    what: str
-    users: int
-    tokens_per_s: float
-    """Without drafts."""
-    gain: float
-    lowest: float
-    highest: float
-    tokens_per_step: float
-    """Of a sequence, with drafts."""
-    accepted: float
-    """The share of drafts."""
-    ideal: float | None = None
-
-
 class Bench:
-    def __init__(self, arguments: argparse.Namespace) -> None:
+    def __init__(
+        self, arguments: argparse.Namespace, model: Path, draft_model: str | Path | None
+    ) -> None:
         self._arguments = arguments
         self._clock: Callable[[], float] = (
             time.perf_counter if arguments.wall else time.process_time
         )
         self._llm = LLM(
-            arguments.model,
+            model,
             dtype=arguments.dtype,
             quantize=arguments.quantize,
             load_format=arguments.load_format,
-            speculative_method=None if arguments.draft_model else arguments.method,
-            speculative_draft_model=arguments.draft_model,
+            speculative_method=None if draft_model else arguments.method,
+            speculative_draft_model=draft_model and str(draft_model),
             num_speculative_tokens=arguments.drafts,
             speculation="always",  # until the costs are measured
             max_rolling_batch_size=max(arguments.users),
@@ -147,6 +133,10 @@ class Bench:
 
     def text(self, users: int) -> Gain:
         return self._gain("text", users, LINE, 0, self._own)
+
+    def right(self, users: int) -> Gain:
+        ideal = ideal_gain(self.costs, users, 1.0, self._arguments.drafts)
+        return self._gain("right", users, LINE, 0, self._own, ideal)
 
     def plain(self, users: int) -> Gain:
         return self._gain("plain", users, LINE, 1, self._own)
@@ -215,87 +205,6 @@ class Bench:
         )
 
 
-def turns(rounds: int) -> range:
-    """Return numbers that tell the requests of the rounds, and those before the first, apart.
-
-    A proposer that remembers answers must not know those of a round from the one before.
-    """
-    return range(rounds + 1)
-
-
-def prompts_of(users: int, form: str, turn: int) -> list[str]:
-    numbers = range(turn * users, (turn + 1) * users)
-    return [form.format(LINES[number % len(LINES)], f"Lord {number}") for number in numbers]
-
-
-def of_vllm(parsed: argparse.Namespace) -> list[Gain]:
-    """Return what vLLM gains, for each number of users."""
-    drafts = {
-        "method": "ngram",
-        "num_speculative_tokens": parsed.drafts,
-        "prompt_lookup_min": 2,
-        "prompt_lookup_max": 16,
-    }
-    plain, drafting = _run_vllm(parsed, None), _run_vllm(parsed, drafts)
-    gains: list[Gain] = []
-    for users, without, found in zip(parsed.users, plain, drafting, strict=True):
-        pairs = zip(without["seconds"], found["seconds"], strict=True)
-        ratios = [seconds / others for seconds, others in pairs]
-        num_drafts, num_accepted = found["counts"]
-        num_tokens = users * parsed.tokens
-        all_tokens = num_tokens * parsed.rounds
-        gains.append(
-            Gain(
-                "vLLM",
-                users,
-                num_tokens / median(without["seconds"]),
-                median(ratios),
-                min(ratios),
-                max(ratios),
-                all_tokens / max(1, all_tokens - num_accepted),
-                num_accepted / max(1, num_drafts),
-            )
-        )
-    return gains
-
-
-def _run_vllm(parsed: argparse.Namespace, drafts: Mapping[str, Any] | None) -> list[Any]:
-    """Return what `benchmarks.speculation_peer` prints. Raises CalledProcessError."""
-    options = {
-        "model": parsed.model,
-        "dtype": DTYPES.get(parsed.dtype, parsed.dtype),
-        "max_model_len": 1024,
-        "max_num_seqs": max(parsed.users),
-        "enable_prefix_caching": False,
-        "speculative_config": drafts,
-    }
-    cases = [
-        [prompts_of(users, REFRAIN, turn) for turn in turns(parsed.rounds)]
-        for users in parsed.users
-    ]
-    settings = {
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(parsed.threads),
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # as in our process
-        **({"LD_PRELOAD": parsed.preload} if parsed.preload else {}),
-    }
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump({"options": options, "tokens": parsed.tokens, "cases": cases}, file)
-        file.flush()
-        command = [parsed.peer_python, "-m", "benchmarks.speculation_peer", file.name]
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=os.environ | settings,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def main(arguments: list[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
     if parsed.results is not None:
@@ -312,39 +221,50 @@ def main(arguments: list[str] | None = None) -> int:
 def _measure(parsed: argparse.Namespace, arguments: Sequence[str]) -> dict[str, Any]:
     """Print the gains, and return what `--out` writes."""
     torch.set_num_threads(parsed.threads)
-    bench = Bench(parsed)
     gains: list[Gain] = []
-    for users in parsed.users:
-        for gain in (
-            *(bench.given(users, share) for share in parsed.given),
-            bench.repeats(users),
-            *([bench.text(users)] if parsed.draft_model else []),
-            bench.plain(users),
-        ):
-            print(_line(gain), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        model, draft_model = model_of(parsed.model, Path(folder)), parsed.draft_model
+        if parsed.draft_layers:
+            model, draft_model = write_models(model, parsed.draft_layers, Path(folder))
+        bench = Bench(parsed, model, draft_model)
+        for gain in _gains(bench, parsed, model):
+            print(gain, flush=True)
             gains.append(gain)
-    for gain in of_vllm(parsed) if parsed.peer_python else []:
-        print(_line(gain), flush=True)
-        gains.append(gain)
     paths = ("out", "results", "draw")
     return {
         "command": f"python -m benchmarks.speculation {shlex.join(arguments)}",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(),
-        "versions": versions(parsed.peer_python) if parsed.peer_python else {},
+        "versions": _versions(parsed),
         "arguments": {name: value for name, value in vars(parsed).items() if name not in paths},
         "costs": asdict(bench.costs),
         "gains": [asdict(gain) for gain in gains],
     }
 
 
-def _line(gain: Gain) -> str:
-    ideal = "" if gain.ideal is None else f", ideal {gain.ideal:.2f}"
-    return (
-        f"{gain.what:10} {gain.users:3} users: {gain.tokens_per_s:8,.0f} tokens/s, "
-        f"{gain.gain:.2f}x ({gain.lowest:.2f} to {gain.highest:.2f}){ideal}; "
-        f"{gain.tokens_per_step:.2f} tokens a step, {gain.accepted:.0%} accepted"
-    )
+def _versions(parsed: argparse.Namespace) -> dict[str, str]:
+    """Return those of the other systems."""
+    found = versions(parsed.peer_python) if parsed.peer_python else {}
+    if parsed.llama_server:
+        found["llama.cpp"] = llama_cpp_version(parsed.llama_server)
+    return found
+
+
+def _gains(bench: Bench, parsed: argparse.Namespace, model: Path) -> Iterator[Gain]:
+    if parsed.draft_layers:
+        yield from map(bench.right, parsed.users)
+        return
+    for users in parsed.users:
+        for share in parsed.given:
+            yield bench.given(users, share)
+        yield bench.repeats(users)
+        if parsed.draft_model:
+            yield bench.text(users)
+        yield bench.plain(users)
+    if parsed.peer_python:
+        yield from of_vllm(parsed, model)
+    if parsed.llama_server:
+        yield from of_llama_cpp(parsed, model)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -353,9 +273,17 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", nargs="?", default="models/demo")
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default="models/demo",
+        help="directory, or a shape of benchmarks.cpu.shapes, with random weights",
+    )
     parser.add_argument("--method", choices=("ngram", "suffix"), default="ngram")
     parser.add_argument("--draft-model", default=None, help="directory; in place of --method")
+    parser.add_argument(
+        "--draft-layers", type=int, default=0, help="draft with so many layers, which are right"
+    )
     parser.add_argument("--always", action="store_true", help="draft also where it does not pay")
     parser.add_argument("--drafts", type=int, default=5, help="option.num_speculative_tokens")
     parser.add_argument("--users", type=_numbers(int), default=[1, 4, 16, 50])
@@ -369,6 +297,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--peer-python", default=None, help="of an environment with vLLM, timed by the wall"
+    )
+    parser.add_argument(
+        "--llama-server", default=None, help="llama.cpp's server, timed by the wall (--dtype too)"
     )
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantize", default=None)
@@ -384,7 +315,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _numbers(kind: Callable[[str], float]) -> Callable[[str], list[float]]:
-    return lambda text: [kind(part) for part in text.split(",")]
+    return lambda text: [kind(part) for part in text.split(",") if part]
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
+import pytest
+
 from benchmarks.speculation import main
 from kernels.cpu.shared_library import unavailable_reason
 
@@ -55,3 +57,76 @@ def test_gains_of_the_demo_model_and_of_vllm(tmp_path, capsys, monkeypatch):
     if unavailable_reason() is None:
         assert whole["accepted"] == 1.0
         assert whole["ideal"] > half["ideal"] >= 1.0
+
+
+LLAMA_SERVER = """#!{python}
+import json, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+if "--version" in sys.argv:
+    sys.exit(print("version: 1 (a test)"))
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer({{}})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert body["prompt"] and body["ignore_eos"]
+        drafts = {{"draft_n": 8, "draft_n_accepted": 6}} if "--spec-type" in sys.argv else {{}}
+        self.answer({{"tokens_predicted": body["n_predict"], "timings": drafts}})
+
+    def answer(self, found):
+        data = json.dumps(found).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+port = int(sys.argv[sys.argv.index("--port") + 1])
+ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+def test_a_draft_model_that_is_right_and_llama_cpp(tmp_path, capsys):
+    out, server = tmp_path / "gains.json", tmp_path / "llama-server"
+    server.write_text(LLAMA_SERVER.format(python=sys.executable))
+    server.chmod(0o755)
+    common = ["--users", "1,3", "--tokens", "30", "--rounds", "1", "--out", str(out)]
+    assert main([*common, "--dtype", "fp32", "--draft-layers", "1", "--always"]) == 0
+    for gain, users in zip(json.loads(out.read_text())["gains"], (1, 3), strict=True):
+        assert (gain["what"], gain["users"]) == ("right", users)
+        if unavailable_reason() is None:
+            assert gain["accepted"] == 1.0
+            assert gain["tokens_per_step"] > 4
+    given = ["--given", "", "--dtype", "bf16", "--llama-server", str(server)]
+    assert main([*common, *given]) == 0
+    found = json.loads(out.read_text())
+    assert found["versions"] == {"llama.cpp": "version: 1 (a test)"}
+    others = [gain for gain in found["gains"] if gain["what"].startswith("llama.cpp")]
+    ways = ("llama.cpp ngram-simple", "llama.cpp ngram-cache")
+    assert [(gain["what"], gain["users"]) for gain in others] == [
+        (way, users) for users in (1, 3) for way in ways
+    ]
+    for gain in others:
+        assert (gain["accepted"], gain["tokens_per_step"]) == (6 / 8, 30 / (30 - 6))
+    assert "llama.cpp ngram-cache   3 users:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (
+            ["nowhere", "--draft-layers", "2"],
+            "nowhere: no directory with model.safetensors, and none of llama",
+        ),
+        (
+            ["models/demo", "--draft-layers", "4"],
+            "models/demo has 4 layers, so a draft model has 1 to 3",
+        ),
+    ],
+)
+def test_layers_that_cannot_draft_are_errors(arguments, problem):
+    with pytest.raises(SystemExit) as raised:
+        main(arguments)
+    assert problem in str(raised.value)
