@@ -71,17 +71,12 @@ def _serve(parent: int, launch_path: Path, copy: int) -> int:
     if _uses_cpu(launch):
         build_early()
     gc.disable()  # imports make no garbage; without the collector they take a sixth less time
+    if not sys.stderr.isatty():  # progress bars would clutter a log
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     # Imported here, so that the phase "imports" includes the time they take.
-    from transformers.utils import logging as transformers_logging
-
     from engine.serve.connection import Connection
     from engine.serve.server import Server
 
-    if launch.options.server.log_format == "json":
-        transformers_logging.disable_default_handler()
-        transformers_logging.enable_propagation()
-    if not sys.stderr.isatty():
-        transformers_logging.disable_progress_bar()  # progress bars would clutter a log
     may_sleep = launch.task.kind == "handler"
     with Connection(launch.endpoints[copy], may_sleep=may_sleep) as connection:
         try:
@@ -163,9 +158,11 @@ def _build(launch: Launch, phases: Phases, connection: Connection, copy: int) ->
             engine = build_engine(model_dir, options, phases, on_lost, launch.rank_address)
             engine.facts = with_digest(engine.facts, options.model, options.memory)
             return TextService(engine, connection)
+        from engine.loading.open_model import share_log
         from engine.serve.task_service import TaskService
         from engine.tasks.build import build_task_engine
 
+        share_log()
         _end_imports(phases)
         return TaskService(build_task_engine(launch.task, model_dir, options), connection)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,11 +17,14 @@ from engine.attention.call import UnsupportedModelError
 from engine.device import choose_device, use_expandable_segments, use_writable_kernel_cache
 from engine.engine import Engine
 from engine.group import Group
+from engine.loading.model_source import NotKeptError
 from engine.loading.open_model import make_source, read_config
 from engine.phases import Phases
 from engine.resolve import Resolved, resolve
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from engine.builders.packed import Lead
     from engine.loading.packed_model import PackedModel
 
@@ -93,12 +97,41 @@ def load(
     A group of several always gets a model. Raises ConfigurationError if the options and the
     model do not fit together.
     """
+    from engine.loading.kept_config import keep_config, read_kept
+
     notes: tuple[str, ...] = ()
     if device.type == "cuda":
         use_expandable_segments()
         notes = use_writable_kernel_cache()
+    read = partial(_load, model_dir, options, device, phases, group, notes)
+    kept = read_kept(model_dir) if group.size == 1 else None
+    if kept is not None:
+        with suppress(NotKeptError):
+            loaded = read(kept)
+            if loaded.model is not None:
+                return loaded
     config = read_config(model_dir, options.model.trust_remote_code)
+    phases.end("config.json")
+    loaded = read(config)
+    decoder = loaded.model and loaded.model.own_decoder
+    if decoder is not None and group.size == 1:
+        keep_config(loaded.resolved.source, decoder.spec)
+    return loaded
+
+
+def _load(
+    model_dir: Path,
+    options: Options,
+    device: torch.device,
+    phases: Phases,
+    group: Group,
+    notes: tuple[str, ...],
+    config: PreTrainedConfig,
+) -> Loaded:
+    """Do what `load` does, with this config. Raises NotKeptError if it has to be read again."""
     source = make_source(model_dir, config, options.model, options.execution, device)
+    if not source.is_keepable:
+        source.require_class()
     resolved = resolve(options, source, group.size)
     if resolved.executor == "packed":
         from engine.loading.packed_model import load_packed_model

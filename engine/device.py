@@ -9,13 +9,16 @@ import shutil
 import tempfile
 from collections.abc import Generator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedConfig
 
 from core.configuration.options import ExecutionOptions, MemoryOptions
 from core.errors import ConfigurationError, InsufficientMemoryError
 from core.process.gpus import visible_gpus
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 DTYPES = {
     "fp32": torch.float32,

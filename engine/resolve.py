@@ -10,11 +10,10 @@ import hashlib
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 import torch
-from transformers import PreTrainedConfig
 
 from core.configuration.batching import (
     StepLimits,
@@ -48,6 +47,9 @@ from engine.phases import Phases
 from engine.vision.families import VISION_FAMILIES
 from strategies.base import Limits
 from strategies.factory import StrategySettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 class MachineShare(NamedTuple):

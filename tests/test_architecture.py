@@ -199,7 +199,7 @@ def test_engines_of_handlers_and_other_ranks_do_not_import_transformers_models(m
     """Nor does a model's config, which imports one module while torch seems to be missing."""
     code = (
         f"import sys, {modules}, transformers.tokenization_utils_base\n"
-        "import transformers.video_utils\n"
+        "import transformers.configuration_utils, transformers.video_utils\n"
         "from pathlib import Path\n"
         "from engine.loading import open_model\n"
         "before = {*sys.modules}\n"

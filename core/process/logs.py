@@ -60,3 +60,8 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, separators=(",", ":"), default=str)
+
+
+def writes_json() -> bool:
+    """Whether this process writes a JSON log."""
+    return any(isinstance(each.formatter, JsonFormatter) for each in logging.getLogger().handlers)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence as Steps
 from itertools import count, islice
 from typing import Any
-
-from transformers import GenerationConfig
 
 from core.configuration.kv_layout import CacheGroup
 from core.errors import ConfigurationError, LongshoreError
@@ -68,9 +67,16 @@ def check_steps(executor: Executor, plans: Steps[StepPlan]) -> None:
 
 
 def eos_token_ids(source: ModelSource) -> tuple[int, ...]:
-    """Return the tokens that end an answer, as generation_config.json or config.json says."""
-    if (source.model_dir / "generation_config.json").is_file():
-        eos = GenerationConfig.from_pretrained(source.model_dir).eos_token_id
+    """Return the tokens that end an answer, as generation_config.json or config.json says.
+
+    Raises ConfigurationError if the former cannot be read.
+    """
+    path = source.model_dir / "generation_config.json"
+    if path.is_file():
+        try:
+            eos = json.loads(path.read_bytes()).get("eos_token_id")
+        except (OSError, ValueError, AttributeError) as error:  # no JSON, or no object
+            raise ConfigurationError(f"{path} cannot be read: {error}") from error
     else:
         eos = source.config.get_text_config().eos_token_id
     if eos is None:

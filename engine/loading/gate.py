@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForPreTraining
-from transformers.utils import logging as transformers_logging
 
 from core.configuration.kv_layout import KVLayout, LayerShape
 from core.errors import ConfigurationError
@@ -127,8 +125,12 @@ def load_reference(
 
     state: tensors to use instead of the files' tensors, by their names in the files.
     Raises UnsupportedModelError if transformers cannot load it with this attention implementation,
-    ConfigurationError if its files cannot be read.
+    ConfigurationError if its files cannot be read, and NotKeptError as `require_class` does.
     """
+    source.require_class()
+    # Imported only here, since a later start needs none of it.
+    from transformers import AutoModelForCausalLM, AutoModelForPreTraining
+
     try:
         with contained, quietly():
             kind = AutoModelForCausalLM
@@ -168,6 +170,8 @@ def probe_ids(vocab_size: int) -> list[int]:
 @contextmanager
 def quietly() -> Iterator[None]:
     """Silence transformers, which would warn that most tensors of the files are unused."""
+    from transformers.utils import logging as transformers_logging
+
     level = transformers_logging.get_verbosity()
     shows_progress = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 
 from core.process.measured import keep, path_of
@@ -24,11 +25,8 @@ class KeptLogits:
 
     def __init__(self, source: ModelSource) -> None:
         """source: its config sets the number of layers."""
-        # Of other models, this project's code makes the weights, or code of the model's directory
-        # computes the logits. Either may change.
         self._path = None
-        from_others = not (source.is_quantized or source.is_gguf or source.is_dummy)
-        if from_others and not source.trust_remote_code:
+        if source.is_keepable:
             parts = repr(list(_dependencies(source)))
             self._path = path_of(hashlib.sha256(parts.encode()).hexdigest()[:32], ".logits")
 
@@ -47,8 +45,10 @@ class KeptLogits:
 
 
 def _dependencies(source: ModelSource) -> Iterator[object]:
-    yield torch.__version__, transformers.__version__, source.dtype, source.device.type
-    yield source.config.to_json_string(use_diff=False)
+    yield torch.__version__, version("transformers"), source.dtype, source.device.type
+    config: Any = source.config
+    # All that differs from config.json, which is part of the digest below.
+    yield config.model_type, config.num_hidden_layers, getattr(config, "rope_parameters", None)
     yield digest_model(source.model_dir), [*_stamps(source.model_dir)]
 
 

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from core.configuration.hub import PICKLE_CURE
 from core.errors import ConfigurationError
@@ -23,9 +22,39 @@ from engine.model.checkpoint import Nested, find_nested
 from engine.model.families import FAMILIES, TEXT_ALONE
 from engine.model.published.settings import quantization_config, quantization_method
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 SEED = 0
 """Seed of the random weights that transformers makes, so that two builds on the same kind of device
 have equal weights. Our own decoder's random weights come from `random_weights` instead."""
+
+
+class NotKeptError(Exception):
+    """The config has to be read again, because transformers' own class of it is needed."""
+
+
+class KeptConfig:
+    """The settings of a model of text alone, as attributes, in place of transformers' class."""
+
+    def __init__(self, settings: Mapping[str, Any], as_json: str) -> None:
+        """settings: those that JSON can hold; as_json: what `to_json_string` is to return."""
+        self._as_json = as_json
+        vars(self).update(settings)
+        if settings["dtype"] is not None:
+            self.dtype = getattr(torch, settings["dtype"])
+
+    def get_text_config(self) -> KeptConfig:
+        """Return the config itself, as transformers' class does where there is text alone."""
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all settings."""
+        return {name: value for name, value in vars(self).items() if name != "_as_json"}
+
+    def to_json_string(self) -> str:
+        """Return what transformers' class returned, which tells models apart."""
+        return self._as_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +113,16 @@ class ModelSource:
         return self.precision is not None or self.quantization is not None
 
     @property
+    def is_keepable(self) -> bool:
+        """Whether later starts may rely on what transformers computed of these files.
+
+        Of other models, this project's code makes the weights, or code of the model's directory
+        computes the logits. Either may change.
+        """
+        is_plain = not (self.is_quantized or self.is_gguf or self.is_dummy)
+        return is_plain and not self.trust_remote_code
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Notes for the start-up output."""
         random = "the weights are random, and so are the answers: option.load_format=dummy"
@@ -118,6 +157,14 @@ class ModelSource:
                 f"option.quantize={self.precision} needs Longshore's own decoder, but {reason}; "
                 "leave the option out"
             )
+
+    def require_class(self) -> None:
+        """Raise NotKeptError if there are only the settings, without transformers' class of them.
+
+        Call it before what transformers does with the config.
+        """
+        if isinstance(self.config, KeptConfig):
+            raise NotKeptError
 
     def with_config(self, config: PreTrainedConfig) -> ModelSource:
         return replace(self, config=config)
@@ -199,6 +246,8 @@ class ModelSource:
             torch.manual_seed(SEED)
             model = kind.from_config(deepcopy(self.config), **keywords)
         if (self.model_dir / "generation_config.json").is_file():
+            from transformers import GenerationConfig
+
             model.generation_config = GenerationConfig.from_pretrained(self.model_dir)
         return model
 
@@ -217,6 +266,8 @@ def _as_model_type(config: PreTrainedConfig, model_type: str) -> PreTrainedConfi
     settings.setdefault("head_dim", settings["hidden_size"] // settings["num_attention_heads"])
     del settings["model_type"]
     ropes = settings.pop("rope_parameters")
+    from transformers import AutoConfig
+
     other: Any = AutoConfig.for_model(model_type, **settings)
     other.rope_parameters = ropes  # transformers warns of unknown keys (mrope_section) in settings
     return other

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
-from transformers.utils import import_utils
 
 from core.configuration.options import ExecutionOptions, ModelOptions
 from core.errors import ConfigurationError
 from engine.device import choose_dtype
 from engine.loading.model_source import ModelSource
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 SAME_CONFIG = {"kimi_k2": "deepseek_v3"}
 """Model types that transformers does not know, by those of equal models that it does."""
@@ -25,6 +26,10 @@ def read_config(model_dir: Path, trust_remote_code: bool) -> PreTrainedConfig:
         raise ConfigurationError(
             f"{model_dir} has no config.json; a model directory in Hugging Face format is needed"
         )
+    # Imported only here, since a later start of most models needs none of it.
+    from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+
+    share_log()
     _import_validators()
     try:
         settings, _ = PreTrainedConfig.get_config_dict(model_dir)
@@ -37,6 +42,17 @@ def read_config(model_dir: Path, trust_remote_code: bool) -> PreTrainedConfig:
         raise ConfigurationError(f"transformers cannot read {model_dir}: {error}") from error
 
 
+def share_log() -> None:
+    """Let transformers write to this process's log, if that is JSON: all its lines shall be."""
+    from core.process.logs import writes_json
+
+    if writes_json():
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.disable_default_handler()
+        transformers_logging.enable_propagation()
+
+
 def _import_validators() -> None:
     """Import the validators of transformers' configs, without a table of activations.
 
@@ -44,6 +60,8 @@ def _import_validators() -> None:
     all other imports of a small model's start. Only configs of speech models are checked by it, and
     where torch is missing, transformers itself leaves this check out.
     """
+    from transformers.utils import import_utils
+
     for other in ("tokenization_utils_base", "video_utils"):  # must find torch
         importlib.import_module(f"transformers.{other}")
     is_torch_available = import_utils.is_torch_available

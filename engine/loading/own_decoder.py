@@ -113,7 +113,11 @@ def _trial(
 
 
 def _error(source: ModelSource, logits: Tensor, spec: DecoderSpec, limit: float) -> float:
-    """Return the relative error of the logits of as many layers as the source's config has."""
+    """Return the relative error of the logits of as many layers as the source's config has.
+
+    Raises NotKeptError if the logits of transformers' layers are needed but not known, and the
+    config is a kept one.
+    """
     from engine.loading.kept_logits import KeptLogits  # only this function needs it
 
     kept = KeptLogits(source)
@@ -122,6 +126,7 @@ def _error(source: ModelSource, logits: Tensor, spec: DecoderSpec, limit: float)
         error = relative_error(logits, expected.to(logits.device))
         if error <= limit:  # else the files may have changed
             return error
+    source.require_class()
     expected = _expected(_reference(source, spec), spec)
     kept.write(expected)
     return relative_error(logits, expected)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
 
 from core.configuration.options import DecoderChoice
 from core.errors import ConfigurationError
@@ -27,6 +26,8 @@ from engine.stopwatch import Stopwatch
 from engine.vision.families import VISION_FAMILIES
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from core.states.layout import LayerState
     from engine.loading.transformers_decoder import HookedLinear, TransformersDecoder
 

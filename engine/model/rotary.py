@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.model.spec import DecoderSpec, is_long
+
+OWN_KINDS = {"default", "dynamic"}
+"""The values of `rope_type` whose frequencies are computed here, not by transformers."""
 
 
 class Angles(NamedTuple):
@@ -139,7 +141,7 @@ def _frequencies(spec: DecoderSpec, name: str) -> tuple[Tensor, float]:
     kind = parameters["rope_type"]
     config: Any = spec.config
     # Dynamic NTK only applies beyond the training length, which `max_model_len` never exceeds.
-    if kind in ("default", "dynamic"):
+    if kind in OWN_KINDS:
         dim = next(layer.head_dim for layer in spec.layers if layer.rope == name)
         if spec.latent is None:
             dim = int(dim * parameters.get("partial_rotary_factor", 1.0))
@@ -148,6 +150,9 @@ def _frequencies(spec: DecoderSpec, name: str) -> tuple[Tensor, float]:
         if kind == "dynamic" and parameters.get("alpha"):  # HunYuan's variant, at every length
             base *= parameters["alpha"] ** (dim / (dim - 2))
         return 1.0 / base**exponents, 1.0
+    # Imported only here, since a later start of most models needs nothing else of transformers.
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     keywords: dict[str, Any] = {"layer_type": name} if name else {}
     scale: float | None = None
     if kind == "longrope":

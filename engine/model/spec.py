@@ -10,12 +10,12 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from transformers import PreTrainedConfig
-
 from core.configuration.kv_layout import NO_ATTENTION, LayerShape
 from engine.model.families import Family
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from core.states.layout import LayerState
 
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")

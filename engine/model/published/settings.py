@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
-
-from transformers import PreTrainedConfig
+from typing import TYPE_CHECKING, Any
 
 from engine.attention.call import UnsupportedModelError
 from engine.model.families import FAMILIES, RMS, Family
 from engine.model.spec import DecoderSpec, LatentSizes, LayerSpec, QueryScaling, published_ropes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 EPS_NAMES = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")
 ACTIVATION_NAMES = ("hidden_activation", "hidden_act", "activation_function", "mlp_hidden_act")

@@ -243,12 +243,13 @@ def test_on_cuda_the_allocator_and_the_kernel_cache_are_set_up_first(llama, monk
     for name in ("use_expandable_segments", "use_writable_kernel_cache"):
         monkeypatch.setattr(f"engine.build.{name}", lambda name=name: calls.append(name) or ())
     monkeypatch.setattr("engine.build.read_config", read_config)
+    monkeypatch.setattr("engine.loading.kept_config.read_kept", lambda model_dir: None)
     for device, expected in (
         ("cpu", []),
         ("cuda", ["use_expandable_segments", "use_writable_kernel_cache"]),
     ):
         with pytest.raises(ConfigurationError, match=re.escape(f"read after {expected}")):
-            load(llama, Options(), torch.device(device), Phases(), None)
+            load(llama, Options(), torch.device(device), Phases(), Group(torch.device(device)))
         calls.clear()
 
 
