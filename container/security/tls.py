@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import gevent
-from gevent import ssl
+from typing import TYPE_CHECKING, Any
 
 from core.configuration.options import ServerOptions
 from core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from gevent.ssl import SSLContext
 
 HANDSHAKE_S = 10.0
 """Time for a client to complete the handshake."""
 
 
-def tls_context(server: ServerOptions) -> ssl.SSLContext | None:
+def tls_context(server: ServerOptions) -> SSLContext | None:
     """Return the context of a server with the configured certificate, for gevent's sockets;
     None if no certificate is configured.
 
@@ -28,6 +28,8 @@ def tls_context(server: ServerOptions) -> ssl.SSLContext | None:
         raise ConfigurationError(f"option.{missing} is missing: TLS needs a certificate and a key")
     _require_readable(certificate, "ssl_certfile")
     _require_readable(key, "ssl_keyfile")
+    from gevent import ssl  # lazy: most servers have no certificate, and `serve` checks them all
+
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         # Without a password given here, OpenSSL would ask for one on the terminal.
@@ -46,6 +48,8 @@ def shake_hands(client: Any, context: Any) -> Any | None:
 
     If the client does not speak TLS, or not in time, closes its connection and returns None.
     """
+    import gevent
+
     is_done = False
     try:
         with gevent.Timeout(HANDSHAKE_S, False):  # pyright: ignore[reportArgumentType]
