@@ -74,13 +74,15 @@ class Layer:
 
     def prepare(self, calls: StepCalls) -> None:
         """Have `calls` add the layer's outputs to the residual stream, `calls.hidden`."""
-        if self.is_parallel or self.residual_scale != 1.0:
-            raise NoKernelError("its residual adds are parallel or scaled")
+        if self.is_parallel:
+            raise NoKernelError("its attention and its MLP are parallel")
         if not isinstance(self.mlp, MLP):
             raise NoKernelError("it has experts")
         before_attention, after_attention, before_mlp, after_mlp = self.norms
-        _prepare_part(calls, before_attention, self.attention, after_attention)
-        _prepare_part(calls, before_mlp, self.mlp, after_mlp)
+        # torch rounds the factor of a sum, too.
+        calls.residual_scale = torch.tensor(self.residual_scale, dtype=calls.hidden.dtype).item()
+        prepare_part(calls, before_attention, self.attention, after_attention)
+        prepare_part(calls, before_mlp, self.mlp, after_mlp)
 
 
 def layer_name(spec: DecoderSpec, index: int) -> str:
@@ -98,18 +100,20 @@ def load_layer_norms(loader: Loader, spec: DecoderSpec, name: str) -> list[Norm 
     ]
 
 
-def _prepare_part(
+def prepare_part(
     calls: StepCalls,
     before: Norm | None,
     part: Attention | LatentAttention | Mixer | MLP,
     after: Norm | None,
 ) -> None:
-    """Have `calls` compute `hidden += after(part(before(hidden)))`."""
+    """Have `calls` compute `hidden += after(part(before(hidden)))`. Raises NoKernelError."""
     hidden = calls.hidden
     normed = calls.buffer("normed", hidden.shape[1])
     rows = hidden if before is None else before.prepare(calls, hidden, normed)
     if after is None:
         part.prepare(calls, rows, hidden, residual=hidden)
+    elif calls.residual_scale != 1.0:
+        raise NoKernelError("no norm scales what it adds")
     else:
         part.prepare(calls, rows, normed)
         after.prepare(calls, normed, hidden, residual=hidden)

@@ -243,14 +243,15 @@ class Linear:
     ) -> None:
         """Add the product to `calls`, without what is attached. Raises NoKernelError.
 
-        residual: [T, out], which is added to it; may be `out` itself. activation: '', or one of
-        `kernels.cpu.elementwise.ACTIVATIONS`, of the product before the residual is added.
+        residual: [T, out], to which it is added, times `calls.residual_scale`; may be `out` itself.
+        activation: '', or one of `kernels.cpu.elementwise.ACTIVATIONS`, of the product before that.
         """
         if not self._is_product:
             raise NoKernelError("more than a product makes its outputs")
         for kernel in self.format.kernels(rows, self.bias, out, residual):
             if activation:
                 kernel.arguments.activation = ACTIVATIONS[activation]
+            kernel.arguments.scale = calls.residual_scale
             calls.add(kernel)
 
     def attach(self, after: After) -> None:

@@ -170,6 +170,7 @@ def integer_product(
         depth=panels.depth,
         row_stride=rows.stride(0),
         out_stride=token_stride(out, residual),
+        scale=1.0,
         bits=panels.bits,
         group=panels.group_size,
         num_groups=panels.scales.shape[1],

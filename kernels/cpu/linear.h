@@ -15,6 +15,7 @@ struct Linear {
     int64_t num_rows, num_columns, depth, row_stride;
     int64_t out_stride;    // of rows of `out` and `residual`
     int64_t activation;    // an ActivationKind, of the result before the residual is added
+    float scale;           // of the result before the residual is added
 };
 
 namespace {
@@ -25,13 +26,13 @@ constexpr int64_t PORTION = 4;  // panels that a thread takes at once; small, as
 inline int64_t count_panels(const Linear& a) { return (a.num_columns + PANEL - 1) / PANEL; }
 inline int64_t num_portions(const Linear& a) { return (count_panels(a) + PORTION - 1) / PORTION; }
 
-// Writes a row of a panel's sums to `to`, adding the bias, activating them and adding the residual.
+// Writes a row of a panel's sums to `to`, adding the bias, activating them and adding them, scaled, to the residual.
 template <class Out>
-void write_row(Out* to, const float* sums, const float* bias, const Out* residual, int64_t activation) {
+void write_row(const Linear& a, Out* to, const float* sums, const float* bias, const Out* residual) {
     for (int64_t half = 0; half < PANEL; half += LANES) {
         Floats product = load(sums + half) + load(bias + half);
-        if (activation) product = activated(rounded<Out>(product), activation);
-        store(to + half, residual ? rounded<Out>(product) + load(residual + half) : product);
+        if (a.activation) product = activated(rounded<Out>(product), a.activation);
+        store(to + half, residual ? rounded<Out>(product) * a.scale + load(residual + half) : product);
     }
 }
 
@@ -46,12 +47,12 @@ void write(const Linear& a, int64_t row, int64_t num_rows, int64_t panel, const 
         Out* to = (Out*)a.out + place;
         const Out* residual = a.residual ? (const Out*)a.residual + place : nullptr;
         if (count == PANEL) {
-            write_row(to, sums, bias, residual, a.activation);
+            write_row(a, to, sums, bias, residual);
             continue;
         }
         Out numbers[PANEL], residuals[PANEL] = {};  // the last panel of a weight may be wider than the rest of the row
         if (residual) std::copy_n(residual, count, residuals);
-        write_row(numbers, sums, bias, residual ? residuals : nullptr, a.activation);
+        write_row(a, numbers, sums, bias, residual ? residuals : nullptr);
         std::copy_n(numbers, count, to);
     }
 }

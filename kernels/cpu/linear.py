@@ -24,6 +24,7 @@ class Linear(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("out", "rows", "panels", "bias", "residual")),
         *((name, ctypes.c_int64) for name in ("num_tokens", "num_columns", "depth", "row_stride")),
         *((name, ctypes.c_int64) for name in ("out_stride", "activation")),
+        ("scale", ctypes.c_float),
     )
 
 
@@ -157,6 +158,7 @@ def product(
         depth=depth,
         row_stride=rows.stride(0) // at_once,
         out_stride=token_stride(out, residual),
+        scale=1.0,
     )
     name = "pairs" if at_once == 2 else SUFFIXES[panels.dtype]
     if at_once == 1 and rows.dtype == torch.bfloat16:

@@ -53,6 +53,8 @@ class StepCalls:
         self.result = self.hidden
         """What the last kernel leaves for the caller, [num_rows, width]."""
         self.states = states
+        self.residual_scale = 1.0
+        """What the outputs of layers are multiplied by before they are added to `hidden`."""
         self._keys, self._values, self._groups = keys, values, groups
         self._kernels: list[Kernel[Any]] = []
         self._attentions: list[tuple[int, Attention, Write]] = []

@@ -254,6 +254,7 @@ def _wide(architecture: str) -> dict[str, object]:
         "gpt_neox": {"hidden_size": 256, "head_dim": 64, "rope_parameters": partial},
         "phi3": {"head_dim": 64, "rope_parameters": partial},
         "glm": {"head_dim": 64},
+        "bamba": {"hidden_size": 128, "head_dim": 64},
         "glm4": {"head_dim": 64},
         "nemotron": {"head_dim": 64},
         "stablelm": {"hidden_size": 512, "head_dim": 128},

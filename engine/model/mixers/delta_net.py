@@ -21,13 +21,13 @@ from engine.model.mixers.mixer import (
     Mixer,
     load_taps,
     prepare_convolution,
+    prepare_gates,
     prepare_recurrence,
     rows_of,
 )
 from engine.model.rotary import StepAngles
 from engine.model.spec import DecoderSpec
 from engine.shard import Shard
-from kernels.cpu import state as cpu_state
 from kernels.cpu.elementwise import gated
 from kernels.cpu.step_calls import StepCalls
 
@@ -92,9 +92,7 @@ class DeltaNet(Mixer):
         merged = calls.buffer("inner", sum(self._parts))
         self.inner.prepare(calls, rows, merged)
         qkv, gate, rate, decay = merged.split_with_sizes(self._parts, -1)
-        names, num_heads = ("decay", "rate"), len(self._scale)
-        gates = [calls.buffer(name, num_heads, torch.float32) for name in names]
-        calls.add(cpu_state.gates(decay, rate, self._scale, self._offset, *gates))
+        gates = prepare_gates(calls, decay, rate, self._scale, self._offset)
         prepare_convolution(calls, self._index, qkv, self._taps, self._bias, qkv, silu=True)
         query, key, value = qkv.split_with_sizes(self._qkv, -1)
         query, key = (part.unflatten(-1, (-1, self._key_dim)) for part in (query, key))

@@ -21,11 +21,21 @@ from engine.attention.call import PagedAttention, UnsupportedModelError
 from engine.model.families import RMS
 from engine.model.heads import elements_of
 from engine.model.loader import Loader, Source
-from engine.model.mixers.mixer import Mixer, load_taps, rows_of
+from engine.model.mixers.mixer import (
+    Mixer,
+    load_taps,
+    prepare_convolution,
+    prepare_gates,
+    prepare_recurrence,
+    rows_of,
+)
 from engine.model.norms import Norm, RMSNorm
 from engine.model.rotary import StepAngles
 from engine.model.spec import DecoderSpec
 from engine.shard import Shard
+from kernels.cpu.calls import NoKernelError
+from kernels.cpu.elementwise import gated
+from kernels.cpu.step_calls import StepCalls
 
 
 class Mamba2(Mixer):
@@ -105,6 +115,39 @@ class Mamba2(Mixer):
         parts = rows.split(self._group, -1)
         normed = [norm(part.contiguous()) for norm, part in zip(self._norms, parts, strict=True)]
         return torch.cat(normed, -1)
+
+    def prepare(
+        self, calls: StepCalls, rows: Tensor, out: Tensor, residual: Tensor | None = None
+    ) -> None:
+        if self._clamps:
+            raise NoKernelError("it clamps the time steps of prompts")
+        merged = calls.buffer("inner", sum(self._parts))
+        self.inner.prepare(calls, rows, merged)
+        gate, xbc, time = merged.split_with_sizes(self._parts, -1)
+        gates = prepare_gates(calls, time, None, self._scale, self._offset)
+        prepare_convolution(calls, self._index, xbc, self._taps, self._bias, xbc, silu=True)
+        value, key, query = xbc.split_with_sizes(self._xbc, -1)
+        query, key = (part.unflatten(-1, (-1, self._size)) for part in (query, key))
+        value, mixed = value.unflatten(-1, (-1, self._dim)), calls.buffer("attended", self._xbc[0])
+        prepare_recurrence(
+            calls,
+            self._index,
+            *(query, key, value, *gates),
+            out=mixed.unflatten(-1, (-1, self._dim)),
+            is_delta=False,
+            skip=self._skip,
+        )
+        calls.add_reads(gate)
+        if self._norms_first:
+            self._prepare_norms(calls, mixed)
+        calls.add(gated(gate, mixed, "silu", out=mixed))
+        if not self._norms_first:
+            self._prepare_norms(calls, mixed)
+        self.out.prepare(calls, mixed, out, residual)
+
+    def _prepare_norms(self, calls: StepCalls, rows: Tensor) -> None:
+        for norm, part in zip(self._norms, rows.split(self._group, -1), strict=False):
+            norm.prepare(calls, part, part)
 
 
 def clamps_prompts(config: Any) -> bool:

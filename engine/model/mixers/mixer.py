@@ -16,7 +16,7 @@ from engine.model.loader import Loader
 from engine.model.rotary import StepAngles
 from kernels.attention.batch import PagedBatch
 from kernels.cpu.calls import Kernel, NoKernelError
-from kernels.cpu.state import Convolution, Recurrence, convolution, recurrence
+from kernels.cpu.state import Convolution, Recurrence, convolution, gates, recurrence
 from kernels.cpu.step_calls import StepCalls
 
 
@@ -88,6 +88,18 @@ def prepare_convolution(
     `kernels.cpu.state.convolution`. Raises NoKernelError.
     """
     _add(calls, convolution(rows, weight, bias, calls.states[layer][0], out, **options), out)
+
+
+def prepare_gates(
+    calls: StepCalls, time: Tensor, rates: Tensor | None, scale: Tensor, offset: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Have `calls` compute the decay and the rate of a recurrence, [T, heads] fp32. Return both.
+
+    The arguments are those of `kernels.state.reference.state_gates`. Raises NoKernelError.
+    """
+    decay, rate = (calls.buffer(name, len(scale), torch.float32) for name in ("decay", "rate"))
+    calls.add(gates(time, rates, scale, offset, decay, rate))
+    return decay, rate
 
 
 def prepare_recurrence(

@@ -6,7 +6,15 @@ from torch import Tensor
 
 from engine.attention.call import PagedAttention
 from engine.model.decoder import Decoder
-from engine.model.layer import Layer, layer_name, load_layer_norms, load_mlp, make_attention
+from engine.model.layer import (
+    MLP,
+    Layer,
+    layer_name,
+    load_layer_norms,
+    load_mlp,
+    make_attention,
+    prepare_part,
+)
 from engine.model.loader import Loader
 from engine.model.norms import add_and_norm
 from engine.model.rotary import Rotary, StepAngles
@@ -43,7 +51,12 @@ class OnePartLayer(Layer):
         return hidden, self.mlp(normed if rows is None else normed.index_select(0, rows))
 
     def prepare(self, calls: StepCalls) -> None:
-        raise NoKernelError("its layers have one part each")
+        if self._mixes_tokens:
+            prepare_part(calls, self.norms[0], self.attention, None)
+        elif isinstance(self.mlp, MLP):
+            prepare_part(calls, self.norms[0], self.mlp, None)
+        else:
+            raise NoKernelError("it has experts")
 
 
 class OnePartDecoder(Decoder):

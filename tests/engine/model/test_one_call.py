@@ -24,8 +24,13 @@ from tests.kernels.state_inputs import Chunk, make_batch
 ONE_CALL = {name for name, one_call in documented().items() if one_call == "yes"}
 """Families whose layers run in one call.
 
-The others have LayerNorm, experts, scaled residuals, q/k norms after rotation, or no gate.
+The others have parallel parts, experts, q/k norms after rotation, or no gate.
 """
+GRANITE_4 = {
+    "changes": {"num_local_experts": 0, "time_step_limit": (0.0, float("inf"))},
+    "name": "granitemoehybrid-dense-wide",
+}
+"""Of its dense models."""
 
 
 @pytest.fixture(autouse=True)
@@ -119,14 +124,22 @@ def test_the_last_layer_only_computes_rows_with_logits(tiny_model, load, steps):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("architecture", ["llama", "gemma2", "olmo2", "lfm2", "qwen3_5_text"])
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        *("llama", "gemma2", "olmo2", "granite"),
+        *("lfm2", "qwen3_5_text", "bamba", "mamba2", "granitemoehybrid"),
+    ],
+)
 def test_any_rows(tiny_model, load, steps, architecture, dtype):
     """One call gives what calls of each layer give, whichever rows the last layer computes.
 
     Norms stand before attention and MLP, around them, or after them. Layers with states are the
     last ones, too; what slots held before is poisoned.
     """
-    decoder = load(tiny_model(architecture, is_wide=True), dtype=dtype)
+    changes = GRANITE_4 if architecture == "granitemoehybrid" else {}
+    folder = tiny_model(architecture, is_wide=True, **changes)
+    decoder = load(folder, dtype=dtype)
     num_tokens, device = 5, torch.device("cpu")
     batch = PagedBatch(
         query_starts=torch.tensor([0, num_tokens], dtype=torch.int32),
@@ -196,7 +209,10 @@ def test_steps_of_growing_size_and_other_caches(tiny_model, load, steps):
     [
         ("gpt2", "gelu_new has no kernel"),
         ("mixtral", "it has experts"),
-        ("granite", "parallel or scaled"),
+        ("cohere", "are parallel"),
+        ("granitemoehybrid", "it has experts"),
+        ("nemotron_h", "it clamps the time steps"),
+        ("mamba", "it keeps a state"),
         ("olmoe", "it has experts"),
         ("hunyuan_v1_dense", "normalized after rotation"),
         ("arcee", "the MLP has no gate"),

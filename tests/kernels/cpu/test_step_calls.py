@@ -65,19 +65,20 @@ def test_gated_mlp(make, dtype, activation):
         assert torch.equal(x, expected)
 
 
-@pytest.mark.parametrize("num_columns", [33, 64])
-def test_a_residual_is_added_after_rounding(make, dtype, num_columns):
+@pytest.mark.parametrize(("num_columns", "scale"), [(33, 1.0), (64, 1.0), (64, 0.22)])
+def test_rounded_products_are_added_to_a_residual(make, dtype, num_columns, scale):
     kernel, own = make(HIDDEN, num_columns)
     for size in SIZES:
         x, residual = rows(size, HIDDEN, dtype), rows(size, num_columns, dtype)
         out = torch.empty_like(residual)
-        run(kernel(x, out=out, residual=residual))
-        assert torch.equal(out, own(x) + residual)
+        expected = torch.add(residual, own(x), alpha=scale)
+        for target in (out, residual):
+            adding = kernel(x, out=target, residual=residual)
+            adding.arguments.scale = torch.tensor(scale, dtype=dtype).item()
+            run(adding)
+            assert torch.equal(target, expected)
         run(kernel(x, out=out))
         assert torch.equal(out, own(x))
-        expected = own(x) + residual
-        run(kernel(x, out=residual, residual=residual))
-        assert torch.equal(residual, expected)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
