@@ -70,6 +70,8 @@ LFM2_1_2B: Config = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "block_dim": 2048,  # vLLM reads this and the next, which published files have, too
+    "conv_dim": 2048,
     "max_position_embeddings": MAX_LENGTH,
     "tie_word_embeddings": True,
     "bos_token_id": 0,
