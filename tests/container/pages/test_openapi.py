@@ -158,16 +158,12 @@ def test_requests_give_no_server_error(
 ) -> None:
     """Neither valid nor invalid requests give a server error."""
     engine.max_loras = 1000  # a full engine would answer 507
+    options: dict[str, Any] = {"enable_lora": "adapter" in path, "source_roots": "/"}
     if kind == "generation":
-        app = serve(
-            local_runtime_api=True,
-            tool_call_parser="hermes",
-            enable_lora="adapter" in path,
-            source_roots="/",
-        ).application
+        app = serve(local_runtime_api=True, tool_call_parser="hermes", **options).application
     else:
         name = SPEECH_RECOGNITION if "/audio/" in path else "text-classification"
-        app = serve_task(kind, name).application
+        app = serve_task(kind, name, **options).application
     schema = schemathesis.openapi.from_wsgi("/openapi.json", app)
 
     def check(case: schemathesis.Case) -> None:
