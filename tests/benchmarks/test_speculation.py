@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks.speculation import main
+from benchmarks.speculation.__main__ import main
 from kernels.cpu.shared_library import unavailable_reason
 
 VLLM = """

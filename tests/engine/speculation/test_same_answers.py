@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.speculation import GivenProposer
+from benchmarks.speculation.__main__ import GivenProposer
 from core.errors import ConfigurationError
 from core.process.measured import lines_on
 from engine import LLM, LoRARequest, SamplingParams

@@ -1,6 +1,6 @@
 """Answers requests with vLLM's engine, for `benchmarks.speculation`.
 
-Usage: `PEER_PYTHON -m benchmarks.speculation_peer WORK`. PEER_PYTHON is the interpreter of an
+Usage: `PEER_PYTHON -m benchmarks.speculation.vllm_peer WORK`. PEER_PYTHON is the interpreter of an
 environment with vLLM and without this project's dependencies. WORK is a JSON file: the arguments of
 vLLM's `LLM`, the length of answers, and for each case the prompts of its rounds, of which the first
 is a warm-up. Prints a line of JSON: for each case the seconds of its rounds, and the numbers of

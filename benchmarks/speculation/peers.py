@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.cpu.http_server import ROOT, running_server
 from benchmarks.cpu.work import DTYPES
-from benchmarks.speculation_cases import REFRAIN, Gain, gain_of, prompts_of, turns
+from benchmarks.speculation.cases import REFRAIN, Gain, gain_of, prompts_of, turns
 
 SHORTEST, LONGEST = 2, 16
 """Tokens of a match, as in our own n-grams."""
@@ -45,7 +45,7 @@ def of_vllm(parsed: argparse.Namespace, model: Path) -> list[Gain]:
 def _run_vllm(
     parsed: argparse.Namespace, model: Path, drafts: Mapping[str, Any] | None
 ) -> list[Any]:
-    """Return what `benchmarks.speculation_peer` prints. Raises CalledProcessError."""
+    """Return what `benchmarks.speculation.vllm_peer` prints. Raises CalledProcessError."""
     options = {
         "model": str(model.resolve()),
         "dtype": DTYPES.get(parsed.dtype, parsed.dtype),
@@ -66,7 +66,7 @@ def _run_vllm(
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump({"options": options, "tokens": parsed.tokens, "cases": cases}, file)
         file.flush()
-        command = [parsed.peer_python, "-m", "benchmarks.speculation_peer", file.name]
+        command = [parsed.peer_python, "-m", "benchmarks.speculation.vllm_peer", file.name]
         done = subprocess.run(
             command,
             cwd=ROOT,

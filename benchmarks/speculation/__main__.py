@@ -44,10 +44,10 @@ import torch
 
 from benchmarks.cpu.machine import describe_machine
 from benchmarks.cpu.peer_python import versions
-from benchmarks.speculation_cases import LINE, REFRAIN, Gain, prompts_of, turns
-from benchmarks.speculation_chart import draw, ideal_gain
-from benchmarks.speculation_models import model_of, write_models
-from benchmarks.speculation_peers import llama_cpp_version, of_llama_cpp, of_vllm
+from benchmarks.speculation.cases import LINE, REFRAIN, Gain, prompts_of, turns
+from benchmarks.speculation.chart import draw, ideal_gain
+from benchmarks.speculation.models import model_of, write_models
+from benchmarks.speculation.peers import llama_cpp_version, of_llama_cpp, of_vllm
 from core.sequence import Sequence as TokenSequence
 from engine import LLM, SamplingParams
 from engine.speculation.start import Speculative
