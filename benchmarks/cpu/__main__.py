@@ -9,14 +9,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import shlex
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cpu.http_server import ROOT, MeasurementError
-from benchmarks.cpu.machine import copy_rate, describe_machine, disturbance
+from benchmarks.cpu.machine import copy_rate, disturbance, heading
 from benchmarks.cpu.peer_python import PACKAGES, names_out_of, python_of, versions
 from benchmarks.cpu.shapes import SHAPES
 from benchmarks.cpu.systems import (
@@ -51,9 +49,7 @@ def main() -> int:
     peers = options.out / "peers"
     pythons = {name: python_of(name, options.peer_python, peers) for name in (OURS, *options.vs)}
     found: dict[str, Any] = {
-        "command": f"python -m benchmarks.cpu {shlex.join(sys.argv[1:])}",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(),
+        **heading("benchmarks.cpu", sys.argv[1:]),
         "versions": {name: versions(python) for name, python in pythons.items()},
         "shape": options.shape,
         "work": dataclasses.asdict(work),

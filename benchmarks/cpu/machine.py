@@ -1,8 +1,11 @@
-"""The machine: its CPU, whether it is idle, and how fast it copies."""
+"""The machine: its CPU, whether it is idle, how fast it copies; and how its results begin."""
 
 from __future__ import annotations
 
+import shlex
 import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
@@ -25,6 +28,18 @@ def describe_machine() -> str:
     features = set(" ".join(line for line in lines if line.startswith("flags")).split())
     kinds = [kind for kind in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if kind in features]
     return f"{num_cores()} cores of {names[0] if names else 'a CPU'} ({' '.join(kinds)})"
+
+
+def heading(benchmark: str, arguments: Sequence[str]) -> dict[str, str]:
+    """Return the first entries of a file of results: the command, the time now, and the machine.
+
+    benchmark: the module, such as `benchmarks.cpu`.
+    """
+    return {
+        "command": f"python -m {benchmark} {shlex.join(arguments)}",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": describe_machine(),
+    }
 
 
 def busy_cores() -> float:

@@ -13,14 +13,13 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.cpu.http_server import ROOT, MeasurementError
-from benchmarks.cpu.machine import describe_machine, disturbance
+from benchmarks.cpu.machine import disturbance, heading
 from benchmarks.cpu.peer_python import names_out_of, python_of, versions
 from benchmarks.cpu.table import ratio, spread
 from benchmarks.cpu.work import DTYPES
@@ -46,9 +45,7 @@ def main() -> int:
     peers = options.out / "peers"
     pythons = {name: python_of(name, options.peer_python, peers) for name in (OURS, *options.vs)}
     found: dict[str, Any] = {
-        "command": f"python -m benchmarks.embeddings {shlex.join(sys.argv[1:])}",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(),
+        **heading("benchmarks.embeddings", sys.argv[1:]),
         "versions": {name: versions(python) for name, python in pythons.items()},
         "shape": options.shape,
         "work": settings,

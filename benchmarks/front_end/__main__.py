@@ -7,18 +7,16 @@ nothing waits for a model, and the clients are raw sockets. docs/benchmarks.md e
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import quantiles
 
 import msgspec
 
 from benchmarks.cpu.http_server import ROOT, MeasurementError
-from benchmarks.cpu.machine import describe_machine
+from benchmarks.cpu.machine import heading
 from benchmarks.front_end.cases import APIS, Case, cases
 from benchmarks.front_end.client import Load, load
 from benchmarks.front_end.sampler import PARTS, shares
@@ -140,9 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"benchmarks.front_end: {error}", file=sys.stderr)
         return 1
     found = {
-        "command": f"python -m benchmarks.front_end {shlex.join(arguments or sys.argv[1:])}",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(),
+        **heading("benchmarks.front_end", arguments or sys.argv[1:]),
         "rows": rows,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)

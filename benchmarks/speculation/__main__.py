@@ -29,20 +29,18 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shlex
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
-from benchmarks.cpu.machine import describe_machine
+from benchmarks.cpu.machine import heading
 from benchmarks.cpu.peer_python import versions
 from benchmarks.speculation.cases import LINE, REFRAIN, Gain, prompts_of, turns
 from benchmarks.speculation.chart import draw, ideal_gain
@@ -232,9 +230,7 @@ def _measure(parsed: argparse.Namespace, arguments: Sequence[str]) -> dict[str, 
             gains.append(gain)
     paths = ("out", "results", "draw")
     return {
-        "command": f"python -m benchmarks.speculation {shlex.join(arguments)}",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(),
+        **heading("benchmarks.speculation", arguments),
         "versions": _versions(parsed),
         "arguments": {name: value for name, value in vars(parsed).items() if name not in paths},
         "costs": asdict(bench.costs),
