@@ -18,15 +18,19 @@ from benchmarks.cpu.machine import copy_rate, disturbance, heading
 from benchmarks.cpu.peer_python import PACKAGES, names_out_of, python_of, versions
 from benchmarks.cpu.shapes import SHAPES
 from benchmarks.cpu.systems import (
+    GGUF_TYPES,
     OFFLINE,
     OURS,
     OURS_OFFLINE,
     PEERS,
+    Q4_K_M,
     QUANTIZING,
     make_systems,
 )
 from benchmarks.cpu.table import share_line, table
 from benchmarks.cpu.work import DTYPES, Result, Work
+from benchmarks.gguf.files import gguf_path
+from benchmarks.gguf.states import ARCHITECTURES
 
 FOLDER = ROOT / "build" / "cpu"
 
@@ -71,10 +75,13 @@ def main() -> int:
     except MeasurementError as error:
         print(f"benchmarks.cpu: {error}", file=sys.stderr)
         return 1
-    from benchmarks.cpu.model import bytes_per_token  # loads torch
+    from benchmarks.cpu.model import bytes_per_token, bytes_per_token_of_file  # loads torch
 
     print(*table(runs), sep="\n")
-    num_bytes = bytes_per_token(model, options.quantize)
+    if options.quantize == Q4_K_M:
+        num_bytes = bytes_per_token_of_file(gguf_path(model, GGUF_TYPES[Q4_K_M], options.out))
+    else:
+        num_bytes = bytes_per_token(model, options.quantize)
     print(share_line(runs[OURS], num_bytes, found["copy_rates"]))
     precision = [options.quantize] if options.quantize else []
     notes = [options.shape, options.dtype, *precision, found["machine"], found["date"]]
@@ -106,8 +113,9 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument(
         "--quantize",
-        choices=("int8", "int4"),
-        help=f"precision of the weights, in our server and {', '.join(QUANTIZING)} (default: bf16)",
+        choices=("int8", "int4", Q4_K_M),
+        help=f"precision of the weights, in our server and {', '.join(QUANTIZING)} (default: "
+        f"bf16); {Q4_K_M} is llama.cpp's mixture, of which both servers get one GGUF file",
     )
     parser.add_argument(
         "--users", type=int, default=50, help="concurrent users (default: %(default)s)"
@@ -149,6 +157,10 @@ def _parse() -> argparse.Namespace:
         parser.error(f"--peer-python is for one system: use it with --vs and one of {names}")
     if options.quantize and not set(options.vs) <= set(QUANTIZING):
         parser.error(f"--quantize can only be used with --vs {', '.join(QUANTIZING)}")
+    if options.quantize == Q4_K_M and options.vs != ["llama.cpp"]:
+        parser.error(f"--quantize {Q4_K_M} needs --vs llama.cpp, which writes the file, alone")
+    if options.quantize == Q4_K_M and SHAPES[options.shape]["model_type"] in ARCHITECTURES:
+        parser.error(f"our server reads no GGUF files of --shape {options.shape}")
     if set(options.vs) & set(OFFLINE) and OURS_OFFLINE not in options.vs:
         options.vs.append(OURS_OFFLINE)
     if options.dry:

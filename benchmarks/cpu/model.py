@@ -8,6 +8,7 @@ from collections import deque
 from pathlib import Path
 from string import ascii_lowercase
 
+import gguf
 import torch
 from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -48,6 +49,18 @@ def bytes_per_token(folder: Path, quantize: str | None) -> int:
     head = shapes.pop("lm_head.weight", embedding)  # or tied
     others = sum(math.prod(shape) for shape in shapes.values() if len(shape) > 1)
     return (others * bits + math.prod(head) * bits_of_head) // 8
+
+
+def bytes_per_token_of_file(file: Path) -> int:
+    """Return the same of a quantized GGUF file, whose codes our server keeps with 4 or 8 bits."""
+    matrices = {one.name: one for one in gguf.GGUFReader(file).tensors if len(one.shape) > 1}
+    embedding = matrices.pop("token_embd.weight")
+    matrices.setdefault("output.weight", embedding)  # tied
+    bits = (
+        one.n_elements * (4 if one.tensor_type.name.startswith("Q4_") else 8)
+        for one in matrices.values()
+    )
+    return int(sum(bits)) // 8
 
 
 def make_tokenizer(vocab_size: int) -> Tokenizer:

