@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -39,7 +40,6 @@ from core.configuration.strategy_table import (
     KVReservation,
 )
 from core.errors import ConfigurationError
-from core.process.names import own_version
 from core.protocol.facts import Facts
 from engine.device import choose_kv_dtype
 from engine.loading.model_source import ModelSource
@@ -362,7 +362,7 @@ def with_digest(facts: Facts, model: ModelOptions, memory: MemoryOptions) -> Fac
     model_dir = Path(facts.model)
     random = "random" if model.load_format == "dummy" else ""
     processor, kernels = kernels_digest(facts.device)
-    code = [own_version(), torch.__version__, kernels, facts.executor, facts.decoder]
+    code = [version("longshore"), torch.__version__, kernels, facts.executor, facts.decoder]
     if b"longrope" in (model_dir / "config.json").read_bytes():
         code.append(str(memory.max_model_len))  # chooses between its factors
     if memory.state_dtype != "fp32":

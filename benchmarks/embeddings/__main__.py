@@ -99,9 +99,8 @@ def _rates(results: Sequence[Mapping[str, Any]], size: str) -> list[float]:
 
 def _measure(system: str, python: Path, model: Path, work: Path) -> dict[str, Any]:
     command = [str(part) for part in (python, calls.__file__, system, model, work)]
-    paths = filter(None, [os.environ.get("PYTHONPATH")])
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *paths]) if system == OURS else "",
+        "PYTHONPATH": str(ROOT) if system == OURS else "",
         "HF_HUB_OFFLINE": "1",
         "DO_NOT_TRACK": "1",  # infinity-emb would send statistics of its use
     }

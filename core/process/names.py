@@ -7,7 +7,6 @@ In the repository, our packages are top-level packages. A wheel has them below `
 from __future__ import annotations
 
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _PREFIX = __name__.removesuffix("core.process.names")
@@ -22,14 +21,6 @@ def full_name(module: str) -> str:
 def import_root() -> Path:
     """Return the folder from which our modules are imported: a child's PYTHONPATH needs it."""
     return Path(__file__).resolve().parents[__name__.count(".")]
-
-
-def own_version() -> str:
-    """Return the version of Longshore, or "not installed" in a clone that no pip has installed."""
-    try:
-        return version("longshore")
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def python_command(module: str) -> tuple[str, str, str]:

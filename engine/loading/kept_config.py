@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from core.process.measured import keep, path_of
-from core.process.names import own_version
 from engine.loading.model_source import KeptConfig, ModelSource
 from engine.model.published.settings import read_spec
 from engine.model.rotary import OWN_KINDS
@@ -55,7 +54,7 @@ def keep_config(source: ModelSource, spec: DecoderSpec) -> None:
 
 def _path(model_dir: Path) -> Path:
     """Return the file of what is kept. Raises OSError if the model has no config.json."""
-    versions = own_version(), version("transformers"), torch.__version__
+    versions = version("longshore"), version("transformers"), torch.__version__
     content = (model_dir / "config.json").read_bytes()
     return path_of(hashlib.sha256(repr((versions, content)).encode()).hexdigest()[:32], ".config")
 

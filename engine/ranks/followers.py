@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from multiprocessing.connection import Pipe
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from torch._C._distributed_c10d import TCPStore  # torch.distributed does not ex
 from core.configuration.layout import quantity
 from core.configuration.options import Options
 from core.errors import ConfigurationError, EngineUnavailableError, LongshoreError
-from core.process.names import import_root, own_version, python_command
+from core.process.names import import_root, python_command
 from engine.digest import digest_model
 from engine.ranks.order_types import LAUNCH, READY, FailureReport, Order, RankLaunch
 from engine.ranks.orders import RemoteOrders
@@ -71,7 +72,7 @@ class Followers:
         self._encode = msgspec.msgpack.Encoder().encode
         self._remote_orders: RemoteOrders | None = None
         digest = digest_model(model_dir) if options.layout.nodes > 1 else ""
-        launch = RankLaunch(own_version(), digest, options, size)
+        launch = RankLaunch(version("longshore"), digest, options, size)
         self._store: TCPStore | None = serve_store(address or HERE)
         self._store.set(LAUNCH, launch.encode())
         self.address = f"{self._store.host}:{self._store.port}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Literal
 
 import msgspec
@@ -17,7 +18,6 @@ from core.errors import (
 )
 from core.foreign_code import reason_of
 from core.plan import BlockMoves
-from core.process.names import own_version
 
 LAUNCH = "launch"
 """The key of the launch in the store."""
@@ -47,15 +47,15 @@ class RankLaunch(msgspec.Struct, frozen=True):
     @classmethod
     def decode(cls, message: bytes) -> RankLaunch:
         """Decode a launch. Raises ConfigurationError if rank 0 runs another Longshore version."""
-        ours = own_version()
+        own_version = version("longshore")
         try:
             their_version = msgspec.json.decode(message, type=_Versioned).version
-            if their_version == ours:
+            if their_version == own_version:
                 return msgspec.json.decode(message, type=cls)
         except msgspec.MsgspecError as error:
             their_version = f"of another build ({error})"
         raise ConfigurationError(
-            f"rank 0 runs Longshore {their_version}, but this rank runs {ours}; install the "
+            f"rank 0 runs Longshore {their_version}, but this rank runs {own_version}; install the "
             "same version on every node"
         )
 
