@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +54,17 @@ def keep_config(source: ModelSource, spec: DecoderSpec) -> None:
 
 def _path(model_dir: Path) -> Path:
     """Return the file of what is kept. Raises OSError if the model has no config.json."""
-    versions = version("longshore"), version("transformers"), torch.__version__
+    versions = _own_version(), version("transformers"), torch.__version__
     content = (model_dir / "config.json").read_bytes()
     return path_of(hashlib.sha256(repr((versions, content)).encode()).hexdigest()[:32], ".config")
+
+
+def _own_version() -> str:
+    """Return Longshore's version; '' in a clone that pip has not installed (for `make gpu`)."""
+    try:
+        return version("longshore")
+    except PackageNotFoundError:
+        return ""
 
 
 def _settings(config: Any) -> dict[str, Any] | None:

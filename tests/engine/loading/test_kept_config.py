@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 
 import msgspec
@@ -124,6 +125,20 @@ def test_what_needs_transformers_reads_the_config_again(llama, kept, started, op
     assert {*kept.glob("*.config")} <= files
     as_json = build.read_config(llama, False).to_json_string()
     assert read_kept(llama).to_json_string() == as_json
+
+
+def test_a_clone_that_is_not_installed_starts(llama, kept, started, monkeypatch):
+    """GPU_PYTHON=python3 runs `make gpu` so."""
+    from_name = Distribution.from_name
+
+    def missing(name):
+        if name == "longshore":
+            raise PackageNotFoundError(name)
+        return from_name(name)
+
+    monkeypatch.setattr(Distribution, "from_name", missing)
+    assert [started(llama)[1] for _ in range(2)] == [1, 0]
+    assert started(llama, load_format="dummy")[1] == 1
 
 
 def test_another_config_or_other_weights_are_read_again(llama, kept, started):
