@@ -99,8 +99,9 @@ def _rates(results: Sequence[Mapping[str, Any]], size: str) -> list[float]:
 
 def _measure(system: str, python: Path, model: Path, work: Path) -> dict[str, Any]:
     command = [str(part) for part in (python, calls.__file__, system, model, work)]
+    paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
     environment = os.environ | {
-        "PYTHONPATH": str(ROOT) if system == OURS else "",
+        "PYTHONPATH": os.pathsep.join(paths) if system == OURS else "",
         "HF_HUB_OFFLINE": "1",
         "DO_NOT_TRACK": "1",  # infinity-emb would send statistics of its use
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -79,6 +80,22 @@ def test_systems_take_turns_in_environments_of_their_own(monkeypatch, tmp_path, 
     assert found["runs"]["infinity-emb"][0]["cosine"] == pytest.approx(1, abs=1e-5)
     assert found["runs"]["fastembed"][0]["cosine"] < 0.9
     assert "busy before fastembed" in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [("", str(ROOT)), ("a:b", f"{ROOT}{os.pathsep}a:b")]
+)
+def test_our_own_process_keeps_the_callers_path(given, expected, monkeypatch, tmp_path):
+    def run(command, *, env, **_):
+        paths.append(env["PYTHONPATH"])
+        return subprocess.CompletedProcess(command, 0, b"{}")
+
+    paths = []
+    monkeypatch.setenv("PYTHONPATH", given)
+    monkeypatch.setattr(subprocess, "run", run)
+    for system in ("longshore", "fastembed"):
+        benchmark._measure(system, tmp_path, tmp_path, tmp_path)
+    assert paths == [expected, ""]
 
 
 @pytest.mark.matrix(cases=0)
