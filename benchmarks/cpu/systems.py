@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from benchmarks.cpu.http_server import ROOT, MeasurementError, measure_server
 from benchmarks.cpu.work import DTYPES, Result, Sent, Work
 from benchmarks.gguf.files import server_program, write_file
+from core.process.processes import num_cores
 
 MAX_LENGTH = 1024
 MAX_SEQUENCES = 64
@@ -88,7 +88,7 @@ def _vllm(python: Path, preload: str) -> Measure:
         # By default, vLLM reserves a core for its front end, which would slow it down on two cores.
         settings = {
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": str(os.cpu_count()),
+            "OMP_NUM_THREADS": str(num_cores()),
             "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
             "VLLM_NO_USAGE_STATS": "1",
             **({"LD_PRELOAD": preload} if preload else {}),
@@ -106,7 +106,7 @@ def _llama_cpp(python: Path) -> Measure:
         type = GGUF_TYPES[work.quantize or work.dtype]
         file = write_file(model, type, python, model.parent)
         command = [server_program(python), "--model", str(file)]
-        command += ["--host", "127.0.0.1", "--port", "{port}", "--threads", str(os.cpu_count())]
+        command += ["--host", "127.0.0.1", "--port", "{port}", "--threads", str(num_cores())]
         command += ["--parallel", str(work.users), "--ctx-size", str(work.users * MAX_LENGTH)]
         return measure_server(command, {}, "/health", work, folder)
 

@@ -123,6 +123,21 @@ def test_libraries_are_preloaded_into_vllm_s_server(preload, tmp_path, monkeypat
     assert measure(tmp_path, work, [], tmp_path) == preload
 
 
+def test_other_servers_get_a_thread_for_each_core_that_a_run_may_use(tmp_path, monkeypatch):
+    def measure_server(command, environment, *_):
+        if "--threads" in command:
+            return command[command.index("--threads") + 1]
+        return environment["OMP_NUM_THREADS"]
+
+    monkeypatch.setattr("benchmarks.cpu.systems.measure_server", measure_server)
+    monkeypatch.setattr("benchmarks.cpu.systems.server_program", lambda python: "server")
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 2, 5})
+    (tmp_path / "model-Q4_0.gguf").touch()
+    systems = make_systems({"vllm": Path(), "llama.cpp": Path()})
+    found = [measure(tmp_path / "model", WORK, [], tmp_path) for measure in systems.values()]
+    assert found == ["3", "3"]
+
+
 @pytest.mark.parametrize(
     ("dtype", "quantize", "kind"),
     [
