@@ -97,7 +97,8 @@ def _section_names(text: str) -> tuple[str, ...]:
         raise argparse.ArgumentTypeError(
             f"unknown section {unknown[0]!r}; choose from {', '.join(SECTIONS)}"
         )
-    return names
+    # Without the ceilings, no other section's rates have their shares of them.
+    return names if "ceilings" in names else ("ceilings", *names)
 
 
 def run_worker(remaining: list[str], report: Report, options: argparse.Namespace) -> list[str]:

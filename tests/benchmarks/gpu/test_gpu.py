@@ -156,14 +156,32 @@ def test_a_worker_that_never_starts_is_not_tried_again(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("sections", "code"), [("elementwise", 0), ("elementwise,quantized", 1)])
 def test_a_section_that_never_ran_fails_the_run(tmp_path, monkeypatch, sections, code):
     def run_first_only(remaining, report, options):
-        for event in (begin("elementwise"), {"event": "end", "seconds": 1.0}):
-            report.take(event)
+        for job in ("ceilings", "elementwise"):
+            report.take(begin(job))
+            report.take({"event": "end", "seconds": 1.0})
         return []
 
     monkeypatch.setattr(gpu, "run_worker", run_first_only)
     with pytest.raises(SystemExit) as exit:
         gpu.main(["--sections", sections, "--out", str(tmp_path)])
     assert exit.value.code == code
+
+
+@pytest.mark.parametrize("sections", ["roofline", "ceilings,roofline"])
+def test_every_run_has_the_ceilings_of_its_rates(tmp_path, monkeypatch, sections):
+    def run_all(remaining, report, options):
+        jobs.append(remaining)
+        take(report, "ceilings", {"bytes": 4_000_000, "us": {"torch": 1.0}})
+        take(report, "roofline", {"batch": 50, "step us": 2.0, "GPU us": 1.5, "bytes": 4_000_000})
+        return []
+
+    jobs = []
+    monkeypatch.setattr(gpu, "run_worker", run_all)
+    with pytest.raises(SystemExit):
+        gpu.main(["--sections", sections, "--out", str(tmp_path)])
+    assert jobs == [["ceilings", "roofline"]]
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert found["sections"]["roofline"]["rows"][0]["of roofline"] == 0.5
 
 
 def test_a_worker_is_done_after_its_last_job(tmp_path):
