@@ -8,6 +8,7 @@ import mmap
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -112,7 +113,7 @@ class KVCache:
         """[num_blocks + 1, elements]: what is kept beside each block; and a row for padding."""
         if bytes_beside:
             self.beside = allocate(bytes_beside // dtype.itemsize, num_spare=1)
-        _populate_in_background(regions)
+        _populate_in_background(regions, weakref.ref(self))
         words = sum(memory.shape[1] for memory in self.blocks) * dtype.itemsize // 8
         self.host = torch.empty(
             num_host_blocks, words, dtype=torch.int64, pin_memory=device.type == "cuda"
@@ -137,11 +138,12 @@ def _zeros(num_bytes: int) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def _populate_in_background(regions: Sequence[Tensor]) -> None:
+def _populate_in_background(regions: Sequence[Tensor], owner: weakref.ref[KVCache]) -> None:
     """Have Linux allocate every page, so that no step waits until a page is found and cleared.
 
-    A background thread does it, so that the start does not wait either. Linux before 5.14 has no
-    call for it. There this function writes zeros to all of the memory, before any step uses it.
+    A background thread does it, so that the start does not wait either. The thread ends early if
+    `owner` is freed. Linux before 5.14 has no call for it. There this function writes zeros to all
+    of the memory, before any step uses it.
     """
     pieces = [piece for region in regions for piece in region.split(POPULATE_BYTES)]
     if not pieces:
@@ -151,13 +153,14 @@ def _populate_in_background(regions: Sequence[Tensor]) -> None:
             region.zero_()
     elif len(pieces) > 1:
         # NOTE: not a daemon, which Python would stop inside torch's code, aborting the process.
-        rest = partial(_populate_all, pieces[1:])
+        rest = partial(_populate_all, pieces[1:], owner)
         threading.Thread(target=rest, name="populate-kv").start()
 
 
-def _populate_all(pieces: list[Tensor]) -> None:
+def _populate_all(pieces: list[Tensor], owner: weakref.ref[KVCache]) -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), POPULATE_NICENESS)  # of this thread
-    while pieces and threading.main_thread().is_alive():  # else the process is about to end
+    # If the main thread has ended, the process is about to end.
+    while pieces and owner() is not None and threading.main_thread().is_alive():
         if _populate(pieces.pop(0)):
             return  # memory is short: pages are allocated as steps write them
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from core.configuration.kv_layout import KVLayout, LayerShape
-from engine.attention.kv_cache import KVCache
+from engine.attention.kv_cache import POPULATE_BYTES, KVCache
 
 LAYOUT = KVLayout.uniform(16)
 
@@ -75,9 +75,24 @@ def test_memory_is_written_at_once_if_the_kernel_cannot_populate_it(monkeypatch)
     assert not cache.values[1].any()
 
 
-def test_a_cache_may_be_dropped_while_it_is_populated():
-    for _ in range(5):
-        make_large()
+@pytest.mark.usefixtures("nothing_in_the_background")
+def test_a_cache_that_is_dropped_is_populated_no_further(monkeypatch):
+    populated, may_go_on = [], threading.Event()
+
+    def populate(piece):
+        populated.append(len(piece))
+        if len(populated) > 1:  # in the thread
+            assert may_go_on.wait(60)
+        return 0
+
+    monkeypatch.setattr("engine.attention.kv_cache._populate", populate)
+    make_large()
+    gc.collect()
+    may_go_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "populate-kv":
+            thread.join()
+    assert len(populated) <= 2 < 128 * 2**20 // POPULATE_BYTES
 
 
 def test_huge_pages_are_optional(monkeypatch):
