@@ -54,6 +54,8 @@ inline Ints load(const uint8_t* from) {
     std::memcpy(&bytes, from, sizeof bytes);
 #if defined(__AVX512F__)  // GCC 12 would take the bytes apart one by one
     return (Ints)_mm512_cvtepu8_epi32((__m128i)bytes);
+#elif defined(__AVX2__)
+    return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
 #else
     return __builtin_convertvector(bytes, Ints);
 #endif
