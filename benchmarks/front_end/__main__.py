@@ -1,7 +1,8 @@
 """Measure the front end alone: its CPU time for each token and each request.
 
 gunicorn and its workers run as they serve. The engine is fake and answers at a given pace, so that
-nothing waits for a model, and the clients are raw sockets. docs/benchmarks.md explains the table.
+nothing waits for a model, and the clients are raw sockets. With `--vs vllm`, each case is run by
+vLLM's own server too, whose executor is fake. docs/benchmarks.md explains the table.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import quantiles
 
@@ -17,13 +19,19 @@ import msgspec
 
 from benchmarks.cpu.http_server import ROOT, MeasurementError
 from benchmarks.cpu.machine import heading
+from benchmarks.cpu.peer_python import names_out_of, python_of, versions
 from benchmarks.front_end.cases import APIS, Case, cases
 from benchmarks.front_end.client import Load, load
 from benchmarks.front_end.sampler import PARTS, shares
 from benchmarks.front_end.server import Workers, front_end
+from benchmarks.front_end.vllm_server import APIS as VLLM_APIS
+from benchmarks.front_end.vllm_server import vllm_server
 from core.configuration.options import make_options
 
+VLLM = "vllm"
 FLOOD = 100_000
+WARM_UP = 3
+"""Requests before a case, since the first ones load code."""
 TOP = 25
 """Functions with the most samples that the results keep."""
 HEAD = (
@@ -68,6 +76,7 @@ def measure(workers: Workers, case: Case, idle: float) -> Row:
 
     idle: cores that the workers use for /ping alone.
     """
+    load(workers.port, case.request(2), connections=1, requests=WARM_UP)
     _, request_us, _ = _load(workers, case, case.requests, 1, idle)
     found, whole_us, counts = _load(workers, case, case.connections, case.tokens, idle)
     num_tokens = case.connections * case.tokens
@@ -123,28 +132,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds=options.seconds,
         requests=options.requests,
     )
-    settings = make_options({"http_workers": options.workers, "stream_delay": options.stream_delay})
-    rows: list[Row] = []
+    python = python_of(VLLM, options.peer_python, ROOT / "build" / "peers") if options.vs else None
     try:
-        with (
-            tempfile.TemporaryDirectory(prefix="ls-") as folder,
-            front_end(options.model, Path(folder), settings) as workers,
-        ):
-            idle = _idle_cores(workers, options.seconds / 2)
-            for case in chosen:
-                print(case.name, file=sys.stderr)
-                rows.append(measure(workers, case, idle))
+        with ExitStack() as stack:
+            rows = [*_rows(chosen, _systems(stack, options, python), options.seconds / 2)]
     except MeasurementError as error:
         print(f"benchmarks.front_end: {error}", file=sys.stderr)
         return 1
     found = {
         **heading("benchmarks.front_end", arguments or sys.argv[1:]),
+        **({"versions": versions(python)} if python else {}),
         "rows": rows,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     print(*table(rows), f"{found['machine']}; {found['date']}", sep="\n")
     return 0
+
+
+def _systems(
+    stack: ExitStack, options: argparse.Namespace, python: Path | None
+) -> dict[str, Workers]:
+    """Start our front end, and vLLM's if its interpreter is given. Return them by name."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ls-")))
+    settings = make_options({"http_workers": options.workers, "stream_delay": options.stream_delay})
+    systems = {"": stack.enter_context(front_end(options.model, folder, settings))}
+    if python:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        log = options.out.with_suffix(".vllm.log")
+        server = vllm_server(python, options.model, max(options.connections), log)
+        systems[VLLM] = stack.enter_context(server)
+    return systems
+
+
+def _rows(chosen: Iterator[Case], systems: Mapping[str, Workers], idle_s: float) -> Iterator[Row]:
+    """Measure each case with all systems that have its API, in turns."""
+    idle = {name: _idle_cores(workers, idle_s) for name, workers in systems.items()}
+    for case in chosen:
+        for name, workers in systems.items():
+            if name == VLLM and case.api not in VLLM_APIS:
+                continue
+            print(name, case.name, file=sys.stderr)
+            row = measure(workers, case, idle[name])
+            row.name = f"{name}: {row.name}" if name else row.name
+            yield row
 
 
 def table(rows: Sequence[Row]) -> list[str]:
@@ -155,6 +186,8 @@ def table(rows: Sequence[Row]) -> list[str]:
     lines += ["", f"| share of the time | {' | '.join(parts)} |"]
     lines += ["| --- " * (len(parts) + 1) + "|"]
     for row in rows:
+        if not row.functions:  # vLLM takes no samples
+            continue
         cells = [f"{row.shares[part]:.0%}" for part in parts]
         lines.append(f"| {row.name} | {' | '.join(cells)} |")
     return lines
@@ -203,6 +236,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=0,
         metavar="MS",
         help="option.stream_delay (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--vs",
+        type=names_out_of([VLLM]),
+        metavar=VLLM,
+        help="also measure vLLM's server, in the same run (default: do not)",
+    )
+    parser.add_argument(
+        "--peer-python",
+        type=Path,
+        help="Python interpreter of an environment with vLLM (default: create one)",
     )
     parser.add_argument(
         "--model",

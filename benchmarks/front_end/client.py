@@ -80,7 +80,7 @@ class Exchange:
         if not end:
             return b""
         _require(head.startswith(b"HTTP/1.1 200 "), self._head.decode(errors="replace"))
-        _, name, rest = head.partition(b"\r\nContent-Length: ")
+        _, name, rest = head.lower().partition(b"\r\ncontent-length: ")
         self._left = int(rest.split(b"\r\n")[0]) if name else None
         self._end = end
         return body

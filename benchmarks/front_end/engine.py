@@ -135,10 +135,15 @@ class FakeEngine:
         self._socket.send_multipart([client, self._encode(message)])
 
 
+def text_tokens(model_dir: Path) -> list[int]:
+    """Return the tokens of TEXT, which answers repeat."""
+    return Tokenizer(model_dir).encode(TEXT, add_special_tokens=False)
+
+
 def main(endpoint: str, model_dir: str) -> None:
     """Answer until the process that started this one ends."""
     die_with_parent(os.getppid())
-    token_ids = Tokenizer(Path(model_dir)).encode(TEXT, add_special_tokens=False)
+    token_ids = text_tokens(Path(model_dir))
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.sndhwm = socket.rcvhwm = socket.linger = 0
         socket.bind(endpoint)

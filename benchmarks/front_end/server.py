@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -48,9 +48,10 @@ class SampledFrontEnd(FrontEnd):
 class Workers:
     """The worker processes of a running front end."""
 
-    def __init__(self, port: int, arbiter: int, folder: Path) -> None:
+    def __init__(self, port: int, processes: Sequence[psutil.Process], folder: Path | None) -> None:
+        """folder: of the processes' samples, if they take any."""
         self.port = port
-        self._processes = psutil.Process(arbiter).children()
+        self._processes = processes
         self._folder = folder
 
     def cpu_s(self) -> float:
@@ -61,6 +62,8 @@ class Workers:
     def samples(self) -> Mapping[str, int]:
         """Return the samples by function since the last call."""
         counts: Counter[str] = Counter()
+        if self._folder is None:
+            return counts
         for process in self._processes:
             file = self._folder / f"{process.pid}.json"
             file.unlink(missing_ok=True)
@@ -95,7 +98,7 @@ def front_end(model: Path, folder: Path, options: Options) -> Iterator[Workers]:
     ]
     try:
         _wait_until_ready(processes, port)
-        yield Workers(port, processes[1].pid, folder)
+        yield Workers(port, psutil.Process(processes[1].pid).children(), folder)
     finally:
         for process in processes:
             process.kill()
