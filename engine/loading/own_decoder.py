@@ -77,78 +77,65 @@ def _check(source: ModelSource, spec: DecoderSpec, group: Group) -> None:
     All of the group compute our layers; its first process compares them, and the others follow.
 
     The first comparison is in fp32. If the model will run in low precision or has quantized layers,
-    a second comparison runs it as it will serve. Its limit is loose, because a router's near ties
-    may go either way, so it only catches kernels that are plainly wrong.
+    ours run once more as they will serve, and are compared with the same logits. That limit is
+    loose, because a router's near ties may go either way, so it only catches kernels that are
+    plainly wrong.
     """
+    first = source.with_config(spec.first_layers_config(spec.num_trial_layers))
+    exact = first.for_comparison()
     is_low = source.dtype != torch.float32
     # A model that serves in low precision uses fp32 only here, so SDPA is fast enough on CUDA.
     is_cuda = source.device.type == "cuda"
     backend = sdpa_backend(source.device) if is_low and is_cuda else None
-    limit = MAX_RELATIVE_ERROR[torch.float32]
-    _trial(source.for_comparison(), spec, group, limit, backend)
+    logits = _logits(exact, spec, group, backend)
+    # Our layers are freed before transformers' are loaded.
+    expected = _expected(exact, logits, spec) if group.rank == 0 else None
+    _require_agreement(logits, expected, MAX_RELATIVE_ERROR[torch.float32], group)
     if is_low or source.is_quantized:
-        _trial(source, spec, group, MAX_KERNEL_ERROR)
+        _require_agreement(_logits(first, spec, group), expected, MAX_KERNEL_ERROR, group)
 
 
-def _trial(
-    source: ModelSource,
-    spec: DecoderSpec,
-    group: Group,
-    limit: float,
-    backend: AttentionBackend | None = None,
-) -> None:
-    """Raise UnsupportedModelError if the relative error of the logits is above the limit.
+def _require_agreement(logits: Tensor, expected: Tensor | None, limit: float, group: Group) -> None:
+    """Raise UnsupportedModelError in all of the group if the relative error is above the limit.
 
-    They are those of the first `spec.num_trial_layers` layers.
+    expected: None in all but its first process.
     """
-    first = source.with_config(spec.first_layers_config(spec.num_trial_layers))
-    logits = _logits(_checkpoint(first, spec), source, spec, group, backend)
-    error = 0.0
-    if group.rank == 0:
-        # Our layers are freed before transformers' are loaded.
-        error = _error(first, logits, spec, limit)
-    error = group.agree(error)
+    error = group.agree(0.0 if expected is None else relative_error(logits, expected))
     if error > limit:
         raise mismatch_error(error)
 
 
-def _error(source: ModelSource, logits: Tensor, spec: DecoderSpec, limit: float) -> float:
-    """Return the relative error of the logits of as many layers as the source's config has.
+def _expected(source: ModelSource, logits: Tensor, spec: DecoderSpec) -> Tensor:
+    """Return the logits [vocab_size] of as many of transformers' layers as the source's config has.
 
-    Raises NotKeptError if the logits of transformers' layers are needed but not known, and the
-    config is a kept one.
+    Those of an earlier start are used if ours agree with them. Raises NotKeptError if they do not,
+    or if there are none, and the config is a kept one.
     """
     from engine.loading.kept_logits import KeptLogits  # only this function needs it
 
     kept = KeptLogits(source)
     expected = kept.read()
     if expected is not None:
-        error = relative_error(logits, expected.to(logits.device))
-        if error <= limit:  # else the files may have changed
-            return error
+        expected = expected.to(logits.device)
+        if relative_error(logits, expected) <= MAX_RELATIVE_ERROR[torch.float32]:
+            return expected  # else the files may have changed
     source.require_class()
-    expected = _expected(_reference(source, spec), spec)
-    kept.write(expected)
-    return relative_error(logits, expected)
-
-
-def _expected(reference: Any, spec: DecoderSpec) -> Tensor:
+    reference = _reference(source, spec)
     try:
         with contained:
-            return eager_logits(reference, spec.vocab_size)
+            expected = eager_logits(reference, spec.vocab_size)
     except Exception as error:  # model code may raise anything on an unexpected config
         raise UnsupportedModelError(f"transformers' own layers fail: {error}") from error
+    kept.write(expected)
+    return expected
 
 
 def _logits(
-    checkpoint: Checkpoint,
-    source: ModelSource,
-    spec: DecoderSpec,
-    group: Group,
-    backend: AttentionBackend | None,
+    source: ModelSource, spec: DecoderSpec, group: Group, backend: AttentionBackend | None = None
 ) -> Tensor:
+    """Return the logits of the first layers, of which the source's config has no others."""
     num_layers = spec.num_trial_layers
-    decoder = _decoder(checkpoint, source, spec, num_layers, group)
+    decoder = _decoder(_checkpoint(source, spec), source, spec, num_layers, group)
     shapes = decoder.shapes[: spec.cache_index(num_layers)]
     return paged_logits(
         decoder,
