@@ -36,8 +36,9 @@ def to_fp8(weight: Tensor) -> Float8Weight:
 
 def to_int8(weight: Tensor) -> IntegerWeight:
     """Round to -127 .. 127, with a scale for each output."""
-    scales = _nonzero(weight.abs().amax(1, keepdim=True) / 127)
-    codes = ((weight / scales).round() + 128).to(torch.uint8)
+    low, high = weight.aminmax(dim=1, keepdim=True)
+    scales = _nonzero(torch.maximum(high, -low) / 127)
+    codes = (weight / scales).round_().add_(128).to(torch.uint8)
     zeros = torch.full_like(scales, 128, dtype=torch.uint8)
     return IntegerWeight(codes, scales, zeros, 8, weight.shape[1])
 
