@@ -40,7 +40,7 @@ def main() -> int:
     work = Work(
         users=options.users,
         requests=options.requests,
-        requests_of_one=1 if options.dry else 6,
+        requests_of_one=options.requests_of_one,
         dtype=options.dtype,
         quantize=options.quantize,
         seed=options.seed,
@@ -124,6 +124,12 @@ def _parse() -> argparse.Namespace:
         "--requests", type=int, default=150, help="requests per run (default: %(default)s)"
     )
     parser.add_argument(
+        "--requests-of-one",
+        type=int,
+        default=6,
+        help="requests of a single user per run (default: %(default)s)",
+    )
+    parser.add_argument(
         "--rounds", type=int, default=3, help="runs of each system (default: %(default)s)"
     )
     parser.add_argument(
@@ -165,6 +171,7 @@ def _parse() -> argparse.Namespace:
         options.vs.append(OURS_OFFLINE)
     if options.dry:
         options.shape, options.users, options.requests, options.rounds = "dry", 3, 4, 1
+        options.requests_of_one = 1
     if options.preload and "vllm" not in options.vs:
         parser.error("--preload is for vLLM's server: use it with --vs vllm")
     options.out = options.out.resolve()

@@ -17,6 +17,8 @@ from core.process.processes import num_cores
 MAX_LENGTH = 1024
 MAX_SEQUENCES = 64
 KV_GIB = 4
+TIMEOUT_S = 3600
+"""Until a request fails: llama.cpp's default. A large model takes minutes on few cores."""
 Measure = Callable[[Path, Work, Sequence[Sent], Path], Result]
 """Measures a system, given a model directory, the work, the requests that our server got, and a
 folder for the files of the run. Raises MeasurementError.
@@ -69,6 +71,7 @@ def _ours(llama_cpp: Path | None) -> Measure:
             "OPTION_MAX_MODEL_LEN": str(MAX_LENGTH),
             "OPTION_MAX_ROLLING_BATCH_SIZE": str(MAX_SEQUENCES),
             "OPTION_KV_CACHE_MEMORY_BYTES": str(KV_GIB * 2**30),
+            "OPTION_PREDICT_TIMEOUT": str(TIMEOUT_S),
         }
         served = model
         if work.quantize == Q4_K_M:

@@ -306,6 +306,19 @@ def test_every_system_quantizes_its_weights(tmp_path, monkeypatch, capsys):
     assert "; int8; " in capsys.readouterr().out.splitlines()[-1]
 
 
+def test_a_large_model_gets_fewer_requests_and_time_for_each(tmp_path, monkeypatch):
+    def serve(command, environment, ready, work, folder):
+        served.append((environment["OPTION_PREDICT_TIMEOUT"], work.requests, work.requests_of_one))
+        return result(100, 10)
+
+    served = []
+    monkeypatch.setattr("benchmarks.cpu.systems.measure_server", serve)
+    arguments = ["--shape", "dry", "--requests", "5", "--requests-of-one", "2", "--rounds", "1"]
+    monkeypatch.setattr("sys.argv", ["benchmarks.cpu", *arguments, "--out", str(tmp_path)])
+    assert main() == 0
+    assert served == [("3600", 5, 2)]
+
+
 def test_ours_also_runs_offline_beside_an_offline_system(tmp_path, monkeypatch):
     def make_systems(pythons, preload):
         return {name: lambda *_: result(100, 10) for name in pythons}
