@@ -3,6 +3,9 @@
 Codes become numbers of the rows' type in registers. That is exact: an integer minus its zero has at
 most 8 significant bits, e4m3 has 4 and e2m1 has 2. The scale of a group multiplies the group's sum
 of products in fp32. So weights are read in their stored size, and only the result is rounded.
+
+Tiles are computed as codes times rows, and not as rows times codes. So the codes are the operand
+that a tensor core reads from registers, and never pass through shared memory as numbers.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.target_info import cuda_capability_geq
 
 from kernels.arguments import stride
 from kernels.fp8 import e4m3_decode
@@ -27,24 +31,25 @@ PER_BYTE: Mapping[str, int] = {"int4": 2, "int8": 1, "fp8": 1, "fp4": 2}
 """Codes in a byte, by kind of weight. fp8 is e4m3; fp4 is MXFP4."""
 TILES: Mapping[tuple[int, int], tuple[int, int, int]] = {
     (16, 32): (32, 2, 4),
-    (16, 64): (32, 4, 4),
+    (16, 64): (128, 4, 3),
     (32, 32): (64, 4, 3),
-    (32, 64): (32, 4, 3),
+    (32, 64): (64, 4, 4),
     (64, 32): (64, 4, 3),
-    (64, 64): (64, 4, 2),
+    (64, 64): (64, 4, 4),
 }
 """Maps the rows and inputs of a tile to its outputs, and to the kernel's warps and stages.
 
 With these sizes, loops need no stack and read 16 bytes at a time on sm_80 to sm_90, as
-tests/kernels/compiled/test_quantized_compile.py checks. For neighbouring sizes, this is not true.
-On an H200, other sizes are at most a tenth faster.
+tests/kernels/compiled/test_quantized_compile.py checks.
 """
-PROGRAMS = 1024
-"""Programs that hide each other's waits: eight on each multiprocessor of an H200."""
+WARPS = 2048
+"""Warps that hide each other's waits: sixteen on each multiprocessor of an H200."""
 MIN_STEPS = 4
 """Steps of the loop over inputs for which a split is worth its partial sums."""
 ADDED = 256
 """Outputs of which a program adds the splits."""
+SPLITS_AT_ONCE = 8
+"""Splits that it reads at once."""
 
 
 @triton.jit
@@ -63,21 +68,40 @@ def scale_and_zero(
 
 
 @triton.jit
+def difference(bits, zero, dtype: tl.constexpr):
+    """Return the numbers of type dtype that have these bits [N, K], minus zeros [N]."""
+    return bits.to(dtype, bitcast=True) - zero.to(dtype)[:, None]
+
+
+@triton.jit
 def decoded(codes, zero, dtype: tl.constexpr, KIND: tl.constexpr):
-    """Return codes [N, K] as numbers, exactly, without their scale."""
+    """Return codes [N, K] as numbers, exactly, without their scale.
+
+    NOTE: the two NaN codes of fp8 become NaN on sm_89 and newer, and ±480 before.
+    """
     if KIND == "fp8":
-        numbers = e4m3_decode(codes, dtype)
+        if cuda_capability_geq(8, 9):
+            numbers = codes.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(dtype)
+        else:
+            numbers = e4m3_decode(codes, dtype)
     elif KIND == "fp4":
         numbers = e2m1_decode(codes, dtype)
+    # In the lowest mantissa bits of 2 ** 10 in fp16, 2 ** 7 in bf16 or 2 ** 23 in fp32, an integer
+    # is added to that power. This takes fewer instructions than a conversion of the integer.
+    elif dtype == tl.float16:
+        numbers = difference(codes.to(tl.int16) | 0x6400, zero.to(tl.int16) + 2**10, dtype)
+    elif KIND == "int4":
+        numbers = difference(codes.to(tl.int16) | 0x4300, zero.to(tl.int16) + 2**7, dtype)
     else:
-        numbers = (codes.to(tl.int16) - zero.to(tl.int16)[:, None]).to(dtype)
+        bits = codes.to(tl.int32) | 0x4B000000
+        numbers = difference(bits, zero.to(tl.int32) + 2**23, tl.float32).to(dtype)
     return numbers
 
 
 @triton.jit
 def partial_sums(sums, rows, codes, scale, zero, KIND: tl.constexpr):
-    """Add to sums [M, N] the products of rows [M, K] and codes [N, K], all of one group."""
-    return sums + tl.dot(rows, decoded(codes, zero, rows.dtype, KIND).T) * scale[None, :]
+    """Add to sums [N, M] the products of codes [N, K] and rows [M, K], all of one group."""
+    return sums + tl.dot(decoded(codes, zero, rows.dtype, KIND), rows.T) * scale[:, None]
 
 
 @triton.jit
@@ -96,7 +120,7 @@ def quantized_tile(
     row_ptrs = rows_ptr + row.to(tl.int64)[:, None] * row_stride + inputs
     code_ptrs = codes_ptr + output.to(tl.int64)[:, None] * code_stride + inputs
     is_row, is_code = is_row[:, None], is_output[:, None]
-    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     # The compiler loads only the operands of tl.dot ahead. So scales are loaded an iteration early.
     scale, zero = scale_and_zero(
         scale_ptr, zero_ptr, begin // group_size, output, is_output, num_outputs, KIND
@@ -121,7 +145,7 @@ def quantized_tile(
             )
         sums = partial_sums(sums, rows, codes, scale, zero, KIND)
         scale, zero = next_scale, next_zero
-    return sums
+    return sums.T
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -154,16 +178,18 @@ def quantized_linear_kernel(
 @triton.jit(do_not_specialize=["num_rows", "num_splits"])
 def add_splits_kernel(
     out_ptr, partial_ptr, bias_ptr, num_rows, num_outputs, num_splits,
-    HAS_BIAS: tl.constexpr, BLOCK_N: tl.constexpr,
+    HAS_BIAS: tl.constexpr, BLOCK_N: tl.constexpr, AT_ONCE: tl.constexpr,
 ):
     """Add the splits of BLOCK_N outputs of one row, in order; grid (rows, tiles of outputs)."""
     output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_output = output < num_outputs
     place = tl.program_id(0).to(tl.int64) * num_outputs + output
     sums = tl.zeros((BLOCK_N,), tl.float32)
-    for split in range(num_splits):
-        partial_ptrs = partial_ptr + split * num_rows * num_outputs + place
-        sums += tl.load(partial_ptrs, mask=is_output, other=0.0)
+    for first in range(0, num_splits, AT_ONCE):
+        for index in tl.static_range(AT_ONCE):  # these loads do not wait for each other
+            split = first + index
+            partial_ptrs = partial_ptr + split * num_rows * num_outputs + place
+            sums += tl.load(partial_ptrs, mask=is_output & (split < num_splits), other=0.0)
     if HAS_BIAS:
         sums += tl.load(bias_ptr + output, mask=is_output, other=0.0).to(tl.float32)
     tl.store(out_ptr + place, sums.to(out_ptr.dtype.element_ty), mask=is_output)
@@ -228,7 +254,8 @@ def quantized_linear(
     )
     if partial is not None:
         add_splits_kernel[out.shape[0], triton.cdiv(out.shape[1], ADDED)](
-            out, partial, bias, *out.shape, num_splits, HAS_BIAS=bias is not None, BLOCK_N=ADDED
+            out, partial, bias, *out.shape, num_splits,
+            HAS_BIAS=bias is not None, BLOCK_N=ADDED, AT_ONCE=SPLITS_AT_ONCE,
         )
     return out
 
@@ -252,7 +279,8 @@ def _plan(
         num_outputs, options["BLOCK_N"]
     )
     step = options["BLOCK_K"] * PER_BYTE[kind]
-    split_size = num_inputs if is_pinned else _split_size(num_tiles, num_inputs, step)
+    num_warps = num_tiles * options["num_warps"]
+    split_size = num_inputs if is_pinned else _split_size(num_warps, num_inputs, step)
     strides = (stride(rows, 0), stride(codes, 0))
     return LaunchPlan(
         (num_tiles, triton.cdiv(num_inputs, split_size)),
@@ -261,10 +289,13 @@ def _plan(
     )
 
 
-def _split_size(num_tiles: int, num_inputs: int, step: int) -> int:
-    """Return the inputs of a split, a multiple of `step`, so that programs fill the GPU."""
+def _split_size(num_warps: int, num_inputs: int, step: int) -> int:
+    """Return the inputs of a split, a multiple of `step`, so that warps fill the GPU.
+
+    num_warps: those of all tiles, if nothing is split.
+    """
     num_steps = num_inputs // step
-    num_splits = max(1, min(num_steps // MIN_STEPS, PROGRAMS // max(1, num_tiles)))
+    num_splits = max(1, min(num_steps // MIN_STEPS, WARPS // max(1, num_warps)))
     return -(-num_steps // num_splits) * step
 
 

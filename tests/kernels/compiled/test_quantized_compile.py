@@ -64,6 +64,14 @@ def test_numbers_of_experts_compile_no_variants(num_experts):
     assert first.hash == compiled(90, num_experts, "int4", 1, 4096, 128, BF16).hash
 
 
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_gpus_that_have_fp8_convert_it(dtype):
+    """An instruction converts two codes; before sm_89, a code takes several."""
+    for arch, has_fp8 in ((86, False), (89, True)):
+        kernel = compiled(arch, None, "fp8", 1, 4096, 128, dtype)
+        assert ("cvt.rn.f16x2.e4m3x2" in kernel.asm["ptx"]) == has_fp8
+
+
 def test_the_sample_has_all_kinds_and_blocks():
     sample = [(kind, block_size(kind, inputs, group)) for kind, _, inputs, group, _ in variants()]
     assert {kind for kind, _ in sample} == set(PER_BYTE)

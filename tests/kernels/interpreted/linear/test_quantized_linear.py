@@ -52,21 +52,22 @@ def test_groups(kind, dtype, num_inputs, group_size):
 @pytest.mark.parametrize("num_rows", [1, 16, 17, 33, 70])
 def test_tiles_of_rows(kind, num_rows):
     rows = strided(num_rows, 128, dtype=torch.bfloat16, seed=2)
-    check(rows, make(kind, 100, 128, 64), kind, 64)
+    check(rows, make(kind, 150, 128, 64), kind, 64)
 
 
 @pytest.mark.parametrize("kind", PER_BYTE)
-@pytest.mark.parametrize("num_rows", [1, 33])
-def test_splits_of_the_inputs(kind, num_rows, monkeypatch):
+@pytest.mark.parametrize(("num_rows", "num_tiles"), [(1, 1), (33, 2)])
+def test_splits_of_the_inputs(kind, num_rows, num_tiles, monkeypatch):
     """The last split is shorter, and splits begin within a group."""
     module = "kernels.linear.quantized_linear"
     monkeypatch.setattr(f"{module}.MIN_STEPS", 1)
-    monkeypatch.setattr(f"{module}.PROGRAMS", 5 * 3)
+    monkeypatch.setattr(f"{module}.WARPS", 5 * 4 * num_tiles)
     monkeypatch.setattr(f"{module}.ADDED", 32)
+    monkeypatch.setattr(f"{module}.SPLITS_AT_ONCE", 2)
     monkeypatch.setattr(f"{module}._plan", planned(quantized_module._plan.__wrapped__))
     rows, made = strided(num_rows, 1152, dtype=torch.bfloat16, seed=4), make(kind, 66, 1152, 384)
     plan = quantized_module._plan(rows, *made[:3], None, kind, 384, False)
-    assert plan.grid[1] > 2
+    assert plan.grid == (num_tiles, 5)
     check(rows, made, kind, 384, torch.randn(66))
 
 
