@@ -17,6 +17,7 @@ from transformers.models.qwen3_5 import Qwen3_5TextConfig
 from benchmarks.cpu.http_server import MeasurementError
 from benchmarks.gguf.__main__ import Answer, _answer, _is_read, compare
 from benchmarks.gguf.files import write_file
+from benchmarks.gguf.random_model import KINDS, write_random
 from benchmarks.gguf.writer import quantized_to, write_gguf
 
 
@@ -126,6 +127,19 @@ def test_layers_with_states_are_compared_in_fp32_only(tmp_path):
     assert not _is_read(tmp_path, ["F32"])
     with pytest.raises(MeasurementError, match="no GGUF files of lfm2: use --types F32"):
         _is_read(tmp_path, ["F32", "Q8_0"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_mixtures_have_all_experts_and_a_tokenizer(kind, tmp_path):
+    model = write_random(kind, tmp_path)
+    written_at = (model / "model.safetensors").stat().st_mtime_ns
+    assert write_random(kind, tmp_path) == model
+    assert (model / "model.safetensors").stat().st_mtime_ns == written_at, "it is written once"
+    reader = gguf.GGUFReader(write_file(model, "F32", tmp_path, tmp_path))
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    for part in ("gate", "up", "down"):
+        assert tensors[f"blk.3.ffn_{part}_exps.weight"].data.shape == (8, 256, 256)
+    assert len(reader.fields["tokenizer.ggml.tokens"].data) == 1536
 
 
 LIBRARY = """
