@@ -17,6 +17,7 @@ import msgspec
 import psutil
 
 from benchmarks.cpu.http_server import running_server
+from benchmarks.front_end.client import LIMIT_S
 from benchmarks.front_end.engine import FACTS, text_tokens
 from benchmarks.front_end.server import Workers
 
@@ -24,7 +25,11 @@ MODULE = "vllm.entrypoints.openai.api_server"
 EXECUTOR = "benchmarks.front_end.vllm_executor.FakeExecutor"
 APIS = ("completions", "chat")
 """Those that vLLM has too."""
-SETTINGS = {"VLLM_NO_USAGE_STATS": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
+SETTINGS = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(round(LIMIT_S)),
+}
 STEP_TOKENS = 2**18
 """More than all prompts together have."""
 
