@@ -18,7 +18,7 @@ DEFAULT_PROMPT_SIZES = (64, 128, 256, 512, 768, 1024)
 MAX_PROMPTS = 16
 """Maximum prompts in a mixed step that runs as a graph. If a step has fewer prompts than its graph,
 each missing one costs an empty program of the attention kernel per layer and KV head."""
-MAX_DRAFTING = 32
+MAX_DRAFTING = 64
 """Maximum sequences with drafts, and as many without, in a step that runs as a graph. Drafts hardly
 pay for more."""
 
@@ -108,14 +108,18 @@ def largest_of(sizes: Sequence[StepSize]) -> StepSize:
 
 
 def _draft_sizes(max_sequences: int, max_step_tokens: int, num_drafts: int) -> list[StepSize]:
-    """Return sizes of steps in which some sequences have drafts, beside some that have none."""
-    powers = (1 << exponent for exponent in range(MAX_DRAFTING.bit_length()))
-    most = min(max_sequences, MAX_DRAFTING)
+    """Return sizes of steps in which some sequences have drafts, beside some that have none.
+
+    Rows cost far more than sequences do: each size has room for as many sequences with one draft as
+    it has rows for.
+    """
+    width, most = 1 + num_drafts, min(max_sequences, MAX_DRAFTING)
+    counts = [count for count in (1, 2, 4, 8, 12, 16, 24, 32, 48) if count < most] + [most]
     return [
-        StepSize(num_decodes, count, count * (1 + num_drafts), count * num_drafts)
-        for count in [*(power for power in powers if power < most), most]
+        StepSize(num_decodes, min(most, count * width // 2), count * width, count * num_drafts)
+        for count in counts
         for num_decodes in _decodes_beside_prompts(max_sequences)
-        if num_decodes <= MAX_DRAFTING and count * (1 + num_drafts) <= max_step_tokens
+        if num_decodes <= MAX_DRAFTING and count * width <= max_step_tokens
     ]
 
 

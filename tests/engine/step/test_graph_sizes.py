@@ -68,14 +68,18 @@ def test_sizes_of_steps_with_drafts_have_rows_for_all_of_them():
         [StepSize(0, 4, 64), StepSize(3, 4, 64)],
     )
     drafting = [
-        StepSize(num_decodes, count, 4 * count, 3 * count)
-        for count in (1, 2, 4)
+        StepSize(num_decodes, num_drafting, 4 * count, 3 * count)
+        for count, num_drafting in ((1, 2), (2, 4), (4, 4))
         for num_decodes in (0, 3)
     ]
     assert graph_sizes(4, 512, (64,), 3) == decodes + drafting + mixed
-    assert all(size.num_rows == size.num_tokens for size in drafting)
+    for size in drafting:
+        longest, shortest = [4] * (size.num_prompt_tokens // 4), [2] * size.num_prompts
+        for lengths in (longest, shortest):
+            drafts = sum(lengths) - len(lengths)
+            assert size.fits(StepSize(size.num_decodes, len(lengths), sum(lengths), drafts))
     assert graph_sizes(4, 5, (), 3) == decodes + drafting[:2], "a step has 5 tokens at most"
-    assert max(size.num_tokens for size in graph_sizes(256, 8192, (), 5)) == 256
+    assert max(size.num_tokens for size in graph_sizes(256, 8192, (), 5)) == 64 * 6 + 64
 
 
 @pytest.mark.parametrize(
