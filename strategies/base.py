@@ -70,6 +70,11 @@ class StepBudget:
 class Extension(Protocol):
     """Changes the chunks of a step, whatever strategy has planned it."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether nothing is to be scheduled before the step in flight is committed."""
+        ...
+
     def extended(self, chunks: list[Chunk]) -> list[Chunk]:
         """Return the chunks to compute in their place, with their blocks reserved."""
         ...
@@ -188,6 +193,8 @@ class Strategy(ABC):
 
         The plan stays within `limits`. Its tokens count as computed from now on.
         """
+        if self.extension is not None and self.extension.waits:
+            return self.plan()
         chunks = self._next_chunks(now)
         self.current = None
         if self.extension is not None:

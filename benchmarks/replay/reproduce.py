@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from itertools import takewhile
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
 
@@ -247,6 +247,8 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: object) -> Any:
         if isinstance(obj, WeakKeyDictionary):
             return WeakKeyDictionary, (dict(obj),)
+        if isinstance(obj, WeakSet):
+            return WeakSet, (list(obj),)
         return NotImplemented
 
 

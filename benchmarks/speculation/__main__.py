@@ -2,6 +2,7 @@
 
     python -m benchmarks.speculation models/demo
     python -m benchmarks.speculation llama-88m --dtype bf16 --users 1,8 --given 0.8 --wall
+    python -m benchmarks.speculation llama-3.1-8b --dtype bf16 --users 1,4  # on a GPU
     python -m benchmarks.speculation models/demo --draft-model draft --always
     python -m benchmarks.speculation llama-88m --dtype bf16 --draft-layers 2 --users 1,4,16
     python -m benchmarks.speculation models/demo --wall --peer-python VLLM/bin/python
@@ -10,8 +11,8 @@
 
 In one process and on the same engine, each round answers requests of its own, without drafts and
 with them; the answers must be equal. A gain is the median of the rounds' ratios, with the lowest
-and the highest. By default, times are the CPU time of one thread, which other processes disturb
-less, also those of the steps' costs, which are measured first.
+and the highest. By default, times on a CPU are the CPU time of one thread, which other processes
+disturb less, also those of the steps' costs, which are measured first.
 
 given     a draft is right with this probability, by construction: answers are known beforehand.
           The ideal is what the measured costs of steps allow with the best number of drafts
@@ -92,7 +93,7 @@ class Bench:
     ) -> None:
         self._arguments = arguments
         self._clock: Callable[[], float] = (
-            time.perf_counter if arguments.wall else time.process_time
+            time.perf_counter if arguments.wall or _gpu() else time.process_time
         )
         self._llm = LLM(
             model,
@@ -152,7 +153,9 @@ class Bench:
         proposer: Proposer,
         ideal: float | None = None,
     ) -> Gain:
-        self._speculation.policy = Policy() if self._arguments.always else Policy(self.costs)
+        self._speculation.policy = (
+            Policy() if self._arguments.always else Policy(self.costs, self._clock)
+        )
         params = self._params(temperature)
         first, *rounds = (prompts_of(users, form, turn) for turn in self._turns)
         self._run(first, params, proposer)
@@ -231,11 +234,16 @@ def _measure(parsed: argparse.Namespace, arguments: Sequence[str]) -> dict[str, 
     paths = ("out", "results", "draw")
     return {
         **heading("benchmarks.speculation", arguments),
+        "gpu": _gpu(),
         "versions": _versions(parsed),
         "arguments": {name: value for name, value in vars(parsed).items() if name not in paths},
         "costs": asdict(bench.costs),
         "gains": [asdict(gain) for gain in gains],
     }
+
+
+def _gpu() -> str | None:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def _versions(parsed: argparse.Namespace) -> dict[str, str]:
@@ -273,7 +281,7 @@ def _parser() -> argparse.ArgumentParser:
         "model",
         nargs="?",
         default="models/demo",
-        help="directory, or a shape of benchmarks.cpu.shapes, with random weights",
+        help="directory, or a shape of benchmarks.cpu or benchmarks.gpu, with random weights",
     )
     parser.add_argument("--method", choices=("ngram", "suffix"), default="ngram")
     parser.add_argument("--draft-model", default=None, help="directory; in place of --method")

@@ -33,6 +33,8 @@ NUM_TIMES = 4
 """The shortest of so many times counts: the others were disturbed."""
 MOST_SECONDS = 6.0
 """The time to measure in. Steps of more rows are calculated from those that were measured."""
+NOISE = 0.05
+"""The least part of a step that counts as hidden by the next one."""
 GREEDY = SamplingParams(temperature=0)
 DRAWN = SamplingParams(temperature=0.7, top_p=0.9, seed=0)
 
@@ -51,6 +53,8 @@ class Kind:
     """Whether only one of its sequences has a draft, and only one; `has_drafts` is false."""
     is_read: bool = False
     """Whether its only sequence is read from its first token on: `context` tokens."""
+    is_twice: bool = False
+    """Whether a second one like it is submitted before the first is waited for."""
 
 
 class StepTimer:
@@ -93,9 +97,10 @@ class StepTimer:
         return found
 
     def _time(self, kind: Kind) -> float:
-        plan = StepPlan(tuple(self._chunks(kind)))
+        plans = [StepPlan(tuple(self._chunks(kind))) for _ in range(1 + kind.is_twice)]
         begin = self._clock()
-        self._executor.submit(plan, lambda: None).wait()
+        for step in [self._executor.submit(plan, lambda: None) for plan in plans]:
+            step.wait()
         return self._clock() - begin
 
     def _chunks(self, kind: Kind) -> Iterator[Chunk]:
@@ -150,17 +155,20 @@ def measure_costs(
     many = max(1, min(MANY, limits.max_sequences - 1, most - 1))
     decodes = Kind(many + 1, context, has_drafts=False)
     mixed = Kind(many, context, has_drafts=False, is_mixed=True)
-    seconds = timer.seconds([long, *drawn, *likeliest, decodes, mixed], by_rows)
+    twice = replace(likeliest[0], is_twice=True)
+    seconds = timer.seconds([long, *drawn, *likeliest, decodes, mixed, twice], by_rows)
     plain, draft, drafts = (
         max(0.0, seconds[kind] - seconds[other])
         for kind, other in zip(drawn, likeliest, strict=True)
     )
     per_draw = max(0.0, drafts - draft) / max(1, rows - few)
+    hidden = 2 * seconds[likeliest[0]] - seconds[twice]
     return StepCosts(
         plain=_curve(seconds, kinds[False], limits.max_sequences),
         drafted=_curve(seconds, kinds[True], most),
         width=1 + num_drafts,
         mixing=max(0.0, seconds[mixed] - seconds[decodes]),
+        hidden=hidden if hidden > NOISE * seconds[likeliest[0]] else 0.0,
         context=context,
         per_key=max(0.0, seconds[long] - seconds[likeliest[-1]]) / rows / max(1, longer - context),
         draw=plain,

@@ -92,7 +92,7 @@ class Speculative(Feature):
         name = key()
         saved = None if self._mode == "measure" else _saved(name)
         costs = saved or self.measured_costs(executor, max_model_len, vocab_size)
-        self._speculation.policy = Policy(costs)
+        self._speculation.policy = Policy(costs, time.perf_counter)
         note = f"speculation: {what}, up to {self._num_drafts} tokens; {self._numbers(costs)}"
         if saved is not None:
             return f"{note} (measured at an earlier start, {path_of(name)})"

@@ -6,10 +6,11 @@ sequences compete, so in a batch where few sequences repeat something, only thes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from strategies.speculation.costs import StepCosts
+from strategies.speculation.pace import Pace
 from strategies.speculation.trials import Account
 
 MARGIN = 1.05
@@ -85,16 +86,29 @@ class Acceptance:
             self.tried[place] = self.tried[place] * MEMORY + 1
 
 
+@dataclass(slots=True)
+class _Table:
+    """Of steps with so many decodes."""
+
+    paces: tuple[float, float]
+    """Without drafts and with them; see `Pace.of`."""
+    seconds: list[float] = field(default_factory=list[float])
+    """By the number of drafts."""
+    least: float | None = None
+    """See `Policy.least_worth`."""
+
+
 class Policy:
-    def __init__(self, costs: StepCosts | None = None) -> None:
-        """costs: None to verify all drafts, whatever it costs."""
+    def __init__(
+        self, costs: StepCosts | None = None, clock: Callable[[], float] | None = None
+    ) -> None:
+        """costs: None to verify all drafts, whatever it costs. clock: as in `Pace`."""
         self.costs = costs
         self.acceptance = Acceptance()
+        self.pace = Pace(clock)
         self._account = Account()
-        self._least: dict[int, float] = {}
+        self._tables: dict[int, _Table] = {}
         """By the number of decodes."""
-        self._tables: dict[int, list[float]] = {}
-        """See `_seconds`."""
 
     def least_worth(self, num_decodes: int, most: int) -> float:
         """Return the worth that a draft needs at least in such a step, beside `most` at the most.
@@ -103,23 +117,39 @@ class Policy:
         """
         if self.costs is None:
             return 0.0
-        seconds = self._seconds(num_decodes, most)
-        if num_decodes not in self._least:
-            self._least[num_decodes] = min(
+        table = self._table(num_decodes, most)
+        if table.least is None:
+            seconds = table.seconds
+            table.least = min(
                 (MARGIN * (seconds[count] + self.costs.proposing(1, count)) / seconds[0] - 1)
                 * num_decodes
                 / count
                 for count in range(1, most + 1)
             )
-        return self._least[num_decodes]
+        return table.least
 
     def _seconds(self, num_decodes: int, most: int) -> list[float]:
-        """Return what steps of so many decodes cost, by their number of drafts, up to `most`."""
+        """Return what steps of so many decodes take, by their number of drafts, up to `most`."""
+        return self._table(num_decodes, most).seconds
+
+    def _table(self, num_decodes: int, most: int) -> _Table:
+        """Return one with entries for up to `most` drafts."""
         assert self.costs is not None, "costs count"
-        known = self._tables.setdefault(num_decodes, [])
-        for count in range(len(known), most + 1):
-            known.append(self.costs.of(num_decodes, count))
-        return known
+        pace = self.pace
+        paces = pace.of(num_decodes, has_drafts=False), pace.of(num_decodes, has_drafts=True)
+        table = self._tables.get(num_decodes)
+        if table is None or table.paces != paces:
+            table = self._tables[num_decodes] = _Table(paces)
+        for count in range(len(table.seconds), most + 1):
+            table.seconds.append(self.costs.of(num_decodes, count) * paces[count > 0])
+        return table
+
+    def begin(self, num_decodes: int, num_drafts: int, *, is_ahead: bool) -> None:
+        """Time a step that is scheduled now, of decodes only. is_ahead: as in `Pace.begin`."""
+        if self.costs is not None:
+            cost = self.costs.of(num_decodes, num_drafts)
+            has_drafts = num_drafts > 0
+            self.pace.begin(num_decodes, has_drafts=has_drafts, cost=cost, is_ahead=is_ahead)
 
     def counts(self, num_decodes: int, candidates: Sequence[Candidate], most: int) -> list[int]:
         """Return how many drafts of each candidate to verify: the first of its drafts.

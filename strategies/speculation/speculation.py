@@ -13,18 +13,18 @@ Drafts take only what a strategy's plan leaves: tokens of the step's budget, and
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Chunks
 from dataclasses import dataclass, field
 from typing import Literal, get_args
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import msgspec
 
 from core.configuration.options import MOST_DRAFTS
 from core.output import Output, joined
 from core.plan import Chunk, StepResult
-from core.sampling import Sampled
+from core.sampling import ChunkResult, Sampled
 from core.sequence import Sequence
 from strategies.base import Limits
 from strategies.memory.base import KVMemory, Span
@@ -88,7 +88,22 @@ class Speculation:
         self._drafters: WeakKeyDictionary[Sequence, _Drafter | None] = WeakKeyDictionary()
         """None for a sequence whose tokens cannot be verified."""
         self._is_on = True
+        self._drafted: WeakSet[Sequence] = WeakSet()
+        """Those whose drafts are in flight."""
+        self._timed: ref[Sequence] | None = None
+        """To one of the newest step."""
         self.counts = Counts()
+
+    @property
+    def waits(self) -> bool:
+        """Whether drafts are in flight, of whose right ones the next step depends.
+
+        Other sequences wait, too: two halves of the batch in turns would take as long for each step
+        as the whole does, if the device reads the same weights for both.
+        """
+        if not any(each.finish is None and each.num_in_flight for each in self._drafted):
+            self._drafted.clear()  # or steps without drafts would not overlap
+        return bool(self._drafted)
 
     def extended(self, chunks: list[Chunk]) -> list[Chunk]:
         """Return a step's chunks, some of them with drafts.
@@ -106,10 +121,14 @@ class Speculation:
             return chunks
         if not drafts:
             return chunks
-        return [
+        extended = [
             self._with_drafts(chunk, drafts[index]) if index in drafts else chunk
             for index, chunk in enumerate(chunks)
         ]
+        self._drafted.update(
+            chunk.sequence for chunk in extended if isinstance(chunk, DraftedChunk)
+        )
+        return extended
 
     def commit(
         self,
@@ -122,31 +141,38 @@ class Speculation:
         commit: commits the chunks of such a step.
         """
         chunks = list(chunks)
-        runs = [chunk for chunk in chunks if isinstance(chunk, DraftedChunk)]
-        if not runs:
-            outputs = commit(chunks, result)
-            self._end(chunks)
-            return outputs
-        for chunk in runs:
-            self._settle(chunk, result)
-        first = [_kept(chunk, 0) if isinstance(chunk, DraftedChunk) else chunk for chunk in chunks]
-        ids = [chunk.sequence.id for chunk in chunks]
-        plain = {id: result[id] for id in ids if id in result}
-        places = {chunk.sequence.id: chunk.sequence.num_computed_tokens for chunk in runs}
         outputs: list[Output] = []
-        for number in range(1 + max(len(chunk.drafts) for chunk in runs)):
-            now = [chunk for chunk in runs if _has_token(chunk, result, number)]
-            if number and not now:
+        runs = [chunk for chunk in chunks if isinstance(chunk, DraftedChunk)]
+        others = [chunk for chunk in chunks if not isinstance(chunk, DraftedChunk)]
+        if others:
+            ids = {chunk.sequence.id for chunk in runs}
+            rest = {id: result[id] for id in result.keys() - ids} if ids else result
+            outputs += commit(others, rest)
+        for chunk in runs:
+            outputs += self._commit_run(chunk, result.get(chunk.sequence.id), commit)
+        for chunk in chunks:
+            if chunk.sequence.finish is not None:
+                self._end(chunk.sequence)
+        return outputs
+
+    def _commit_run(
+        self,
+        chunk: DraftedChunk,
+        sampled: ChunkResult | None,
+        commit: Callable[[Chunks[Chunk], StepResult], list[Output]],
+    ) -> list[Output]:
+        sequence = chunk.sequence
+        self._settle(chunk, sampled)
+        if not isinstance(sampled, Sampled):
+            return commit([_kept(chunk, 0)], {} if sampled is None else {sequence.id: sampled})
+        place, outputs = sequence.num_computed_tokens, list[Output]()
+        for number, token in enumerate(_tokens(sampled)):
+            if sequence.finish is not None:
                 break
-            for chunk in now:
-                # 0 if the sequence was preempted while the step ran
-                place = min(places[chunk.sequence.id], chunk.start + 1 + number)
-                chunk.sequence.num_computed_tokens = place
-            kept = [_kept(chunk, number) for chunk in now]
-            tokens = {chunk.sequence.id: _token(chunk, result, number) for chunk in now}
-            outputs += commit(kept, tokens) if number else commit(first, plain | tokens)
-        self._end(chunks)
-        return _joined(outputs)
+            # 0 if the sequence was preempted while the step ran
+            sequence.num_computed_tokens = min(place, chunk.start + 1 + number)
+            outputs += commit([_kept(chunk, number)], {sequence.id: token})
+        return [joined(outputs)] if len(outputs) > 1 else outputs
 
     def drafts(self, chunks: list[Chunk]) -> dict[int, tuple[int, ...]]:
         """Return the drafts to verify, by the chunk's index, within the budget of the step.
@@ -159,12 +185,31 @@ class Speculation:
             if chunk.length == 1 and chunk.samples_token
         ]
         if not decodes:
+            self.policy.pace.drop()
             return {}
+        sequence = decodes[0][1].sequence
+        is_ahead = sequence.num_in_flight > 0
+        self._end_timed(sequence, is_ahead)
         decision, found = self._found(chunks, decodes)
         counts = self.counts
         counts.num_decodes += len(decodes)
         counts.steps[decision] += 1
+        if len(decodes) == len(chunks):
+            num_drafts = sum(map(len, found.values()))
+            self.policy.begin(len(decodes), num_drafts, is_ahead=is_ahead)
         return found
+
+    def _end_timed(self, sequence: Sequence, is_ahead: bool) -> None:
+        """End the time of the step before, unless the engine may have been idle since.
+
+        sequence: one of the next step.
+        """
+        before = self._timed and self._timed()
+        if before is not None and before.finish is None:
+            self.policy.pace.end(is_ahead=is_ahead)
+        else:
+            self.policy.pace.drop()
+        self._timed = ref(sequence)
 
     def _found(
         self, chunks: Chunks[Chunk], decodes: Chunks[tuple[int, Chunk]]
@@ -282,16 +327,12 @@ class Speculation:
             if not self._memory.reserve([Span(id, chunk.start, end)]):
                 return chunk
             chunk = msgspec.structs.replace(chunk, tables=self._memory.tables(id))
-        # How many tokens it has is known only when the step is done.
-        chunk.sequence.needs_newest_token = True
         state = self._memory.states.with_ahead(id, chunk.state, len(drafts))
         return drafted(chunk, drafts, state=state)
 
-    def _settle(self, chunk: DraftedChunk, result: StepResult) -> None:
+    def _settle(self, chunk: DraftedChunk, sampled: ChunkResult | None) -> None:
         """Count the accepted drafts of a step that is done."""
         sequence = chunk.sequence
-        sequence.needs_newest_token = False  # or it would not be verifiable
-        sampled = result.get(sequence.id)
         num_accepted = len(sampled.token_ids) - 1 if isinstance(sampled, Sampled) else 0
         self._memory.states.settle(sequence.id, num_accepted)
         drafter = self._drafters.get(sequence)
@@ -305,12 +346,10 @@ class Speculation:
         for position in range(num_accepted):
             self.counts.accepted[position] += 1
 
-    def _end(self, chunks: Iterable[Chunk]) -> None:
-        for chunk in chunks:
-            if chunk.sequence.finish is not None:
-                drafter = self._drafters.pop(chunk.sequence, None)
-                if drafter is not None:
-                    drafter.lookup.end()
+    def _end(self, sequence: Sequence) -> None:
+        drafter = self._drafters.pop(sequence, None)
+        if drafter is not None:
+            drafter.lookup.end()
 
 
 @dataclass(slots=True)
@@ -336,28 +375,12 @@ class _Drafter:
         self.rest = self.left = min(most, 2 * self.rest + 1)
 
 
-def _has_token(chunk: DraftedChunk, result: StepResult, number: int) -> bool:
-    """Whether a sequence that has not ended got a token of this number in the step."""
-    sampled = result.get(chunk.sequence.id)
-    has_ended = chunk.sequence.finish is not None
-    return not has_ended and isinstance(sampled, Sampled) and number < len(sampled.token_ids)
-
-
 def _kept(chunk: DraftedChunk, number: int) -> Chunk:
     """Return the chunk that would have computed the newest token, or an accepted draft after it."""
     return Chunk(chunk.sequence, chunk.start + number, 1, chunk.tables, samples_token=True)
 
 
-def _token(chunk: DraftedChunk, result: StepResult, number: int) -> Sampled:
-    sampled = result[chunk.sequence.id]
-    assert isinstance(sampled, Sampled), "see `_has_token`"
-    one = slice(number, number + 1)
-    return Sampled(sampled.token_ids[one], sampled.logprobs[one], sampled.top_logprobs[one])
-
-
-def _joined(outputs: list[Output]) -> list[Output]:
-    """Return one output for each answer."""
-    by_answer: dict[tuple[int, int], list[Output]] = {}
-    for output in outputs:
-        by_answer.setdefault((output.request_id, output.index), []).append(output)
-    return [joined(parts) if len(parts) > 1 else parts[0] for parts in by_answer.values()]
+def _tokens(sampled: Sampled) -> Iterator[Sampled]:
+    for number in range(len(sampled.token_ids)):
+        one = slice(number, number + 1)
+        yield Sampled(sampled.token_ids[one], sampled.logprobs[one], sampled.top_logprobs[one])

@@ -164,6 +164,37 @@ def decided(speculation):
     return {decision: count for decision, count in speculation.counts.steps.items() if count}
 
 
+def test_nothing_is_scheduled_while_drafts_are_in_flight_and_then_steps_overlap_again():
+    strategy, speculation, executor = certain()
+    for id in range(2):
+        strategy.add(request(id, max_tokens=40))
+    strategy.commit(plan := strategy.schedule(0), executor.run(plan))
+    drafted = strategy.schedule(1)
+    assert any(isinstance(chunk, DraftedChunk) for chunk in drafted.chunks)
+    strategy.add(request(2, max_tokens=40))
+    assert strategy.schedule(2) is None
+    strategy.commit(drafted, executor.run(drafted))
+    speculation.drafts = lambda chunks: {}
+    in_flight = strategy.schedule(3)
+    for now in range(4, 8):
+        following = strategy.schedule(now)
+        assert following is not None
+        assert all(chunk.sequence.num_in_flight for chunk in following.chunks)
+        strategy.commit(in_flight, executor.run(in_flight))
+        in_flight = following
+
+
+def test_drafts_of_an_aborted_request_keep_nobody_waiting():
+    strategy, _, executor = certain()
+    strategy.add(request(0))
+    strategy.commit(plan := strategy.schedule(0), executor.run(plan))
+    assert strategy.schedule(1) is not None
+    strategy.add(request(1))
+    assert strategy.schedule(2) is None
+    strategy.abort(0)
+    assert [chunk.sequence.id for chunk in strategy.schedule(3).chunks] == [1]
+
+
 @pytest.mark.parametrize(
     ("why", "per_row", "oracle", "params", "settings"),
     [

@@ -1,0 +1,85 @@
+"""How much longer steps take in operation than when their costs were measured.
+
+At the start, steps are timed one by one, without a strategy. In operation, the host's work for each
+sequence and token comes on top. Where steps overlap, it is hidden, but not that of a step with
+drafts: the next one is scheduled when the number of its tokens is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+WEIGHT = 0.1
+"""That of the newest step in a mean."""
+MOST = 4.0
+"""What takes more times as long, something else has disturbed."""
+GRAIN = 0.05
+"""A mean is used from when it differs so much from the one in use: much is computed from it."""
+FORGOTTEN = 0.0005
+"""How much of what is known of steps with drafts is forgotten in a step without, so that they are
+tried again after a disturbance."""
+
+
+@dataclass(slots=True)
+class _Mean:
+    value: float = 1.0
+    used: float = 1.0
+
+    def move(self, to: float, weight: float) -> None:
+        self.value += weight * (to - self.value)
+        if abs(self.value - self.used) > GRAIN:
+            self.used = self.value
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    num_decodes: int
+    has_drafts: bool
+    cost: float
+    is_ahead: bool
+    begin: float
+
+
+class Pace:
+    def __init__(self, clock: Callable[[], float] | None) -> None:
+        """clock: None if all steps take what they cost."""
+        self._clock = clock
+        self._means: dict[tuple[int, bool], _Mean] = {}
+        self._step: _Step | None = None
+        """The step that is timed."""
+
+    def of(self, num_decodes: int, *, has_drafts: bool) -> float:
+        """Return how many times as long as their costs such steps take."""
+        return self._mean(num_decodes, has_drafts).used
+
+    def begin(self, num_decodes: int, *, has_drafts: bool, cost: float, is_ahead: bool) -> None:
+        """Time a step from now, when it is scheduled, until the next one is.
+
+        is_ahead: whether another step is in flight.
+        """
+        if self._clock is not None and cost > 0:
+            self._step = _Step(num_decodes, has_drafts, cost, is_ahead, self._clock())
+
+    def end(self, *, is_ahead: bool) -> None:
+        """Count the step that is timed, if any. is_ahead: whether it is still in flight.
+
+        If it was not so when that one was scheduled, or only then, steps begin to overlap, or end
+        to: what passed in between is not the time of a step.
+        """
+        step, self._step = self._step, None
+        if self._clock is None or step is None or step.is_ahead != is_ahead:
+            return
+        ratio = min(MOST, (self._clock() - step.begin) / step.cost)
+        mean = self._mean(step.num_decodes, step.has_drafts)
+        mean.move(ratio, WEIGHT)
+        if not step.has_drafts:
+            self._mean(step.num_decodes, has_drafts=True).move(mean.value, FORGOTTEN)
+
+    def drop(self) -> None:
+        """Time no step: nobody waits for the one that was scheduled, or it has other work."""
+        self._step = None
+
+    def _mean(self, num_decodes: int, has_drafts: bool) -> _Mean:
+        """Return that of such steps. Powers of two tell numbers of decodes apart."""
+        return self._means.setdefault((num_decodes.bit_length(), has_drafts), _Mean())

@@ -1,0 +1,83 @@
+"""Steps are timed in operation, and drafts that cost more than at the start are left out."""
+
+from __future__ import annotations
+
+import pytest
+
+from strategies.speculation.costs import StepCosts
+from strategies.speculation.pace import MOST, Pace
+from strategies.speculation.policy import Candidate, History, Policy
+
+COSTS = StepCosts(plain=(0.0, *[1.0] * 8), drafted=(0.0, *[1.0] * 40), width=6)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def steps(pace, clock, seconds, count=60, *, has_drafts=True, ahead=(False, False)):
+    for _ in range(count):
+        pace.begin(4, has_drafts=has_drafts, cost=1.0, is_ahead=ahead[0])
+        clock.now += seconds
+        pace.end(is_ahead=ahead[1])
+
+
+def paces(pace, num_decodes=4):
+    return [pace.of(num_decodes, has_drafts=has_drafts) for has_drafts in (False, True)]
+
+
+def test_what_steps_take_is_learned_apart_for_those_with_drafts():
+    clock = Clock()
+    pace = Pace(clock)
+    steps(pace, clock, 2.0)
+    steps(pace, clock, 0.8, has_drafts=False, ahead=(True, True))
+    assert paces(pace) == pytest.approx([0.8, 2.0], abs=0.1)
+    assert paces(pace, 7) == paces(pace), "of four to seven sequences"
+    assert paces(pace, 8) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("ahead", [(True, False), (False, True)])
+def test_steps_that_begin_or_end_to_overlap_do_not_count(ahead):
+    clock = Clock()
+    pace = Pace(clock)
+    steps(pace, clock, 2.0, ahead=ahead)
+    assert paces(pace) == [1.0, 1.0]
+
+
+def test_what_is_not_a_steps_time_does_not_count():
+    clock = Clock()
+    pace = Pace(clock)
+    pace.begin(4, has_drafts=False, cost=1.0, is_ahead=False)
+    pace.drop()
+    clock.now += 3.0
+    pace.end(is_ahead=False)
+    assert paces(pace) == [1.0, 1.0]
+    steps(pace, clock, 1000.0, count=1)
+    assert paces(pace)[1] < MOST
+    untimed = Pace(None)
+    steps(untimed, clock, 3.0)
+    assert paces(untimed) == [1.0, 1.0]
+
+
+def test_slow_steps_with_drafts_are_forgotten_in_time():
+    clock = Clock()
+    pace = Pace(clock)
+    steps(pace, clock, 3.0)
+    steps(pace, clock, 1.0, count=5000, has_drafts=False)
+    assert paces(pace) == pytest.approx([1.0, 1.2], abs=0.1)
+
+
+def test_drafts_that_take_too_long_in_operation_are_left_out():
+    clock = Clock()
+    policy = Policy(COSTS, clock)
+    candidates = [Candidate((1, 2), 8, 0, History(), 100, is_greedy=True) for _ in range(4)]
+    assert sum(policy.counts(4, candidates, 8)) == 8
+    for _ in range(60):
+        policy.begin(4, 8, is_ahead=False)
+        clock.now += 3.0
+        policy.pace.end(is_ahead=False)
+    assert policy.counts(4, candidates, 8) == [0] * 4
+    assert policy.least_worth(4, 8) > 1
