@@ -30,7 +30,11 @@ def write_model(shape: str, folder: Path) -> None:
     with torch.random.fork_rng([]):
         torch.manual_seed(SEED)
         AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
-    make_tokenizer(SHAPES[shape]["vocab_size"]).save(str(folder / "tokenizer.json"))
+    write_tokenizer(SHAPES[shape]["vocab_size"], folder)
+
+
+def write_tokenizer(vocab_size: int, folder: Path) -> None:
+    make_tokenizer(vocab_size).save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}) + "\n"
     )
