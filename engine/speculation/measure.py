@@ -155,24 +155,41 @@ def measure_costs(
     many = max(1, min(MANY, limits.max_sequences - 1, most - 1))
     decodes = Kind(many + 1, context, has_drafts=False)
     mixed = Kind(many, context, has_drafts=False, is_mixed=True)
-    twice = replace(likeliest[0], is_twice=True)
-    seconds = timer.seconds([long, *drawn, *likeliest, decodes, mixed, twice], by_rows)
+    one, full = likeliest[0], kinds[False][-1]
+    needed = [long, *drawn, *likeliest, decodes, mixed, one, _twice(one)]
+    seconds = timer.seconds(needed, [*by_rows, _twice(full)])
     plain, draft, drafts = (
         max(0.0, seconds[kind] - seconds[other])
         for kind, other in zip(drawn, likeliest, strict=True)
     )
     per_draw = max(0.0, drafts - draft) / max(1, rows - few)
-    hidden = 2 * seconds[likeliest[0]] - seconds[twice]
     return StepCosts(
         plain=_curve(seconds, kinds[False], limits.max_sequences),
         drafted=_curve(seconds, kinds[True], most),
         width=1 + num_drafts,
         mixing=max(0.0, seconds[mixed] - seconds[decodes]),
-        hidden=hidden if hidden > NOISE * seconds[likeliest[0]] else 0.0,
+        hidden=_hidden(seconds, one, full),
         context=context,
         per_key=max(0.0, seconds[long] - seconds[likeliest[-1]]) / rows / max(1, longer - context),
         draw=plain,
         per_draw=per_draw,
+    )
+
+
+def _twice(kind: Kind) -> Kind:
+    return replace(kind, is_twice=True)
+
+
+def _hidden(seconds: Mapping[Kind, float], one: Kind, full: Kind) -> tuple[float, ...]:
+    """Return the seconds that overlap, by decodes: of one, of most, and in between."""
+    kinds = [kind for kind in (one, full) if _twice(kind) in seconds]
+    found = [2 * seconds[kind] - seconds[_twice(kind)] for kind in kinds]
+    if any(found[i] < NOISE * seconds[kind] for i, kind in enumerate(kinds)):
+        return ()
+    last = full.num_rows
+    return tuple(
+        found[0] + (found[-1] - found[0]) * max(0, n - 1) / max(1, last - 1)
+        for n in range(last + 1)
     )
 
 

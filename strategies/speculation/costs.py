@@ -20,9 +20,9 @@ class StepCosts:
     drafted: tuple[float, ...]
     """Seconds of a step of so many rows, if each sequence has `width` of them."""
     width: int
-    hidden: float = 0.0
-    """Seconds of steps that overlap the next one: of those without drafts. What follows a step with
-    drafts depends on which of them are right."""
+    hidden: tuple[float, ...] = ()
+    """Seconds of a step of so many decodes that overlap the next one, up to the last entry. What
+    follows a step with drafts depends on which of them are right, so they overlap nothing."""
     mixing: float = 0.0
     """Further seconds of a step in which a single sequence of many has a draft, beside a step of as
     many decodes as it has rows."""
@@ -49,13 +49,14 @@ class StepCosts:
         """
         num_rows = num_decodes + num_drafts
         most = min(num_rows, len(self.plain) - 1)
+        hidden = self.hidden[min(num_decodes, len(self.hidden) - 1)] if self.hidden else 0.0
         if not num_drafts and num_rows == most:
-            return self.plain[most] - self.hidden
+            return self.plain[most] - hidden
         drafted = _at(self.drafted, num_rows)
         # What sequences cost beside their rows grows with them, also where none were timed.
         sequences = (self.plain[most] - _at(self.drafted, most)) * num_rows / most
         if not num_drafts:
-            return drafted + sequences - self.hidden
+            return drafted + sequences - hidden
         fewest = num_rows / self.width
         share = min(1.0, max(0.0, (num_decodes - fewest) / (num_rows - fewest)))
         return drafted + share * (max(0.0, sequences) + self.mixing)
