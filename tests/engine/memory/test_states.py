@@ -26,6 +26,8 @@ def poison(llm):
     def poisoned_step(*arguments):
         slots = memory.states.slots
         known = {*slots.held.values()}
+        for chunk in engine.in_flight[0].chunks if engine.in_flight else ():
+            known |= {*chunk.state.written, *(slot for _, slot in chunk.state.kept)}
         free = [n for n in range(slots.count) if n not in known and n not in slots.checkpoints]
         engine.executor.passes.cache.states.rows[free] = 255  # NaN in any float
         return step(*arguments)
@@ -50,11 +52,14 @@ def test_swapped_states_and_freed_ones_full_of_nan(tiny_model, expected, archite
 @pytest.mark.matrix(cases=2)
 @pytest.mark.parametrize("architecture", ["lfm2", "qwen3_5_text", "bamba"])
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
-def test_next_turns_begin_with_the_states_of_earlier_ones(tiny_model, expected, architecture, mode):
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_next_turns_begin_with_the_states_of_earlier_ones(
+    tiny_model, expected, architecture, mode, overlaps
+):
     """The greedy answer to a prompt and the start of its answer is the rest of the answer."""
     llm = LLM(
         tiny_model(architecture), num_kv_blocks=16, preemption_mode=mode,
-        max_rolling_batch_size=3, **OPTIONS,
+        max_rolling_batch_size=3, async_scheduling=overlaps, **OPTIONS,
     )  # fmt: skip
     poison(llm)
     whole = expected(architecture, eos_token_id=None)
