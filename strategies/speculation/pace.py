@@ -14,22 +14,9 @@ WEIGHT = 0.1
 """That of the newest step in a mean."""
 MOST = 4.0
 """What takes more times as long, something else has disturbed."""
-GRAIN = 0.05
-"""A mean is used from when it differs so much from the one in use: much is computed from it."""
 FORGOTTEN = 0.0005
 """How much of what is known of steps with drafts is forgotten in a step without, so that they are
 tried again after a disturbance."""
-
-
-@dataclass(slots=True)
-class _Mean:
-    value: float = 1.0
-    used: float = 1.0
-
-    def move(self, to: float, weight: float) -> None:
-        self.value += weight * (to - self.value)
-        if abs(self.value - self.used) > GRAIN:
-            self.used = self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +32,14 @@ class Pace:
     def __init__(self, clock: Callable[[], float] | None) -> None:
         """clock: None if all steps take what they cost."""
         self._clock = clock
-        self._means: dict[tuple[int, bool], _Mean] = {}
+        self._means: dict[tuple[int, bool], float] = {}
+        """Powers of two tell numbers of decodes apart."""
         self._step: _Step | None = None
         """The step that is timed."""
 
     def of(self, num_decodes: int, *, has_drafts: bool) -> float:
         """Return how many times as long as their costs such steps take."""
-        return self._mean(num_decodes, has_drafts).used
+        return self._means.get((num_decodes.bit_length(), has_drafts), 1.0)
 
     def begin(self, num_decodes: int, *, has_drafts: bool, cost: float, is_ahead: bool) -> None:
         """Time a step from now, when it is scheduled, until the next one is.
@@ -71,15 +59,15 @@ class Pace:
         if self._clock is None or step is None or step.is_ahead != is_ahead:
             return
         ratio = min(MOST, (self._clock() - step.begin) / step.cost)
-        mean = self._mean(step.num_decodes, step.has_drafts)
-        mean.move(ratio, WEIGHT)
+        self._move(step.num_decodes, step.has_drafts, ratio, WEIGHT)
         if not step.has_drafts:
-            self._mean(step.num_decodes, has_drafts=True).move(mean.value, FORGOTTEN)
+            plain = self.of(step.num_decodes, has_drafts=False)
+            self._move(step.num_decodes, True, plain, FORGOTTEN)
 
     def drop(self) -> None:
         """Time no step: nobody waits for the one that was scheduled, or it has other work."""
         self._step = None
 
-    def _mean(self, num_decodes: int, has_drafts: bool) -> _Mean:
-        """Return that of such steps. Powers of two tell numbers of decodes apart."""
-        return self._means.setdefault((num_decodes.bit_length(), has_drafts), _Mean())
+    def _move(self, num_decodes: int, has_drafts: bool, to: float, weight: float) -> None:
+        mean = self.of(num_decodes, has_drafts=has_drafts)
+        self._means[num_decodes.bit_length(), has_drafts] = mean + weight * (to - mean)

@@ -86,18 +86,6 @@ class Acceptance:
             self.tried[place] = self.tried[place] * MEMORY + 1
 
 
-@dataclass(slots=True)
-class _Table:
-    """Of steps with so many decodes."""
-
-    paces: tuple[float, float]
-    """Without drafts and with them; see `Pace.of`."""
-    seconds: list[float] = field(default_factory=list[float])
-    """By the number of drafts."""
-    least: float | None = None
-    """See `Policy.least_worth`."""
-
-
 class Policy:
     def __init__(
         self, costs: StepCosts | None = None, clock: Callable[[], float] | None = None
@@ -107,8 +95,10 @@ class Policy:
         self.acceptance = Acceptance()
         self.pace = Pace(clock)
         self._account = Account()
-        self._tables: dict[int, _Table] = {}
-        """By the number of decodes."""
+        self._least: dict[tuple[int, float], float] = {}
+        """By the number of decodes, and how much slower than plain steps those with drafts are."""
+        self._tables: dict[int, list[float]] = {}
+        """See `_costs`."""
 
     def least_worth(self, num_decodes: int, most: int) -> float:
         """Return the worth that a draft needs at least in such a step, beside `most` at the most.
@@ -117,32 +107,35 @@ class Policy:
         """
         if self.costs is None:
             return 0.0
-        table = self._table(num_decodes, most)
-        if table.least is None:
-            seconds = table.seconds
-            table.least = min(
-                (MARGIN * (seconds[count] + self.costs.proposing(1, count)) / seconds[0] - 1)
+        costs = self._costs(num_decodes, most)
+        plain, drafted = self._paces(num_decodes)
+        slower = round(drafted / plain, 1)
+        key = num_decodes, slower
+        if key not in self._least:
+            self._least[key] = min(
+                (MARGIN * (costs[count] * slower + self.costs.proposing(1, count)) / costs[0] - 1)
                 * num_decodes
                 / count
                 for count in range(1, most + 1)
             )
-        return table.least
+        return self._least[key]
 
-    def _seconds(self, num_decodes: int, most: int) -> list[float]:
-        """Return what steps of so many decodes take, by their number of drafts, up to `most`."""
-        return self._table(num_decodes, most).seconds
-
-    def _table(self, num_decodes: int, most: int) -> _Table:
-        """Return one with entries for up to `most` drafts."""
+    def _costs(self, num_decodes: int, most: int) -> list[float]:
+        """Return what steps of so many decodes cost, by their number of drafts, up to `most`."""
         assert self.costs is not None, "costs count"
+        known = self._tables.setdefault(num_decodes, [])
+        for count in range(len(known), most + 1):
+            known.append(self.costs.of(num_decodes, count))
+        return known
+
+    def _paces(self, num_decodes: int) -> tuple[float, float]:
+        """Return those of steps without drafts and with them."""
         pace = self.pace
-        paces = pace.of(num_decodes, has_drafts=False), pace.of(num_decodes, has_drafts=True)
-        table = self._tables.get(num_decodes)
-        if table is None or table.paces != paces:
-            table = self._tables[num_decodes] = _Table(paces)
-        for count in range(len(table.seconds), most + 1):
-            table.seconds.append(self.costs.of(num_decodes, count) * paces[count > 0])
-        return table
+        return pace.of(num_decodes, has_drafts=False), pace.of(num_decodes, has_drafts=True)
+
+    def _plain(self, num_decodes: int) -> float:
+        """Return the seconds of a step without drafts."""
+        return self._costs(num_decodes, 0)[0] * self._paces(num_decodes)[0]
 
     def begin(self, num_decodes: int, num_drafts: int, *, is_ahead: bool) -> None:
         """Time a step that is scheduled now, of decodes only. is_ahead: as in `Pace.begin`."""
@@ -174,7 +167,7 @@ class Policy:
         """Count a step in which drafts could pay. Return whether to look for a trial in it."""
         if self.costs is None:
             return False
-        return self._account.earn(self._seconds(num_decodes, 0)[0])
+        return self._account.earn(self._plain(num_decodes))
 
     def trial(self, num_decodes: int, candidates: Sequence[Candidate], most: int) -> list[int]:
         """Return how many drafts of each candidate to try, if `counts` finds that none pays.
@@ -183,7 +176,7 @@ class Policy:
         does not become more, fewer candidates are tried, those first of which least is to be read.
         """
         assert self.costs is not None, "costs count"
-        plain = self._seconds(num_decodes, 0)[0]
+        plain = self._plain(num_decodes)
         places = sorted(range(len(candidates)), key=lambda place: candidates[place].num_unread)
         while places:
             rows = _all_right([(place, len(candidates[place].drafts)) for place in places])[:most]
@@ -228,8 +221,9 @@ class Policy:
         rows: Sequence[tuple[float, int]],
     ) -> tuple[int, float]:
         """Return how many of the rows give the most tokens per second, and the step's seconds."""
-        seconds = self._seconds(num_decodes, len(rows))
-        best, chosen = MARGIN * num_decodes / seconds[0], (0, seconds[0])
+        seconds, (_, pace) = self._costs(num_decodes, len(rows)), self._paces(num_decodes)
+        plain = self._plain(num_decodes)
+        best, chosen = MARGIN * num_decodes / plain, (0, plain)
         tokens, further, draws, passes = float(num_decodes), 0.0, 0, 0
         depths = [candidate.num_in_flight for candidate in candidates]
         for count, (worth, index) in enumerate(rows, start=1):
@@ -242,7 +236,7 @@ class Policy:
             if not candidate.is_greedy:
                 further += costs.per_draw if draws else costs.draw + costs.per_draw
                 draws += 1
-            taken = seconds[count] + further
+            taken = seconds[count] * pace + further
             if tokens > best * taken:
                 best, chosen = tokens / taken, (count, taken)
         return chosen
