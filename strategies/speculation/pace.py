@@ -37,6 +37,10 @@ class Pace:
         self._step: _Step | None = None
         """The step that is timed."""
 
+    @property
+    def now(self) -> float:
+        return 0.0 if self._clock is None else self._clock()
+
     def of(self, num_decodes: int, *, has_drafts: bool) -> float:
         """Return how many times as long as their costs such steps take."""
         return self._means.get((num_decodes.bit_length(), has_drafts), 1.0)

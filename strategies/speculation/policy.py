@@ -133,7 +133,7 @@ class Policy:
         pace = self.pace
         return pace.of(num_decodes, has_drafts=False), pace.of(num_decodes, has_drafts=True)
 
-    def _plain(self, num_decodes: int) -> float:
+    def plain(self, num_decodes: int) -> float:
         """Return the seconds of a step without drafts."""
         return self._costs(num_decodes, 0)[0] * self._paces(num_decodes)[0]
 
@@ -167,7 +167,7 @@ class Policy:
         """Count a step in which drafts could pay. Return whether to look for a trial in it."""
         if self.costs is None:
             return False
-        return self._account.earn(self._plain(num_decodes))
+        return self._account.earn(self.plain(num_decodes))
 
     def trial(self, num_decodes: int, candidates: Sequence[Candidate], most: int) -> list[int]:
         """Return how many drafts of each candidate to try, if `counts` finds that none pays.
@@ -176,7 +176,7 @@ class Policy:
         does not become more, fewer candidates are tried, those first of which least is to be read.
         """
         assert self.costs is not None, "costs count"
-        plain = self._plain(num_decodes)
+        plain = self.plain(num_decodes)
         places = sorted(range(len(candidates)), key=lambda place: candidates[place].num_unread)
         while places:
             rows = _all_right([(place, len(candidates[place].drafts)) for place in places])[:most]
@@ -222,7 +222,7 @@ class Policy:
     ) -> tuple[int, float]:
         """Return how many of the rows give the most tokens per second, and the step's seconds."""
         seconds, (_, pace) = self._costs(num_decodes, len(rows)), self._paces(num_decodes)
-        plain = self._plain(num_decodes)
+        plain = self.plain(num_decodes)
         best, chosen = MARGIN * num_decodes / plain, (0, plain)
         tokens, further, draws, passes = float(num_decodes), 0.0, 0, 0
         depths = [candidate.num_in_flight for candidate in candidates]

@@ -34,9 +34,10 @@ from strategies.speculation.proposer import Lookup, Proposer, Wanted
 
 logger = logging.getLogger(__name__)
 
-LONGEST_REST = 8
-"""The most steps for which a sequence without drafts is left out, since looking takes time. Up to
-half the sequences of a step, as it matters only if they are many."""
+LONGEST_REST = 16
+"""The most steps for which a sequence without drafts is left out, since looking takes time."""
+LOOKING = 0.02
+"""The part of the time of steps that looking for nothing may take: so sequences rest for longer."""
 MOST_ROWS = 256
 """The most drafts in a step: each has logits of its own. A large batch samples from as many."""
 
@@ -90,6 +91,10 @@ class Speculation:
         self._is_on = True
         self._drafted: WeakSet[Sequence] = WeakSet()
         """Those whose drafts are in flight."""
+        self._look = 0.0
+        """Seconds in which one sequence is looked at for nothing. A mean, of which the newest look
+        counts a tenth; 0 if it is not timed."""
+        self._num_looks = 0
         self._timed: ref[Sequence] | None = None
         """To one of the newest step."""
         self.counts = Counts()
@@ -190,7 +195,10 @@ class Speculation:
         sequence = decodes[0][1].sequence
         is_ahead = sequence.num_in_flight > 0
         self._end_timed(sequence, is_ahead)
+        begin, num_looks = self.policy.pace.now, self._num_looks
         decision, found = self._found(chunks, decodes)
+        if not found and (num_new := self._num_looks - num_looks):
+            self._look += ((self.policy.pace.now - begin) / num_new - self._look) / 10
         counts = self.counts
         counts.num_decodes += len(decodes)
         counts.steps[decision] += 1
@@ -232,13 +240,17 @@ class Speculation:
         counts = self.policy.counts(len(decodes), values, most)
         if may_try and not any(counts):
             decision, counts = "tried", self.policy.trial(len(decodes), values, most)
-        wanted = {
-            index: Wanted(
-                self._lookup(chunks[index]), candidate.num_in_flight, candidate.drafts[:count]
-            )
-            for (index, candidate), count in zip(candidates.items(), counts, strict=True)
-            if count
-        }
+        wanted: dict[int, Wanted] = {}
+        longest = self._longest_rest(len(decodes))
+        for (index, candidate), count in zip(candidates.items(), counts, strict=True):
+            drafter = self._drafters[chunks[index].sequence]
+            assert drafter is not None, "the sequence is a candidate"
+            if count:
+                drafts = candidate.drafts[:count]
+                wanted[index] = Wanted(drafter.lookup, candidate.num_in_flight, drafts)
+                drafter.rest = 0
+            else:
+                drafter.rest_longer(longest)
         if not wanted:
             return "unlikely", {}
         assert self.proposer is not None, "drafts are looked for"
@@ -255,27 +267,30 @@ class Speculation:
         """
         candidates: dict[int, Candidate] = {}
         why: Decision = "requests"
+        longest = self._longest_rest(len(decodes))
         for index, chunk in decodes:
             drafter = self._drafter(chunk.sequence)
             if drafter is None:
                 continue
             if not drafter.rests():
                 candidate = self._candidate(chunk, drafter, min(most, self._num_draft_tokens))
+                self._num_looks += 1
+                drafter.found_any = candidate is not None
                 if candidate is not None and self._worth(candidate) >= least:
                     candidates[index] = candidate
-                    drafter.rest = 0
                     continue
-                drafter.found_any = candidate is not None
                 drafter.history.rest()
-                drafter.rest_longer(min(LONGEST_REST, len(decodes) // 2))
+                drafter.rest_longer(longest)
             if why != "unlikely":
                 why = "unlikely" if drafter.found_any else "not_found"
         return candidates or why
 
-    def _lookup(self, chunk: Chunk) -> Lookup:
-        drafter = self._drafters[chunk.sequence]
-        assert drafter is not None, "the sequence is a candidate"
-        return drafter.lookup
+    def _longest_rest(self, num_decodes: int) -> int:
+        """Return for how many steps at most a sequence rests, if so many could be looked at."""
+        if not self._look:
+            return min(LONGEST_REST, num_decodes // 2)  # it matters only if they are many
+        seconds = LOOKING * self.policy.plain(num_decodes)
+        return min(LONGEST_REST, int(num_decodes * self._look / seconds))
 
     def _worth(self, candidate: Candidate) -> float:
         """Return the probability that the first draft is right."""
