@@ -80,7 +80,7 @@ PARTS = {
         ("table",),
     ),
     "engine.tasks": (
-        ("performer", "lengths", "turns"),
+        ("performer", "lengths", "turns", "variants"),
         ("loading", "engine"),
         ("embedding", "handlers", "pipelines"),
         ("build",),

@@ -251,7 +251,7 @@ def _routes(prefix: str) -> tuple[Route, ...]:
     return tuple(replace(route, allows_slash=True) for route in routes)
 
 
-_KINDS: tuple[Kind, ...] = ("generation", "embedding")
+_KINDS: tuple[Kind, ...] = ("generation", "embedding", "pipeline")
 ADAPTERS = Api("SageMaker", _routes(""), _KINDS)
 DJL_ADAPTERS = Api("DJL Serving", _routes("/models/<model>"), _KINDS)
 """LMI's routes, also below the model's own path."""

@@ -227,12 +227,12 @@ class BatchingOptions(Record):
 class LoraOptions(Record):
     """LoRA adapters."""
 
-    kinds = ("generation", "embedding")
+    kinds = ("generation", "embedding", "text-classification")
 
     enable_lora: bool = option(
         False,
-        "Serve LoRA adapters beside a model that generates text (with the packed executor) or "
-        "embeds it. A request names the adapter to use.",
+        "Serve LoRA adapters beside a model that generates text (with the packed executor), embeds "
+        "or classifies it. A request names the adapter to use.",
     )
     max_loras: int = option(
         4,

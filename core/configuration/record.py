@@ -51,7 +51,7 @@ class Record:
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("generation",)
-    """The kinds of models for which `restricted` works."""
+    """The kinds of models, or the tasks, for which `restricted` works."""
 
     def __post_init__(self) -> None:
         for row in rows_of(type(self)).values():

@@ -105,8 +105,8 @@ def check_options(task: Task, options: Options) -> None:
             f"for {task.name} ({task.reason}), set option.batching={' or '.join(names)}"
         )
     for record in options.records():
-        if record.restricted and task.kind not in record.kinds:
-            kinds = " and ".join(_KINDS[kind] for kind in record.kinds)
+        if record.restricted and not {task.kind, task.name} & {*record.kinds}:
+            kinds = ", ".join(_KINDS.get(kind, kind) for kind in record.kinds)
             raise ConfigurationError(
                 f"{record.restricted} works only for {kinds}; leave it out for {task.name} "
                 f"({task.reason})"

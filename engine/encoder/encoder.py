@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,6 +92,15 @@ class Encoder:
         padded = padded.view(*mask.shape, -1)
         pooler = getattr(self._base, "pooler", None)
         return Output(padded, None if pooler is None else pooler(padded))  # pyright: ignore[reportArgumentType] - declared as FloatTensor
+
+    @contextmanager
+    def carrying(self, parts: Sequence[tuple[Part, ...]]) -> Generator[None]:
+        """Let batches have these parts: some of transformers' heads drop arguments of `forward`."""
+        self._base.forward = partial(self.forward, parts=parts)
+        try:
+            yield
+        finally:
+            self._base.forward = self.forward
 
     def _rows(
         self,

@@ -101,7 +101,9 @@ def read_adapter(folder: Path, sizes: Mapping[str, LayerSize], max_rank: int) ->
             )
         layer = match["layer"]
         inner = layer.replace("language_model.", "", 1)  # of a model that also has other parts
-        sides.setdefault(inner if inner in sizes else layer, {})[match["side"]] = tensor
+        below = layer.partition(".")[2]  # of a model with a head: the name begins with its body's
+        known = next((name for name in (inner, layer, below) if name in sizes), layer)
+        sides.setdefault(known, {})[match["side"]] = tensor
     if not sides:
         raise _rejected(folder, f"{WEIGHTS} holds no tensors")
     for name, pair in sides.items():
@@ -121,7 +123,7 @@ def _read_config(folder: Path) -> _Config:
         f"peft_type {config.peft_type}": config.peft_type != "LORA",
         "DoRA (use_dora)": config.use_dora,
         "biases (bias, lora_bias)": config.bias != "none" or config.lora_bias,
-        "whole modules (modules_to_save)": config.modules_to_save,
+        f"modules_to_save={config.modules_to_save}": config.modules_to_save,
         "alpha_pattern": config.alpha_pattern,
         "layer_replication": config.layer_replication,
         "target_parameters": config.target_parameters,

@@ -95,7 +95,7 @@ def _load_performer(
     step_tokens = budget or DEFAULT_STEP_TOKENS[device.type]
     if task.kind == "embedding":
         return Embedder(source, options, step_tokens)
-    return PipelinePerformer(task.name, source, step_tokens)
+    return PipelinePerformer(task.name, source, options, step_tokens)
 
 
 def _load_handler(task: Task, model_dir: Path, device: torch.device) -> Performer:

@@ -81,7 +81,7 @@ _FEATURES = (
             "engine/lora",
             "engine/offline/lora_request.py",
             "engine/serve/variant_service.py",
-            "engine/tasks/embedding/variants.py",
+            "engine/tasks/variants.py",
             "core/adapter.py",
             "container/apis/adapter_routes.py",
             "container/apis/model_choice.py",

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
 from flask import Response
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
+from container.apis.named_model import MODEL_FIELDS, NamedModel, read_model
 from container.apis.tasks.pipeline_inputs import num_characters, read_input
 from container.apis.tasks.pipeline_parameters import read_parameters
 from container.apis.tasks.rerank import RANKED_BODIES, rank
 from container.apis.tasks.service import TaskService
 from container.http.request_context import RequestContext
 from container.http.route import Body, Invocation
-from container.schema.fields import MODEL_IGNORED, Field, Fields, ignored, read_fields
+from container.schema.fields import Field, Fields, ignored, read_fields
 from container.schema.kinds import OBJECT, Kind, is_list
 from core.configuration.limits import INPUTS, TASK_TEXTS
 from core.configuration.pipeline_tasks import FILES, PIPELINE_TASKS, PipelineTask
@@ -46,14 +46,14 @@ PIPELINE_FIELDS: Fields = {
     ),
     "parameters": Field(OBJECT, "The parameters of transformers' pipeline for the task."),
     "options": ignored("Options of Hugging Face's hosted API."),
-    "model": MODEL_IGNORED,
+    **MODEL_FIELDS,
 }  # fmt: skip
 
 
 def read_pipeline_request(
     body: Mapping[str, object], task: str, accept: str | None = None
-) -> tuple[PipelineBody, tuple[str, ...]]:
-    """Return the checked request and its warnings.
+) -> tuple[PipelineBody, NamedModel, tuple[str, ...]]:
+    """Return the checked request, the model that it names, and its warnings.
 
     `accept` is the client's Accept header. Raises RequestError that names the first bad field.
     """
@@ -74,7 +74,8 @@ def read_pipeline_request(
     wants_audio = pipeline_task.writes_sound and _prefers_audio(accept)
     if wants_audio and is_batch:
         raise RequestError("inputs", f"a list cannot be answered as {AUDIO_TYPE}; accept JSON")
-    return PipelineBody(checked, is_batch, parameters, wants_audio), values.warnings
+    request = PipelineBody(checked, is_batch, parameters, wants_audio)
+    return request, read_model(values), values.warnings
 
 
 def _is_file_type(mimetype: str, task: PipelineTask) -> bool:
@@ -107,10 +108,9 @@ def answer(service: TaskService, context: RequestContext, body: Mapping[str, obj
     if "query" in body and "inputs" not in body:
         return rank(service, context, body)
     task, accept = service.task.name, context.accept
-    request, warnings = context.checked(lambda: read_pipeline_request(body, task, accept))
+    request, model, warnings = context.checked(lambda: read_pipeline_request(body, task, accept))
     context.warn(warnings)
-    reply = service.client.choose().perform(msgspec.msgpack.encode(request), {})
-    answer = service.wait_for(context, reply)
+    answer = service.perform(context, request, service.variant(context, model))
     return Response(answer.body, answer.code, content_type=answer.content_type)
 
 

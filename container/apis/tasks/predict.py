@@ -7,12 +7,13 @@ from collections.abc import Mapping
 import msgspec
 from flask import Response
 
+from container.apis.named_model import MODEL_FIELDS, read_model
 from container.apis.tasks.rerank import TASK, PairError, refusal
 from container.apis.tasks.service import TaskService
 from container.http.request_context import request_context
 from container.http.route import Api, Body, post
 from container.http.service import json_response
-from container.schema.fields import MODEL_IGNORED, Field, Fields, read_fields
+from container.schema.fields import Field, Fields, read_fields
 from container.schema.kinds import BOOLEAN, Kind, is_list, is_strings
 from core.configuration.limits import INPUTS, TASK_TEXT, TASK_TEXTS
 from core.errors import GenerationError, RequestError
@@ -30,7 +31,7 @@ PREDICT_FIELDS: Fields = {
     ),
     "raw_scores": Field(BOOLEAN, "Return logits instead of probabilities."),
     "truncate": Field(BOOLEAN, "Cut texts that are too long for the model (default false)."),
-    "model": MODEL_IGNORED,
+    **MODEL_FIELDS,
 }
 
 
@@ -56,9 +57,9 @@ def predict(service: TaskService) -> Response:
         parameters["function_to_apply"] = "none"
     if values.get("truncate", False):
         parameters["truncation"] = True
-    body = msgspec.msgpack.encode(PipelineBody(list(inputs), True, parameters))
+    variant = service.variant(context, read_model(values))
     try:
-        reply = service.wait_for(context, service.client.choose().perform(body, {}))
+        reply = service.perform(context, PipelineBody(list(inputs), True, parameters), variant)
     except RequestError as error:  # every input is wrong
         raise refusal(error.message, "inputs") from error
     results = msgspec.json.decode(reply.body, type=list[list[_Prediction] | PairError])

@@ -16,11 +16,12 @@ from typing import cast
 import msgspec
 from flask import Response
 
+from container.apis.named_model import MODEL_FIELDS, read_model
 from container.apis.tasks.service import TaskService
 from container.http.request_context import RequestContext, request_context
 from container.http.route import Api, Body, post
 from container.http.service import json_response
-from container.schema.fields import MODEL_IGNORED, Field, Fields, Values, ignored, read_fields
+from container.schema.fields import Field, Fields, Values, ignored, read_fields
 from container.schema.kinds import (
     BOOLEAN,
     MAX_COUNT,
@@ -47,7 +48,7 @@ _DOCUMENTS = Kind(
 )
 _COMMON: Fields = {
     "truncate": Field(BOOLEAN, "Cut pairs that are too long for the model (default false)."),
-    "model": MODEL_IGNORED,
+    **MODEL_FIELDS,
     "user": ignored(),
 }
 RERANK_FIELDS: Fields = {
@@ -100,11 +101,11 @@ def score(service: TaskService) -> Response:
     if len(first) not in (1, len(second)):
         raise RequestError("text_1", f"expected one text, or {len(second)} as in text_2")
     pairs = list(zip(first * (len(second) // len(first)), second, strict=True))
-    scores = _scores(service, context, values, pairs, "text_2")
+    model, scores = _scores(service, context, values, pairs, "text_2")
     data = [
         {"index": index, "object": "score", "score": score} for index, score in enumerate(scores)
     ]
-    return json_response({**_envelope(service, "score", context), "object": "list", "data": data})
+    return json_response({**_envelope(model, "score", context), "object": "list", "data": data})
 
 
 def rank(service: TaskService, context: RequestContext, body: Mapping[str, object]) -> Response:
@@ -116,7 +117,7 @@ def rank(service: TaskService, context: RequestContext, body: Mapping[str, objec
     (query,) = _texts(values, "query")
     top_n = values.get("top_n", 0)
     pairs = [(query, document) for document in documents]
-    scores = _scores(service, context, values, pairs, field)
+    model, scores = _scores(service, context, values, pairs, field)
     ranked = sorted(range(len(scores)), key=lambda index: -scores[index])
     if is_texts:
         shows_text = values.get("return_text", False)
@@ -133,12 +134,12 @@ def rank(service: TaskService, context: RequestContext, body: Mapping[str, objec
         | ({"document": {"text": documents[index]}} if shows else {})
         for index in ranked[: top_n or None]
     ]
-    return json_response({**_envelope(service, "rerank", context), "results": results})
+    return json_response({**_envelope(model, "rerank", context), "results": results})
 
 
-def _envelope(service: TaskService, kind: str, context: RequestContext) -> dict[str, object]:
+def _envelope(model: str, kind: str, context: RequestContext) -> dict[str, object]:
     id, created = f"{kind}-{context.id}", int(time.time())
-    return {"id": id, "created": created, "model": service.model_name}
+    return {"id": id, "created": created, "model": model}
 
 
 def _scores(
@@ -147,9 +148,10 @@ def _scores(
     values: Values,
     pairs: Sequence[tuple[str, str]],
     field: str,
-) -> list[float]:
-    """Return a score for each pair. field: the request's field with the texts, for errors.
+) -> tuple[str, list[float]]:
+    """Return the name of the model that answers, and a score for each pair.
 
+    field: the request's field with the texts, for errors.
     Raises RequestError if the model cannot take a pair, or is not a cross-encoder.
     """
     if service.task.name != TASK:
@@ -164,13 +166,13 @@ def _scores(
         TASK_TEXT.check(field, max(len(first), len(second)))
     TASK_TEXTS.check(field, sum(len(first) + len(second) for first, second in pairs))
     inputs: list[object] = [{"text": first, "text_pair": second} for first, second in pairs]
-    body = msgspec.msgpack.encode(PipelineBody(inputs, True, parameters))
+    variant = service.variant(context, read_model(values))
     try:
-        reply = service.wait_for(context, service.client.choose().perform(body, {}))
+        reply = service.perform(context, PipelineBody(inputs, True, parameters), variant)
     except RequestError as error:  # every pair is wrong
         raise refusal(error.message, field) from error
     results = msgspec.json.decode(reply.body, type=list[list[_Label] | PairError])
-    return [_score(result, field) for result in results]
+    return variant or service.model_name, [_score(result, field) for result in results]
 
 
 def _score(result: list[_Label] | PairError, field: str) -> float:

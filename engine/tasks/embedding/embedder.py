@@ -26,11 +26,11 @@ from engine.loading.model_source import ModelSource
 from engine.tasks.embedding.dense import DenseModule
 from engine.tasks.embedding.pooling import pool
 from engine.tasks.embedding.settings import read_embedding_settings
-from engine.tasks.embedding.variants import start_variants
 from engine.tasks.lengths import longest_text
 from engine.tasks.loading import describe, load_tokenizer, load_with_head, place
 from engine.tasks.performer import Answer, Description, Job, Outcome, run_isolated
 from engine.tasks.turns import Prepared, Waiting, batches, padded_limit, take_turns
+from engine.tasks.variants import start_variants
 
 
 @dataclass(slots=True, eq=False)

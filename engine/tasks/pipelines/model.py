@@ -28,6 +28,7 @@ from core.configuration.pipeline_tasks import (
 from core.configuration.suggest import did_you_mean
 from core.errors import ConfigurationError, RequestError
 from core.foreign_code import contained
+from core.part import Feature, Part
 from core.protocol.task_bodies import TRANSCRIPTION
 from engine.loading.model_source import ModelSource
 from engine.tasks.lengths import check_length, longest_text, plan_windows
@@ -72,6 +73,10 @@ class PipelineModel:
     The constructor raises ConfigurationError if the task or the model cannot be served. The other
     methods may raise whatever transformers raises.
     """
+
+    notes: tuple[str, ...] = ()
+    features: tuple[Feature, ...] = ()
+    """As in `Description`."""
 
     def __init__(self, task: str, source: ModelSource, step_tokens: int) -> None:
         """step_tokens: the token budget of a step."""
@@ -125,8 +130,11 @@ class PipelineModel:
             for given in inputs
         ]
 
-    def prepare(self, given: Any, parameters: Parameters) -> Any:
-        """Convert one input for `run`. Raises RequestError if it is wrong."""
+    def prepare(self, given: Any, parameters: Parameters, parts: tuple[Part, ...]) -> Any:
+        """Convert one input of a request with these parts for `run`.
+
+        Raises RequestError if it is wrong.
+        """
         if self._task in _TRUNCATE_ON_REQUEST:
             texts = check_text_fields(given)
             if is_truncated(parameters):

@@ -15,8 +15,10 @@ import torch
 from transformers.pipelines.base import PipelineException
 
 from core.configuration import pipeline_tasks
+from core.configuration.options import Options
 from core.errors import RequestError
 from core.foreign_code import contained, reason_of
+from core.part import Part
 from core.protocol.task_bodies import PipelineBody
 from engine.loading.model_source import ModelSource
 from engine.tasks.loading import describe
@@ -40,6 +42,7 @@ class _Progress:
     """Equal for equal parameters."""
     results: list[Any]
     """The result or the error of each input, once it is known."""
+    parts: tuple[Part, ...] = ()
 
 
 _Input = tuple[_Progress, Prepared[Any]]
@@ -48,16 +51,17 @@ _Input = tuple[_Progress, Prepared[Any]]
 class PipelinePerformer:
     """Runs the inputs of all running requests by turns, those with equal parameters together."""
 
-    def __init__(self, task: str, source: ModelSource, step_tokens: int) -> None:
+    def __init__(self, task: str, source: ModelSource, options: Options, step_tokens: int) -> None:
         """step_tokens: the token budget of a step."""
-        self.model = _load(task, source, step_tokens)
+        self.model = _load(task, source, options, step_tokens)
         self._step_tokens = step_tokens
         self._running: WeakKeyDictionary[Job, tuple[_Progress, Waiting[Any]]] = WeakKeyDictionary()
         self._decode = msgspec.msgpack.Decoder(PipelineBody).decode
 
     @property
     def description(self) -> Description:
-        return describe(self.model.model, self.model.encoder)
+        model = self.model
+        return describe(model.model, model.encoder, notes=model.notes, features=model.features)
 
     @torch.inference_mode()
     def perform(
@@ -66,7 +70,7 @@ class PipelinePerformer:
         """Run as many inputs of these requests as the token budget allows, by turns."""
         for job in jobs:
             if job not in self._running:
-                self._running[job] = self._begin(self._decode(job.body))
+                self._running[job] = self._begin(self._decode(job.body), job.parts)
         running = [self._running[job] for job in jobs]
         by_parameters: defaultdict[bytes, list[_Input]] = defaultdict(list)
         for progress, item in take_turns(dict(running), self._step_tokens):
@@ -83,9 +87,9 @@ class PipelinePerformer:
             self._outcome(progress) if waiting.has_ended else None for progress, waiting in running
         ]
 
-    def _begin(self, body: PipelineBody) -> tuple[_Progress, Waiting[Any]]:
+    def _begin(self, body: PipelineBody, parts: tuple[Part, ...]) -> tuple[_Progress, Waiting[Any]]:
         key = msgspec.msgpack.encode(body.parameters, order="sorted")
-        progress = _Progress(body, key, [None] * len(body.inputs))
+        progress = _Progress(body, key, [None] * len(body.inputs), parts)
         return progress, Waiting(
             list(map(num_characters, body.inputs)), partial(self._sized, progress)
         )
@@ -108,7 +112,7 @@ class PipelinePerformer:
     def _run(self, inputs: list[_Input], between_runs: Callable[[], None]) -> Iterator[Any]:
         """Yield the result or error of each input. All have the same parameters."""
         parameters = inputs[0][0].body.parameters
-        prepared = [self._prepared(item.value, parameters) for _, item in inputs]
+        prepared = [self._prepared(item.value, parameters, of.parts) for of, item in inputs]
         good = [value for value in prepared if not isinstance(value, Exception)]
 
         def run(part: list[Any]) -> list[Any]:
@@ -117,10 +121,12 @@ class PipelinePerformer:
         results = iter(run_isolated(run, good, between_runs) if good else [])
         return (value if isinstance(value, Exception) else next(results) for value in prepared)
 
-    def _prepared(self, value: object, parameters: Mapping[str, Any]) -> Any:
+    def _prepared(
+        self, value: object, parameters: Mapping[str, Any], parts: tuple[Part, ...]
+    ) -> Any:
         try:
             with contained:
-                return self.model.prepare(value, parameters)
+                return self.model.prepare(value, parameters, parts)
         except Exception as error:  # several libraries raise here
             return error
 
@@ -140,12 +146,12 @@ class PipelinePerformer:
         return _answer(self.model.unbatched(results[0], body.inputs[0], body.parameters))
 
 
-def _load(task: str, source: ModelSource, step_tokens: int) -> Any:
+def _load(task: str, source: ModelSource, options: Options, step_tokens: int) -> Any:
     match task:
         case pipeline_tasks.QUESTION_ANSWERING:
             return QuestionAnswering(source, step_tokens)
         case text_classification.TASK:
-            return text_classification.TextClassification(source, step_tokens)
+            return text_classification.TextClassification(source, options, step_tokens)
         case _:
             return PipelineModel(task, source, step_tokens)
 

@@ -17,6 +17,7 @@ from transformers import AutoModelForQuestionAnswering
 from core.configuration.limits import WINDOWS
 from core.configuration.pipeline_tasks import QUESTION_ANSWERING
 from core.errors import ConfigurationError, RequestError
+from core.part import Feature, Part
 from engine.loading.model_source import ModelSource
 from engine.tasks.lengths import Windows, longest_text, plan_windows
 from engine.tasks.loading import load_tokenizer, load_with_head
@@ -65,6 +66,8 @@ class QuestionAnswering:
     """
 
     max_at_once = MAX_AT_ONCE
+    notes: tuple[str, ...] = ()
+    features: tuple[Feature, ...] = ()
 
     def __init__(self, source: ModelSource, step_tokens: int) -> None:
         self._least_tokens = max(1, step_tokens // MAX_AT_ONCE)
@@ -85,7 +88,7 @@ class QuestionAnswering:
             for given in inputs
         ]
 
-    def prepare(self, given: Any, parameters: Parameters) -> _Question:
+    def prepare(self, given: Any, parameters: Parameters, parts: tuple[Part, ...]) -> _Question:
         match given:
             case {"question": str(question), "context": str(context)} if question and context:
                 pass

@@ -8,11 +8,15 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import torch
 
+from core.configuration.options import Options
 from core.errors import RequestError
+from core.part import Part
+from engine.encoder.own_layers import own_encoder
 from engine.loading.model_source import ModelSource
 from engine.tasks.lengths import longest_text, too_long
 from engine.tasks.pipelines.input_reader import Parameters
@@ -24,6 +28,7 @@ from engine.tasks.pipelines.model import (
     is_truncated,
 )
 from engine.tasks.turns import batches, padded_limit
+from engine.tasks.variants import start_variants
 
 TASK = "text-classification"
 
@@ -32,11 +37,25 @@ Encoded = Mapping[str, list[int]]
 """A text or a pair of texts, as the model's arguments, [tokens] each."""
 
 
+class _Row(NamedTuple):
+    """An input for the model."""
+
+    encoded: Encoded
+    parts: tuple[Part, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return num_tokens(self.encoded)
+
+
 class TextClassification(PipelineModel):
     """A `PipelineModel` that runs the steps of its pipeline for many inputs at once."""
 
-    def __init__(self, source: ModelSource, step_tokens: int) -> None:
+    def __init__(self, source: ModelSource, options: Options, step_tokens: int) -> None:
         super().__init__(TASK, source, step_tokens)
+        self.features, self.notes = start_variants(
+            own_encoder(self.model), source, options, obstacle=self.encoder
+        )
         self.max_at_once = step_tokens
         self._max_padded = padded_limit(self.model, step_tokens)
         takes_cache = "use_cache" in inspect.signature(self.model.forward).parameters
@@ -48,17 +67,17 @@ class TextClassification(PipelineModel):
             for encoded in self._encode(inputs, parameters)
         ]
 
-    def prepare(self, given: Encoded, parameters: Parameters) -> Encoded:
-        return given
+    def prepare(self, given: Encoded, parameters: Parameters, parts: tuple[Part, ...]) -> _Row:
+        return _Row(given, parts)
 
     def run(
-        self, inputs: list[Encoded], parameters: Parameters, between_runs: Callable[[], None]
+        self, inputs: list[_Row], parameters: Parameters, between_runs: Callable[[], None]
     ) -> list[Any]:
         """As in `PipelineModel`. The batches have texts of similar length."""
         _, _, choices = self.pipeline._sanitize_parameters(**self._completed(parameters, inputs))
         results: dict[int, Any] = {}
         order = range(len(inputs))
-        for batch in batches(order, lambda at: num_tokens(inputs[at]), self._max_padded):
+        for batch in batches(order, lambda at: inputs[at].num_tokens, self._max_padded):
             if results:
                 between_runs()
             logits = self._logits([inputs[at] for at in batch])
@@ -101,16 +120,21 @@ class TextClassification(PipelineModel):
                     results[at] = {name: column[row] for name, column in encoded.items()}
         return [results[at] for at in range(len(inputs))]
 
-    def _logits(self, rows: list[Encoded]) -> torch.Tensor:
+    def _logits(self, rows: list[_Row]) -> torch.Tensor:
         """Return the logits [texts, labels] of a batch, on the CPU."""
         tokenizer = self.pipeline.tokenizer
-        length = max(map(num_tokens, rows))
+        length = max(row.num_tokens for row in rows)
         fill = {"input_ids": tokenizer.pad_token_id or 0}
         padded: dict[str, torch.Tensor] = {}
-        for name in rows[0]:
-            column = [_padded(row[name], length, fill.get(name, 0), tokenizer) for row in rows]
+        for name in rows[0].encoded:
+            column = [
+                _padded(row.encoded[name], length, fill.get(name, 0), tokenizer) for row in rows
+            ]
             padded[name] = torch.tensor(column).to(self.model.device)
-        return self.model(**padded, **self._constants).logits.cpu()
+        parts = [row.parts for row in rows]
+        own = own_encoder(self.model) if any(parts) else None
+        with nullcontext() if own is None else own.carrying(parts):
+            return self.model(**padded, **self._constants).logits.cpu()
 
 
 def num_tokens(encoded: Encoded) -> int:

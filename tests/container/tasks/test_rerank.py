@@ -133,6 +133,42 @@ def test_a_bad_top_n_is_refused_before_the_model_runs(
     assert not jobs(engine)
 
 
+def test_requests_may_name_an_adapter(
+    encoder: FlaskClient, task_app: Serve, engine: FakeEngine
+) -> None:
+    lora = task_app("pipeline", enable_lora=True)
+    assert lora.post("/adapters", json={"name": "a", "src": "/opt/ml/model/a"}).status_code == 200
+    header = {"X-Amzn-SageMaker-Adapter-Identifier": "a"}
+    pair = {"text_1": "Q?", "text_2": "b"}
+    texts = {"query": "Q?", "texts": ["b"]}
+    single = {"inputs": {"text": "Q?", "text_pair": "b"}}
+    for path, body, headers, variant in (
+        ("/v1/rerank", {**ASK, "model": "a"}, {}, "a"),
+        ("/v1/rerank", {**ASK, "model": "demo"}, {}, ""),
+        ("/v1/rerank", {**ASK, "adapters": ""}, header, ""),
+        ("/v1/score", {**pair, "model": "a"}, {}, "a"),
+        ("/v1/score", pair, {}, ""),
+        ("/rerank", {**texts, "model": "a"}, {}, "a"),
+        ("/invocations", texts, header, "a"),
+        ("/invocations", {**single, "adapters": "a"}, {}, "a"),
+        ("/predict", {"inputs": ["Q?", "b"], "adapters": "a"}, {}, "a"),
+    ):
+        response = lora.post(path, json=body, headers=headers)
+        assert response.status_code == 200, response.get_data()
+        (*_, job) = engine.of_type(Perform)
+        assert isinstance(job, Perform)
+        assert job.variant == variant
+        if path.startswith("/v1"):
+            assert response.get_json()["model"] == (variant or "demo")
+    for path, body in (("/v1/rerank", ASK), ("/v1/score", pair), ("/rerank", texts)):
+        assert lora.post(path, json={**body, "model": "b"}).status_code == 404
+        # Without the option, the name of a model is ignored, and that of an adapter refused.
+        assert encoder.post(path, json={**body, "model": "b"}).status_code == 200
+        refused = encoder.post(path, json={**body, "adapters": "b"})
+        assert refused.status_code == 400
+        assert "option.enable_lora=true" in refused.get_data(as_text=True)
+
+
 def test_models_for_other_tasks(task_app: Serve) -> None:
     response = task_app("pipeline", "fill-mask").post("/v1/rerank", json=ASK)
     assert response.status_code == 400

@@ -100,8 +100,8 @@ def test_an_option_comes_first(model, value, kind, name):
 )  # fmt: skip
 def test_generation_options_are_rejected_for_other_tasks(model, options):
     choose_task(model("LlamaForCausalLM"), make_options(options))
-    with pytest.raises(ConfigurationError, match="text-classification"):
-        choose_task(model("BertForSequenceClassification"), make_options(options))
+    with pytest.raises(ConfigurationError, match="for token-classification"):
+        choose_task(model("BertForTokenClassification"), make_options(options))
 
 
 def test_a_broken_config_is_reported(tmp_path):

@@ -27,7 +27,7 @@ def adapters(tiny_model):
     [
         ({"use_dora": True}, "DoRA (use_dora) cannot be served; merge the adapter"),
         ({"bias": "all"}, "biases (bias, lora_bias) cannot"),
-        ({"modules_to_save": ["lm_head"]}, "whole modules (modules_to_save) cannot"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save=['lm_head'] cannot"),
         ({"peft_type": "IA3"}, "peft_type IA3 cannot"),
         ({"alpha_pattern": {"q_proj": 1}}, "alpha_pattern cannot"),
         ({"init_lora_weights": "pissa_niter_4"}, "has changed the model's weights"),

@@ -45,6 +45,7 @@ _NLI = {0: "contradiction", 1: "neutral", 2: "entailment"}
 _MODELS = {
     "classifier": (AutoModelForSequenceClassification, "bert", BERT | {"num_labels": 3}),
     "reranker": (AutoModelForSequenceClassification, "bert", BERT | {"num_labels": 1}),
+    "mpnet": (AutoModelForSequenceClassification, "mpnet", BERT | {"num_labels": 1}),
     "tagger": (AutoModelForTokenClassification, "bert", BERT | {"num_labels": 3}),
     "reader": (AutoModelForQuestionAnswering, "bert", BERT),
     "filler": (AutoModelForMaskedLM, "bert", BERT),

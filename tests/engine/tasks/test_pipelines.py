@@ -247,7 +247,7 @@ def has_word(word, inputs):
     """Return whether a word is one of the texts, as they are or as tokens."""
     tokens = {"input_ids": [2, WORDS.index(word), 3]}
     return any(
-        (given == word) if isinstance(given, str) else tokens.items() <= given.items()
+        (given == word) if isinstance(given, str) else tokens.items() <= given.encoded.items()
         for given in inputs
     )
 

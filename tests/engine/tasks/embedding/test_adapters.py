@@ -103,8 +103,10 @@ def test_models_and_tasks_without_adapters(task_model):
         engine_of(task_model("t5"), task="embed", enable_lora=True)
     with pytest.raises(ConfigurationError, match="but the model has sparse ones; leave"):
         engine_of(task_model("filler"), task="embed", pooling="splade", enable_lora=True)
-    with pytest.raises(ConfigurationError, match="only for text generation and text-embedding"):
-        engine_of(task_model("classifier"), enable_lora=True)
+    with pytest.raises(
+        ConfigurationError, match="only for text generation, text-embedding, text-clas"
+    ):
+        engine_of(task_model("tagger"), enable_lora=True)
     assert not engine_of(task_model("encoder")).features
 
 

@@ -1,4 +1,4 @@
-"""LoRA adapters of models that embed texts."""
+"""LoRA adapters of models that embed or classify texts."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def start_variants(
         return (), ()
     if encoder is None:
         raise ConfigurationError(
-            f"option.enable_lora=true: adapters need Longshore's own layers and dense vectors, but "
-            f"the model has {obstacle}; leave the option out"
+            f"option.enable_lora=true: adapters need Longshore's own layers and no sparse vectors, "
+            f"but the model has {obstacle}; leave the option out"
         )
     adapters, note = start_adapters(encoder, source.model_dir, options.lora)
     return (adapters,), (note,)
