@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -52,6 +51,8 @@ class Encoder:
         self.device = loader.device
         self.columns: list[PerTokenColumn] = []
         """Those in which the layers take part, where a text's parts decide its tokens' numbers."""
+        self.carried: Sequence[tuple[Part, ...]] = ()
+        """The parts of each text of the batch that is run in `carrying`."""
         self._embeddings: Any = base.get_submodule(family.embeddings)
         self._positions: Any = getattr(self._embeddings, "position_embeddings", None)
         self._has_types = getattr(self._embeddings, "token_type_embeddings", None) is not None
@@ -68,8 +69,8 @@ class Encoder:
     ) -> Output:
         """Compute a padded batch, [texts, tokens] each, as transformers' own `forward` does.
 
-        parts: those of each text; empty: none has any. Hidden states of padding are 0. Raises
-        ValueError for arguments that our layers ignore.
+        parts: those of each text; empty: those of `carrying`. Hidden states of padding are 0.
+        Raises ValueError for arguments that our layers ignore.
         """
         given = {name for name, value in others.items() if value is not None and value is not False}
         if given - WITHOUT_EFFECT:
@@ -83,6 +84,7 @@ class Encoder:
 
         types = pack(token_type_ids) if self._has_types and token_type_ids is not None else None
         columns: list[PerToken] = []
+        parts = parts or self.carried
         if any(parts):
             for column in self.columns:
                 numbers = torch.tensor([*map(column.number_of, parts)], device=mask.device)
@@ -96,11 +98,11 @@ class Encoder:
     @contextmanager
     def carrying(self, parts: Sequence[tuple[Part, ...]]) -> Generator[None]:
         """Let batches have these parts: some of transformers' heads drop arguments of `forward`."""
-        self._base.forward = partial(self.forward, parts=parts)
+        self.carried = parts
         try:
             yield
         finally:
-            self._base.forward = self.forward
+            self.carried = ()
 
     def _rows(
         self,

@@ -104,7 +104,7 @@ class AdapterRegistry(SharedFeature):
 
     def read(self, src: str) -> AdapterWeights:
         """Read the adapter in the directory `src`. Raises RequestError if it cannot be served."""
-        return read_adapter(Path(src), self.memory.sizes, self.memory.max_rank)
+        return read_adapter(Path(src), self.memory.sizes, self.memory.max_rank, self.memory.head)
 
     def install(self, name: str, src: str, weights: AdapterWeights) -> Adapter:
         """Copy the weights into the reserved slot. From now on, requests can use the adapter."""

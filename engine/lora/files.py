@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -20,6 +21,10 @@ from engine.digest import digest_files
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?P<side>[AB])\.weight")
+_SAVED = re.compile(r"^base_model\.model\.|\.modules_to_save(\.default)?(?=\.)")
+"""What PEFT's versions add to the names of modules that they save whole."""
+_CLASSIFIERS = ("classifier", "score")
+"""What PEFT adds to modules_to_save of any model that classifies, whichever the model has."""
 _MODEL_CHANGING_INITS = ("pissa", "olora", "corda")
 """Initializations that subtract the initial `B @ A` from the model's own weights."""
 
@@ -65,6 +70,8 @@ class AdapterWeights:
 
     layers: Mapping[str, LayerWeights]
     """By the linear layers' names in the model."""
+    head: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Tensors of the classification head that the adapter has of its own, by name."""
     digest: str = ""
     """Of the files; '' if another process read them."""
 
@@ -83,14 +90,23 @@ class LayerSize:
     dtype: torch.dtype
 
 
-def read_adapter(folder: Path, sizes: Mapping[str, LayerSize], max_rank: int) -> AdapterWeights:
-    """Read and check an adapter. sizes: layers that can be adapted, by name.
+def read_adapter(
+    folder: Path,
+    sizes: Mapping[str, LayerSize],
+    max_rank: int,
+    head: Mapping[str, Tensor] = MappingProxyType({}),
+) -> AdapterWeights:
+    """Read and check an adapter.
+
+    sizes: layers that can be adapted, by name. head: the model's tensors in whose place the adapter
+    may have its own, by name.
 
     Raises RequestError with field `src` if the folder holds no adapter, an unsupported one or one
     for another model.
     """
-    config = _read_config(folder)
+    config = _read_config(folder, head)
     tensors = _read_tensors(folder)
+    own_head = _take_head(folder, tensors, config.modules_to_save or (), head)
     sides: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         match = _TENSOR.fullmatch(key)
@@ -105,25 +121,30 @@ def read_adapter(folder: Path, sizes: Mapping[str, LayerSize], max_rank: int) ->
         known = next((name for name in (inner, layer, below) if name in sizes), layer)
         sides.setdefault(known, {})[match["side"]] = tensor
     if not sides:
-        raise _rejected(folder, f"{WEIGHTS} holds no tensors")
+        raise _rejected(folder, f"{WEIGHTS} holds no tensors of LoRA")
     for name, pair in sides.items():
         _check_layer(folder, name, pair, sizes, max_rank)
     layers = {name: _layer(folder, name, pair, config, sizes[name]) for name, pair in sides.items()}
-    return AdapterWeights(layers, digest_files([folder / CONFIG, folder / WEIGHTS])[:12])
+    return AdapterWeights(layers, own_head, digest_files([folder / CONFIG, folder / WEIGHTS])[:12])
 
 
-def _read_config(folder: Path) -> _Config:
+def _read_config(folder: Path, head: Mapping[str, Tensor]) -> _Config:
     try:
         config = msgspec.json.decode((folder / CONFIG).read_bytes(), type=_Config)
     except OSError as error:
         raise _rejected(folder, f"{CONFIG} cannot be read: {error.strerror}") from None
     except msgspec.DecodeError as error:
         raise _rejected(folder, f"{CONFIG}: {error}") from None
+    saved = [
+        module
+        for module in config.modules_to_save or ()
+        if not (head and module in _CLASSIFIERS) and not any(_is_in(name, module) for name in head)
+    ]
     unsupported = {
         f"peft_type {config.peft_type}": config.peft_type != "LORA",
         "DoRA (use_dora)": config.use_dora,
         "biases (bias, lora_bias)": config.bias != "none" or config.lora_bias,
-        f"modules_to_save={config.modules_to_save}": config.modules_to_save,
+        f"modules_to_save={saved}": saved,
         "alpha_pattern": config.alpha_pattern,
         "layer_replication": config.layer_replication,
         "target_parameters": config.target_parameters,
@@ -147,6 +168,40 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
         return load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise _rejected(folder, f"{WEIGHTS} cannot be read: {error}") from None
+
+
+def _is_in(name: str, module: str) -> bool:
+    """Return whether a tensor is one of the modules that modules_to_save names so."""
+    return f".{module}." in f".{name}"
+
+
+def _take_head(
+    folder: Path, tensors: dict[str, Tensor], saved: Sequence[str], head: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
+    """Remove and return the tensors in place of the model's own head.
+
+    saved: modules_to_save, which older PEFT leaves out though it saves the classifier. Raises
+    RequestError if a module is not there whole, or for another number of labels.
+    """
+    names = {key: name for key in tensors if (name := _SAVED.sub("", key)) in head}
+    taken = {name: tensors.pop(key) for key, name in names.items()}
+    begun = {name.rpartition(".")[0] for name in taken}
+    for name, own in head.items():
+        if name not in taken:
+            if name.rpartition(".")[0] in begun or any(_is_in(name, module) for module in saved):
+                raise _rejected(folder, f"{WEIGHTS} lacks {name}, a part of the head; save it anew")
+            continue
+        if taken[name].shape != own.shape:
+            given, wanted = ([*tensor.shape] for tensor in (taken[name], own))
+            raise _rejected(
+                folder,
+                f"{name} is {given}, but the model's is {wanted}: save the model with the "
+                "adapter's num_labels, or merge the adapter into the model it was made for",
+            )
+        taken[name] = taken[name].to(own.dtype)
+        if not taken[name].isfinite().all():
+            raise _rejected(folder, f"{name} has values that are not finite")
+    return taken
 
 
 def _check_layer(

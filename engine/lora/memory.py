@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.lora.files import AdapterWeights, LayerSize, LayerWeights
+from engine.lora.heads import Heads
 from engine.model.linear import After, Format, Panels, Part, uses_panels
 
 
@@ -59,11 +60,14 @@ class AdapterMemory:
         device: torch.device,
         *,
         is_pinned: bool = False,
+        heads: Heads | None = None,
     ) -> None:
         """Attach to the linear layers, which from now on add the adapters chosen by `choose`.
 
-        is_pinned: on CUDA, the bits of a token do not depend on the other tokens.
+        is_pinned: on CUDA, the bits of a token do not depend on the other tokens. heads: in whose
+        place adapters may have their own.
         """
+        self._heads = heads
         self.num_slots = num_slots
         self.max_rank = max_rank
         self._foreign: Tensor | None = None
@@ -82,6 +86,11 @@ class AdapterMemory:
         return {name: size for factors in self.factors for name, size in factors.sizes.items()}
 
     @property
+    def head(self) -> Mapping[str, Tensor]:
+        """The tensors in whose place adapters may have their own, by name."""
+        return {} if self._heads is None else self._heads.own
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all slots, and of the panels that CPUs keep of them once one is loaded."""
         return sum(
@@ -95,6 +104,8 @@ class AdapterMemory:
         """Overwrite a slot with an adapter, in stream order before the next forward pass."""
         for factors in self.factors:
             factors.write(slice(slot * self.max_rank, (slot + 1) * self.max_rank), weights.layers)
+        if self._heads is not None:
+            self._heads.write(slot, weights.head)
 
     def choose(self, slots: Tensor | None) -> None:
         """Set each token's slot for the next forward pass.

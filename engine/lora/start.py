@@ -12,6 +12,7 @@ from core.configuration.options import LoraOptions
 from core.errors import ConfigurationError, LongshoreError
 from engine.lora.adapter_registry import AdapterRegistry
 from engine.lora.column import AdapterColumn
+from engine.lora.heads import Heads
 from engine.lora.memory import Adaptable, AdapterMemory
 from engine.step.column import PerTokenColumn
 
@@ -32,13 +33,18 @@ MIB = 2**20
 
 @torch.inference_mode()
 def start_adapters(
-    model: AdaptableModel, model_dir: Path, options: LoraOptions, *, is_pinned: bool = False
+    model: AdaptableModel,
+    model_dir: Path,
+    options: LoraOptions,
+    *,
+    is_pinned: bool = False,
+    heads: Heads | None = None,
 ) -> tuple[AdapterRegistry, str]:
     """Attach adapter slots to the model's linear layers, and load the adapters on disk.
 
-    Return them with a note for the log. is_pinned: as in `AdapterMemory`. Call it at most once for
-    a model. Raises ConfigurationError if no layer can take adapters, option.adapters does not
-    exist, or an adapter cannot be loaded.
+    Return them with a note for the log. is_pinned, heads: as in `AdapterMemory`. Call it at most
+    once for a model. Raises ConfigurationError if no layer can take adapters, option.adapters does
+    not exist, or an adapter cannot be loaded.
     """
     if not model.linears:
         raise ConfigurationError(
@@ -50,6 +56,7 @@ def start_adapters(
         options.max_lora_rank,
         model.device,
         is_pinned=is_pinned,
+        heads=heads,
     )
     model.columns.append(AdapterColumn(memory))
     adapters = AdapterRegistry(memory)

@@ -54,7 +54,11 @@ class TextClassification(PipelineModel):
     def __init__(self, source: ModelSource, options: Options, step_tokens: int) -> None:
         super().__init__(TASK, source, step_tokens)
         self.features, self.notes = start_variants(
-            own_encoder(self.model), source, options, obstacle=self.encoder
+            own_encoder(self.model),
+            source,
+            options,
+            obstacle=self.encoder,
+            classifier=self.model,
         )
         self.max_at_once = step_tokens
         self._max_padded = padded_limit(self.model, step_tokens)

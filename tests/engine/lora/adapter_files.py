@@ -71,14 +71,17 @@ def read_files(folder):
 
 @torch.no_grad()
 def merged(model, adapter, folder, kind=None):
-    """Write a copy of the model with weights `W + alpha / r * B @ A` to `folder`."""
+    """Write a copy of the model to `folder`: with weights `W + alpha / r * B @ A`, and its modules
+    replaced by those that the adapter saves whole."""
     tensors, config = read_files(adapter)
     divisor = config["r"] ** 0.5 if config.get("use_rslora") else config["r"]
     whole = _load(model, kind)
     modules = dict(whole.named_modules())
     for key, a in tensors.items():
         name, _, side = key.removeprefix("base_model.model.").partition(".lora_")
-        if side == "A.weight":
+        if not side:
+            whole.get_parameter(name).copy_(a)
+        elif side == "A.weight":
             b = tensors[key.replace("lora_A", "lora_B")]
             delta = config["lora_alpha"] / divisor * b @ a
             layer = modules[name]

@@ -37,7 +37,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=3)
 class Slots:
     """Adapter slots that record what is written to them."""
 
-    num_slots, max_rank, sizes = 2, 8, {}
+    num_slots, max_rank, sizes, head = 2, 8, {}, {}
 
     def __init__(self):
         self.written = []
@@ -53,7 +53,7 @@ class Files:
         self.open = threading.Event()
         self.open.set()
 
-    def read(self, folder, sizes, max_rank):
+    def read(self, folder, sizes, max_rank, head):
         self.open.wait(60)
         if folder.name == "broken":
             raise OSError("no such adapter")

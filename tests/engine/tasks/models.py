@@ -45,6 +45,16 @@ _NLI = {0: "contradiction", 1: "neutral", 2: "entailment"}
 _MODELS = {
     "classifier": (AutoModelForSequenceClassification, "bert", BERT | {"num_labels": 3}),
     "reranker": (AutoModelForSequenceClassification, "bert", BERT | {"num_labels": 1}),
+    "roberta-classifier": (
+        AutoModelForSequenceClassification,
+        "roberta",
+        BERT | {"num_labels": 3, "max_position_embeddings": 20},
+    ),
+    "score": (
+        AutoModelForSequenceClassification,
+        "llama",
+        BERT | {"num_labels": 3, "num_key_value_heads": 1},
+    ),
     "mpnet": (AutoModelForSequenceClassification, "mpnet", BERT | {"num_labels": 1}),
     "tagger": (AutoModelForTokenClassification, "bert", BERT | {"num_labels": 3}),
     "reader": (AutoModelForQuestionAnswering, "bert", BERT),
