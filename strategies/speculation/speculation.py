@@ -34,10 +34,10 @@ from strategies.speculation.proposer import Lookup, Proposer, Wanted
 
 logger = logging.getLogger(__name__)
 
-LONGEST_REST = 16
+LONGEST_REST = 8
 """The most steps for which a sequence without drafts is left out, since looking takes time."""
 LOOKING = 0.02
-"""The part of the time of steps that looking for nothing may take: so sequences rest for longer."""
+"""The part of the time of steps above which looking for nothing makes a few sequences rest, too."""
 MOST_ROWS = 256
 """The most drafts in a step: each has logits of its own. A large batch samples from as many."""
 
@@ -286,11 +286,12 @@ class Speculation:
         return candidates or why
 
     def _longest_rest(self, num_decodes: int) -> int:
-        """Return for how many steps at most a sequence rests, if so many could be looked at."""
-        if not self._look:
-            return min(LONGEST_REST, num_decodes // 2)  # it matters only if they are many
-        seconds = LOOKING * self.policy.plain(num_decodes)
-        return min(LONGEST_REST, int(num_decodes * self._look / seconds))
+        """Return for how many steps at most a sequence rests, of so many: up to half of them."""
+        longest = num_decodes // 2
+        if self._look:
+            seconds = LOOKING * self.policy.plain(num_decodes)
+            longest = max(longest, int(num_decodes * self._look / seconds))
+        return min(LONGEST_REST, longest)
 
     def _worth(self, candidate: Candidate) -> float:
         """Return the probability that the first draft is right."""
