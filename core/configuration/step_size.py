@@ -18,6 +18,8 @@ DEFAULT_PROMPT_SIZES = (64, 128, 256, 512, 768, 1024)
 MAX_PROMPTS = 16
 """Maximum prompts in a mixed step that runs as a graph. If a step has fewer prompts than its graph,
 each missing one costs an empty program of the attention kernel per layer and KV head."""
+MAX_DRAFTS = 256
+"""The most drafts in a step: each has logits of its own. A large batch samples from as many."""
 MAX_DRAFTING = 64
 """Maximum sequences with drafts, and as many without, in a step that runs as a graph. Drafts hardly
 pay for more."""
@@ -115,12 +117,15 @@ def _draft_sizes(max_sequences: int, max_step_tokens: int, num_drafts: int) -> l
     """
     width, most = 1 + num_drafts, min(max_sequences, MAX_DRAFTING)
     counts = [count for count in (1, 2, 4, 8, 12, 16, 24, 32, 48) if count < most] + [most]
-    return [
-        StepSize(num_decodes, min(most, count * width // 2), count * width, count * num_drafts)
-        for count in counts
-        for num_decodes in _decodes_beside_prompts(max_sequences)
-        if num_decodes <= MAX_DRAFTING and count * width <= max_step_tokens
-    ]
+    sizes: dict[StepSize, None] = {}
+    for count in counts:
+        num_tokens = min(count * width, MAX_DRAFTS + most)
+        num_rows = min(count * num_drafts, MAX_DRAFTS)
+        for num_decodes in _decodes_beside_prompts(max_sequences):
+            if num_decodes <= MAX_DRAFTING and num_tokens <= max_step_tokens:
+                size = StepSize(num_decodes, min(most, num_tokens // 2), num_tokens, num_rows)
+                sizes[size] = None
+    return list(sizes)
 
 
 def _decodes_beside_prompts(max_sequences: int) -> list[int]:

@@ -92,7 +92,9 @@ def build_packed(
         sampler = Sampler(Staging(model.device), sampling_stages(grammars))
         stages = sampling_stages(grammars)
         proposer = draft and draft.build(resolved, parts.capacity, strategy.memory, stages)
-        speculative = Speculative(resolved.speculation, strategy, sampler, proposer)
+        speculative = Speculative(
+            resolved.speculation, strategy, sampler, proposer, overlaps=resolved.overlaps
+        )
         features.append(speculative)
         columns.append(speculative.column)
     executor = PackedExecutor(

@@ -198,7 +198,8 @@ def _take_head(
                 f"{name} is {given}, but the model's is {wanted}: save the model with the "
                 "adapter's num_labels, or merge the adapter into the model it was made for",
             )
-        taken[name] = taken[name].to(own.dtype)
+        # Not a view of the file, which may be written anew while the adapter is in use.
+        taken[name] = taken[name].to(own.device, own.dtype, copy=True)
         if not taken[name].isfinite().all():
             raise _rejected(folder, f"{name} has values that are not finite")
     return taken

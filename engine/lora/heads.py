@@ -34,7 +34,7 @@ class Heads:
 
     def write(self, slot: int, head: Mapping[str, Tensor]) -> None:
         """Replace the tensors of a slot by an adapter's, which may have none."""
-        self.by_slot[slot] = {name: given.to(self.own[name].device) for name, given in head.items()}
+        self.by_slot[slot] = head
 
 
 class _Head(nn.Module):

@@ -44,7 +44,7 @@ def run_forward(
     """
     device = model.device
     tokens = torch.zeros(3, num_tokens, dtype=torch.int64, device=device)
-    rows = torch.arange(num_sequences, device=device)
+    rows = torch.arange(num_sequences, device=device) % num_tokens
     empty = torch.empty(0, dtype=torch.int32, device=device)
     batch = PagedBatch(empty, empty, empty, tokens[2], spans=())
     columns = [column.of(Slot(tokens[0])) for column in model.columns]

@@ -128,11 +128,18 @@ class StepTimer:
 
 
 def measure_costs(
-    timer: StepTimer, limits: Limits, num_drafts: int, max_model_len: int, num_ahead: int
+    timer: StepTimer,
+    limits: Limits,
+    num_drafts: int,
+    max_model_len: int,
+    num_ahead: int,
+    *,
+    overlaps: bool = False,
 ) -> StepCosts:
     """Measure steps in at most some MOST_SECONDS.
 
-    num_drafts: the most of a sequence. num_ahead: the most in a step, and not fewer.
+    num_drafts: the most of a sequence. num_ahead: the most in a step, and not fewer. overlaps:
+    whether steps without drafts will overlap.
     """
     context = max(1, min(CONTEXT, max_model_len - num_drafts - 1))
     longer = max(context, min(LONG * CONTEXT, max_model_len - num_drafts - 1))
@@ -156,8 +163,11 @@ def measure_costs(
     decodes = Kind(many + 1, context, has_drafts=False)
     mixed = Kind(many, context, has_drafts=False, is_mixed=True)
     one, full = likeliest[0], kinds[False][-1]
-    needed = [long, *drawn, *likeliest, decodes, mixed, one, _twice(one)]
-    seconds = timer.seconds(needed, [*by_rows, _twice(full)])
+    needed = [long, *drawn, *likeliest, decodes, mixed, one]
+    if overlaps:
+        needed.append(_twice(one))
+        by_rows.append(_twice(full))
+    seconds = timer.seconds(needed, by_rows)
     plain, draft, drafts = (
         max(0.0, seconds[kind] - seconds[other])
         for kind, other in zip(drawn, likeliest, strict=True)
@@ -183,6 +193,8 @@ def _twice(kind: Kind) -> Kind:
 def _hidden(seconds: Mapping[Kind, float], one: Kind, full: Kind) -> tuple[float, ...]:
     """Return the seconds that overlap, by decodes: of one, of most, and in between."""
     kinds = [kind for kind in (one, full) if _twice(kind) in seconds]
+    if not kinds:
+        return ()
     found = [2 * seconds[kind] - seconds[_twice(kind)] for kind in kinds]
     if any(found[i] < NOISE * seconds[kind] for i, kind in enumerate(kinds)):
         return ()

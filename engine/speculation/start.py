@@ -39,10 +39,12 @@ class Speculative(Feature):
         strategy: Strategy,
         sampler: Sampler,
         draft_model: DraftModel | None = None,
+        *,
+        overlaps: bool = False,
     ) -> None:
         """Let a strategy add drafts to its steps. sampler: as in `DraftColumn`.
 
-        draft_model: for the method of this name.
+        draft_model: for the method of this name. overlaps: as in `Engine`.
         """
         method, self._num_drafts = options.chosen
         assert method is not None, "speculation is on"
@@ -59,6 +61,7 @@ class Speculative(Feature):
         ignored = ", ".join(options.config.without_effect)
         self.notes = (f"option.speculative_config: {ignored} has no effect",) * bool(ignored)
         self._mode = options.speculation
+        self._overlaps = overlaps
         self._strategy = strategy
         self._draft_model = draft_model
         self._speculation = Speculation(
@@ -124,7 +127,9 @@ class Speculative(Feature):
         )
         ahead = memory.states.num_ahead
         most = limits.max_sequences * self._num_drafts if ahead is None else ahead
-        costs = measure_costs(timer, limits, self._num_drafts, max_model_len, most)
+        costs = measure_costs(
+            timer, limits, self._num_drafts, max_model_len, most, overlaps=self._overlaps
+        )
         if self._draft_model is None:
             return costs
         draft, memory = self._draft_model, self._draft_model.memory

@@ -50,6 +50,7 @@ class StepCosts:
         num_rows = num_decodes + num_drafts
         most = min(num_rows, len(self.plain) - 1)
         hidden = self.hidden[min(num_decodes, len(self.hidden) - 1)] if self.hidden else 0.0
+        hidden = min(hidden, self.plain[most] / 2)  # the host's part, or the device's
         if not num_drafts and num_rows == most:
             return self.plain[most] - hidden
         drafted = _at(self.drafted, num_rows)

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import msgspec
 
 from core.configuration.options import MOST_DRAFTS
+from core.configuration.step_size import MAX_DRAFTS
 from core.output import Output, joined
 from core.plan import Chunk, StepResult
 from core.sampling import ChunkResult, Sampled
@@ -38,8 +39,6 @@ LONGEST_REST = 8
 """The most steps for which a sequence without drafts is left out, since looking takes time."""
 LOOKING = 0.02
 """The part of the time of steps above which looking for nothing makes a few sequences rest, too."""
-MOST_ROWS = 256
-"""The most drafts in a step: each has logits of its own. A large batch samples from as many."""
 
 Decision = Literal[
     "drafted", "tried", "cost", "unlikely", "not_found", "requests", "room", "failed"
@@ -101,10 +100,10 @@ class Speculation:
 
     @property
     def waits(self) -> bool:
-        """Whether drafts are in flight, of whose right ones the next step depends.
+        """Whether drafts are in flight: the next step depends on which of them are right.
 
-        Other sequences wait, too: two halves of the batch in turns would take as long for each step
-        as the whole does, if the device reads the same weights for both.
+        Other sequences wait, too: in turns, each half of the batch would take about as long as the
+        whole, since a step reads all weights for either.
         """
         if not any(each.finish is None and each.num_in_flight for each in self._drafted):
             self._drafted.clear()  # or steps without drafts would not overlap
@@ -118,22 +117,25 @@ class Speculation:
         if not self._is_on:
             self.counts.steps["failed"] += 1
             return chunks
+        is_ahead = self._end_timed(chunks)
         try:
             drafts = self.drafts(chunks)
         except Exception:
             logger.exception("speculation failed, and is off from now on")
             self._is_on = False
             return chunks
-        if not drafts:
-            return chunks
-        extended = [
-            self._with_drafts(chunk, drafts[index]) if index in drafts else chunk
-            for index, chunk in enumerate(chunks)
-        ]
-        self._drafted.update(
-            chunk.sequence for chunk in extended if isinstance(chunk, DraftedChunk)
-        )
-        return extended
+        if drafts:
+            chunks = [
+                self._with_drafts(chunk, drafts[index]) if index in drafts else chunk
+                for index, chunk in enumerate(chunks)
+            ]
+        runs = [chunk for chunk in chunks if isinstance(chunk, DraftedChunk)]
+        self._drafted.update(chunk.sequence for chunk in runs)
+        num_drafts = sum(len(chunk.drafts) for chunk in runs)
+        is_decodes_only = sum(chunk.length for chunk in chunks) == len(chunks) + num_drafts
+        if chunks and is_decodes_only:
+            self.policy.begin(len(chunks), num_drafts, is_ahead=is_ahead)
+        return chunks
 
     def commit(
         self,
@@ -190,11 +192,7 @@ class Speculation:
             if chunk.length == 1 and chunk.samples_token
         ]
         if not decodes:
-            self.policy.pace.drop()
             return {}
-        sequence = decodes[0][1].sequence
-        is_ahead = sequence.num_in_flight > 0
-        self._end_timed(sequence, is_ahead)
         begin, num_looks = self.policy.pace.now, self._num_looks
         decision, found = self._found(chunks, decodes)
         if not found and (num_new := self._num_looks - num_looks):
@@ -202,22 +200,23 @@ class Speculation:
         counts = self.counts
         counts.num_decodes += len(decodes)
         counts.steps[decision] += 1
-        if len(decodes) == len(chunks):
-            num_drafts = sum(map(len, found.values()))
-            self.policy.begin(len(decodes), num_drafts, is_ahead=is_ahead)
         return found
 
-    def _end_timed(self, sequence: Sequence, is_ahead: bool) -> None:
+    def _end_timed(self, chunks: Chunks[Chunk]) -> bool:
         """End the time of the step before, unless the engine may have been idle since.
 
-        sequence: one of the next step.
+        chunks: those of the next step. Return whether it is scheduled while a step is in flight.
         """
+        if self.policy.costs is None:
+            return False
+        is_ahead = any(chunk.sequence.num_in_flight for chunk in chunks)
         before = self._timed and self._timed()
         if before is not None and before.finish is None:
             self.policy.pace.end(is_ahead=is_ahead)
         else:
             self.policy.pace.drop()
-        self._timed = ref(sequence)
+        self._timed = ref(chunks[0].sequence) if chunks else None
+        return is_ahead
 
     def _found(
         self, chunks: Chunks[Chunk], decodes: Chunks[tuple[int, Chunk]]
@@ -225,10 +224,10 @@ class Speculation:
         """Return what is decided, and the drafts by the chunk's index."""
         room = self._limits.max_step_tokens - sum(chunk.length for chunk in chunks)
         ahead = self._memory.states.num_ahead
-        most = min(room, MOST_ROWS if ahead is None else ahead)
+        most = min(room, MAX_DRAFTS if ahead is None else ahead)
         if most <= 0:
             return "room", {}
-        least = self.policy.least_worth(len(decodes), MOST_ROWS)
+        least = self.policy.least_worth(len(decodes), MAX_DRAFTS)
         if least > 1:
             return "cost", {}
         may_try = self.policy.may_try(len(decodes))

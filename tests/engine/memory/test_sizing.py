@@ -22,7 +22,7 @@ from engine.memory.capacity import (
     swap_budget,
     useful_kv_bytes,
 )
-from engine.memory.largest_step import run_step
+from engine.memory.largest_step import run_forward, run_step
 from engine.shard import Shard
 from engine.step.block_tables import table_bytes
 from tests.engine.resolved import resolved
@@ -93,6 +93,8 @@ def test_the_largest_step_samples_a_token_per_sequence(llama):
     tokens = run_step(model, 20, 7, lambda call, num_sequences: 0)
     assert tokens.shape == (7,)
     assert 0 <= tokens.min() <= tokens.max() < model.config.vocab_size
+    logits = run_forward(model, 5, 9, lambda call, num_sequences: 0)
+    assert logits.shape == (9, model.config.vocab_size), "graphs may have more rows than tokens"
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,9 @@ def test_what_steps_without_drafts_hide_is_measured():
             executor, KVLayout.uniform(16).groups, 64, 100, 5, partial(getattr, executor, "now")
         )
         limits = Limits(max_sequences=8, max_step_tokens=2048)
-        costs = measure_costs(timer, limits, num_drafts=5, max_model_len=1024, num_ahead=40)
+        costs = measure_costs(
+            timer, limits, num_drafts=5, max_model_len=1024, num_ahead=40, overlaps=True
+        )
         assert costs.hidden == pytest.approx([hidden] * 9 if hidden else [])
         assert costs.of(8) == pytest.approx(0.128 - hidden)
         assert costs.of(8, 40) == pytest.approx(0.08 + 0.006 * 48)

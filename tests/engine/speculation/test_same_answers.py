@@ -223,7 +223,7 @@ def test_the_policy_measures_and_answers_the_same(tiny_model, expected, monkeypa
     assert (len(costs.drafted), len(costs.plain)) == (1 + 24, 1 + 24)
     assert 0 < costs.plain[1] <= costs.plain[24]
 
-    def measure(*_):
+    def measure(*_, **__):
         raise ZeroDivisionError
 
     monkeypatch.setattr("engine.speculation.start.measure_costs", measure)

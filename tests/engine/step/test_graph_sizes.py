@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from core.configuration.step_size import DEFAULT_PROMPT_SIZES, StepSize, decode_sizes, graph_sizes
+from core.configuration.step_size import (
+    DEFAULT_PROMPT_SIZES,
+    MAX_DRAFTS,
+    StepSize,
+    decode_sizes,
+    graph_sizes,
+)
 from core.plan import BlockTable, Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
@@ -79,7 +85,9 @@ def test_sizes_of_steps_with_drafts_have_rows_for_all_of_them():
             drafts = sum(lengths) - len(lengths)
             assert size.fits(StepSize(size.num_decodes, len(lengths), sum(lengths), drafts))
     assert graph_sizes(4, 5, (), 3) == decodes + drafting[:2], "a step has 5 tokens at most"
-    assert max(size.num_tokens for size in graph_sizes(256, 8192, (), 5)) == 64 * 6 + 64
+    for num_drafts in (5, 16):
+        largest = max(graph_sizes(256, 8192, (), num_drafts), key=lambda size: size.num_tokens)
+        assert largest == StepSize(64, 64, 64 + MAX_DRAFTS, MAX_DRAFTS)
 
 
 @pytest.mark.parametrize(

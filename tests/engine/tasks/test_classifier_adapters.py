@@ -99,6 +99,10 @@ def test_each_row_has_the_head_of_its_own_adapter(task_model, tmp_path, name):
     engine = engine_of(path, enable_lora=True)
     registry = AdapterRegistry.of(engine.features)
     assert registry is not None
+    for adapter in "ab":  # nothing in use may be a view of the file
+        weights = path / "adapters" / adapter / "adapter_model.safetensors"
+        with weights.open("r+b") as file:
+            file.write(bytes(weights.stat().st_size))
     order = ("a", "", "b", "c", "a")
     data = msgspec.msgpack.encode(asked)
     jobs = [Job(data, parts=registry.parts(adapter)) for adapter in order]

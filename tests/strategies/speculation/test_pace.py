@@ -81,3 +81,9 @@ def test_drafts_that_take_too_long_in_operation_are_left_out():
         policy.pace.end(is_ahead=False)
     assert policy.counts(4, candidates, 8) == [0] * 4
     assert policy.least_worth(4, 8) > 1
+
+
+def test_no_more_than_half_of_a_step_is_hidden():
+    """A single time of it may be disturbed."""
+    costs = StepCosts(plain=(0.0, 1.0, 1.0), drafted=(0.0, 1.0, 1.0), width=2, hidden=(1.5,) * 3)
+    assert [costs.of(1), costs.of(2), costs.of(1, 1)] == [0.5, 0.5, 1.0]
