@@ -199,7 +199,7 @@ def _take_head(
                 "adapter's num_labels, or merge the adapter into the model it was made for",
             )
         # Not a view of the file, which may be written anew while the adapter is in use.
-        taken[name] = taken[name].to(own.device, own.dtype, copy=True)
+        taken[name] = taken[name].to(own.device, own.dtype).clone()
         if not taken[name].isfinite().all():
             raise _rejected(folder, f"{name} has values that are not finite")
     return taken
