@@ -27,7 +27,7 @@ from core.plan import Chunk, StepPlan, StepResult
 from core.request import Request
 from core.sampling import Finish
 from core.sequence import Sequence
-from strategies.group import SequenceGroup, whole_group
+from strategies.group import SequenceGroup, StepBudget, whole_group
 from strategies.memory.base import KVMemory, Span
 
 
@@ -44,27 +44,6 @@ class Limits:
 Blocked = Literal["slots", "blocks", "batch", "budget"]
 """Why the first waiting group is not admitted: max_sequences run, or a whole batch does; its blocks
 are not free; the batch is not full yet (`dynamic`); the tokens of the step are spent."""
-
-
-class StepBudget:
-    """The token budget of one step. Decoding sequences come before any chunk of a prompt.
-
-    So a long prompt, however old or urgent, delays a running stream by at most one step.
-    """
-
-    def __init__(self, num_tokens: int, groups: Iterable[SequenceGroup]) -> None:
-        self.num_left = num_tokens
-        self._num_set_aside = sum(group.num_decoding for group in groups)
-        """Tokens kept for decoding sequences of groups that have not had their turn yet."""
-
-    def allowance(self, group: SequenceGroup) -> int:
-        """Return how many tokens the group may take. Call once for each group, in order."""
-        num_decoding = group.num_decoding
-        self._num_set_aside -= num_decoding
-        return max(self.num_left - self._num_set_aside, min(self.num_left, num_decoding))
-
-    def take(self, num_tokens: int) -> None:
-        self.num_left -= num_tokens
 
 
 class Extension(Protocol):

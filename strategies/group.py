@@ -1,4 +1,4 @@
-"""A sequence group: sequences of one prompt that run together and may share its KV blocks."""
+"""Sequence groups, of one prompt whose KV blocks they may share, and the budget they divide."""
 
 from __future__ import annotations
 
@@ -116,6 +116,27 @@ class SharingGroup(SequenceGroup):
         missing = self.num_shared_tokens - first.num_computed_tokens
         length = chunk_length(first, missing, budget)
         return [(first, length)] if length > 0 else []
+
+
+class StepBudget:
+    """The token budget of one step. Decoding sequences come before any chunk of a prompt.
+
+    So a long prompt, however old or urgent, delays a running stream by at most one step.
+    """
+
+    def __init__(self, num_tokens: int, groups: Iterable[SequenceGroup]) -> None:
+        self.num_left = num_tokens
+        self._num_set_aside = sum(group.num_decoding for group in groups)
+        """Tokens kept for decoding sequences of groups that have not had their turn yet."""
+
+    def allowance(self, group: SequenceGroup) -> int:
+        """Return how many tokens the group may take. Call once for each group, in order."""
+        num_decoding = group.num_decoding
+        self._num_set_aside -= num_decoding
+        return max(self.num_left - self._num_set_aside, min(self.num_left, num_decoding))
+
+    def take(self, num_tokens: int) -> None:
+        self.num_left -= num_tokens
 
 
 class Grouping(Part, ABC):

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from core.configuration.strategy_table import PreemptionMode
 from core.plan import Chunk, StepPlan
-from strategies.base import Limits, StepBudget, Strategy, num_places
-from strategies.group import SequenceGroup, Turn
+from strategies.base import Limits, Strategy, num_places
+from strategies.group import SequenceGroup, StepBudget, Turn
 from strategies.memory.base import Span
 from strategies.memory.blocks import PagedMemory
 
