@@ -190,14 +190,16 @@ def test_requests_that_do_not_finish_get_an_error(
     engine.script = stalls(after=[65])
     launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port)
     program = clock + with_time_to_stop(2, launch)
-    with running(["-c", program]) as process, ThreadPoolExecutor(2) as pool:
+    with running(["-c", program]) as process, ThreadPoolExecutor(1) as pool, ExitStack() as exits:
         wait_until(caller.is_healthy)
-        answers = [
-            pool.submit(caller.post, {"inputs": "Q", "stream": flag}) for flag in (True, False)
-        ]
+        whole = pool.submit(caller.post, {"inputs": "Q"})
+        stream = exits.enter_context(caller.open(STREAM))
+        response = http.client.HTTPResponse(stream)
+        response.begin()
+        response.readline()  # its first token: from now on, errors are records of the stream
         wait_until(lambda: len(engine.of_type(Submit)) == 2)
         process.send_signal(signal.SIGTERM)
-        (_, streamed), (status, body) = (answer.result() for answer in answers)
+        streamed, (status, body) = response.read(), whole.result()
         assert process.wait(HANG_S) == 0
     last = json.loads(streamed.splitlines()[-1])
     assert last["token"]["error_msg"] == "the server is stopping"
