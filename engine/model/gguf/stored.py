@@ -108,7 +108,7 @@ def storage_note(model_dir: Path, *, has_panels: bool) -> str:
     unpacked = sorted({tensor.type for tensor in tensors} - PLAIN.keys() - set(packed))
     notes = []
     if packed:
-        notes.append(f"{', '.join(packed)} weights stay in their bits")
+        notes.append(f"{', '.join(packed)} weights stay quantized")
     if unpacked:
         notes.append(f"{', '.join(unpacked)} weights are unpacked to option.dtype")
     return f"GGUF: {'; '.join(notes) or 'no weight is quantized'}"

@@ -83,6 +83,7 @@ class TokenizerOf:
     def _set_split(self, backend: Any) -> None:
         if self._kind == "llama":
             if not self._metadata.get(f"{KEY}add_space_prefix", True):
+                backend.normalizer = None  # which adds the space in some architectures
                 backend.pre_tokenizer = pre_tokenizers.Metaspace(
                     replacement="▁", prepend_scheme="never", split=False
                 )

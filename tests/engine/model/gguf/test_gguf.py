@@ -31,6 +31,8 @@ from tests.engine.model.gguf.gguf_files import write as write_files
 
 pytestmark = pytest.mark.usefixtures("exact_rows")
 NO_WINDOW = {"qwen2": {"use_sliding_window": False}, "mistral": {"sliding_window": None}}
+PIECES = ["▁he", "he", "▁h", "h", "e", "▁"]
+"""Tokens of SentencePiece, the best first."""
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}
 
 
@@ -69,7 +71,7 @@ def test_quantized_types(write, kind):
 
 def _says_how_it_is_stored(llm, kind):
     keeps = kind in PACKED and kind not in (FLOATS if is_faster() else OFFSET)
-    said = f"{kind} weights " + ("stay in their bits" if keeps else "are unpacked")
+    said = f"{kind} weights " + ("stay quantized" if keeps else "are unpacked")
     return any(said in note for note in llm.facts.notes)
 
 
@@ -232,6 +234,40 @@ def test_whole_words_and_the_token_of_the_beginning(write, split, expected, tmp_
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     assert content["model"]["ignore_merges"] is expected
     assert Tokenizer(tmp_path).encode("a") == [*[1] * expected, 2]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "phi3"])
+@pytest.mark.parametrize("adds_space", [None, True, False])
+def test_sentencepiece(write, tmp_path, architecture, adds_space):
+    """Merges follow from scores. Letters that are no token are bytes."""
+    file, _ = write("llama")
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
+    types = [2, 3, 3] + [6] * 256 + [1] * len(PIECES)
+    scores = [0.0] * 259 + [-float(index) for index in range(len(PIECES))]
+    metadata = Fields(
+        file, model="llama", pre=None, tokens=tokens, token_type=types, scores=scores, merges=None,
+        bos_token_id=1, eos_token_id=2, add_bos_token=None, add_space_prefix=adds_space,
+        context_length=64,
+    )  # fmt: skip
+    metadata.architecture = architecture
+    TokenizerOf(metadata).write(tmp_path)
+    tokenizer = Tokenizer(tmp_path)
+    has_space = architecture != "gemma2" and adds_space is not False
+    first = ["▁he"] if has_space else ["he"]
+    found = [tokens[id] for id in tokenizer.encode("he he</s>")]
+    assert found == ["<s>", *first, "▁he", "</s>"]
+    found = [tokens[id] for id in tokenizer.encode("eé")]
+    assert found == ["<s>", *["▁"] * has_space, "e", "<0xC3>", "<0xA9>"]
+    for text in ("he he", "eé h"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_digits_for_themselves(write, tmp_path):
+    file, _ = write("llama")
+    tokens = ["<s>", "1", "2", "12", "a", "1a"]
+    metadata = Fields(file, pre="starcoder", tokens=tokens, token_type=None, merges=["1 2", "1 a"])
+    TokenizerOf(metadata).write(tmp_path)
+    assert Tokenizer(tmp_path).encode("12a") == [1, 2, 4]
 
 
 @pytest.mark.parametrize(
