@@ -170,16 +170,28 @@ def test_a_decoder_with_windows_or_without_order(tmp_path, monkeypatch, name, se
     torch.testing.assert_close(outputs(model, inputs), expected, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("settings", [{"dtype": torch.bfloat16}, {"precision": "int8"}])
-def test_low_precision_and_quantized_layers(tmp_path, settings):
-    model = make("bert")
-    inputs = batch()
+@pytest.mark.parametrize(
+    ("name", "settings", "least"),
+    [
+        ("bert", {"dtype": torch.bfloat16}, 0.999),
+        ("bert", {"precision": "int8"}, 0.999),
+        ("bert", {"precision": "int4"}, 0.9),
+        ("bert", {"precision": "fp8"}, 0.99),
+        ("modernbert", {"precision": "int8"}, 0.999),
+        ("mpnet", {"precision": "int4"}, 0.9),
+        ("qwen3", {"precision": "fp8"}, 0.99),
+        ("qwen3", {"dtype": torch.bfloat16, "precision": "int8"}, 0.999),
+    ],
+)
+def test_low_precision_and_quantized_layers(tmp_path, name, settings, least):
+    model = make(name)
+    inputs = batch(has_types=False)
     expected = outputs(model, inputs)
     model = model.to(settings.get("dtype", torch.float32))
     description = use_own_layers(model, source_of(model, tmp_path, **settings), "x")
-    assert description == ("own (bert, int8)" if "precision" in settings else "own (bert)")
+    assert description == "own (" + ", ".join(filter(None, [name, settings.get("precision")])) + ")"
     similarity = cosine_similarity(outputs(model, inputs).float(), expected)
-    assert 0.99 < similarity.min() < 1 - 1e-7
+    assert least < similarity.min() < 1 - 1e-7
     check_counts_its_bytes(model)
 
 
