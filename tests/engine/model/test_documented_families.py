@@ -1,4 +1,4 @@
-"""docs/models.md lists all families of our decoder, and two pages give their number."""
+"""docs/models.md lists all families of our layers, and two pages give the decoder's number."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from pathlib import Path
 
 import pytest
 
+from engine.encoder import families as encoder_families
 from engine.model.families import FAMILIES
 
 ROOT = Path(__file__).parents[3]
 
 
-def documented():
-    """Return the column "one call" of the table in docs/models.md, by family."""
+def documented(heading, row=r"(`.+`) \| .+"):
+    """Return the families in the first column of the table below a heading of docs/models.md."""
     text = (ROOT / "docs" / "models.md").read_text()
-    section = text.partition("\n## Families of our own decoder\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (`.+`) \| .+ \| (yes|no) \|$", section, flags=re.MULTILINE)
-    return {name: one_call for names, one_call in rows for name in re.findall(r"`(\w+)`", names)}
+    section = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    cells = re.findall(rf"^\| {row} \|$", section, flags=re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`([\w-]+)`", cell)}
 
 
 def test_the_page_has_every_family():
-    assert documented().keys() == FAMILIES.keys(), "docs/models.md must list these"
+    found = documented("Families of our own decoder", r"(`.+`) \| .+ \| (?:yes|no)")
+    assert found == FAMILIES.keys(), "docs/models.md must list these"
+    assert documented("Encoders") - {"model_type"} == encoder_families.FAMILIES.keys()
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/operate.md"])
