@@ -25,7 +25,7 @@ from core.configuration.strategy_table import (
     Batching,
 )
 from core.errors import ConfigurationError
-from core.states.room import StateSlots
+from core.states.room import StateSlots, num_spare_states
 
 CONTEXT_BYTES = 600 * 2**20
 """CUDA's context and its libraries' workspaces: an assumption, not yet measured."""
@@ -54,6 +54,8 @@ class Estimate:
     max_model_len: int
     max_concurrent: int
     """How many requests of the typical length run at the same time."""
+    num_spare_states: int
+    """States after drafts, if layers keep a state."""
     num_checkpoints: int
     """States of cached prefixes, if layers keep a state."""
     num_host_checkpoints: int
@@ -76,13 +78,14 @@ def make_estimate(
     limits = packed_limits(options, batching, "cuda", decoder.max_length)
     budget_tokens, max_sequences = limits.max_step_tokens, limits.max_sequences
     activations = _step_bytes(decoder, budget_tokens, max_sequences)
+    method, num_drafts = options.speculation.chosen
+    num_drafts = 0 if method is None else num_drafts
     if not options.execution.enforce_eager:
-        method, num_drafts = options.speculation.chosen
         sizes = graph_sizes(
             max_sequences,
             budget_tokens,
             options.execution.graph_prompt_sizes,
-            num_drafts if method is not None and not decoder.states else 0,
+            0 if decoder.states else num_drafts,
         )
         activations += _graph_bytes(decoder, sizes)
     itemsize = kv_itemsize(decoder, options)
@@ -98,14 +101,16 @@ def make_estimate(
     budget = gpu_kv_budget(options.memory, instance.gpu_mib * 2**20, used, activations)
     draft_bytes = draft_block_bytes(decoder, options, layout)
     blocks_of_longest = layout.blocks_for(limits.max_model_len)
-    num_checkpoints = num_host_checkpoints = 0
+    num_spare = num_checkpoints = num_host_checkpoints = 0
     if decoder.states:
-        slots = StateSlots(decoder.state_bytes, state_limit(max_sequences))
+        num_spare = num_spare_states(num_drafts, max_sequences)
+        slots = StateSlots(decoder.state_bytes, state_limit(max_sequences), num_spare)
         most = slots.share(budget, blocks_of_longest * (block_bytes + draft_bytes))
         slots = slots.within(most)
         max_sequences = min(max_sequences, slots.num_running)
         num_wanted = checkpoint_limit(options.memory, batching, max_sequences)
         num_checkpoints = min(num_wanted, slots.num_besides(most))
+        num_spare = slots.num_spare
         budget -= slots.num_bytes + num_checkpoints * decoder.state_bytes
         if num_checkpoints and options.memory.state_checkpoints is not None:
             most_swapped = placement.swap_bytes(options.memory)
@@ -136,6 +141,7 @@ def make_estimate(
         block_bytes,
         max_len,
         max_concurrent,
+        num_spare,
         num_checkpoints,
         num_host_checkpoints,
         notes,
@@ -189,8 +195,11 @@ def plan_lines(
     if decoder.states:
         count, on_host = paged.num_checkpoints, paged.num_host_checkpoints
         more = f" and {_size(on_host * decoder.state_bytes)} of host memory for {on_host}"
+        spare = paged.num_spare_states * decoder.state_bytes
+        of_drafts = f", {_size(spare)} for drafts" if spare else ""
         yield (
-            f"  state: {_size(decoder.state_bytes)} of each running request, beside its KV; with "
+            f"  state: {_size(decoder.state_bytes)} of each running request, beside its KV"
+            f"{of_drafts}; with "
             f"{DEFAULT_FOR_PACKED}, {_size(count * decoder.state_bytes)} more for {count}"
             f"{more * (on_host > 0)} checkpoints of cached prefixes"
         )

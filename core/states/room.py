@@ -8,6 +8,11 @@ MOST_DRAFTING = 4
 """How many sequences may have all their drafts in one step. More hardly pay."""
 
 
+def num_spare_states(num_drafts: int, max_sequences: int) -> int:
+    """Return the slots for the states after each of a sequence's `num_drafts` drafts."""
+    return num_drafts * min(MOST_DRAFTING, max_sequences)
+
+
 @dataclass(frozen=True, slots=True)
 class StateSlots:
     """Slots of states, for running sequences and for drafts that may be taken back."""

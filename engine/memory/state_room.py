@@ -8,7 +8,7 @@ import torch
 
 from core.configuration.batching import checkpoint_limit, state_limit
 from core.states.layout import slot_bytes
-from core.states.room import MOST_DRAFTING, StateSlots
+from core.states.room import StateSlots, num_spare_states
 from engine.attention.states import StatePool
 from engine.device import DTYPES
 from engine.group import Group
@@ -31,8 +31,7 @@ class StateRoom(Beside):
     def __init__(self, model: PackedModel, resolved: Resolved, group: Group) -> None:
         self._model, self._group = model, group
         self._max_sequences = resolved.limits.max_sequences
-        # Drafts are taken back.
-        num_spare = resolved.num_drafts * min(MOST_DRAFTING, self._max_sequences)
+        num_spare = num_spare_states(resolved.num_drafts, self._max_sequences)
         self._resolved = resolved
         self.answers_differ = clamps_prompts(model.config.get_text_config())
         self._sum_dtype = DTYPES[resolved.memory.state_dtype]

@@ -83,6 +83,9 @@ def test_states_are_counted_beside_the_layers_with_attention(tmp_path: Path) -> 
         "  state: 80.0 KiB of each running request, beside its KV; with paged, 7.8 MiB more for "
         "100 checkpoints of cached prefixes"
     ) in lines
+    drafts = make_options({"speculative_method": "ngram", "num_speculative_tokens": 8})
+    lines = [*plan_lines(decoder, instance, drafts, request)]
+    assert any("beside its KV, 2.5 MiB for drafts; with paged, " in line for line in lines)
     ranks = make_options({"tensor_parallel_degree": 4})
     placement = place(decoder, find_instance("ml.g5.12xlarge"), ranks)
     assert placement.part.state_bytes == decoder.state_bytes // 4
