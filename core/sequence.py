@@ -146,19 +146,26 @@ class Sequence:
     def append(self, sampled: Sampled) -> int:
         """Append sampled tokens until one of them ends the sequence. Return their number."""
         self.num_in_flight = max(0, self.num_in_flight - 1)
-        pairs = zip(sampled.token_ids, sampled.logprobs, strict=True)
-        for count, (token_id, logprob) in enumerate(pairs, start=1):
-            self.token_ids.append(token_id)
-            self.logprobs.append(logprob)
-            self.top_logprobs += sampled.top_logprobs[count - 1 : count]
-            self.finish = self.stop_token_ids.get(token_id)
-            if self.finish is None and sampled.ends_answer and count == len(sampled.token_ids):
-                self.finish = Finish.EOS
-            if self.finish is None and len(self.token_ids) >= self.max_length:
-                self.finish = Finish.LENGTH
-            if self.finish is not None:
+        count = self.num_kept(sampled.token_ids)
+        if not count:
+            return 0
+        self.token_ids += sampled.token_ids[:count]
+        self.logprobs += sampled.logprobs[:count]
+        self.top_logprobs += sampled.top_logprobs[:count]
+        self.finish = self.stop_token_ids.get(self.token_ids[-1])
+        if self.finish is None and sampled.ends_answer and count == len(sampled.token_ids):
+            self.finish = Finish.EOS
+        if self.finish is None and len(self.token_ids) >= self.max_length:
+            self.finish = Finish.LENGTH
+        return count
+
+    def num_kept(self, token_ids: tuple[int, ...]) -> int:
+        """Return how many of these next tokens there are up to the first that ends the answer."""
+        room = max(0, self.max_length - len(self.token_ids))
+        for count, token_id in enumerate(token_ids[:room], start=1):
+            if token_id in self.stop_token_ids:
                 return count
-        return len(sampled.token_ids)
+        return min(room, len(token_ids))
 
 
 def _stop_reasons(params: SamplingParams, eos_token_ids: Collection[int]) -> dict[int, Finish]:

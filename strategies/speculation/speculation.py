@@ -13,17 +13,17 @@ Drafts take only what a strategy's plan leaves: tokens of the step's budget, and
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Chunks
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 from weakref import WeakKeyDictionary, WeakSet, ref
 
-import msgspec
+from msgspec.structs import replace
 
 from core.configuration.options import MOST_DRAFTS
 from core.configuration.step_size import MAX_DRAFTS
-from core.output import Output, joined
+from core.output import Output
 from core.plan import Chunk, StepResult
 from core.sampling import ChunkResult, Sampled
 from core.sequence import Sequence
@@ -143,9 +143,9 @@ class Speculation:
         result: StepResult,
         commit: Callable[[Chunks[Chunk], StepResult], list[Output]],
     ) -> list[Output]:
-        """Commit accepted drafts one by one, as the steps without drafts that they replace.
+        """Commit accepted drafts as if their tokens had been a chunk of known tokens.
 
-        commit: commits the chunks of such a step.
+        commit: commits the chunks of a step without drafts.
         """
         chunks = list(chunks)
         outputs: list[Output] = []
@@ -171,15 +171,18 @@ class Speculation:
         sequence = chunk.sequence
         self._settle(chunk, sampled)
         if not isinstance(sampled, Sampled):
-            return commit([_kept(chunk, 0)], {} if sampled is None else {sequence.id: sampled})
-        place, outputs = sequence.num_computed_tokens, list[Output]()
-        for number, token in enumerate(_tokens(sampled)):
-            if sequence.finish is not None:
-                break
-            # 0 if the sequence was preempted while the step ran
-            sequence.num_computed_tokens = min(place, chunk.start + 1 + number)
-            outputs += commit([_kept(chunk, number)], {sequence.id: token})
-        return [joined(outputs)] if len(outputs) > 1 else outputs
+            return commit([_kept(chunk, 1)], {} if sampled is None else {sequence.id: sampled})
+        if sequence.finish is not None:
+            return []
+        count = sequence.num_kept(sampled.token_ids)
+        if count > 1:
+            sequence.append(_part(sampled, 0, count - 1))
+        # less if the sequence was preempted while the step ran
+        sequence.num_computed_tokens = min(sequence.num_computed_tokens, chunk.start + count)
+        last = _part(sampled, count - 1, count)
+        outputs = commit([_kept(chunk, count)], {sequence.id: last})
+        kept = _part(sampled, 0, count)
+        return [_with(kept, output) for output in outputs] if count > 1 else outputs
 
     def drafts(self, chunks: list[Chunk]) -> dict[int, tuple[int, ...]]:
         """Return the drafts to verify, by the chunk's index, within the budget of the step.
@@ -341,7 +344,7 @@ class Speculation:
         if not has_slots:
             if not self._memory.reserve([Span(id, chunk.start, end)]):
                 return chunk
-            chunk = msgspec.structs.replace(chunk, tables=self._memory.tables(id))
+            chunk = replace(chunk, tables=self._memory.tables(id))
         state = self._memory.states.with_ahead(id, chunk.state, len(drafts))
         return drafted(chunk, drafts, state=state)
 
@@ -390,12 +393,17 @@ class _Drafter:
         self.rest = self.left = min(most, 2 * self.rest + 1)
 
 
-def _kept(chunk: DraftedChunk, number: int) -> Chunk:
-    """Return the chunk that would have computed the newest token, or an accepted draft after it."""
-    return Chunk(chunk.sequence, chunk.start + number, 1, chunk.tables, samples_token=True)
+def _kept(chunk: DraftedChunk, count: int) -> Chunk:
+    """Return the chunk of the newest token and all but the last of the `count` tokens after it."""
+    return Chunk(chunk.sequence, chunk.start, count, chunk.tables, samples_token=True)
 
 
-def _tokens(sampled: Sampled) -> Iterator[Sampled]:
-    for number in range(len(sampled.token_ids)):
-        one = slice(number, number + 1)
-        yield Sampled(sampled.token_ids[one], sampled.logprobs[one], sampled.top_logprobs[one])
+def _part(sampled: Sampled, start: int, end: int) -> Sampled:
+    part = slice(start, end)
+    return Sampled(sampled.token_ids[part], sampled.logprobs[part], sampled.top_logprobs[part])
+
+
+def _with(kept: Sampled, output: Output) -> Output:
+    """Return the output of the last of these tokens as that of all."""
+    tokens, top_logprobs = kept.token_ids, kept.top_logprobs
+    return replace(output, token_ids=tokens, logprobs=kept.logprobs, top_logprobs=top_logprobs)
