@@ -81,7 +81,7 @@ def main() -> int:
     if options.quantize == Q4_K_M:
         num_bytes = bytes_per_token_of_file(gguf_path(model, GGUF_TYPES[Q4_K_M], options.out))
     else:
-        num_bytes = bytes_per_token(model, options.quantize)
+        num_bytes = bytes_per_token(model, options.quantize or options.dtype)
     print(share_line(runs[OURS], num_bytes, found["copy_rates"]))
     precision = [options.quantize] if options.quantize else []
     notes = [options.shape, options.dtype, *precision, found["machine"], found["date"]]

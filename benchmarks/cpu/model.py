@@ -40,12 +40,13 @@ def write_tokenizer(vocab_size: int, folder: Path) -> None:
     )
 
 
-def bytes_per_token(folder: Path, quantize: str | None) -> int:
+def bytes_per_token(folder: Path, precision: str) -> int:
     """Return the bytes of weights, without scales, that our server reads for a token of one user.
 
-    Those are of all matrices but the embedding, of which a token reads one row.
+    Those are of all matrices but the embedding, of which a token reads one row. precision: fp32,
+    bf16, int8 or int4.
     """
-    bits = {None: 16, "int8": 8, "int4": 4}[quantize]
+    bits = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}[precision]
     bits_of_head = max(bits, 8)  # docs/quantization.md
     with safe_open(folder / "model.safetensors", "pt") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118

@@ -82,8 +82,8 @@ def test_ratios_are_medians_over_pairs():
 def test_the_share_of_a_copy_is_that_of_the_weights_that_a_token_reads(tmp_path):
     write_model("dry", tmp_path)
     head, others = 400 * 64, 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
-    for quantize, expected in ((None, 2 * (head + others)), ("int8", head + others)):
-        assert bytes_per_token(tmp_path, quantize) == expected
+    for precision, size in (("fp32", 4), ("bf16", 2), ("int8", 1)):
+        assert bytes_per_token(tmp_path, precision) == size * (head + others)
     assert bytes_per_token(tmp_path, "int4") == head + others // 2
     line = share_line([result(9, 100), result(9, 50)], 80_000_000, [16e9, 20e9])
     assert "80.0 MB of weights a token, 35% of the rate of a copy (18.0 GB/s)" in line
