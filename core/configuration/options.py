@@ -288,11 +288,11 @@ class SpeculationOptions(Record):
     speculative_method: SpeculativeMethod | None = option(
         None,
         "packed: where to look for the tokens that may come next, so that one step can verify "
-        "several of them (docs/speculation.md: when answers stay the same to the bit). ngram: where the newest tokens occur in the "
-        "prompt and the answer before. suffix: also in recent answers to others with the same "
-        "adapter and cache_salt. draft_model: what a smaller model says. mtp: what the "
-        "checkpoint's own layer of multi-token prediction says. eagle3: what an EAGLE-3 head says "
-        "(option.speculative_draft_model). Default: nowhere.",
+        "several of them. docs/speculation.md says how far the answers stay the same. ngram: where "
+        "the newest tokens occur in the prompt and the answer before. suffix: also in recent "
+        "answers to others with the same adapter and cache_salt. draft_model: what a smaller model "
+        "says. mtp: what the checkpoint's own layer of multi-token prediction says. eagle3: what "
+        "an EAGLE-3 head says (option.speculative_draft_model). Default: nowhere.",
     )
     speculative_draft_model: str | None = option(
         None,
