@@ -158,6 +158,7 @@ _SERVER_COLUMNS: Sequence[Column] = (
     ("padding", lambda run: percent(padding_share(run))),
     ("preemptions", lambda run: number(run.measures.inside.preemptions)),
     ("prefix cache hits", lambda run: percent(run.measures.inside.prefix_hits)),
+    ("steps with drafts", lambda run: percent(run.measures.inside.steps_drafted)),
     ("drafts accepted", lambda run: percent(run.measures.inside.drafts_accepted)),
     ("server cores", lambda run: number(run.measures.server_cpu, 2)),
     ("client cores", lambda run: number(run.measures.client_cpu, 2)),

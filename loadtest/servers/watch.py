@@ -28,6 +28,7 @@ NAMES = {
     "prefix_hits": "vllm:prefix_cache_hits_total",
     "draft_tokens": "vllm:spec_decode_num_draft_tokens_total",
     "accepted_tokens": "vllm:spec_decode_num_accepted_tokens_total",
+    "decode_steps": "longshore:spec_decode_steps_total",
     "steps": "longshore:steps_total",
     "step_sequences": "longshore:step_sequences_total",
     "step_tokens": "longshore:step_tokens_total",
@@ -37,6 +38,8 @@ NAMES = {
 }
 MEANS = ("kv_used", "kv_block_tokens")
 """Values that are averaged over the copies of a model instead of summed."""
+DRAFTED = ("drafted", "tried")
+"""Decisions of `decode_steps` that gave a step drafts. `drafted_steps` is the sum of these."""
 
 
 class Sample(msgspec.Struct, kw_only=True):
@@ -44,7 +47,7 @@ class Sample(msgspec.Struct, kw_only=True):
 
     at_s: float
     metrics: dict[str, float] = {}
-    """Values by the keys of NAMES."""
+    """Values by the keys of NAMES, and `drafted_steps`."""
     server_cpu: float | None = None
     """Cores used since the previous sample."""
     client_cpu: float | None = None
@@ -113,7 +116,10 @@ class ServerWatch:
 
 
 def parse(text: str) -> dict[str, float]:
-    """Return the metrics of NAMES by key, summed over their labels, or averaged if in MEANS."""
+    """Return the metrics of NAMES by key, summed over their labels, or averaged if in MEANS.
+
+    `drafted_steps` are those of DRAFTED.
+    """
     lines = (line for line in text.splitlines() if "_bucket{" not in line)
     keys: Mapping[str, str] = {name: key for key, name in NAMES.items()}
     found: dict[str, list[float]] = {}
@@ -122,6 +128,8 @@ def parse(text: str) -> dict[str, float]:
             key = keys.get(sample.name)
             if key is not None:
                 found.setdefault(key, []).append(sample.value)
+            if key == "decode_steps" and sample.labels.get("decision") in DRAFTED:
+                found.setdefault("drafted_steps", []).append(sample.value)
     return {
         key: sum(values) / (len(values) if key in MEANS else 1) for key, values in found.items()
     }

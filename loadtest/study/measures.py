@@ -59,6 +59,8 @@ class ServerMeasures(msgspec.Struct, kw_only=True):
     """Share of prompt tokens found in the prefix cache."""
     drafts_accepted: float | None = None
     """Share of the tokens proposed for a step that were right. None: there were none."""
+    steps_drafted: float | None = None
+    """Share of the steps with decodes that verified proposed tokens. None: no speculation."""
 
 
 class Measures(msgspec.Struct, kw_only=True):
@@ -200,7 +202,7 @@ def _server_measures(
         return values[-1] - values[0] if values else None
 
     steps, queries = increase("steps"), increase("prefix_queries")
-    drafts = increase("draft_tokens")
+    drafts, decode_steps = increase("draft_tokens"), increase("decode_steps")
     host_s = increase("host_s")
     busy = [sample.metrics for sample in during if sample.metrics.get("kv_used")]
     return ServerMeasures(
@@ -214,4 +216,5 @@ def _server_measures(
         preemptions=increase("preemptions"),
         prefix_hits=(increase("prefix_hits") or 0.0) / queries if queries else None,
         drafts_accepted=(increase("accepted_tokens") or 0.0) / drafts if drafts else None,
+        steps_drafted=(increase("drafted_steps") or 0.0) / decode_steps if decode_steps else None,
     )

@@ -65,10 +65,12 @@ def test_figures_from_the_servers_counters() -> None:
     assert inside.kv_used == 0.5, "sampled while the server was busy, not after the end"
     assert inside.kv_filled == pytest.approx(400 / 1600 / 0.5)
     assert (inside.preemptions, inside.prefix_hits) == (4.0, 0.25)
-    assert inside.drafts_accepted is None
-    samples = [sample(at, draft_tokens=20 * at, accepted_tokens=9 * at) for at in (1.0, 3.0)]
+    assert (inside.drafts_accepted, inside.steps_drafted) == (None, None)
+    counters = {"draft_tokens": 20, "accepted_tokens": 9, "decode_steps": 10, "drafted_steps": 4}
+    samples = [sample(at, **{key: n * at for key, n in counters.items()}) for at in (1.0, 3.0)]
     drafting = measures_of([record(0)], [], samples, clients=1)
     assert drafting.inside.drafts_accepted == pytest.approx(0.45)
+    assert drafting.inside.steps_drafted == pytest.approx(0.4)
     measures = measures_of([record(0)], [], samples, clients=1)
     assert measures.other_cpu == pytest.approx(0.1), (
         "of 1.7 CPU seconds, 1.5 are the server's and 0.1 the client's"
@@ -107,6 +109,14 @@ def test_metrics_of_several_copies() -> None:
         'longshore:kv_block_tokens{engine="0"} 16\nlongshore:kv_block_tokens{engine="1"} 16\n'
     )
     assert parse(text) == {"running": 4.0, "kv_used": 0.375, "kv_block_tokens": 16.0}
+
+
+def test_steps_with_drafts_are_those_of_two_decisions() -> None:
+    name = "longshore:spec_decode_steps_total"
+    counts = {"drafted": 5, "tried": 1, "cost": 3, "not_found": 11}
+    lines = [f'{name}{{engine="0",decision="{key}"}} {count}.0' for key, count in counts.items()]
+    text = "\n".join([f"# TYPE {name.removesuffix('_total')} counter", *lines])
+    assert parse(text) == {"decode_steps": 20.0, "drafted_steps": 6.0}
 
 
 def test_results_round_trip_through_files(tmp_path: Path) -> None:

@@ -28,7 +28,16 @@ def test_drafts_have_a_column_where_there_are_some() -> None:
     table = tables.server_measures([plain, drafting])
     column = table.head.index("drafts accepted")
     assert [row[column] for row in table.rows] == [UNKNOWN, percent(0.45)]
+    assert "steps with drafts" not in table.head, "vLLM does not say"
     assert "drafts accepted" not in tables.server_measures([plain]).head
+
+
+def test_the_share_of_steps_with_drafts_has_a_column_even_if_it_is_0() -> None:
+    samples = [sample(at, decode_steps=8 * at, drafted_steps=0) for at in range(5)]
+    plain, declining = run("paged"), run("declining", samples=samples)
+    table = tables.server_measures([plain, declining])
+    column = table.head.index("steps with drafts")
+    assert [row[column] for row in table.rows] == [UNKNOWN, percent(0.0)]
 
 
 def test_the_report_shows_what_was_tried(tmp_path: Path) -> None:
