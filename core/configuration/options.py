@@ -374,7 +374,8 @@ class SpeculationOptions(Record):
         except msgspec.DecodeError as error:
             raise ConfigurationError(
                 f"option.speculative_config: {error}; expected a JSON object with a method (ngram, "
-                "suffix, draft_model, mtp or eagle3), or a model"
+                "suffix, draft_model, mtp or eagle3), or a model; its keys may be "
+                f"{', '.join(SpeculativeConfig.__struct_fields__)}"
             ) from None
 
     @property

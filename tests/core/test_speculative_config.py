@@ -33,6 +33,7 @@ def test_a_config_of_vllm(text, chosen):
         ("[]", "expected a JSON object"),
         ('{"method": "eagle3"}', "eagle3"),
         ('{"modell": "small"}', "unknown field `modell`"),
+        ('{"max_model_len": 9}', "its keys may be method, model, num_speculative_tokens, prompt_"),
         ('{"method": "draft_model"}', "the method draft_model and no model; set"),
         ('{"method": "ngram", "model": "small"}', "the method ngram and small model"),
         ('{"method": "mtp", "model": "small"}', "the method mtp and small model"),

@@ -83,6 +83,8 @@ def test_sources_and_lines(load: Load) -> None:
     [
         ("option.speculative_method=suffix", ("suffix", 5)),
         ("option.speculative_method=ngram\noption.speculative_length=3", ("ngram", 3)),
+        ("option.speculative_method=ngram\noption.spec_length=3", ("ngram", 3)),
+        ("option.draft_model_id=small\noption.spec_length=3", ("draft_model", 3)),
         ('option.speculative_config={"method": "ngram"}', ("ngram", 5)),
     ],
 )
@@ -109,6 +111,7 @@ def test_other_names_of_options_of_speculation(
         ("engine=DeepSpeed", "use engine=Python"),
         ("option.dtype=\\u12", "\\u12"),
         ("option.speculative_config={", "option.speculative_config: Input data was truncated"),
+        ("option.num_speculative_tokens=32", "must be at most 16"),
     ],
 )  # fmt: skip
 def test_invalid_configurations(load: Load, line: str, message: str) -> None:

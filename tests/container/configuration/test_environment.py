@@ -135,6 +135,7 @@ def test_the_variables_of_awss_vllm_image(load: Load) -> None:
         "SM_VLLM_ENABLE_PREFIX_CACHING": "False",
         "SM_VLLM_TENSOR_PARALLEL_SIZE": "1",
         "SM_VLLM_BLOCK_SIZE": "8",
+        "SM_VLLM_SPECULATIVE_CONFIG": '{"method": "suffix", "num_speculative_tokens": 8}',
         "OPTION_BLOCK_SIZE": "32",
         "SM_VLLM_QUANTIZATION": "awq_marlin",
         "SM_VLLM_SERVED_MODEL_NAME": "x",
@@ -146,6 +147,7 @@ def test_the_variables_of_awss_vllm_image(load: Load) -> None:
     assert (options.strategy.max_rolling_batch_size, options.execution.dtype) == (7, "fp16")
     assert (options.lora.enable_lora, options.memory.enable_prefix_caching) == (True, False)
     assert (options.execution.tensor_parallel_degree, options.memory.block_size) == ("1", 32)
+    assert options.speculation.chosen == ("suffix", 8)
     assert configuration.sources["enable_lora"] == "environment variable SM_VLLM_ENABLE_LORA"
     text = "\n".join(configuration.warnings)
     assert options.execution.quantize == "awq"
