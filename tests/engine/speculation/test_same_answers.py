@@ -210,6 +210,38 @@ def test_adapters_answer_the_same(tiny_model, tmp_path):
     assert drafting == plain
 
 
+@pytest.mark.parametrize(
+    "options", [{"quantize": "int8"}, {"quantize": "int4", "dtype": "bf16"}], ids=["int8", "int4"]
+)
+def test_quantized_weights_answer_the_same(tiny_model, options):
+    path, common = tiny_model("llama", is_wide=True), {**SMALL, **options}
+    llm = LLM(path, speculative_method="ngram", num_kv_blocks=120, **ALWAYS, **common)
+    assert answers(llm) == answers(LLM(path, batching="none", num_kv_blocks=60, **common))
+    assert 10 < counts(llm).num_accepted < counts(llm).num_draft_tokens
+
+
+def test_a_stop_token_within_accepted_drafts_ends_the_answer_there(tiny_model):
+    """All drafts are right, those behind the stop token, too."""
+    path, [prompt, *_] = tiny_model("llama", is_wide=True), prompts()
+    common = {"max_tokens": 24, "temperature": 1, "seed": 3, "ignore_eos": True}
+    plain, llm = LLM(path, **SMALL), LLM(path, speculative_method="ngram", **ALWAYS, **SMALL)
+    [output] = plain.generate([prompt], SamplingParams(**common), use_tqdm=False)
+    whole = output.outputs[0].token_ids
+    speculation = llm.llm_engine.strategy.extension
+    assert isinstance(speculation, Speculation)
+    speculation.proposer = GivenProposer({tuple(prompt): whole}, 1.0, VOCABULARY)
+    places = [place for place in range(1, 14) if whole.index(whole[place]) == place]
+    assert len(places) > 6, "at least one is not the last of a run of 1 + 5 tokens"
+    for place in places:
+        params = SamplingParams(**common, stop_token_ids=(whole[place],))
+        before = llm.llm_engine.num_steps
+        [output] = llm.generate([prompt], params, use_tqdm=False)
+        answer = output.outputs[0]
+        assert (answer.token_ids, answer.finish_reason) == (whole[: place + 1], "stop")
+        assert llm.llm_engine.num_steps - before < 6, "steps accepted runs"
+        assert llm.llm_engine.strategy.memory.num_held_blocks == 0
+
+
 def test_the_policy_measures_and_answers_the_same(tiny_model, expected, monkeypatch):
     path = tiny_model("llama", is_wide=True)
     llm = LLM(path, speculative_method="ngram", **SMALL)
