@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConfig
 
-from tests.engine.tiny_models import GROUPS, LATENTS, VOCABULARY
+from tests.engine.tiny_models import DELTA_NET, GROUPS, LATENTS, OWN, SHARED_EXPERT, VOCABULARY
 
 TEXT: dict[str, object] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -23,6 +23,10 @@ VISION: dict[str, object] = {
     "pos_emb_width": 4, "num_key_value_heads": 2,
 }  # fmt: skip
 TIED = {"tie_word_embeddings": True}
+AXES = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
+                            "partial_rotary_factor": 0.75, "mrope_interleaved": True,
+                            "mrope_section": [1, 1, 1]}}  # fmt: skip
+"""Some dims rotate, by time, row and column."""
 
 WRAPPED: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi_k25": ("deepseek_v3", LATENTS),
@@ -30,6 +34,9 @@ WRAPPED: dict[str, tuple[str, dict[str, Any]]] = {
     "llava_next": ("llama", TIED),
     "llava_onevision": ("qwen2", {}),
     "aya_vision": ("cohere2", TIED),
+    "qwen3_5": ("qwen3_5_text", DELTA_NET | AXES),
+    "qwen3_5_moe": ("qwen3_5_moe_text", DELTA_NET | AXES | SHARED_EXPERT),
+    "lfm2_vl": ("lfm2", OWN["lfm2"] | TIED),
 }
 """By model type: the family of the language model, and settings of its config."""
 
@@ -64,8 +71,7 @@ def save_wrapped_model(model_type: str, folder: Path) -> Path:
 
 
 def _small(config: PreTrainedConfig, sizes: dict[str, object]) -> dict[str, Any]:
-    """Return a config's settings with the sizes that it knows, and without lists by layer."""
-    known = config.to_dict()
-    changes = {name: value for name, value in sizes.items() if hasattr(config, name)}
-    lists = ("layer_types", "mlp_layer_types")
-    return {name: value for name, value in (known | changes).items() if name not in lists}
+    """Return a config's settings with the sizes that it knows, and without its lists by layer."""
+    lists = ("layer_types", "mlp_layer_types", "full_attn_idxs")
+    known = {name: value for name, value in config.to_dict().items() if name not in lists}
+    return known | {name: value for name, value in sizes.items() if hasattr(config, name)}
