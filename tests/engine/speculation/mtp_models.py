@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from copy import deepcopy
@@ -24,8 +25,8 @@ DEEPSEEK = {"enorm": "model.layers.3.enorm", "hnorm": "model.layers.3.hnorm",
 ERNIE = {"enorm": "model.mtp_emb_norm.0", "hnorm": "model.mtp_hidden_norm.0",
          "eh_proj": "model.mtp_linear_proj.0", "layer": "model.mtp_block.0"}  # fmt: skip
 """Its layer has no experts, and the norm after it is the model's own."""
-PUBLISHED = {"qwen3_next": QWEN, "qwen3_5_text": QWEN, "deepseek_v3": DEEPSEEK,
-             "glm4_moe": DEEPSEEK, "ernie4_5_moe": ERNIE}  # fmt: skip
+PUBLISHED = {"qwen3_next": QWEN, "qwen3_5_text": QWEN, "qwen3_5_moe_text": QWEN,
+             "deepseek_v3": DEEPSEEK, "glm4_moe": DEEPSEEK, "ernie4_5_moe": ERNIE}  # fmt: skip
 
 
 class Reference:
@@ -126,3 +127,15 @@ def with_mtp(path: Path, folder: Path) -> tuple[Path, Reference]:
     weights |= reference.published()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder, reference
+
+
+def wrap(path: Path, folder: Path) -> Path:
+    """Write a Qwen3.5 of text as the language model of one that takes images; return its folder."""
+    shutil.copytree(path, folder)
+    text = json.loads((folder / "config.json").read_text())
+    config = {"model_type": text["model_type"].removesuffix("_text"), "text_config": text}
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    weights = load_file(folder / "model.safetensors").items()
+    weights = {re.sub(r"^model\.", "model.language_model.", name): one for name, one in weights}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder

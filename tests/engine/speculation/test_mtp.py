@@ -29,7 +29,7 @@ from tests.engine.speculation.heads import (
     proposer_of,
     recorded,
 )
-from tests.engine.speculation.mtp_models import PUBLISHED, with_mtp
+from tests.engine.speculation.mtp_models import PUBLISHED, with_mtp, wrap
 from tests.engine.speculation.test_same_answers import ALWAYS, SMALL, answers, prompts
 
 if unavailable_reason() is not None:
@@ -61,6 +61,14 @@ def models(tiny_model, tmp_path_factory):
 def test_drafts_are_those_of_the_reference(models, architecture, batching, overlaps):
     path, reference, plain = models(architecture)
     check_strategy(path, reference, plain, batching, overlaps=overlaps, speculative_method="mtp")
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_5_text", "qwen3_5_moe_text"])
+def test_the_layer_is_read_beside_a_wrapped_language_model(models, tmp_path, architecture):
+    """As published: `mtp` is beside the language model in the files of a model of images."""
+    path, reference, plain = models(architecture)
+    wrapped = wrap(path, tmp_path / "wrapped")
+    check_strategy(wrapped, reference, plain, "paged", overlaps=True, speculative_method="mtp")
 
 
 @pytest.mark.matrix(cases=1)
