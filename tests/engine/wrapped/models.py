@@ -67,6 +67,8 @@ def save_wrapped_model(model_type: str, folder: Path) -> Path:
         tensors = load_file(file).items()
         published = {name.replace(".model.blocks.", ".model.layers."): t for name, t in tensors}
         save_file(published, file, {"format": "pt"})
+    if model_type == "qwen3_5_moe":  # all experts in one tensor, as published
+        save_file(model.state_dict(), path / "model.safetensors", {"format": "pt"})
     return path
 
 
