@@ -7,9 +7,12 @@ next sampled token is the one that a step without drafts would have sampled, wha
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from core.output import Output
 from core.part import Part
 from core.plan import NO_STATE, Chunk, StateSlots
-from core.sampling import SamplingParams
+from core.sampling import Sampled, SamplingParams
 from core.sequence import Sequence
 from strategies.group import Grouping
 
@@ -44,6 +47,23 @@ def drafted(
         state=state,
         drafts=drafts,
     )
+
+
+def kept(chunk: DraftedChunk, count: int) -> Chunk:
+    """Return the chunk of the newest token and all but the last of the `count` tokens after it."""
+    return Chunk(chunk.sequence, chunk.start, count, chunk.tables, samples_token=True)
+
+
+def some(sampled: Sampled, start: int, end: int) -> Sampled:
+    """Return the tokens `start : end` of these."""
+    part = slice(start, end)
+    return Sampled(sampled.token_ids[part], sampled.logprobs[part], sampled.top_logprobs[part])
+
+
+def with_tokens(sampled: Sampled, output: Output) -> Output:
+    """Return the output of the last of these tokens as that of all."""
+    tokens, top_logprobs = sampled.token_ids, sampled.top_logprobs
+    return replace(output, token_ids=tokens, logprobs=sampled.logprobs, top_logprobs=top_logprobs)
 
 
 def is_verifiable(params: SamplingParams, parts: tuple[Part, ...]) -> bool:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
+from core.configuration.options import MOST_DRAFTS
 from strategies.speculation.costs import StepCosts
 from strategies.speculation.pace import Pace
 from strategies.speculation.trials import Account
@@ -84,6 +86,34 @@ class Acceptance:
             place = min(match + number, len(PRIORS) - 1)
             self.hits[place] = self.hits[place] * MEMORY + (number < num_accepted)
             self.tried[place] = self.tried[place] * MEMORY + 1
+
+
+Decision = Literal[
+    "drafted", "tried", "cost", "unlikely", "not_found", "requests", "room", "failed"
+]  # fmt: skip
+"""What a step with decodes was decided to be: with drafts or, if not, why. tried: with drafts that
+are not expected to pay, to learn whether they do (`Policy.trial`). cost: with so many decodes, no
+draft can be worth its time. unlikely: none at hand is. not_found: the proposer found none.
+requests: none of them can be verified (`is_verifiable`). room: the step's budget or the blocks are
+used up. failed: the proposer has failed, once and for all."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Totals since the start."""
+
+    steps: dict[Decision, int] = field(default_factory=lambda: dict.fromkeys(get_args(Decision), 0))
+    num_decodes: int = 0
+    """Chunks of these steps that decode, with or without drafts."""
+    num_drafts: int = 0
+    """Chunks with drafts."""
+    num_draft_tokens: int = 0
+    accepted: list[int] = field(default_factory=lambda: [0] * MOST_DRAFTS)
+    """By position: drafts there that were accepted."""
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(self.accepted)
 
 
 class Policy:

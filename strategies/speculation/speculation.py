@@ -16,12 +16,10 @@ import logging
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Chunks
 from dataclasses import dataclass, field
-from typing import Literal, get_args
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 from msgspec.structs import replace
 
-from core.configuration.options import MOST_DRAFTS
 from core.configuration.step_size import MAX_DRAFTS
 from core.output import Output
 from core.plan import Chunk, StepResult
@@ -29,43 +27,23 @@ from core.sampling import ChunkResult, Sampled
 from core.sequence import Sequence
 from strategies.base import Limits
 from strategies.memory.base import KVMemory, Span
-from strategies.speculation.drafts import DraftedChunk, drafted, is_verifiable
-from strategies.speculation.policy import Candidate, History, Policy
+from strategies.speculation.drafts import (
+    DraftedChunk,
+    drafted,
+    is_verifiable,
+    kept,
+    some,
+    with_tokens,
+)
+from strategies.speculation.policy import Candidate, Counts, Decision, History, Policy
 from strategies.speculation.proposer import Lookup, Proposer, Wanted
 
 logger = logging.getLogger(__name__)
 
 LONGEST_REST = 8
 """The most steps for which a sequence without drafts is left out, since looking takes time."""
-LOOKING = 0.02
-"""The part of the time of steps above which looking for nothing makes a few sequences rest, too."""
-
-Decision = Literal[
-    "drafted", "tried", "cost", "unlikely", "not_found", "requests", "room", "failed"
-]  # fmt: skip
-"""What a step with decodes was decided to be: with drafts or, if not, why. tried: with drafts that
-are not expected to pay, to learn whether they do (`Policy.trial`). cost: with so many decodes, no
-draft can be worth its time. unlikely: none at hand is. not_found: the proposer found none.
-requests: none of them can be verified (`is_verifiable`). room: the step's budget or the blocks are
-used up. failed: the proposer has failed, once and for all."""
-
-
-@dataclass(slots=True)
-class Counts:
-    """Totals since the start."""
-
-    steps: dict[Decision, int] = field(default_factory=lambda: dict.fromkeys(get_args(Decision), 0))
-    num_decodes: int = 0
-    """Chunks of these steps that decode, with or without drafts."""
-    num_drafts: int = 0
-    """Chunks with drafts."""
-    num_draft_tokens: int = 0
-    accepted: list[int] = field(default_factory=lambda: [0] * MOST_DRAFTS)
-    """By position: drafts there that were accepted."""
-
-    @property
-    def num_accepted(self) -> int:
-        return sum(self.accepted)
+DECIDING = 0.02
+"""The part of the time of steps that deciding takes at most, as long as it finds nothing."""
 
 
 class Speculation:
@@ -90,10 +68,13 @@ class Speculation:
         self._is_on = True
         self._drafted: WeakSet[Sequence] = WeakSet()
         """Those whose drafts are in flight."""
-        self._look = 0.0
-        """Seconds in which one sequence is looked at for nothing. A mean, of which the newest look
+        self._decision: Decision = "not_found"
+        """The newest."""
+        self._deciding = 0.0
+        """Seconds in which it is decided that a step has no drafts: a mean, of which the newest
         counts a tenth; 0 if it is not timed."""
-        self._num_looks = 0
+        self._left = 0
+        """For how many more steps with decodes nothing is decided."""
         self._timed: ref[Sequence] | None = None
         """To one of the newest step."""
         self.counts = Counts()
@@ -105,6 +86,8 @@ class Speculation:
         Other sequences wait, too: in turns, each half of the batch would take about as long as the
         whole, since a step reads all weights for either.
         """
+        if not self._drafted:
+            return False
         if not any(each.finish is None and each.num_in_flight for each in self._drafted):
             self._drafted.clear()  # or steps without drafts would not overlap
         return bool(self._drafted)
@@ -117,6 +100,12 @@ class Speculation:
         if not self._is_on:
             self.counts.steps["failed"] += 1
             return chunks
+        if self._left and (decodes := _decodes(chunks)):
+            self._left -= 1
+            self._timed = None
+            self._count(self._decision, len(decodes))
+            return chunks
+        begin = self.policy.pace.now
         is_ahead = self._end_timed(chunks)
         try:
             drafts = self.drafts(chunks)
@@ -135,7 +124,16 @@ class Speculation:
         is_decodes_only = sum(chunk.length for chunk in chunks) == len(chunks) + num_drafts
         if chunks and is_decodes_only:
             self.policy.begin(len(chunks), num_drafts, is_ahead=is_ahead)
+            if not runs:
+                self._rest(len(chunks), self.policy.pace.now - begin)
         return chunks
+
+    def _rest(self, num_decodes: int, seconds: float) -> None:
+        """Decide nothing for some steps, if it took so long to find nothing."""
+        self._deciding += (seconds - self._deciding) / 10
+        if self._deciding:
+            allowed = DECIDING * self.policy.plain(num_decodes)
+            self._left = min(LONGEST_REST, int(self._deciding / allowed))
 
     def commit(
         self,
@@ -148,15 +146,16 @@ class Speculation:
         commit: commits the chunks of a step without drafts.
         """
         chunks = list(chunks)
-        outputs: list[Output] = []
         runs = [chunk for chunk in chunks if isinstance(chunk, DraftedChunk)]
-        others = [chunk for chunk in chunks if not isinstance(chunk, DraftedChunk)]
-        if others:
+        if runs:
+            others = [chunk for chunk in chunks if not isinstance(chunk, DraftedChunk)]
             ids = {chunk.sequence.id for chunk in runs}
-            rest = {id: result[id] for id in result.keys() - ids} if ids else result
-            outputs += commit(others, rest)
-        for chunk in runs:
-            outputs += self._commit_run(chunk, result.get(chunk.sequence.id), commit)
+            rest = {id: result[id] for id in result.keys() - ids}
+            outputs = commit(others, rest) if others else []
+            for chunk in runs:
+                outputs += self._commit_run(chunk, result.get(chunk.sequence.id), commit)
+        else:
+            outputs = commit(chunks, result)
         for chunk in chunks:
             if chunk.sequence.finish is not None:
                 self._end(chunk.sequence)
@@ -171,39 +170,34 @@ class Speculation:
         sequence = chunk.sequence
         self._settle(chunk, sampled)
         if not isinstance(sampled, Sampled):
-            return commit([_kept(chunk, 1)], {} if sampled is None else {sequence.id: sampled})
+            return commit([kept(chunk, 1)], {} if sampled is None else {sequence.id: sampled})
         if sequence.finish is not None:
             return []
         count = sequence.num_kept(sampled.token_ids)
         if count > 1:
-            sequence.append(_part(sampled, 0, count - 1))
+            sequence.append(some(sampled, 0, count - 1))
         # less if the sequence was preempted while the step ran
         sequence.num_computed_tokens = min(sequence.num_computed_tokens, chunk.start + count)
-        last = _part(sampled, count - 1, count)
-        outputs = commit([_kept(chunk, count)], {sequence.id: last})
-        kept = _part(sampled, 0, count)
-        return [_with(kept, output) for output in outputs] if count > 1 else outputs
+        last = some(sampled, count - 1, count)
+        outputs = commit([kept(chunk, count)], {sequence.id: last})
+        all_kept = some(sampled, 0, count)
+        return [with_tokens(all_kept, output) for output in outputs] if count > 1 else outputs
 
     def drafts(self, chunks: list[Chunk]) -> dict[int, tuple[int, ...]]:
         """Return the drafts to verify, by the chunk's index, within the budget of the step.
 
         A subclass may draft in another way.
         """
-        decodes = [
-            (index, chunk)
-            for index, chunk in enumerate(chunks)
-            if chunk.length == 1 and chunk.samples_token
-        ]
+        decodes = _decodes(chunks)
         if not decodes:
             return {}
-        begin, num_looks = self.policy.pace.now, self._num_looks
-        decision, found = self._found(chunks, decodes)
-        if not found and (num_new := self._num_looks - num_looks):
-            self._look += ((self.policy.pace.now - begin) / num_new - self._look) / 10
-        counts = self.counts
-        counts.num_decodes += len(decodes)
-        counts.steps[decision] += 1
+        self._decision, found = self._found(chunks, decodes)
+        self._count(self._decision, len(decodes))
         return found
+
+    def _count(self, decision: Decision, num_decodes: int) -> None:
+        self.counts.num_decodes += num_decodes
+        self.counts.steps[decision] += 1
 
     def _end_timed(self, chunks: Chunks[Chunk]) -> bool:
         """End the time of the step before, unless the engine may have been idle since.
@@ -243,7 +237,7 @@ class Speculation:
         if may_try and not any(counts):
             decision, counts = "tried", self.policy.trial(len(decodes), values, most)
         wanted: dict[int, Wanted] = {}
-        longest = self._longest_rest(len(decodes))
+        longest = _longest_rest(len(decodes))
         for (index, candidate), count in zip(candidates.items(), counts, strict=True):
             drafter = self._drafters[chunks[index].sequence]
             assert drafter is not None, "the sequence is a candidate"
@@ -269,14 +263,13 @@ class Speculation:
         """
         candidates: dict[int, Candidate] = {}
         why: Decision = "requests"
-        longest = self._longest_rest(len(decodes))
+        longest = _longest_rest(len(decodes))
         for index, chunk in decodes:
             drafter = self._drafter(chunk.sequence)
             if drafter is None:
                 continue
             if not drafter.rests():
                 candidate = self._candidate(chunk, drafter, min(most, self._num_draft_tokens))
-                self._num_looks += 1
                 drafter.found_any = candidate is not None
                 if candidate is not None and self._worth(candidate) >= least:
                     candidates[index] = candidate
@@ -286,14 +279,6 @@ class Speculation:
             if why != "unlikely":
                 why = "unlikely" if drafter.found_any else "not_found"
         return candidates or why
-
-    def _longest_rest(self, num_decodes: int) -> int:
-        """Return for how many steps at most a sequence rests, of so many: up to half of them."""
-        longest = num_decodes // 2
-        if self._look:
-            seconds = LOOKING * self.policy.plain(num_decodes)
-            longest = max(longest, int(num_decodes * self._look / seconds))
-        return min(LONGEST_REST, longest)
 
     def _worth(self, candidate: Candidate) -> float:
         """Return the probability that the first draft is right."""
@@ -393,17 +378,15 @@ class _Drafter:
         self.rest = self.left = min(most, 2 * self.rest + 1)
 
 
-def _kept(chunk: DraftedChunk, count: int) -> Chunk:
-    """Return the chunk of the newest token and all but the last of the `count` tokens after it."""
-    return Chunk(chunk.sequence, chunk.start, count, chunk.tables, samples_token=True)
+def _decodes(chunks: Chunks[Chunk]) -> list[tuple[int, Chunk]]:
+    """Return the chunks that decode, with their indices."""
+    return [
+        (index, chunk)
+        for index, chunk in enumerate(chunks)
+        if chunk.length == 1 and chunk.samples_token
+    ]
 
 
-def _part(sampled: Sampled, start: int, end: int) -> Sampled:
-    part = slice(start, end)
-    return Sampled(sampled.token_ids[part], sampled.logprobs[part], sampled.top_logprobs[part])
-
-
-def _with(kept: Sampled, output: Output) -> Output:
-    """Return the output of the last of these tokens as that of all."""
-    tokens, top_logprobs = kept.token_ids, kept.top_logprobs
-    return replace(output, token_ids=tokens, logprobs=kept.logprobs, top_logprobs=top_logprobs)
+def _longest_rest(num_decodes: int) -> int:
+    """Return for how many steps at most a sequence rests, of so many: up to half of them."""
+    return min(LONGEST_REST, num_decodes // 2)

@@ -18,7 +18,8 @@ from engine.serve.meter import Meter
 from engine.speculation.column import DraftColumn
 from engine.step.packed_executor import PackedExecutor
 from kernels.cpu.shared_library import unavailable_reason
-from strategies.speculation.speculation import Counts, Speculation
+from strategies.speculation.policy import Counts
+from strategies.speculation.speculation import Speculation
 from tests.engine.greedy_answers import STRATEGIES
 from tests.engine.lora.adapter_files import write_adapter
 from tests.engine.same_bits import values

@@ -218,3 +218,27 @@ def test_each_step_says_what_it_decided(why, per_row, oracle, params, settings):
         drafts(strategy, executor, 1)
     assert decided(speculation) == {why: 1}
     assert speculation.counts.num_decodes == (why != "failed")
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.015, 90), (0.05, 30), (1.0, 10)])
+def test_deciding_rests_if_it_takes_long_and_finds_nothing(seconds, expected):
+    """A step takes a second, and deciding so many."""
+    strategy = strategy_of("paged", num_blocks=200, max_model_len=400)
+    speculation = speculate(strategy, Silent())
+    executor, passed, looks = Drafting(strategy.memory.layout), [0.0], 0
+    speculation.policy = Policy(costs(0.0), lambda: sum(passed))
+
+    def decide(chunks):
+        nonlocal looks
+        looks += 1
+        passed.append(seconds)
+        return {}
+
+    speculation.drafts = decide
+    strategy.add(request(0, max_tokens=300))
+    for step in range(290):
+        if step == 200:
+            looks = 0
+        drafts(strategy, executor, 1)
+        passed.append(1.0)
+    assert looks == expected
