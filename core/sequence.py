@@ -146,9 +146,9 @@ class Sequence:
     def append(self, sampled: Sampled) -> int:
         """Append sampled tokens until one of them ends the sequence. Return their number."""
         self.num_in_flight = max(0, self.num_in_flight - 1)
-        count = self.num_kept(sampled.token_ids)
-        if not count:
+        if not sampled.token_ids:
             return 0
+        count = self.num_kept(sampled.token_ids)
         self.token_ids += sampled.token_ids[:count]
         self.logprobs += sampled.logprobs[:count]
         self.top_logprobs += sampled.top_logprobs[:count]

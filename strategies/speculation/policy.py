@@ -28,7 +28,7 @@ OWN_WEIGHT = 6.0
 taken for skill: those of 50 equal sequences that were right lately get all drafts."""
 OWN_MEMORY = 0.9
 REST = 0.99
-"""How much of a sequence's failures counts after a step without drafts: so it is tried again."""
+"""How much of a sequence's failures counts after a decision against drafts: it is tried again."""
 
 
 @dataclass(slots=True)

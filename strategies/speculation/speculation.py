@@ -43,7 +43,8 @@ logger = logging.getLogger(__name__)
 LONGEST_REST = 8
 """The most steps for which a sequence without drafts is left out, since looking takes time."""
 DECIDING = 0.02
-"""The part of the time of steps that deciding takes at most, as long as it finds nothing."""
+"""The part of the time of steps above which deciding rests for up to LONGEST_REST steps, as long as
+it finds nothing."""
 
 
 class Speculation:
@@ -70,11 +71,13 @@ class Speculation:
         """Those whose drafts are in flight."""
         self._decision: Decision = "not_found"
         """The newest."""
-        self._deciding = 0.0
+        self._deciding: dict[int, float] = {}
         """Seconds in which it is decided that a step has no drafts: a mean, of which the newest
-        counts a tenth; 0 if it is not timed."""
+        counts a tenth. Powers of two tell numbers of decodes apart."""
         self._left = 0
         """For how many more steps with decodes nothing is decided."""
+        self._rested = 0
+        """For how many nothing was, since the newest decision."""
         self._timed: ref[Sequence] | None = None
         """To one of the newest step."""
         self.counts = Counts()
@@ -100,13 +103,15 @@ class Speculation:
         if not self._is_on:
             self.counts.steps["failed"] += 1
             return chunks
-        if self._left and (decodes := _decodes(chunks)):
-            self._left -= 1
-            self._timed = None
-            self._count(self._decision, len(decodes))
-            return chunks
         begin = self.policy.pace.now
         is_ahead = self._end_timed(chunks)
+        if self._left and (decodes := _decodes(chunks)):
+            self._left -= 1
+            self._rested += 1
+            self._count(self._decision, len(decodes))
+            if self._decision not in ("cost", "room"):
+                self.policy.may_try(len(decodes))
+            return chunks
         try:
             drafts = self.drafts(chunks)
         except Exception:
@@ -124,16 +129,17 @@ class Speculation:
         is_decodes_only = sum(chunk.length for chunk in chunks) == len(chunks) + num_drafts
         if chunks and is_decodes_only:
             self.policy.begin(len(chunks), num_drafts, is_ahead=is_ahead)
-            if not runs:
+            if not drafts:
                 self._rest(len(chunks), self.policy.pace.now - begin)
         return chunks
 
     def _rest(self, num_decodes: int, seconds: float) -> None:
         """Decide nothing for some steps, if it took so long to find nothing."""
-        self._deciding += (seconds - self._deciding) / 10
-        if self._deciding:
+        mean = self._deciding.get(num_decodes.bit_length(), 0.0)
+        self._deciding[num_decodes.bit_length()] = mean = mean + (seconds - mean) / 10
+        if mean:
             allowed = DECIDING * self.policy.plain(num_decodes)
-            self._left = min(LONGEST_REST, int(self._deciding / allowed))
+            self._left = min(LONGEST_REST, int(mean / allowed))
 
     def commit(
         self,
@@ -171,9 +177,9 @@ class Speculation:
         self._settle(chunk, sampled)
         if not isinstance(sampled, Sampled):
             return commit([kept(chunk, 1)], {} if sampled is None else {sequence.id: sampled})
-        if sequence.finish is not None:
-            return []
         count = sequence.num_kept(sampled.token_ids)
+        if sequence.finish is not None or not count:
+            return []
         if count > 1:
             sequence.append(some(sampled, 0, count - 1))
         # less if the sequence was preempted while the step ran
@@ -192,6 +198,7 @@ class Speculation:
         if not decodes:
             return {}
         self._decision, found = self._found(chunks, decodes)
+        self._rested = 0
         self._count(self._decision, len(decodes))
         return found
 
@@ -268,7 +275,7 @@ class Speculation:
             drafter = self._drafter(chunk.sequence)
             if drafter is None:
                 continue
-            if not drafter.rests():
+            if not drafter.rests(1 + self._rested):
                 candidate = self._candidate(chunk, drafter, min(most, self._num_draft_tokens))
                 drafter.found_any = candidate is not None
                 if candidate is not None and self._worth(candidate) >= least:
@@ -370,8 +377,8 @@ class _Drafter:
     found_any: bool = False
     """Whether there were drafts in that step."""
 
-    def rests(self) -> bool:
-        self.left -= 1
+    def rests(self, num_steps: int) -> bool:
+        self.left -= num_steps
         return self.left >= 0
 
     def rest_longer(self, most: int) -> None:

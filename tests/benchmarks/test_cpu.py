@@ -282,7 +282,7 @@ def test_the_comparison_runs(tmp_path):
     assert "torch" in found["versions"]["paged"]
     *_, share, machine = lines = done.stdout.splitlines()
     assert len(lines) == 6, "a table of two systems, the share of a copy and the machine"
-    assert "0.2 MB of weights a token" in share
+    assert "0.4 MB of weights a token" in share
     assert found["machine"] in machine
 
 

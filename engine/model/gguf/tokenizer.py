@@ -8,7 +8,7 @@ from typing import Any
 
 import tokenizers
 import transformers
-from tokenizers import pre_tokenizers
+from tokenizers import decoders, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from engine.model.gguf.metadata import Metadata
@@ -84,6 +84,9 @@ class TokenizerOf:
         if self._kind == "llama":
             if not self._metadata.get(f"{KEY}add_space_prefix", True):
                 backend.normalizer = None  # which adds the space in some architectures
+                backend.decoder = decoders.Sequence(
+                    [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+                )
                 backend.pre_tokenizer = pre_tokenizers.Metaspace(
                     replacement="▁", prepend_scheme="never", split=False
                 )
