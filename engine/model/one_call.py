@@ -62,7 +62,8 @@ class OneCall:
             normed = calls.buffer("normed", hidden.shape[1])
             calls.result = self._norm.prepare(calls, calls.hidden, normed)
         except NoKernelError as error:
-            self.no_kernel = error
+            # A traceback would keep the frames of this step: its inputs, and those of its callers.
+            self.no_kernel = error.with_traceback(None)
             return None
         self._calls, self._cache = calls, cache
         return calls

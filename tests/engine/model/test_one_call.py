@@ -222,3 +222,4 @@ def test_why_layers_do_not_run_in_one_call(tiny_model, load, architecture, reaso
     decoder = load(tiny_model(architecture, is_wide=True))
     logits(decoder)
     assert reason in str(decoder.one_call.no_kernel)
+    assert decoder.one_call.no_kernel.__traceback__ is None, "it keeps nothing of the step alive"
