@@ -57,6 +57,8 @@ class Draft:
     """What its layers keep of a token."""
     state_bytes: int = 0
     """Bytes of the hidden state that the model keeps of each token for a head."""
+    row_bytes: int = 0
+    """Bytes of the states that its own layers keep of a sequence."""
 
 
 @dataclass(frozen=True, slots=True)

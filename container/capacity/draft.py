@@ -36,7 +36,8 @@ def with_draft(decoder: Decoder, model_dir: Path, options: Options) -> Decoder:
     if name is None:
         return decoder
     found = _named(name, decoder, model_dir, options)
-    draft = Draft("draft model", found.name, found.weights_bytes, found.shapes)
+    what, of_states = "draft model", found.state_bytes
+    draft = Draft(what, found.name, found.weights_bytes, found.shapes, row_bytes=of_states)
     if method == "eagle3":
         itemsize, num_bytes = DTYPE_BYTES[decoder.dtype], found.weights_bytes
         if not found.is_counted:
@@ -47,10 +48,11 @@ def with_draft(decoder: Decoder, model_dir: Path, options: Options) -> Decoder:
 
 
 def _named(name: str, decoder: Decoder, model_dir: Path, options: Options) -> Decoder:
-    """Return the decoder of option.speculative_draft_model."""
+    """Return the decoder of option.speculative_draft_model, whose sums are fp32."""
     execution = replace(options.execution, dtype=cast(Any, decoder.dtype), quantize=None)
     source = replace(options.source, revision=None)
-    given = replace(options, execution=execution, source=source)
+    memory = replace(options.memory, state_dtype="fp32")
+    given = replace(options, execution=execution, source=source, memory=memory)
     path = Path(name).expanduser()
     for directory in (model_dir / path, path):
         if directory.is_dir():

@@ -25,7 +25,7 @@ from core.configuration.strategy_table import (
     Batching,
 )
 from core.errors import ConfigurationError
-from core.states.room import StateSlots, num_spare_states
+from core.states.room import StateSlots, num_draft_states, num_spare_states
 
 CONTEXT_BYTES = 600 * 2**20
 """CUDA's context and its libraries' workspaces: an assumption, not yet measured."""
@@ -63,6 +63,8 @@ class Estimate:
     notes: tuple[str, ...]
     draft_block_bytes: int
     """What is kept for a draft model or a head beside each block."""
+    num_draft_states: int
+    """States that a draft model keeps."""
 
 
 def make_estimate(
@@ -101,6 +103,9 @@ def make_estimate(
     budget = gpu_kv_budget(options.memory, instance.gpu_mib * 2**20, used, activations)
     draft_bytes = draft_block_bytes(decoder, options, layout)
     blocks_of_longest = layout.blocks_for(limits.max_model_len)
+    num_of_draft = _num_draft_states(decoder, max_sequences, budget)
+    if decoder.draft is not None:
+        budget -= num_of_draft * decoder.draft.row_bytes
     num_spare = num_checkpoints = num_host_checkpoints = 0
     if decoder.states:
         num_spare = num_spare_states(num_drafts, max_sequences)
@@ -120,7 +125,7 @@ def make_estimate(
     num_blocks = min(usable, budget // (block_bytes + draft_bytes))
     if options.memory.num_kv_blocks is not None:
         num_blocks = layout.num_blocks(decoder.shapes, options.memory.num_kv_blocks, itemsize)
-    if num_blocks == 0:
+    if num_blocks <= 0:
         draft = decoder.draft
         of_draft = "" if draft is None else f"the {draft.what} ({_size(draft.weights_bytes)}), "
         raise ConfigurationError(
@@ -146,6 +151,7 @@ def make_estimate(
         num_host_checkpoints,
         notes,
         draft_bytes,
+        num_of_draft,
     )
 
 
@@ -177,9 +183,11 @@ def plan_lines(
         yield f"  {item.what}: {_size(num_bytes)} for {item.key}"
     if (draft := decoder.draft) is not None:
         kept = f"{_size(paged.draft_block_bytes)} of KV{' and states' * bool(draft.state_bytes)}"
+        rows = paged.num_draft_states
+        of_rows = f", {_size(rows * draft.row_bytes)} for {rows} states" * (rows > 0)
         yield (
             f"  {draft.what}{' on the first GPU' * placement.is_divided}: weights "
-            f"{_size(draft.weights_bytes)}, {kept} beside each block ({draft.name})"
+            f"{_size(draft.weights_bytes)}, {kept} beside each block{of_rows} ({draft.name})"
         )
     share = options.memory.gpu_memory_utilization
     usable = int(instance.gpu_mib * 2**20 * share)
@@ -253,6 +261,13 @@ def draft_block_bytes(decoder: Decoder, options: Options, layout: KVLayout) -> i
     kept = next((group.block_size for group in layout.groups if group.window is None), 0)
     of_kv = bytes_per_block(draft.shapes, options.memory.block_size, itemsize)
     return of_kv + kept * draft.state_bytes
+
+
+def _num_draft_states(decoder: Decoder, max_sequences: int, budget: int) -> int:
+    """Return how many states a draft model keeps, if its layers keep any."""
+    if decoder.draft is None or not decoder.draft.row_bytes:
+        return 0
+    return num_draft_states(max_sequences, decoder.draft.row_bytes, budget)
 
 
 def reserved_bytes(decoder: Decoder, options: Options) -> dict[Reserved, int]:

@@ -7,10 +7,25 @@ from dataclasses import dataclass
 MOST_DRAFTING = 4
 """How many sequences may have all their drafts in one step. More hardly pay."""
 
+MOST_DRAFTED = 16
+"""How many sequences a draft model keeps states of. For more, its passes hardly pay."""
+LEAST_DRAFT_STATES = 4
+"""So many sequences are in the passes that are timed at the start."""
+
 
 def num_spare_states(num_drafts: int, max_sequences: int) -> int:
     """Return the slots for the states after each of a sequence's `num_drafts` drafts."""
     return num_drafts * min(MOST_DRAFTING, max_sequences)
+
+
+def num_draft_states(max_sequences: int, bytes_each: int, num_bytes: int | None = None) -> int:
+    """Return the rows for a draft model's states: two of each sequence that it drafts for.
+
+    num_bytes: those for K, V and states, of which they take up to a quarter; None: no limit.
+    """
+    wanted = 2 * min(MOST_DRAFTED, max_sequences)
+    most = wanted if num_bytes is None else num_bytes // 4 // bytes_each
+    return max(LEAST_DRAFT_STATES, min(wanted, most))
 
 
 @dataclass(frozen=True, slots=True)

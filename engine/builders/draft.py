@@ -14,7 +14,10 @@ from core.configuration.hub import from_hub
 from core.configuration.kv_layout import bytes_per_block
 from core.configuration.options import ModelOptions
 from core.errors import ConfigurationError
+from core.states.layout import SUM_BYTES, slot_bytes
+from core.states.room import num_draft_states
 from engine.attention.call import UnsupportedModelError
+from engine.attention.states import StatePool
 from engine.builders.drafting import Drafting
 from engine.loading.model_source import ModelSource
 from engine.loading.open_model import read_config
@@ -23,21 +26,40 @@ from engine.phases import Phases
 from engine.resolve import Capacity, Resolved, trained_length
 from engine.sampling.rows import Stage
 from engine.speculation.draft_model import DraftModel
+from engine.speculation.draft_states import StateDraftModel
+from engine.step.state_column import StateColumn
 from strategies.memory.base import KVMemory
 
 KEY = "option.speculative_draft_model"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LoadedDraft(Drafting):
     model: PackedModel
     longest: int
     """The most tokens of a sequence."""
+    max_sequences: int
+    num_states: int = 0
+    """Rows for the states that its layers keep of sequences, if they keep any."""
+
+    def __post_init__(self) -> None:
+        if self.model.states:
+            self.num_states = num_draft_states(self.max_sequences, self._state_bytes)
+
+    @property
+    def _state_bytes(self) -> int:
+        return slot_bytes(self.model.states, self.model.dtype.itemsize, SUM_BYTES["fp32"])
 
     @property
     def identity(self) -> tuple[object, ...]:
         model = self.model
         return model.config.to_json_string(), model.description, model.dtype
+
+    def take(self, num_bytes: int) -> int:
+        if not self.num_states:
+            return num_bytes
+        self.num_states = num_draft_states(self.max_sequences, self._state_bytes, num_bytes)
+        return num_bytes - self.num_states * self._state_bytes
 
     def build(
         self,
@@ -46,8 +68,13 @@ class LoadedDraft(Drafting):
         memory: KVMemory,
         stages: Sequence[Stage[Any]],
     ) -> DraftModel:
-        settings = self.allocated(self.model, self.longest, resolved, capacity, stages)
-        return DraftModel(settings)
+        model, longest = self.model, self.longest
+        if not self.num_states:
+            return DraftModel(self.allocated(model, longest, resolved, capacity, stages))
+        pool = StatePool(model.states, self.num_states, model.dtype, model.device)
+        columns = (StateColumn(),)
+        settings = self.allocated(model, longest, resolved, capacity, stages, columns, pool)
+        return StateDraftModel(settings, self.num_states)
 
 
 def load_draft(resolved: Resolved, phases: Phases) -> LoadedDraft:
@@ -72,16 +99,18 @@ def load_draft(resolved: Resolved, phases: Phases) -> LoadedDraft:
         model = load_packed_model(own, length, "auto", phases)
     except UnsupportedModelError as error:
         raise ConfigurationError(f"{KEY}={directory}: {error}; choose another model") from error
-    if model.states:
-        raise ConfigurationError(
-            f"{KEY}={directory}: the model keeps a state, from which rejected tokens cannot be "
-            "taken back; choose a model without"
-        )
     block_bytes = bytes_per_block(
         model.shapes, resolved.memory.block_size, resolved.kv_dtype.itemsize
     )
     longest = min(length, trained_length(config) or length)
-    return LoadedDraft(directory.name, model.weights_bytes, block_bytes, model, longest)
+    return LoadedDraft(
+        directory.name,
+        model.weights_bytes,
+        block_bytes,
+        model,
+        longest,
+        resolved.limits.max_sequences,
+    )
 
 
 def draft_directory(name: str, source: ModelSource) -> Path:

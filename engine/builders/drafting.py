@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from core.configuration.kv_layout import CacheGroup, KVLayout, LayerShape
 from engine.attention.backends import make_backend
 from engine.attention.kv_cache import KVCache
+from engine.attention.states import StatePool
 from engine.loading.packed_model import PackedModel
 from engine.memory.capacity import BlockUse
 from engine.resolve import Capacity, Resolved
@@ -32,7 +33,7 @@ class DraftForward(PackedForward, Protocol):
     def shapes(self) -> Sequence[LayerShape]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Drafting(BlockUse, ABC):
     """The loaded weights. The methods are called in this order, once it is known what fits."""
 
@@ -74,28 +75,33 @@ class Drafting(BlockUse, ABC):
         capacity: Capacity,
         stages: Sequence[Stage[Any]],
         columns: Sequence[Column] = (),
+        states: StatePool | None = None,
     ) -> DraftSettings:
         """Allocate K and V for `build`, and make what runs the passes.
 
         model: what has these weights. longest: the most tokens of a sequence that it can read.
+        states: those that its layers keep, if they keep any.
         """
         layout = KVLayout((CacheGroup(resolved.memory.block_size),), self.block_bytes)
         most = resolved.limits.max_sequences * layout.blocks_for(capacity.max_model_len)
         num_blocks = min(most, capacity.num_blocks)
+        kv_dtype, device = resolved.kv_dtype, model.device
         backend, _ = make_backend(
-            model.device,
+            device,
             model.shapes,
             layout.block_size,
             capacity.max_model_len,
-            resolved.kv_dtype,
+            kv_dtype,
             in_segments=False,
         )
-        cache = KVCache(model.shapes, num_blocks, layout, resolved.kv_dtype, model.device)
-        sampler = Sampler(Staging(model.device), stages)
+        cache = KVCache(model.shapes, num_blocks, layout, kv_dtype, device, states=states)
+        sampler = Sampler(Staging(device), stages)
         sizes = (
             f"{self.weights_bytes / MIB:,.1f} MiB of weights, "
             f"{num_blocks * self.block_bytes / MIB:,.1f} MiB of K and V"
         )
+        if states is not None:
+            sizes += f", {states.rows.nbytes / MIB:,.1f} MiB for {len(states.rows)} states"
         return DraftSettings(
             executor=PackedExecutor(Passes(model, cache, backend), sampler, columns),
             layout=layout,

@@ -39,7 +39,7 @@ from strategies.memory.base import KVMemory
 KEY = "option.speculative_method"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LoadedHead(Drafting):
     head: Head
     fusion: Fusion | None

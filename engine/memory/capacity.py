@@ -39,7 +39,7 @@ MIN_DEFAULT_ON_CPU = 128 * 2**20
 
 
 class BlockUse:
-    """What else than K and V of the model takes memory for each block: nothing.
+    """What else than K and V of the model takes their memory: nothing.
 
     Who needs some overrides what it takes. layout: of the model's blocks.
     """
@@ -52,6 +52,10 @@ class BlockUse:
         """Return the bytes that lie beside each block, and move with it."""
         return 0
 
+    def take(self, num_bytes: int) -> int:
+        """Take some of the bytes for K, V and states besides. Return what is left."""
+        return num_bytes
+
 
 class Beside:
     """What a model keeps of its sequences beside the blocks of their K and V: nothing.
@@ -61,7 +65,7 @@ class Beside:
     """
 
     use: BlockUse = BlockUse()
-    """What takes memory for each block."""
+    """What takes memory besides."""
     num_sequences: int = 0
     """Sequences that there is room for; 0 if nothing limits them."""
     num_states: int = 0
@@ -133,7 +137,7 @@ def measure(resolved: Resolved, model: PackedModel, group: Group, beside: Beside
             reserved_bytes += (len(layout.groups) - 1) * _table_bytes(resolved)
         num_bytes = per_block + bytes_beside + beside.use.bytes_elsewhere(layout)
         budget = kv_budget(memory, resolved.share, model.device, reserved_bytes)
-        budget = beside.take(budget, blocks_of_longest * num_bytes)
+        budget = beside.take(beside.use.take(budget), blocks_of_longest * num_bytes)
         if model.device.type == "cpu" and memory.kv_cache_memory_bytes is None:
             budget = min(
                 budget, useful_kv_bytes(model.weights_bytes, blocks_of_longest * per_block)

@@ -52,9 +52,13 @@ class DraftSettings:
 
 
 class DraftModel(Proposer):
+    caches_prefixes: ClassVar[bool] = True
+
     def __init__(self, settings: DraftSettings) -> None:
         self.executor = settings.executor
-        self.memory = PagedMemory(settings.num_blocks, settings.layout)
+        self.memory = PagedMemory(
+            settings.num_blocks, settings.layout, caches_prefixes=self.caches_prefixes
+        )
         self.longest = settings.longest
         self.description = settings.description
         self._max_step_tokens = settings.max_step_tokens
@@ -65,7 +69,7 @@ class DraftModel(Proposer):
         lookup = self._make_lookup(sequence)
         self._lookups[sequence.id] = lookup
         # Sequences that are aborted end without a call.
-        finalize(lookup, self.memory.release, sequence.id).atexit = False
+        finalize(lookup, self._free, sequence.id).atexit = False
         return lookup
 
     def _make_lookup(self, sequence: Sequence) -> DraftLookup:
@@ -127,9 +131,16 @@ class DraftModel(Proposer):
             return True
         for other in [*self._lookups.values()]:
             if other not in wanted:
-                self.memory.release(other.sequence.id)
-                other.num_read = 0
+                self._forget(other)
         return self.memory.reserve(spans)
+
+    def _forget(self, lookup: DraftLookup) -> None:
+        """Free what is kept of a sequence, which is read anew if drafts are wanted again."""
+        self._free(lookup.sequence.id)
+        lookup.num_read = 0
+
+    def _free(self, sequence_id: int) -> None:
+        self.memory.release(sequence_id)
 
     def _chunk(self, lookup: DraftLookup, length: int) -> Chunk:
         sequence, start = lookup.sequence, lookup.num_read

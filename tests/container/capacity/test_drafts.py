@@ -15,6 +15,24 @@ from core.configuration.options import Options, make_options
 from core.errors import ConfigurationError
 from tests.container.capacity.planned import LLAMA_8B, planned, write_header
 
+QWEN3_NEXT: dict[str, Any] = {
+    "model_type": "qwen3_next",
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 8192,
+    "dtype": "bfloat16",
+}
+
 
 @pytest.mark.parametrize("changes", [{}, {"quantize": "int8", "tensor_parallel_degree": "2"}])
 def test_a_draft_model_takes_memory(
@@ -43,6 +61,31 @@ def test_a_draft_model_takes_memory(
     where = " on the first GPU" if changes else ""
     line = f"  draft model{where}: weights {weights / 2**20:,.1f} MiB, 256.0 KiB of KV beside each"
     assert line in capsys.readouterr().out
+
+
+def test_a_draft_model_keeps_states(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two of each of 16 sequences, whose sums are fp32 whatever those of the model are."""
+    draft = model / "small"
+    draft.mkdir()
+    config = {**QWEN3_NEXT, "vocab_size": LLAMA_8B["vocab_size"]}
+    (draft / "config.json").write_text(json.dumps(config))
+    found = decoder_from_directory(draft, Options())
+    tails, matrices = 3 * (2 * 2 * 128 + 4 * 128) * 2, 4 * 128 * 128 * 4
+    assert found.state_bytes == 3 * (tails + matrices)
+    alone = planned(model, "paged", speculative_method="ngram")
+    both = planned(model, "paged", speculative_draft_model="small")
+    assert (alone.num_draft_states, both.num_draft_states) == (0, 32)
+    assert planned(model, "none", speculative_draft_model="small").num_draft_states == 4
+    num_bytes = alone.num_blocks * alone.block_bytes - found.weights_bytes - 32 * found.state_bytes
+    expected = num_bytes / (both.block_bytes + both.draft_block_bytes)
+    assert both.num_blocks == pytest.approx(expected, abs=1)
+    command = ["plan", "--model-dir", str(model), "--instance-type", "ml.g6e.xlarge"]
+    assert main([*command, "--speculative-draft-model", "small"]) == 0
+    states = f"beside each block, {32 * found.state_bytes / 2**20:,.1f} MiB for 32 states (/"
+    assert states in capsys.readouterr().out
+    (model / "config.json").write_text(json.dumps(config))
+    narrow = planned(model, "paged", speculative_draft_model="small", state_dtype="bf16")
+    assert narrow.num_draft_states == 32
 
 
 def test_an_eagle3_head_takes_memory(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -164,18 +164,11 @@ def test_both_models_share_the_memory(llama):
     assert "ms; it pays from" in note
 
 
-@pytest.mark.parametrize(
-    ("draft", "changes", "problem"),
-    [
-        ("llama", {"vocab_size": 99}, "its vocabulary has 99 tokens, that of the model has"),
-        ("lfm2", {}, "the model keeps a state"),
-    ],
-)
-def test_a_model_that_cannot_draft_is_an_error(tiny_model, llama, draft, changes, problem):
-    path = tiny_model(draft, changes=changes)
+def test_a_model_with_another_vocabulary_is_an_error(tiny_model, llama):
+    path = tiny_model("llama", changes={"vocab_size": 99})
     with pytest.raises(ConfigurationError, match="speculative_draft_model") as raised:
         drafting(llama, path)
-    assert problem in str(raised.value)
+    assert "its vocabulary has 99 tokens, that of the model has" in str(raised.value)
 
 
 def test_a_token_with_another_meaning_is_an_error(grammar_model, tmp_path):
