@@ -1,4 +1,4 @@
-"""Embeds the same texts with Longshore and with other systems, on this machine's CPU.
+"""Embeds the same texts with Longshore and with other systems.
 
 All run without a server and take turns, each alone. A call gets 1, 8 or 64 texts of 32 to 512
 tokens, as of so many clients that send together.
@@ -40,7 +40,12 @@ def main() -> int:
     if not (model / "modules.json").exists():  # the last file written
         write_model(options.shape, model)
     texts = make_texts(NUM_TEXTS)
-    settings = {"dtype": options.dtype, "seconds": options.seconds, "at_once": AT_ONCE}
+    settings = {
+        "dtype": options.dtype,
+        "device": options.device,
+        "seconds": options.seconds,
+        "at_once": AT_ONCE,
+    }
     work.write_text(json.dumps(settings | {"texts": texts}))
     peers = options.out / "peers"
     pythons = {name: python_of(name, options.peer_python, peers) for name in (OURS, *options.vs)}
@@ -68,7 +73,14 @@ def main() -> int:
         print(f"benchmarks.embeddings: {error}", file=sys.stderr)
         return 1
     print(*table(runs), sep="\n")
-    notes = [options.shape, options.dtype, found["machine"], found["date"], *found["disturbed"]]
+    notes = [
+        options.shape,
+        options.dtype,
+        options.device,
+        found["machine"],
+        found["date"],
+        *found["disturbed"],
+    ]
     print("; ".join(notes))
     return 0
 
@@ -122,6 +134,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--shape", choices=SHAPES, default="bge-small")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=3, help="of all systems (%(default)s)")
     parser.add_argument("--seconds", type=float, default=10, help="per size (%(default)s)")
     parser.add_argument(
@@ -138,6 +151,8 @@ def _parse() -> argparse.Namespace:
         parser.error("--peer-python is for one system: use it with --vs and one of its names")
     if options.dtype != "fp32" and "fastembed" in options.vs:
         parser.error("fastembed computes in fp32: leave it out, or leave out --dtype")
+    if options.device != "cpu" and "fastembed" in options.vs:
+        parser.error("fastembed computes on CPUs here: leave it out, or leave out --device")
     if options.dry:
         options.shape, options.rounds, options.seconds = "dry", 1, 0.05
     options.out = options.out.resolve()

@@ -23,29 +23,29 @@ NUM_COMPARED = 8
 
 
 @contextmanager
-def run_longshore(model: str, dtype: str) -> Iterator[Embed]:
+def run_longshore(model: str, dtype: str, device: str) -> Iterator[Embed]:
     from engine import LLM
 
-    with LLM(model, device="cpu", dtype=dtype) as llm:
+    with LLM(model, device=device, dtype=dtype) as llm:
         yield lambda texts: [
             output.outputs.embedding for output in llm.embed(texts, use_tqdm=False)
         ]
 
 
 @contextmanager
-def run_sentence_transformers(model: str, dtype: str) -> Iterator[Embed]:
+def run_sentence_transformers(model: str, dtype: str, device: str) -> Iterator[Embed]:
     import torch
     from sentence_transformers import (  # pyright: ignore[reportMissingImports]
         SentenceTransformer,
     )
 
     kwargs = {"dtype": {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]}
-    encoder: Any = SentenceTransformer(model, device="cpu", model_kwargs=kwargs)
+    encoder: Any = SentenceTransformer(model, device=device, model_kwargs=kwargs)
     yield lambda texts: encoder.encode(texts, show_progress_bar=False).tolist()
 
 
 @contextmanager
-def run_infinity(model: str, dtype: str) -> Iterator[Embed]:
+def run_infinity(model: str, dtype: str, device: str) -> Iterator[Embed]:
     import asyncio
 
     from infinity_emb import (  # pyright: ignore[reportMissingImports]
@@ -56,7 +56,7 @@ def run_infinity(model: str, dtype: str) -> Iterator[Embed]:
     arguments: Any = EngineArgs(
         model_name_or_path=model,
         engine="torch",
-        device="cpu",
+        device=device,
         dtype={"fp32": "float32", "bf16": "bfloat16"}[dtype],
         model_warmup=False,
     )
@@ -70,7 +70,7 @@ def run_infinity(model: str, dtype: str) -> Iterator[Embed]:
 
 
 @contextmanager
-def run_fastembed(model: str, dtype: str) -> Iterator[Embed]:
+def run_fastembed(model: str, dtype: str, device: str) -> Iterator[Embed]:
     """It reads ONNX files, so torch exports the model first, into its folder."""
     from fastembed import TextEmbedding  # pyright: ignore[reportMissingImports]
     from fastembed.common.model_description import (  # pyright: ignore[reportMissingImports]
@@ -123,7 +123,7 @@ def _export(model: Path) -> None:
     file.with_suffix(".part").rename(file)
 
 
-SYSTEMS: dict[str, Callable[[str, str], AbstractContextManager[Embed]]] = {
+SYSTEMS: dict[str, Callable[[str, str, str], AbstractContextManager[Embed]]] = {
     "longshore": run_longshore,
     "sentence-transformers": run_sentence_transformers,
     "infinity-emb": run_infinity,
@@ -134,7 +134,7 @@ SYSTEMS: dict[str, Callable[[str, str], AbstractContextManager[Embed]]] = {
 def main(system: str, model: str, work_file: str) -> None:
     work = json.loads(Path(work_file).read_text())
     texts: list[str] = work["texts"]
-    with SYSTEMS[system](model, work["dtype"]) as embed:
+    with SYSTEMS[system](model, work["dtype"], work["device"]) as embed:
         vectors = embed(texts[:NUM_COMPARED])  # warms up, too
         seconds = {size: _seconds(embed, texts, size, work["seconds"]) for size in work["at_once"]}
     print(json.dumps({"vectors": vectors, "seconds": seconds}))

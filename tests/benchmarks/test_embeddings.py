@@ -27,7 +27,7 @@ def test_texts_have_32_to_512_tokens_and_vectors_are_those_of_transformers(
     assert (min(lengths), max(lengths)) == (32, 512)
     assert 130 < np.mean(lengths) < 160
     texts = model.make_texts(8)
-    work = {"dtype": "fp32", "seconds": 0.01, "at_once": [1, 3], "texts": texts}
+    work = {"dtype": "fp32", "device": "cpu", "seconds": 0.01, "at_once": [1, 3], "texts": texts}
     (tmp_path / "work.json").write_text(json.dumps(work))
     calls.main("longshore", str(tmp_path), str(tmp_path / "work.json"))
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -114,6 +114,7 @@ def test_the_benchmark_runs(tmp_path):
         (["--vs", "tei"], "choose from sentence-transformers, infinity-emb, fastembed"),
         (["--peer-python", "x"], "--peer-python is for one system"),
         (["--vs", "fastembed", "--dtype", "bf16"], "fastembed computes in fp32"),
+        (["--vs", "fastembed", "--device", "cuda"], "fastembed computes on CPUs"),
     ],
 )
 def test_invalid_arguments_are_rejected(arguments, message, monkeypatch, capsys):
