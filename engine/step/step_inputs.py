@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -185,8 +186,10 @@ class InputBuilder:
         tokens[2:] = PADDING_SLOT
         num_decodes = places.step.num_decodes
         tokens[:, :num_decodes] = self._of_decodes(places.chunks[:num_decodes])
-        for chunk, end in zip(places.chunks[num_decodes:], places.ends[num_decodes:], strict=True):
-            tokens[:, end - chunk.length : end] = self._of_chunk(chunk)
+        if longer := places.chunks[num_decodes:]:
+            of_longer = self._of_longer(longer)
+            first = places.size.num_decodes
+            tokens[:, first : first + of_longer.shape[1]] = of_longer
         return tokens
 
     def _of_decodes(self, chunks: Sequence[Chunk]) -> NDArray[np.int64]:
@@ -203,14 +206,38 @@ class InputBuilder:
         blocks = [chunk.tables[g].blocks[chunk.start // size] for chunk in chunks]
         return np.array(blocks, int) * self._groups[g].slot_stride + positions % size
 
-    def _of_chunk(self, chunk: Chunk) -> NDArray[np.int64]:
-        ids = chunk.sequence.token_ids[chunk.start : chunk.end]
-        positions = np.arange(chunk.start, chunk.end)
-        slots: list[NDArray[np.int64]] = []
-        for group, table in zip(self._groups, chunk.tables, strict=True):
-            block, offset = np.divmod(positions, group.block_size)
-            slots.append(np.array(table.blocks, int)[block] * group.slot_stride + offset)
-        return np.stack([np.array(ids + [0] * (chunk.length - len(ids))), positions, *slots])
+    def _of_longer(self, chunks: Sequence[Chunk]) -> NDArray[np.int64]:
+        """Return the same as `_of_decodes` for chunks of any lengths, one after the other."""
+        ids: list[int] = []
+        for chunk in chunks:
+            known = chunk.sequence.token_ids[chunk.start : chunk.end]
+            ids += known
+            ids += repeat(0, chunk.length - len(known))
+        lengths = np.array([chunk.length for chunk in chunks], int)
+        starts = np.array([chunk.start for chunk in chunks], int)
+        before = lengths.cumsum() - lengths
+        positions = np.arange(len(ids)) + (starts - before).repeat(lengths)
+        slots = [self._slots(chunks, lengths, positions, g) for g in range(len(self._groups))]
+        return np.stack([np.array(ids, int), positions, *slots])
+
+    def _slots(
+        self,
+        chunks: Sequence[Chunk],
+        lengths: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        g: int,
+    ) -> NDArray[np.int64]:
+        """Return the slot of each of the chunks' positions in group `g`."""
+        size = self._groups[g].block_size
+        blocks: list[int] = []  # only those written, since tables may be long
+        skipped: list[int] = []
+        for chunk in chunks:
+            first = chunk.start // size
+            skipped.append(first - len(blocks))
+            blocks += chunk.tables[g].blocks[first : -(-chunk.end // size)]
+        numbers, offsets = np.divmod(positions, size)
+        written = np.array(blocks, int)[numbers - np.array(skipped, int).repeat(lengths)]
+        return written * self._groups[g].slot_stride + offsets
 
 
 def in_groups(
