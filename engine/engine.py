@@ -150,6 +150,19 @@ class Engine:
         """Return when to call `step` if nothing runs; None: at once, or when a request arrives."""
         return self._guard.wake_at()
 
+    def advance(
+        self, now: float, between_tokens: Callable[[], None] = lambda: None
+    ) -> Tokens[Output]:
+        """Run a step. Call it in a loop, in which outputs are handled between two calls.
+
+        With overlap, the device does not idle meanwhile: if the step left nothing in flight, since
+        the next one depends on its tokens, that one is submitted now. Else as `step`.
+        """
+        outputs = self.step(now, between_tokens)
+        if outputs and self.overlaps and self.in_flight is None and self.strategy.running:
+            outputs = [*outputs, *self.step(now, between_tokens)]
+        return outputs
+
     def step(self, now: float, between_tokens: Callable[[], None] = lambda: None) -> Tokens[Output]:
         """Submit the next step, if anything is scheduled now, and commit the oldest step.
 

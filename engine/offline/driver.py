@@ -105,7 +105,7 @@ class Driver:
                     self._engine.abort(request.id)
 
     def _step(self) -> None:
-        outputs = self.engine.step(time.monotonic())
+        outputs = self.engine.advance(time.monotonic())
         for output in outputs:
             if output.request_id in self._running:
                 request, deltas = self._running[output.request_id]

@@ -60,7 +60,7 @@ def embed(
             pending[engine.add(Job(body, parts=own_parts), time.monotonic())] = prompt
         with tqdm(total=len(pending), desc="Embeddings", disable=not use_tqdm) as bar:
             while engine.has_work():
-                ended = engine.step(time.monotonic())
+                ended = engine.advance(time.monotonic())
                 for output in ended:
                     prompt = pending[output.request_id]
                     outputs[output.request_id] = _output(prompt, output.outcome)

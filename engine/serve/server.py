@@ -86,7 +86,7 @@ class Server:
         while True:
             self._receive(self._idle_seconds())
             num_before = self._engine.num_step_tokens
-            outputs = self._engine.step(time.monotonic(), self._between_tokens)
+            outputs = self._engine.advance(time.monotonic(), self._between_tokens)
             if num_tokens := self._engine.num_step_tokens - num_before:
                 self._meter.record_step(num_tokens)
             messages = self._messages_of(outputs)

@@ -53,8 +53,8 @@ class StepEngine(Protocol):
 
     def wake_at(self) -> float | None: ...
 
-    def step(self, now: float, between: Callable[[], None], /) -> Sequence[Output | Result]:
-        """Run a step. It may call `between` at any time to have messages handled."""
+    def advance(self, now: float, between: Callable[[], None], /) -> Sequence[Output | Result]:
+        """Run a step or two. May call `between` at any time to have messages handled."""
         ...
 
     def abort(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,12 +90,14 @@ def _accepted(
     sampled: one token more than there are drafts.
     """
     kept: list[Sampled] = []
-    for index, token in enumerate(sampled):
+    for token, draft in zip_longest(sampled, drafts):
         if isinstance(token, SequenceFailure):
             return token
         kept.append(token)
-        if token.token_ids != tuple(drafts[index : index + 1]):
+        if token.token_ids[0] != draft:
             break
+    if len(kept) == 1:
+        return kept[0]
     return Sampled(
         tuple(chain(*(token.token_ids for token in kept))),
         tuple(chain(*(token.logprobs for token in kept))),

@@ -98,10 +98,12 @@ class TaskEngine:
         return self.strategy.has_work() or self._guard.has_outputs()
 
     def wake_at(self) -> float | None:
-        """Return when to call `step` if nothing runs; None: at once, or when a job arrives."""
+        """Return when to call `advance` if nothing runs; None: at once, or when a job arrives."""
         return self._guard.wake_at()
 
-    def step(self, now: float, between_runs: Callable[[], None] = lambda: None) -> list[TaskOutput]:
+    def advance(
+        self, now: float, between_runs: Callable[[], None] = lambda: None
+    ) -> list[TaskOutput]:
         """Perform the jobs that the strategy schedules. `between_runs` may call `add` and `abort`.
 
         Raises whatever the performer raises, which means that the device has failed.

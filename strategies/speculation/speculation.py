@@ -155,9 +155,8 @@ class Speculation:
         runs = [chunk for chunk in chunks if isinstance(chunk, DraftedChunk)]
         if runs:
             others = [chunk for chunk in chunks if not isinstance(chunk, DraftedChunk)]
-            ids = {chunk.sequence.id for chunk in runs}
-            rest = {id: result[id] for id in result.keys() - ids}
-            outputs = commit(others, rest) if others else []
+            of_others = {chunk.sequence.id for chunk in others} & result.keys()
+            outputs = commit(others, {id: result[id] for id in of_others}) if others else []
             for chunk in runs:
                 outputs += self._commit_run(chunk, result.get(chunk.sequence.id), commit)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.errors import GenerationError
+from core.part import Part
 from core.plan import StepPlan
 from core.sampling import Finish, SamplingParams
 from engine import LLM
@@ -83,6 +84,29 @@ def test_outputs_come_one_call_later_and_are_complete():
     assert first.token_ids == (next_token(id, [1, 2]),)
     answers, finish = run(engine)
     assert (len(answers[id]), finish[id]) == (2, Finish.LENGTH)
+
+
+class NeedsNewest(Part):
+    needs_newest = True
+
+
+def test_a_step_that_waits_for_tokens_is_submitted_before_these_are_handled():
+    engine = engine_of(True)
+    engine.add([1, 2], params(3), now=0.0, parts=(NeedsNewest(),))
+    events = engine.executor.events
+    while engine.has_work():
+        if outputs := engine.advance(0.0):
+            events.append(f"handled {sum(len(each.token_ids) for each in outputs)}")
+    order = "submit 1|wait 1|submit 2|handled 1|wait 2|submit 3|handled 1|wait 3|handled 1"
+    assert events == order.split("|")
+
+
+def test_what_overlaps_is_submitted_once_a_call():
+    engine = engine_of(True)
+    engine.add([1, 2], params(8), now=0.0)
+    for number in range(1, 4):
+        engine.advance(0.0)
+        assert engine.num_steps == number
 
 
 def test_an_unexpected_end_leaves_nothing_behind():

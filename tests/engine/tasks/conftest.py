@@ -43,7 +43,7 @@ def perform(engine: TaskEngine, *bodies: PipelineBody | EmbeddingBody | Job) -> 
     ids = [engine.add(job, 0.0) for job in jobs]
     outcomes: dict[int, Outcome] = {}
     while engine.has_work():
-        for output in engine.step(1.0):
+        for output in engine.advance(1.0):
             assert output.request_id not in outcomes, "one outcome per body"
             outcomes[output.request_id] = output.outcome
     return [outcomes[id] for id in ids]

@@ -90,7 +90,7 @@ def run(engine, *bodies, now=0.0):
     ids = [engine.add(Job(body.encode()), 0.0) for body in bodies]
     outputs = []
     while engine.has_work():
-        outputs += engine.step(now)
+        outputs += engine.advance(now)
     return ids, outputs
 
 
@@ -106,10 +106,10 @@ def test_dynamic_runs_a_full_batch_or_those_that_arrived_in_time(make, echo):
     engine = make(batch_size=2, max_batch_delay=1000)
     for body in ("a", "b", "c"):
         engine.add(Job(body.encode()), 0.0)
-    assert len(engine.step(0.0)) == 2
-    assert engine.step(0.5) == []
+    assert len(engine.advance(0.0)) == 2
+    assert engine.advance(0.5) == []
     assert engine.wake_at() == 1.0
-    assert len(engine.step(1.0)) == 1
+    assert len(engine.advance(1.0)) == 1
     assert echo.batches == [["a", "b"], ["c"]]
     assert not engine.has_work()
 
@@ -128,7 +128,7 @@ def test_an_exception_of_the_strategy_fails_only_its_job(make, monkeypatch, meth
     monkeypatch.setattr(SequenceGroup, method, raises)
     outcomes = {}
     while engine.has_work():
-        outcomes |= {output.request_id: output.outcome for output in engine.step(9.0)}
+        outcomes |= {output.request_id: output.outcome for output in engine.advance(9.0)}
     assert [outcomes[id].body for id in (first, last)] == [b"a", b"c"]
     assert isinstance(outcomes[bad], GenerationError)
     assert str(outcomes[bad]) == "ZeroDivisionError: a bug"
@@ -141,7 +141,7 @@ def test_an_aborted_job_is_never_performed(make, echo):
     engine.abort(first)
     engine.abort(first)
     engine.abort(99)
-    assert [output.request_id for output in engine.step(0.0)] == [second]
+    assert [output.request_id for output in engine.advance(0.0)] == [second]
     assert echo.batches == [["b"]]
     assert not engine._jobs, "the body of an aborted job is not kept"
 
@@ -150,7 +150,7 @@ def test_a_job_aborted_while_it_runs_has_no_output(make, echo):
     engine = make(batch_size=4, max_batch_delay=0)
     first, second = (engine.add(Job(body), 0.0) for body in (b"a", b"b"))
     echo.between = lambda: engine.abort(first)
-    assert [output.request_id for output in engine.step(0.0)] == [second]
+    assert [output.request_id for output in engine.advance(0.0)] == [second]
     assert not engine.has_work()
     assert engine.strategy.memory.num_held_blocks == 0
 
@@ -160,7 +160,7 @@ def test_requests_may_arrive_while_others_run(make, echo):
     engine.add(Job(b"a"), 0.0)
     echo.between = lambda: len(echo.batches) > 1 or engine.add(Job(b"b"), 0.0)
     while engine.has_work():
-        engine.step(0.0)
+        engine.advance(0.0)
     assert echo.batches == [["a"], ["b"]]
 
 

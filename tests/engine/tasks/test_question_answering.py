@@ -117,7 +117,7 @@ def test_other_requests_are_taken_between_the_windows_of_a_context(reader):
     engine, model = reader()
     engine.add(Job(msgspec.msgpack.encode(ask(context="it " * 1000 + CONTEXT))), 0.0)
     num_runs = []
-    [output] = engine.step(1.0, lambda: num_runs.append(len(model.shapes)))
+    [output] = engine.advance(1.0, lambda: num_runs.append(len(model.shapes)))
     assert decoded(output.outcome)["answer"] == "sat on a mat"
     sizes = [rows for rows, _ in model.shapes]
     assert sizes[:-1] == [WINDOWS_PER_RUN] * (len(sizes) - 1)
@@ -143,7 +143,7 @@ def test_a_lost_connection_ends_the_engine_between_windows(reader):
 
     engine.add(Job(msgspec.msgpack.encode(ask(context="it " * 1000))), 0.0)
     with pytest.raises(EngineUnavailableError):
-        engine.step(1.0, lose)
+        engine.advance(1.0, lose)
 
 
 def test_answers_are_no_longer_than_allowed(reader):

@@ -148,7 +148,7 @@ def test_adapters_are_loaded_and_unloaded_while_requests_run(adapted):
     assert [type(message) for message in sent] == [Variants, Performed]
     assert [variant.name for variant in service.ready().variants] == ["a"]
     first = add("a")
-    assert engine.step(0.0) == []
+    assert engine.advance(0.0) == []
     service.handle(b"c", UnloadAdapter("u", "a"))
     sent.clear()
     load("b")
@@ -156,13 +156,13 @@ def test_adapters_are_loaded_and_unloaded_while_requests_run(adapted):
     assert sent[0].kind == "no_room"
     with pytest.raises(Exception, match="no adapter 'a' is loaded"):
         add("a")
-    outputs = [output for _ in TEXTS for output in engine.step(0.0)]
+    outputs = [output for _ in TEXTS for output in engine.advance(0.0)]
     assert [output.request_id for output in outputs] == [first]
     np.testing.assert_allclose(vectors(outputs[0].outcome)[0], expected["a"], atol=2e-5)
     sent.clear()
     load("b")
     second = add("b")
-    outputs = [output for _ in TEXTS for output in engine.step(0.0)]
+    outputs = [output for _ in TEXTS for output in engine.advance(0.0)]
     assert [output.request_id for output in outputs] == [second]
     np.testing.assert_allclose(vectors(outputs[0].outcome)[0], expected["b"], atol=2e-5)
 

@@ -256,9 +256,9 @@ def test_a_single_text_waits_one_step_for_a_request_of_many(task_model):
             task_model("encoder"), batching=batching, max_rolling_batch_prefill_tokens=16
         )
         many = start(engine, *texts)
-        assert engine.step(1.0) == []
+        assert engine.advance(1.0) == []
         single = start(engine, "who")
-        ended = [output for _ in range(8) for output in engine.step(1.0)]
+        ended = [output for _ in range(8) for output in engine.advance(1.0)]
         order = [single, many] if is_first else [many, single]
         assert [output.request_id for output in ended] == order
         assert not engine.has_work()
@@ -273,7 +273,7 @@ def test_an_aborted_request_is_not_embedded_further(task_model):
     engine = engine_of(task_model("encoder"), max_rolling_batch_prefill_tokens=16)
     assert engine.facts.batching == "continuous"
     many = start(engine, *["the cat"] * 20)
-    engine.step(0.0)
+    engine.advance(0.0)
     assert len(engine.performer._running) == 1
     engine.abort(many)
     assert not engine.has_work()

@@ -86,15 +86,15 @@ def test_a_single_text_waits_one_step_for_a_request_of_a_thousand(task_model, na
         model.register_forward_pre_hook(before, with_kwargs=True)
         requests = bodies(name, texts)
         many = engine.add(Job(msgspec.msgpack.encode(requests[0])), 0.0)
-        assert engine.step(1.0) == []
+        assert engine.advance(1.0) == []
         if name == "filler":
             requests = requests[0], body("who [MASK]")
         single = engine.add(Job(msgspec.msgpack.encode(requests[1])), 2.0)
-        next_step = [output.request_id for output in engine.step(3.0)]
+        next_step = [output.request_id for output in engine.advance(3.0)]
         assert next_step == ([single] if batching == "continuous" else [])
         ended = []
         while engine.has_work():
-            ended += engine.step(4.0)
+            ended += engine.advance(4.0)
         assert [output.request_id for output in ended][:1] == [many]
         assert all(size <= 512 for size in sizes)
         if name != "encoder":
@@ -104,7 +104,7 @@ def test_a_single_text_waits_one_step_for_a_request_of_a_thousand(task_model, na
 def test_an_aborted_request_is_not_classified_further(task_model):
     engine = engine_of(task_model("reranker"))
     many = engine.add(Job(msgspec.msgpack.encode(bodies("reranker", ["a"] * 999)[0])), 0.0)
-    engine.step(0.0)
+    engine.advance(0.0)
     assert len(engine.performer._running) == 1
     engine.abort(many)
     assert not engine.has_work()
