@@ -201,7 +201,7 @@ def test_a_step_computes_logits_of_few_rows_at_once(tiny_model, monkeypatch):
 def test_prompt_logprobs_cost_no_extra_step(tiny_model, monkeypatch, overlaps):
     llm, steps = LLM(tiny_model("llama"), async_scheduling=overlaps, **SMALL), []
     step = llm.llm_engine.step
-    monkeypatch.setattr(llm.llm_engine, "step", lambda now: (steps.append(now), step(now))[1])
+    monkeypatch.setattr(llm.llm_engine, "step", lambda *args: (steps.append(args), step(*args))[1])
     for scored in (None, 1):
         answers(llm, [([3] * 35, params(prompt_logprobs=scored))])
     assert len(steps) == 2 * (4 + 13 + overlaps)
