@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -72,6 +73,7 @@ def _ours(llama_cpp: Path | None) -> Measure:
             "OPTION_MAX_ROLLING_BATCH_SIZE": str(MAX_SEQUENCES),
             "OPTION_KV_CACHE_MEMORY_BYTES": str(KV_GIB * 2**30),
             "OPTION_PREDICT_TIMEOUT": str(TIMEOUT_S),
+            **_threads(),
         }
         served = model
         if work.quantize == Q4_K_M:
@@ -91,7 +93,7 @@ def _vllm(python: Path, preload: str) -> Measure:
         # By default, vLLM reserves a core for its front end, which would slow it down on two cores.
         settings = {
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": str(num_cores()),
+            **_threads(),
             "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
             "VLLM_NO_USAGE_STATS": "1",
             **({"LD_PRELOAD": preload} if preload else {}),
@@ -141,9 +143,15 @@ def _offline(python: Path, module: str) -> Measure:
     return measure
 
 
+def _threads() -> dict[str, str]:
+    """Return what gives a system a thread for each core, whatever the caller has set."""
+    return {"OMP_NUM_THREADS": str(num_cores())}
+
+
 def _run(command: Sequence[str]) -> str:
     """Run a command and return its output. Raises MeasurementError."""
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    environment = os.environ | _threads()
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise MeasurementError(f"{' '.join(command)} exited with {done.returncode}")
     return done.stdout

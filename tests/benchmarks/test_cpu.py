@@ -22,7 +22,7 @@ from benchmarks.cpu.model import (
     write_model,
 )
 from benchmarks.cpu.shapes import SHAPES
-from benchmarks.cpu.systems import make_systems
+from benchmarks.cpu.systems import OURS, make_systems
 from benchmarks.cpu.table import share_line, table
 from benchmarks.cpu.work import Result, Sent, Work
 from benchmarks.gguf.writer import main as write_file
@@ -123,7 +123,7 @@ def test_libraries_are_preloaded_into_vllm_s_server(preload, tmp_path, monkeypat
     assert measure(tmp_path, work, [], tmp_path) == preload
 
 
-def test_other_servers_get_a_thread_for_each_core_that_a_run_may_use(tmp_path, monkeypatch):
+def test_servers_get_a_thread_for_each_core_that_a_run_may_use(tmp_path, monkeypatch):
     def measure_server(command, environment, *_):
         if "--threads" in command:
             return command[command.index("--threads") + 1]
@@ -133,9 +133,9 @@ def test_other_servers_get_a_thread_for_each_core_that_a_run_may_use(tmp_path, m
     monkeypatch.setattr("benchmarks.cpu.systems.server_program", lambda python: "server")
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 2, 5})
     (tmp_path / "model-Q4_0.gguf").touch()
-    systems = make_systems({"vllm": Path(), "llama.cpp": Path()})
+    systems = make_systems({OURS: Path(), "vllm": Path(), "llama.cpp": Path()})
     found = [measure(tmp_path / "model", WORK, [], tmp_path) for measure in systems.values()]
-    assert found == ["3", "3"]
+    assert found == ["3", "3", "3"]
 
 
 @pytest.mark.parametrize(
