@@ -16,6 +16,9 @@ disturb less, also those of the steps' costs, which are measured first.
 
 given     a draft is right with this probability, by construction: answers are known beforehand.
           The ideal is what the measured costs of steps allow with the best number of drafts
+edits     the same text with another name, by --method: also answers known beforehand, which the
+          engine's steps return in place of what the model samples
+quotes    the third turn of a chat, which quotes the others, in the same way
 repeats   greedy answers to a refrain, by the proposer that --method names, or by a draft model
 text      greedy answers to text that does not repeat, by a draft model
 plain     answers sampled at temperature 1: in text is nothing to gain, and nothing must be lost
@@ -29,62 +32,44 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from transformers import AutoTokenizer
 
 from benchmarks.cpu.machine import heading
 from benchmarks.cpu.peer_python import versions
-from benchmarks.speculation.cases import LINE, REFRAIN, Gain, prompts_of, turns
+from benchmarks.speculation.cases import (
+    EDITS,
+    LINE,
+    QUOTES,
+    REFRAIN,
+    Gain,
+    Text,
+    names_of,
+    prompts_of,
+    turns,
+)
 from benchmarks.speculation.chart import draw, ideal_gain
+from benchmarks.speculation.given import Answers, GivenExecutor, GivenProposer
 from benchmarks.speculation.models import model_of, write_models
 from benchmarks.speculation.peers import llama_cpp_version, of_llama_cpp, of_vllm
-from core.sequence import Sequence as TokenSequence
 from engine import LLM, SamplingParams
+from engine.offline.prompts import Prompt
 from engine.speculation.start import Speculative
 from strategies.speculation.costs import StepCosts
 from strategies.speculation.policy import Policy
-from strategies.speculation.proposer import Proposal, Proposer
+from strategies.speculation.proposer import Proposer
 from strategies.speculation.speculation import Speculation
-
-Answers = Mapping[tuple[int, ...], Sequence[int]]
-
-
-class GivenProposer(Proposer):
-    """Proposes the tokens of known answers, each right with the same probability."""
-
-    def __init__(self, answers: Answers, acceptance: float, vocab_size: int) -> None:
-        """answers: by prompt."""
-        self.answers, self.acceptance, self.vocab_size = answers, acceptance, vocab_size
-        self.rng = random.Random(0)
-
-    def begin(self, sequence: TokenSequence) -> GivenLookup:
-        return GivenLookup(self, sequence)
-
-
-class GivenLookup:
-    def __init__(self, proposer: GivenProposer, sequence: TokenSequence) -> None:
-        self._proposer = proposer
-        self._tokens, self._start = sequence.token_ids, sequence.num_prompt_tokens
-        self._answer = proposer.answers[tuple(self._tokens[: self._start])]
-
-    def propose(self, count: int) -> Proposal:
-        given, start = self._proposer, len(self._tokens) - self._start
-        drafts = [
-            token if given.rng.random() < given.acceptance else (token + 1) % given.vocab_size
-            for token in self._answer[start : start + count]
-        ]
-        return Proposal(tuple(drafts), match=16)
-
-    def end(self) -> None: ...
 
 
 class Bench:
@@ -107,6 +92,7 @@ class Bench:
             max_rolling_batch_size=max(arguments.users),
             enable_prefix_caching=False,  # or the second run of a round computes fewer prompts
         )
+        self._tokenizer = AutoTokenizer.from_pretrained(model)
         engine = self._llm.llm_engine
         extension = engine.strategy.extension
         assert isinstance(extension, Speculation)
@@ -119,52 +105,73 @@ class Bench:
         )
 
     def given(self, users: int, acceptance: float) -> Gain:
-        form = "{} {}"
-        prompts = [text for turn in self._turns for text in prompts_of(users, form, turn)]
+        rounds = self._rounds(users, "{} {}")
+        prompts = list(chain(*rounds))
         outputs = self._llm.generate(prompts, self._params(temperature=0), use_tqdm=False)
-        answers = {tuple(o.prompt_token_ids): o.outputs[0].token_ids for o in outputs}
+        answers: Answers = {tuple(o.prompt_token_ids): o.outputs[0].token_ids for o in outputs}
         proposer = GivenProposer(answers, acceptance, self._llm.llm_engine.facts.vocab_size)
         ideal = ideal_gain(self.costs, users, acceptance, self._arguments.drafts)
-        return self._gain(f"given {acceptance}", users, form, 0, proposer, ideal)
+        return self._gain(f"given {acceptance}", users, rounds, 0, proposer, ideal)
+
+    def of_text(self, what: str, users: int, text: Text) -> Gain:
+        """Return the gain on a text that repeats its prompt, as the answer of any model."""
+        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+        answers: dict[tuple[int, ...], list[int]] = {}
+        rounds: list[list[Prompt]] = []
+        for turn in turns(self._arguments.rounds):
+            rounds.append([])
+            for name in names_of(users, turn):
+                prompt = encode(text.prompt.format(name))
+                answers[tuple(prompt)] = encode(text.answer.format(name))
+                rounds[-1].append({"prompt_token_ids": prompt})
+        engine = self._llm.llm_engine
+        executor = engine.executor
+        engine.executor = GivenExecutor(executor, answers)
+        shortest = min(map(len, answers.values()))
+        try:
+            return self._gain(what, users, rounds, 0, self._own, most_tokens=shortest)
+        finally:
+            engine.executor = executor
 
     def repeats(self, users: int) -> Gain:
-        return self._gain("repeats", users, REFRAIN, 0, self._own)
+        return self._gain("repeats", users, self._rounds(users, REFRAIN), 0, self._own)
 
     def text(self, users: int) -> Gain:
-        return self._gain("text", users, LINE, 0, self._own)
+        return self._gain("text", users, self._rounds(users, LINE), 0, self._own)
 
     def right(self, users: int) -> Gain:
         ideal = ideal_gain(self.costs, users, 1.0, self._arguments.drafts)
-        return self._gain("right", users, LINE, 0, self._own, ideal)
+        return self._gain("right", users, self._rounds(users, LINE), 0, self._own, ideal)
 
     def plain(self, users: int) -> Gain:
-        return self._gain("plain", users, LINE, 1, self._own)
+        return self._gain("plain", users, self._rounds(users, LINE), 1, self._own)
 
-    @property
-    def _turns(self) -> range:
-        return turns(self._arguments.rounds)
+    def _rounds(self, users: int, form: str) -> list[list[Prompt]]:
+        """Return the prompts of each round, and before these those of a first run."""
+        return [[*prompts_of(users, form, turn)] for turn in turns(self._arguments.rounds)]
 
     def _gain(
         self,
         what: str,
         users: int,
-        form: str,
+        prompts: Sequence[list[Prompt]],
         temperature: float,
         proposer: Proposer,
         ideal: float | None = None,
+        most_tokens: int = sys.maxsize,
     ) -> Gain:
         self._speculation.policy = (
             Policy() if self._arguments.always else Policy(self.costs, self._clock)
         )
-        params = self._params(temperature)
-        first, *rounds = (prompts_of(users, form, turn) for turn in self._turns)
+        params = self._params(temperature, most_tokens)
+        first, *rounds = prompts
         self._run(first, params, proposer)
         counts, before = self._speculation.counts, asdict(self._speculation.counts)
         ratios, seconds, num_tokens, num_steps = [], [], 0, 0
-        for number, prompts in enumerate(rounds):
+        for number, asked in enumerate(rounds):
             # In turns, so that a machine that becomes slower favours neither.
             order = (None, proposer) if number % 2 == 0 else (proposer, None)
-            runs = {each: self._run(prompts, params, each) for each in order}
+            runs = {each: self._run(asked, params, each) for each in order}
             plain, expected, _ = runs[None]
             drafting, answers, steps = runs[proposer]
             assert answers == expected, "an answer with drafts differs"
@@ -187,7 +194,7 @@ class Bench:
         )
 
     def _run(
-        self, prompts: list[str], params: SamplingParams, proposer: Proposer | None
+        self, prompts: list[Prompt], params: SamplingParams, proposer: Proposer | None
     ) -> tuple[float, list[list[int]], int]:
         """Return the seconds, the answers and the steps. proposer: None for no drafts."""
         engine = self._llm.llm_engine
@@ -200,10 +207,9 @@ class Bench:
         answers = [output.outputs[0].token_ids for output in outputs]
         return seconds, answers, engine.num_steps - num_steps
 
-    def _params(self, temperature: float) -> SamplingParams:
-        return SamplingParams(
-            temperature=temperature, seed=1, max_tokens=self._arguments.tokens, ignore_eos=True
-        )
+    def _params(self, temperature: float, most_tokens: int = sys.maxsize) -> SamplingParams:
+        count = min(self._arguments.tokens, most_tokens)
+        return SamplingParams(temperature=temperature, seed=1, max_tokens=count, ignore_eos=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -264,6 +270,9 @@ def _gains(bench: Bench, parsed: argparse.Namespace, model: Path) -> Iterator[Ga
         yield bench.repeats(users)
         if parsed.draft_model:
             yield bench.text(users)
+        else:
+            yield bench.of_text("edits", users, EDITS)
+            yield bench.of_text("quotes", users, QUOTES)
         yield bench.plain(users)
     if parsed.peer_python:
         yield from of_vllm(parsed, model)

@@ -10,6 +10,49 @@ REFRAIN, LINE = "{1}: {0}\n" * 6, "{1}: {0}\n"
 """Prompts: a line and a name, six times or once."""
 LINES = ("O Romeo, Romeo, wherefore art thou Romeo?", "Now is the winter of our discontent.",
          "Friends, Romans, countrymen, lend me your ears.")  # fmt: skip
+PASSAGE = """\
+O {0}, {0}! wherefore art thou {0}?
+Deny thy father and refuse thy name;
+Or, if thou wilt not, be but sworn my love,
+And I'll no longer be a Capulet.
+'Tis but thy name that is my enemy;
+Thou art thyself, though not a Montague.
+What's Montague? it is nor hand, nor foot,
+Nor arm, nor face, nor any other part
+Belonging to a man. O, be some other name!
+What's in a name? that which we call a rose
+By any other name would smell as sweet;
+So {0} would, were he not {0} call'd,
+Retain that dear perfection which he owes
+Without that title.
+"""
+CHAT = """\
+User: Who speaks of a rose, {0}?
+Assistant: Juliet does: "What's in a name? that which we call a rose / By any other name would \
+smell as sweet."
+User: And of her enemy?
+Assistant: She says of {0}: "'Tis but thy name that is my enemy; / Thou art thyself, though not a \
+Montague."
+User: Put both into one answer.
+Assistant:"""
+LAST_TURN = """\
+ At first she finds that only a word stands between them: "'Tis but thy name that is my enemy; \
+/ Thou art thyself, though not a Montague." From there she goes on to {0}, and to all things: \
+"What's in a name? that which we call a rose / By any other name would smell as sweet." In short, \
+"that which we call a rose" keeps its smell, and he stays who he is, "though not a Montague".
+"""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt and its answer, both with a place for a name."""
+
+    prompt: str
+    answer: str
+
+
+EDITS = Text(PASSAGE.format("Romeo") + "\nThe same, to {0}:\n\n", PASSAGE)
+QUOTES = Text(CHAT, LAST_TURN)
 
 
 @dataclass(frozen=True)
@@ -74,5 +117,11 @@ def turns(rounds: int) -> range:
 
 
 def prompts_of(users: int, form: str, turn: int) -> list[str]:
-    numbers = range(turn * users, (turn + 1) * users)
-    return [form.format(LINES[number % len(LINES)], f"Lord {number}") for number in numbers]
+    return [
+        form.format(LINES[number % len(LINES)], name)
+        for number, name in enumerate(names_of(users, turn), start=turn * users)
+    ]
+
+
+def names_of(users: int, turn: int) -> list[str]:
+    return [f"Lord {number}" for number in range(turn * users, (turn + 1) * users)]

@@ -48,11 +48,13 @@ def test_gains_of_the_demo_model_and_of_vllm(tmp_path, capsys, monkeypatch):
     assert drawn.startswith("<svg")
     for text in ("1 user", "decodes only", "6 rows a sequence", "ms"):
         assert f">{text}<" in drawn
-    half, whole, repeats, plain, vllm = found["gains"]
+    half, whole, repeats, edits, quotes, plain, vllm = found["gains"]
     assert (vllm["what"], vllm["users"], vllm["accepted"]) == ("vLLM", 1, 3 / 5)
     assert vllm["tokens_per_step"] == 30 / 27
     assert [half["what"], whole["what"]] == ["given 0.5", "given 1.0"]
-    assert (repeats["what"], plain["what"]) == ("repeats", "plain")
+    assert [each["what"] for each in (repeats, edits, quotes, plain)] == [
+        "repeats", "edits", "quotes", "plain",
+    ]  # fmt: skip
     assert half["accepted"] < whole["accepted"]
     if unavailable_reason() is None:
         assert whole["accepted"] == 1.0
@@ -99,10 +101,15 @@ def test_a_draft_model_that_is_right_and_llama_cpp(tmp_path, capsys):
         if unavailable_reason() is None:
             assert gain["accepted"] == 1.0
             assert gain["tokens_per_step"] > 4
-    given = ["--given", "", "--dtype", "bf16", "--llama-server", str(server)]
+    given = ["--given", "", "--dtype", "bf16", "--always", "--llama-server", str(server)]
     assert main([*common, *given]) == 0
     found = json.loads(out.read_text())
     assert found["versions"] == {"llama.cpp": "version: 1 (a test)"}
+    copies = [gain for gain in found["gains"] if gain["what"] in ("edits", "quotes")]
+    assert [gain["users"] for gain in copies] == [1, 1, 3, 3]
+    for gain in copies:  # answers to any model, so no rounding counts
+        assert 1.2 < gain["tokens_per_step"] < 6
+        assert 0.4 < gain["accepted"] <= 1
     others = [gain for gain in found["gains"] if gain["what"].startswith("llama.cpp")]
     ways = ("llama.cpp ngram-simple", "llama.cpp ngram-cache")
     assert [(gain["what"], gain["users"]) for gain in others] == [
