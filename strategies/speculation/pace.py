@@ -45,13 +45,16 @@ class Pace:
         """Return how many times as long as their costs such steps take."""
         return self._means.get((num_decodes.bit_length(), has_drafts), 1.0)
 
-    def begin(self, num_decodes: int, *, has_drafts: bool, cost: float, is_ahead: bool) -> None:
-        """Time a step from now, when it is scheduled, until the next one is.
+    def begin(
+        self, num_decodes: int, at: float, *, has_drafts: bool, cost: float, is_ahead: bool
+    ) -> None:
+        """Time a step until the next one is scheduled.
 
-        is_ahead: whether another step is in flight.
+        at: when it was begun to schedule it. What it took to decide on its drafts counts: nothing
+        hides it, as those before it were waited for. is_ahead: whether another step is in flight.
         """
         if self._clock is not None and cost > 0:
-            self._step = _Step(num_decodes, has_drafts, cost, is_ahead, self._clock())
+            self._step = _Step(num_decodes, has_drafts, cost, is_ahead, at)
 
     def end(self, *, is_ahead: bool) -> None:
         """Count the step that is timed, if any. is_ahead: whether it is still in flight.

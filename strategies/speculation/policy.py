@@ -167,12 +167,12 @@ class Policy:
         """Return the seconds of a step without drafts."""
         return self._costs(num_decodes, 0)[0] * self._paces(num_decodes)[0]
 
-    def begin(self, num_decodes: int, num_drafts: int, *, is_ahead: bool) -> None:
-        """Time a step that is scheduled now, of decodes only. is_ahead: as in `Pace.begin`."""
+    def begin(self, num_decodes: int, num_drafts: int, at: float, *, is_ahead: bool) -> None:
+        """Time a step of decodes only. at, is_ahead: as in `Pace.begin`."""
         if self.costs is not None:
             cost = self.costs.of(num_decodes, num_drafts)
             has_drafts = num_drafts > 0
-            self.pace.begin(num_decodes, has_drafts=has_drafts, cost=cost, is_ahead=is_ahead)
+            self.pace.begin(num_decodes, at, has_drafts=has_drafts, cost=cost, is_ahead=is_ahead)
 
     def counts(self, num_decodes: int, candidates: Sequence[Candidate], most: int) -> list[int]:
         """Return how many drafts of each candidate to verify: the first of its drafts.

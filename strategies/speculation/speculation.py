@@ -78,6 +78,8 @@ class Speculation:
         """For how many more steps with decodes nothing is decided."""
         self._rested = 0
         """For how many nothing was, since the newest decision."""
+        self._completing = 0.0
+        """Seconds in which the newest drafts were completed. `StepCosts` counts them apart."""
         self._timed: ref[Sequence] | None = None
         """To one of the newest step."""
         self.counts = Counts()
@@ -128,7 +130,8 @@ class Speculation:
         num_drafts = sum(len(chunk.drafts) for chunk in runs)
         is_decodes_only = sum(chunk.length for chunk in chunks) == len(chunks) + num_drafts
         if chunks and is_decodes_only:
-            self.policy.begin(len(chunks), num_drafts, is_ahead=is_ahead)
+            at = begin + self._completing * bool(drafts)
+            self.policy.begin(len(chunks), num_drafts, at, is_ahead=is_ahead)
             if not drafts:
                 self._rest(len(chunks), self.policy.pace.now - begin)
         return chunks
@@ -256,7 +259,9 @@ class Speculation:
         if not wanted:
             return "unlikely", {}
         assert self.proposer is not None, "drafts are looked for"
+        begin = self.policy.pace.now
         completed = self.proposer.completed([*wanted.values()])
+        self._completing = self.policy.pace.now - begin
         drafts = {index: drafts for index, drafts in zip(wanted, completed, strict=True) if drafts}
         return (decision, drafts) if drafts else ("room", {})
 

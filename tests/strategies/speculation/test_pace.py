@@ -20,7 +20,7 @@ class Clock:
 
 def steps(pace, clock, seconds, count=60, *, has_drafts=True, ahead=(False, False)):
     for _ in range(count):
-        pace.begin(4, has_drafts=has_drafts, cost=1.0, is_ahead=ahead[0])
+        pace.begin(4, clock.now, has_drafts=has_drafts, cost=1.0, is_ahead=ahead[0])
         clock.now += seconds
         pace.end(is_ahead=ahead[1])
 
@@ -50,7 +50,7 @@ def test_steps_that_begin_or_end_to_overlap_do_not_count(ahead):
 def test_what_is_not_a_steps_time_does_not_count():
     clock = Clock()
     pace = Pace(clock)
-    pace.begin(4, has_drafts=False, cost=1.0, is_ahead=False)
+    pace.begin(4, clock.now, has_drafts=False, cost=1.0, is_ahead=False)
     pace.drop()
     clock.now += 3.0
     pace.end(is_ahead=False)
@@ -76,7 +76,7 @@ def test_drafts_that_take_too_long_in_operation_are_left_out():
     candidates = [Candidate((1, 2), 8, 0, History(), 100, is_greedy=True) for _ in range(4)]
     assert sum(policy.counts(4, candidates, 8)) == 8
     for _ in range(60):
-        policy.begin(4, 8, is_ahead=False)
+        policy.begin(4, 8, clock.now, is_ahead=False)
         clock.now += 3.0
         policy.pace.end(is_ahead=False)
     assert policy.counts(4, candidates, 8) == [0] * 4

@@ -242,3 +242,29 @@ def test_deciding_rests_if_it_takes_long_and_finds_nothing(seconds, expected):
         drafts(strategy, executor, 1)
         passed.append(1.0)
     assert looks == expected
+
+
+def test_deciding_is_part_of_the_time_of_a_step_with_drafts_and_a_models_passes_are_not():
+    """A step takes a second, looking for drafts another, and passes of a draft model seven."""
+    strategy = strategy_of("paged", num_blocks=200, max_model_len=400)
+    passed = [0.0]
+
+    class Slow(Certain):
+        def begin(self, sequence):
+            guesses = super().begin(sequence)
+            propose = guesses.propose
+            guesses.propose = lambda count: (passed.append(1.0), propose(count))[1]
+            return guesses
+
+        def completed(self, wanted):
+            passed.append(7.0)
+            return super().completed(wanted)
+
+    speculation = speculate(strategy, Slow())
+    speculation.policy = Policy(costs(0.0), lambda: sum(passed))
+    executor = Drafting(strategy.memory.layout)
+    strategy.add(request(0, max_tokens=300))
+    for _ in range(50):
+        drafts(strategy, executor, 1)
+        passed.append(1.0)
+    assert speculation.policy.pace.of(1, has_drafts=True) == pytest.approx(2.0, abs=0.1)
