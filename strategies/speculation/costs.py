@@ -49,18 +49,24 @@ class StepCosts:
         """
         num_rows = num_decodes + num_drafts
         most = min(num_rows, len(self.plain) - 1)
-        hidden = self.hidden[min(num_decodes, len(self.hidden) - 1)] if self.hidden else 0.0
-        hidden = min(hidden, self.plain[most] / 2)  # the host's part, or the device's
         if not num_drafts and num_rows == most:
-            return self.plain[most] - hidden
+            return self.plain[most] - self.overlapping(num_decodes)
         drafted = _at(self.drafted, num_rows)
         # What sequences cost beside their rows grows with them, also where none were timed.
         sequences = (self.plain[most] - _at(self.drafted, most)) * num_rows / most
         if not num_drafts:
-            return drafted + sequences - hidden
+            return drafted + sequences - self.overlapping(num_decodes)
         fewest = num_rows / self.width
         share = min(1.0, max(0.0, (num_decodes - fewest) / (num_rows - fewest)))
         return drafted + share * (max(0.0, sequences) + self.mixing)
+
+    def overlapping(self, num_decodes: int) -> float:
+        """Return the seconds of a step without drafts that pass while another one runs."""
+        if not self.hidden:
+            return 0.0
+        hidden = self.hidden[min(num_decodes, len(self.hidden) - 1)]
+        most = min(num_decodes, len(self.plain) - 1)
+        return min(hidden, self.plain[most] / 2)  # the host's part, or the device's
 
     def proposing(self, num_passes: int, num_drafts: int) -> float:
         """Return the seconds that it takes to propose so many drafts, in so many passes."""

@@ -38,7 +38,7 @@ class History:
     hits: float = 0.0
     misses: float = 0.0
     saved: float = 0.0
-    """Seconds that each right draft of a trial saves; 0 if its drafts are none."""
+    """The part of a plain step's time that each right draft of a trial saves; 0 of other drafts."""
 
     def add(self, num_accepted: int, *, was_rejected: bool) -> None:
         self.hits = self.hits * OWN_MEMORY + num_accepted
@@ -193,11 +193,9 @@ class Policy:
                 candidate.history.rest()
         return counts
 
-    def may_try(self, num_decodes: int) -> bool:
+    def may_try(self) -> bool:
         """Count a step in which drafts could pay. Return whether to look for a trial in it."""
-        if self.costs is None:
-            return False
-        return self._account.earn(self.plain(num_decodes))
+        return self.costs is not None and self._account.earn()
 
     def trial(self, num_decodes: int, candidates: Sequence[Candidate], most: int) -> list[int]:
         """Return how many drafts of each candidate to try, if `counts` finds that none pays.
@@ -207,6 +205,7 @@ class Policy:
         """
         assert self.costs is not None, "costs count"
         plain = self.plain(num_decodes)
+        overlapping = self.costs.overlapping(num_decodes)
         places = sorted(range(len(candidates)), key=lambda place: candidates[place].num_unread)
         while places:
             rows = _all_right([(place, len(candidates[place].drafts)) for place in places])[:most]
@@ -216,10 +215,11 @@ class Policy:
             counts = _counted(rows[:count], candidates)
             tried = [each for each, count in zip(candidates, counts, strict=True) if count]
             unread = sum(candidate.num_unread for candidate in tried)
-            charge = max(0.0, seconds - plain) + unread * self.costs.per_read
-            if self._account.spend(charge):
+            # The step after it will overlap nothing.
+            lost = max(0.0, seconds - plain + overlapping) + unread * self.costs.per_read
+            if self._account.spend(lost / plain):
                 for candidate in tried:
-                    candidate.history.saved = plain / num_decodes
+                    candidate.history.saved = 1 / num_decodes
                 return counts
             if not self._account.is_full:
                 break

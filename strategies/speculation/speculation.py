@@ -112,7 +112,7 @@ class Speculation:
             self._rested += 1
             self._count(self._decision, len(decodes))
             if self._decision not in ("cost", "room"):
-                self.policy.may_try(len(decodes))
+                self.policy.may_try()
             return chunks
         try:
             drafts = self.drafts(chunks)
@@ -236,7 +236,7 @@ class Speculation:
         least = self.policy.least_worth(len(decodes), MAX_DRAFTS)
         if least > 1:
             return "cost", {}
-        may_try = self.policy.may_try(len(decodes))
+        may_try = self.policy.may_try()
         candidates = self._candidates(decodes, most, 0.0 if may_try else least)
         if isinstance(candidates, str):
             return candidates, {}

@@ -18,45 +18,44 @@ FIRST = 10.0
 """How many plain steps' time they may lose before that: drafts at the start are soon judged."""
 MOST = 20.0
 """How many plain steps' time is saved up for a trial."""
+IN_A_ROW = 4.0
+"""How many plain steps' time trials may lose one after the other, before it is saved up anew.
+Drafts that nearly pay give back most of what they take: they would be tried in hundreds of steps,
+in which nothing more is learned of them."""
 
 
 @dataclass(slots=True)
 class Account:
-    """Seconds that trials may still lose."""
+    """What trials may still lose, in plain steps' time."""
 
-    left: float | None = None
-    """None before the first step."""
-    _most: float = 0.0
+    left: float = FIRST
+    _highest: float = FIRST
+    """The most that was ever left."""
     _wanted: float = 0.0
     """What the last trial would have cost, for which not enough was left."""
 
-    def earn(self, seconds: float) -> bool:
-        """Count a step that takes so long without drafts. Return whether to look for a trial."""
-        self._most = MOST * seconds
-        if self.left is None:
-            self.left = FIRST * seconds
-        self._add(SHARE * seconds)
-        return self.left >= min(self._wanted, self._most)
+    def earn(self) -> bool:
+        """Count a step. Return whether to look for a trial in it."""
+        self._add(SHARE)
+        return self.left >= max(min(self._wanted, MOST), self._highest - IN_A_ROW)
 
     @property
     def is_full(self) -> bool:
-        return self.left is not None and self.left >= self._most
+        return self.left >= MOST
 
-    def spend(self, seconds: float) -> bool:
+    def spend(self, num_steps: float) -> bool:
         """Return whether a trial may lose so much, and take it if so."""
-        if self.left is None or seconds > self.left:
-            self._wanted = seconds
+        if num_steps > self.left:
+            self._wanted = num_steps
             return False
-        self.left -= seconds
+        self.left -= num_steps
         self._wanted = 0.0
         return True
 
-    def give_back(self, seconds: float) -> None:
+    def give_back(self, num_steps: float) -> None:
         """Count what right drafts of a trial have saved."""
-        if self.left is not None:
-            self._add(seconds)
+        self._add(num_steps)
 
-    def _add(self, seconds: float) -> None:
-        assert self.left is not None, "the first step was counted"
-        # A step of fewer sequences takes less time, and takes nothing away.
-        self.left = max(self.left, min(self.left + seconds, self._most))
+    def _add(self, num_steps: float) -> None:
+        self.left = min(self.left + num_steps, MOST)
+        self._highest = max(self._highest, self.left)
