@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 WEIGHT = 0.1
 """That of the newest step in a mean."""
-MOST = 4.0
-"""What takes more times as long, something else has disturbed."""
+MOST = 1.5
+"""What takes more times as long as such steps usually do counts as if it took so long: something
+else has disturbed it, and steps of the other kind may never be timed again to compare with."""
 FORGOTTEN = 0.0005
 """How much of what is known of steps with drafts is forgotten in a step without, so that they are
 tried again after a disturbance."""
@@ -65,7 +66,8 @@ class Pace:
         step, self._step = self._step, None
         if self._clock is None or step is None or step.is_ahead != is_ahead:
             return
-        ratio = min(MOST, (self._clock() - step.begin) / step.cost)
+        usual = self.of(step.num_decodes, has_drafts=step.has_drafts)
+        ratio = min(MOST * usual, (self._clock() - step.begin) / step.cost)
         self._move(step.num_decodes, step.has_drafts, ratio, WEIGHT)
         if not step.has_drafts:
             plain = self.of(step.num_decodes, has_drafts=False)
