@@ -130,6 +130,8 @@ def test_speculation_shows_what_it_decides_and_gains(page: Page, with_drafts: st
     assert "up to 5 drafts from text before" in page.inner_text("#speculation")
     page.wait_for_selector("#drafts[aria-label='No drafts: no request decodes']")
     set_slider(page, "temperature", 0)
+    set_slider(page, "max-tokens", 256)
+    page.fill("#text", "Juliet: O Romeo, Romeo, wherefore art thou Romeo?\n" * 6)
     page.evaluate(WATCH_DRAFTS)
     page.click("#burst")
     wait_for_answers(page, "burst")
