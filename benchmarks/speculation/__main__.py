@@ -15,7 +15,8 @@ and the highest. By default, times on a CPU are the CPU time of one thread, whic
 disturb less, also those of the steps' costs, which are measured first.
 
 given     a draft is right with this probability, by construction: answers are known beforehand.
-          The ideal is what the measured costs of steps allow with the best number of drafts
+          The ideal is what the measured costs of steps allow with the best number of drafts. Each
+          user asks four times, as under a load: else the slowest answer of all decides
 edits     the same text with another name, by --method: also answers known beforehand, which the
           engine's steps return in place of what the model samples
 quotes    the third turn of a chat, which quotes the others, in the same way
@@ -36,7 +37,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -70,6 +72,9 @@ from strategies.speculation.costs import StepCosts
 from strategies.speculation.policy import Policy
 from strategies.speculation.proposer import Proposer
 from strategies.speculation.speculation import Speculation
+
+NUM_ASKED = 4
+"""Requests of each user, one after the other, where drafts are right by chance."""
 
 
 class Bench:
@@ -105,13 +110,24 @@ class Bench:
         )
 
     def given(self, users: int, acceptance: float) -> Gain:
-        rounds = self._rounds(users, "{} {}")
+        rounds = self._rounds(NUM_ASKED * users, "{} {}")
         prompts = list(chain(*rounds))
         outputs = self._llm.generate(prompts, self._params(temperature=0), use_tqdm=False)
         answers: Answers = {tuple(o.prompt_token_ids): o.outputs[0].token_ids for o in outputs}
         proposer = GivenProposer(answers, acceptance, self._llm.llm_engine.facts.vocab_size)
         ideal = ideal_gain(self.costs, users, acceptance, self._arguments.drafts)
-        return self._gain(f"given {acceptance}", users, rounds, 0, proposer, ideal)
+        with self._at_once(users):
+            return self._gain(f"given {acceptance}", users, rounds, 0, proposer, ideal)
+
+    @contextmanager
+    def _at_once(self, users: int) -> Iterator[None]:
+        """Answer no more requests at once. The next one begins when one of them ends."""
+        strategy = self._llm.llm_engine.strategy
+        limits, strategy.limits = strategy.limits, replace(strategy.limits, max_sequences=users)
+        try:
+            yield
+        finally:
+            strategy.limits = limits
 
     def of_text(self, what: str, users: int, text: Text) -> Gain:
         """Return the gain on a text that repeats its prompt, as the answer of any model."""

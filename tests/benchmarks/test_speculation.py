@@ -36,19 +36,20 @@ def test_gains_of_the_demo_model_and_of_vllm(tmp_path, capsys, monkeypatch):
     (tmp_path / "vllm.py").write_text(VLLM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     out, picture = tmp_path / "gains.json", tmp_path / "gains.svg"
-    arguments = ["--users", "1", "--given", "0.5,1", "--tokens", "30", "--rounds", "1"]
+    arguments = ["--users", "1,2", "--given", "0.5,1", "--tokens", "30", "--rounds", "1"]
     arguments += ["--peer-python", sys.executable]
     assert main([*arguments, "--dtype", "fp32", "--out", str(out)]) == 0
     assert "given 0.5    1 users:" in capsys.readouterr().out
     found = json.loads(out.read_text())
-    assert found["command"].startswith("python -m benchmarks.speculation --users 1 --given 0.5,1")
+    assert found["command"].startswith("python -m benchmarks.speculation --users 1,2 --given 0.5,1")
     assert main(["--results", str(out), "--draw", str(picture)]) == 0
     assert capsys.readouterr().out == ""
     drawn = picture.read_text()
     assert drawn.startswith("<svg")
     for text in ("1 user", "decodes only", "6 rows a sequence", "ms"):
         assert f">{text}<" in drawn
-    half, whole, repeats, edits, quotes, plain, vllm = found["gains"]
+    half, whole, repeats, edits, quotes, plain, *of_two, vllm, _ = found["gains"]
+    assert [each["users"] for each in of_two] == [2] * 6
     assert (vllm["what"], vllm["users"], vllm["accepted"]) == ("vLLM", 1, 3 / 5)
     assert vllm["tokens_per_step"] == 30 / 27
     assert [half["what"], whole["what"]] == ["given 0.5", "given 1.0"]
@@ -58,6 +59,7 @@ def test_gains_of_the_demo_model_and_of_vllm(tmp_path, capsys, monkeypatch):
     assert half["accepted"] < whole["accepted"]
     if unavailable_reason() is None:
         assert whole["accepted"] == 1.0
+        assert 3 < whole["tokens_per_step"] < 6, "one request at a time: a token and five drafts"
         assert whole["ideal"] > half["ideal"] >= 1.0
 
 
