@@ -16,7 +16,8 @@ disturb less, also those of the steps' costs, which are measured first.
 
 given     a draft is right with this probability, by construction: answers are known beforehand.
           The ideal is what the measured costs of steps allow with the best number of drafts. Each
-          user asks four times, as under a load: else the slowest answer of all decides
+          user asks four times, for answers of different lengths, as under a load: else the slowest
+          answer of all decides, and only steps without drafts read several prompts at once
 edits     the same text with another name, by --method: also answers known beforehand, which the
           engine's steps return in place of what the model samples
 quotes    the third turn of a chat, which quotes the others, in the same way
@@ -33,6 +34,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import tempfile
 import time
@@ -73,6 +75,8 @@ from strategies.speculation.policy import Policy
 from strategies.speculation.proposer import Proposer
 from strategies.speculation.speculation import Speculation
 
+Params = SamplingParams | Sequence[SamplingParams]
+"""Of all prompts, or of each."""
 NUM_ASKED = 4
 """Requests of each user, one after the other, where drafts are right by chance."""
 
@@ -111,13 +115,15 @@ class Bench:
 
     def given(self, users: int, acceptance: float) -> Gain:
         rounds = self._rounds(NUM_ASKED * users, "{} {}")
+        tokens, lengths = self._arguments.tokens, random.Random(0)
+        params = [self._params(0, lengths.randint(tokens // 2, tokens * 3 // 2)) for _ in rounds[0]]
         prompts = list(chain(*rounds))
-        outputs = self._llm.generate(prompts, self._params(temperature=0), use_tqdm=False)
+        outputs = self._llm.generate(prompts, params * len(rounds), use_tqdm=False)
         answers: Answers = {tuple(o.prompt_token_ids): o.outputs[0].token_ids for o in outputs}
         proposer = GivenProposer(answers, acceptance, self._llm.llm_engine.facts.vocab_size)
         ideal = ideal_gain(self.costs, users, acceptance, self._arguments.drafts)
         with self._at_once(users):
-            return self._gain(f"given {acceptance}", users, rounds, 0, proposer, ideal)
+            return self._gain(f"given {acceptance}", users, rounds, params, proposer, ideal)
 
     @contextmanager
     def _at_once(self, users: int) -> Iterator[None]:
@@ -143,24 +149,27 @@ class Bench:
         engine = self._llm.llm_engine
         executor = engine.executor
         engine.executor = GivenExecutor(executor, answers)
-        shortest = min(map(len, answers.values()))
+        params = self._params(0, min(self._arguments.tokens, *map(len, answers.values())))
         try:
-            return self._gain(what, users, rounds, 0, self._own, most_tokens=shortest)
+            return self._gain(what, users, rounds, params, self._own)
         finally:
             engine.executor = executor
 
     def repeats(self, users: int) -> Gain:
-        return self._gain("repeats", users, self._rounds(users, REFRAIN), 0, self._own)
+        return self._gain(
+            "repeats", users, self._rounds(users, REFRAIN), self._params(0), self._own
+        )
 
     def text(self, users: int) -> Gain:
-        return self._gain("text", users, self._rounds(users, LINE), 0, self._own)
+        return self._gain("text", users, self._rounds(users, LINE), self._params(0), self._own)
 
     def right(self, users: int) -> Gain:
         ideal = ideal_gain(self.costs, users, 1.0, self._arguments.drafts)
-        return self._gain("right", users, self._rounds(users, LINE), 0, self._own, ideal)
+        rounds = self._rounds(users, LINE)
+        return self._gain("right", users, rounds, self._params(0), self._own, ideal)
 
     def plain(self, users: int) -> Gain:
-        return self._gain("plain", users, self._rounds(users, LINE), 1, self._own)
+        return self._gain("plain", users, self._rounds(users, LINE), self._params(1), self._own)
 
     def _rounds(self, users: int, form: str) -> list[list[Prompt]]:
         """Return the prompts of each round, and before these those of a first run."""
@@ -171,15 +180,13 @@ class Bench:
         what: str,
         users: int,
         prompts: Sequence[list[Prompt]],
-        temperature: float,
+        params: Params,
         proposer: Proposer,
         ideal: float | None = None,
-        most_tokens: int = sys.maxsize,
     ) -> Gain:
         self._speculation.policy = (
             Policy() if self._arguments.always else Policy(self.costs, self._clock)
         )
-        params = self._params(temperature, most_tokens)
         first, *rounds = prompts
         self._run(first, params, proposer)
         counts, before = self._speculation.counts, asdict(self._speculation.counts)
@@ -210,7 +217,7 @@ class Bench:
         )
 
     def _run(
-        self, prompts: list[Prompt], params: SamplingParams, proposer: Proposer | None
+        self, prompts: list[Prompt], params: Params, proposer: Proposer | None
     ) -> tuple[float, list[list[int]], int]:
         """Return the seconds, the answers and the steps. proposer: None for no drafts."""
         engine = self._llm.llm_engine
@@ -223,8 +230,8 @@ class Bench:
         answers = [output.outputs[0].token_ids for output in outputs]
         return seconds, answers, engine.num_steps - num_steps
 
-    def _params(self, temperature: float, most_tokens: int = sys.maxsize) -> SamplingParams:
-        count = min(self._arguments.tokens, most_tokens)
+    def _params(self, temperature: float, num_tokens: int | None = None) -> SamplingParams:
+        count = num_tokens or self._arguments.tokens
         return SamplingParams(temperature=temperature, seed=1, max_tokens=count, ignore_eos=True)
 
 
