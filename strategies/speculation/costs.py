@@ -68,9 +68,15 @@ class StepCosts:
         most = min(num_decodes, len(self.plain) - 1)
         return min(hidden, self.plain[most] / 2)  # the host's part, or the device's
 
-    def proposing(self, num_passes: int, num_drafts: int) -> float:
-        """Return the seconds that it takes to propose so many drafts, in so many passes."""
-        return num_passes * self.per_pass + num_drafts * self.per_proposal
+    def proposing(self, num_passes: int, num_drafts: int, *, is_greedy: bool = True) -> float:
+        """Return the seconds that it takes to propose so many drafts, in so many passes.
+
+        is_greedy: if not, passes sample as steps do.
+        """
+        seconds = num_passes * self.per_pass + num_drafts * self.per_proposal
+        if self.per_pass and not is_greedy:
+            seconds += num_passes * self.draw + num_drafts * self.per_draw
+        return seconds
 
     def break_even(self, num_sequences: int, most_drafts: int) -> float | None:
         """Return the acceptance from which up to `most_drafts` drafts of each sequence pay.

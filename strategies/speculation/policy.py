@@ -204,7 +204,7 @@ class Policy:
         does not become more, fewer candidates are tried, those first of which least is to be read.
         """
         assert self.costs is not None, "costs count"
-        plain = self.plain(num_decodes)
+        plain, pace = self.plain(num_decodes), self._paces(num_decodes)[0]
         overlapping = self.costs.overlapping(num_decodes)
         places = sorted(range(len(candidates)), key=lambda place: candidates[place].num_unread)
         while places:
@@ -216,7 +216,7 @@ class Policy:
             tried = [each for each, count in zip(candidates, counts, strict=True) if count]
             unread = sum(candidate.num_unread for candidate in tried)
             # The step after it will overlap nothing.
-            lost = max(0.0, seconds - plain + overlapping) + unread * self.costs.per_read
+            lost = max(0.0, seconds - plain + overlapping) + unread * self.costs.per_read * pace
             if self._account.spend(lost / plain):
                 for candidate in tried:
                     candidate.history.saved = 1 / num_decodes
@@ -250,23 +250,27 @@ class Policy:
         candidates: Sequence[Candidate],
         rows: Sequence[tuple[float, int]],
     ) -> tuple[int, float]:
-        """Return how many of the rows give the most tokens per second, and the step's seconds."""
-        seconds, (_, pace) = self._costs(num_decodes, len(rows)), self._paces(num_decodes)
+        """Return how many of the rows give the most tokens per second, and the step's seconds.
+
+        A draft model's passes are steps without drafts, and become slower with these.
+        """
+        seconds, paces = self._costs(num_decodes, len(rows)), self._paces(num_decodes)
         plain = self.plain(num_decodes)
         best, chosen = MARGIN * num_decodes / plain, (0, plain)
-        tokens, further, draws, passes = float(num_decodes), 0.0, 0, 0
+        tokens, further, proposing, draws, passes = float(num_decodes), 0.0, 0.0, 0, 0
         depths = [candidate.num_in_flight for candidate in candidates]
         for count, (worth, index) in enumerate(rows, start=1):
             candidate = candidates[index]
             tokens += worth
             depths[index] += 1
-            further += costs.proposing(max(0, depths[index] - passes), 1)
+            further_passes = max(0, depths[index] - passes)
+            proposing += costs.proposing(further_passes, 1, is_greedy=candidate.is_greedy)
             passes = max(passes, depths[index])
             further += costs.per_key * max(0, candidate.context - costs.context)
             if not candidate.is_greedy:
                 further += costs.per_draw if draws else costs.draw + costs.per_draw
                 draws += 1
-            taken = seconds[count] * pace + further
+            taken = proposing * paces[0] + (seconds[count] + further) * paces[1]
             if tokens > best * taken:
                 best, chosen = tokens / taken, (count, taken)
         return chosen

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from strategies.speculation.costs import StepCosts
@@ -81,6 +83,24 @@ def test_drafts_that_take_too_long_in_operation_are_left_out():
         policy.pace.end(is_ahead=False)
     assert policy.counts(4, candidates, 8) == [0] * 4
     assert policy.least_worth(4, 8) > 1
+
+
+def test_a_machine_that_has_become_slower_decides_as_before():
+    """Also a draft model's passes, and the second sampling of a step, take longer then."""
+    costs = replace(COSTS, plain=(0.0, *[2.0] * 8), draw=0.1, per_draw=0.1, per_pass=0.3)
+    clock, found = Clock(), []
+    for share in range(0, 20, 2):
+        candidates = [
+            Candidate((1, 2, 3), 8, 0, History(float(share), 19.0 - share), 0, is_greedy=False)
+            for _ in range(4)
+        ]
+        policy = Policy(costs, clock)
+        before = policy.counts(4, candidates, 12)
+        steps(policy.pace, clock, 3.0, count=100)
+        steps(policy.pace, clock, 3.0, count=100, has_drafts=False)
+        assert policy.counts(4, candidates, 12) == before
+        found.append(sum(before))
+    assert {*found} == {0, 4, 8}
 
 
 def test_no_more_than_half_of_a_step_is_hidden():

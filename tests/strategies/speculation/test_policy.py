@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -87,6 +88,15 @@ def test_long_contexts_and_draws_count():
     assert Policy(dear).counts(1, [candidate(5, context=5000)], 99) == [0]
     dear = StepCosts(width=9, plain=TILES.plain, drafted=TILES.drafted, per_draw=20.0)
     assert Policy(dear).counts(1, [candidate(5, is_greedy=False)], 99) == [0]
+
+
+def test_passes_of_a_draft_model_draw_as_steps_do():
+    costs = StepCosts(
+        width=9, plain=(), drafted=(), draw=4.0, per_draw=0.5, per_pass=1.0, per_proposal=0.25
+    )
+    assert costs.proposing(2, 6) == 3.5
+    assert costs.proposing(2, 6, is_greedy=False) == 3.5 + 2 * 4.0 + 6 * 0.5
+    assert replace(costs, per_pass=0.0, per_proposal=0.0).proposing(2, 6, is_greedy=False) == 0
 
 
 def test_failures_stop_drafts_until_a_sequence_has_rested():
