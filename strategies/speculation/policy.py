@@ -137,11 +137,11 @@ class Policy:
         """
         if self.costs is None:
             return 0.0
-        costs = self._costs(num_decodes, most)
         plain, drafted = self._paces(num_decodes)
         slower = round(drafted / plain, 1)
         key = num_decodes, slower
         if key not in self._least:
+            costs = self._costs(num_decodes, most)
             self._least[key] = min(
                 (MARGIN * (costs[count] * slower + self.costs.proposing(1, count)) / costs[0] - 1)
                 * num_decodes
@@ -193,9 +193,9 @@ class Policy:
                 candidate.history.rest()
         return counts
 
-    def may_try(self) -> bool:
-        """Count a step in which drafts could pay. Return whether to look for a trial in it."""
-        return self.costs is not None and self._account.earn()
+    def may_try(self, num_steps: int) -> bool:
+        """Count steps in which drafts could pay. Return whether to look for a trial in the last."""
+        return self.costs is not None and self._account.earn(num_steps)
 
     def trial(self, num_decodes: int, candidates: Sequence[Candidate], most: int) -> list[int]:
         """Return how many drafts of each candidate to try, if `counts` finds that none pays.

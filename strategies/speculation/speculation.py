@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Chunks
-from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 from msgspec.structs import replace
@@ -27,6 +26,7 @@ from core.sampling import ChunkResult, Sampled
 from core.sequence import Sequence
 from strategies.base import Limits
 from strategies.memory.base import KVMemory, Span
+from strategies.speculation.drafter import LONGEST_REST, Drafter, longest_rest
 from strategies.speculation.drafts import (
     DraftedChunk,
     drafted,
@@ -35,14 +35,12 @@ from strategies.speculation.drafts import (
     some,
     with_tokens,
 )
-from strategies.speculation.policy import Candidate, Counts, Decision, History, Policy
-from strategies.speculation.proposer import Lookup, Proposer, Wanted
+from strategies.speculation.policy import Candidate, Counts, Decision, Policy
+from strategies.speculation.proposer import Proposer, Wanted
 
 logger = logging.getLogger(__name__)
 
-LONGEST_REST = 8
-"""The most steps for which a sequence without drafts is left out, since looking takes time."""
-DECIDING = 0.02
+DECIDING = 0.01
 """The part of the time of steps above which deciding rests for up to LONGEST_REST steps, as long as
 it finds nothing."""
 
@@ -64,7 +62,7 @@ class Speculation:
         self._limits = limits
         self.proposer = proposer
         self._num_draft_tokens = num_draft_tokens
-        self._drafters: WeakKeyDictionary[Sequence, _Drafter | None] = WeakKeyDictionary()
+        self._drafters: WeakKeyDictionary[Sequence, Drafter | None] = WeakKeyDictionary()
         """None for a sequence whose tokens cannot be verified."""
         self._is_on = True
         self._drafted: WeakSet[Sequence] = WeakSet()
@@ -81,7 +79,7 @@ class Speculation:
         self._completing = 0.0
         """Seconds in which the newest drafts were completed. `StepCosts` counts them apart."""
         self._timed: ref[Sequence] | None = None
-        """To one of the newest step."""
+        """To one of the step that is timed."""
         self.counts = Counts()
 
     @property
@@ -105,15 +103,14 @@ class Speculation:
         if not self._is_on:
             self.counts.steps["failed"] += 1
             return chunks
-        begin = self.policy.pace.now
-        is_ahead = self._end_timed(chunks)
+        if self._timed is not None:
+            self._end_timed(self._timed(), chunks)
         if self._left and (decodes := _decodes(chunks)):
             self._left -= 1
             self._rested += 1
             self._count(self._decision, len(decodes))
-            if self._decision not in ("cost", "room"):
-                self.policy.may_try()
             return chunks
+        begin = self.policy.pace.now
         try:
             drafts = self.drafts(chunks)
         except Exception:
@@ -125,13 +122,14 @@ class Speculation:
                 self._with_drafts(chunk, drafts[index]) if index in drafts else chunk
                 for index, chunk in enumerate(chunks)
             ]
-        runs = [chunk for chunk in chunks if isinstance(chunk, DraftedChunk)]
+        runs = _runs(chunks) if drafts else []
         self._drafted.update(chunk.sequence for chunk in runs)
         num_drafts = sum(len(chunk.drafts) for chunk in runs)
         is_decodes_only = sum(chunk.length for chunk in chunks) == len(chunks) + num_drafts
         if chunks and is_decodes_only:
             at = begin + self._completing * bool(drafts)
-            self.policy.begin(len(chunks), num_drafts, at, is_ahead=is_ahead)
+            self.policy.begin(len(chunks), num_drafts, at, is_ahead=_any_in_flight(chunks))
+            self._timed = ref(chunks[0].sequence)
             if not drafts:
                 self._rest(len(chunks), self.policy.pace.now - begin)
         return chunks
@@ -155,7 +153,7 @@ class Speculation:
         commit: commits the chunks of a step without drafts.
         """
         chunks = list(chunks)
-        runs = [chunk for chunk in chunks if isinstance(chunk, DraftedChunk)]
+        runs = _runs(chunks) if self._drafted else []
         if runs:
             others = [chunk for chunk in chunks if not isinstance(chunk, DraftedChunk)]
             of_others = {chunk.sequence.id for chunk in others} & result.keys()
@@ -208,21 +206,16 @@ class Speculation:
         self.counts.num_decodes += num_decodes
         self.counts.steps[decision] += 1
 
-    def _end_timed(self, chunks: Chunks[Chunk]) -> bool:
-        """End the time of the step before, unless the engine may have been idle since.
+    def _end_timed(self, before: Sequence | None, chunks: Chunks[Chunk]) -> None:
+        """End the time of a step, unless the engine may have been idle since.
 
-        chunks: those of the next step. Return whether it is scheduled while a step is in flight.
+        before: one of its sequences, None if nobody has it any more. chunks: of the next step.
         """
-        if self.policy.costs is None:
-            return False
-        is_ahead = any(chunk.sequence.num_in_flight for chunk in chunks)
-        before = self._timed and self._timed()
+        self._timed = None
         if before is not None and before.finish is None:
-            self.policy.pace.end(is_ahead=is_ahead)
+            self.policy.pace.end(is_ahead=_any_in_flight(chunks))
         else:
             self.policy.pace.drop()
-        self._timed = ref(chunks[0].sequence) if chunks else None
-        return is_ahead
 
     def _found(
         self, chunks: Chunks[Chunk], decodes: Chunks[tuple[int, Chunk]]
@@ -236,7 +229,7 @@ class Speculation:
         least = self.policy.least_worth(len(decodes), MAX_DRAFTS)
         if least > 1:
             return "cost", {}
-        may_try = self.policy.may_try()
+        may_try = self.policy.may_try(1 + self._rested)
         candidates = self._candidates(decodes, most, 0.0 if may_try else least)
         if isinstance(candidates, str):
             return candidates, {}
@@ -246,7 +239,7 @@ class Speculation:
         if may_try and not any(counts):
             decision, counts = "tried", self.policy.trial(len(decodes), values, most)
         wanted: dict[int, Wanted] = {}
-        longest = _longest_rest(len(decodes))
+        longest = longest_rest(len(decodes))
         for (index, candidate), count in zip(candidates.items(), counts, strict=True):
             drafter = self._drafters[chunks[index].sequence]
             assert drafter is not None, "the sequence is a candidate"
@@ -274,7 +267,7 @@ class Speculation:
         """
         candidates: dict[int, Candidate] = {}
         why: Decision = "requests"
-        longest = _longest_rest(len(decodes))
+        longest = longest_rest(len(decodes))
         for index, chunk in decodes:
             drafter = self._drafter(chunk.sequence)
             if drafter is None:
@@ -298,7 +291,7 @@ class Speculation:
             worth *= self.policy.acceptance.expected(candidate.match + number, candidate.history)
         return worth
 
-    def _candidate(self, chunk: Chunk, drafter: _Drafter, limit: int) -> Candidate | None:
+    def _candidate(self, chunk: Chunk, drafter: Drafter, limit: int) -> Candidate | None:
         sequence = chunk.sequence
         limit = min(limit, sequence.max_length - chunk.end - 1)
         if limit <= 0:
@@ -319,13 +312,13 @@ class Speculation:
             num_unread,
         )
 
-    def _drafter(self, sequence: Sequence) -> _Drafter | None:
+    def _drafter(self, sequence: Sequence) -> Drafter | None:
         try:
             return self._drafters[sequence]
         except KeyError:
             drafter = None
             if self.proposer is not None and is_verifiable(sequence.params, sequence.parts):
-                drafter = _Drafter(self.proposer.begin(sequence))
+                drafter = Drafter(self.proposer.begin(sequence))
             self._drafters[sequence] = drafter
             return drafter
 
@@ -366,29 +359,6 @@ class Speculation:
             drafter.lookup.end()
 
 
-@dataclass(slots=True)
-class _Drafter:
-    """What is known of one sequence."""
-
-    lookup: Lookup
-    history: History = field(default_factory=History)
-    match: int = 0
-    """That of the drafts that it had last."""
-    rest: int = 0
-    """How many steps it was left out for, after one in which no draft was worth enough."""
-    left: int = 0
-    """How many of them are still to come."""
-    found_any: bool = False
-    """Whether there were drafts in that step."""
-
-    def rests(self, num_steps: int) -> bool:
-        self.left -= num_steps
-        return self.left >= 0
-
-    def rest_longer(self, most: int) -> None:
-        self.rest = self.left = min(most, 2 * self.rest + 1)
-
-
 def _decodes(chunks: Chunks[Chunk]) -> list[tuple[int, Chunk]]:
     """Return the chunks that decode, with their indices."""
     return [
@@ -398,6 +368,10 @@ def _decodes(chunks: Chunks[Chunk]) -> list[tuple[int, Chunk]]:
     ]
 
 
-def _longest_rest(num_decodes: int) -> int:
-    """Return for how many steps at most a sequence rests, of so many: up to half of them."""
-    return min(LONGEST_REST, num_decodes // 2)
+def _runs(chunks: Iterable[Chunk]) -> list[DraftedChunk]:
+    return [chunk for chunk in chunks if isinstance(chunk, DraftedChunk)]
+
+
+def _any_in_flight(chunks: Chunks[Chunk]) -> bool:
+    """Whether a step with chunks is scheduled while another one runs."""
+    return any(chunk.sequence.num_in_flight for chunk in chunks)

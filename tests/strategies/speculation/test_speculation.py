@@ -220,7 +220,7 @@ def test_each_step_says_what_it_decided(why, per_row, oracle, params, settings):
     assert speculation.counts.num_decodes == (why != "failed")
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(0.015, 90), (0.05, 30), (1.0, 10)])
+@pytest.mark.parametrize(("seconds", "expected"), [(0.008, 90), (0.025, 30), (1.0, 10)])
 def test_deciding_rests_if_it_takes_long_and_finds_nothing(seconds, expected):
     """A step takes a second, and deciding so many."""
     strategy = strategy_of("paged", num_blocks=200, max_model_len=400)

@@ -48,7 +48,7 @@ class Users:
 
     def _counts(self) -> list[int]:
         found = [candidate(0, history) for history in self._histories]
-        may_try = self.policy.may_try()
+        may_try = self.policy.may_try(1)
         counts = self.policy.counts(USERS, found, 64)
         if may_try and not any(counts):
             return self.policy.trial(USERS, found, 64)
@@ -109,9 +109,9 @@ def test_a_trial_costs_what_the_step_after_it_cannot_overlap(hidden, expected):
     drafted = tuple(1.5 * row for row in rows)
     policy = Policy(StepCosts(plain=rows, drafted=drafted, width=5, hidden=(hidden,)))
     for _ in range(expected):
-        assert policy.may_try()
+        assert policy.may_try(1)
         assert policy.trial(USERS, [candidate(0)] * USERS, 64) == [DRAFTS] * USERS
-    assert not policy.may_try()
+    assert not policy.may_try(1)
 
 
 def test_the_same_steps_give_the_same_trials():
@@ -122,7 +122,7 @@ def test_the_same_steps_give_the_same_trials():
 
 def trial(policy: Policy, *unread: int) -> list[int]:
     found = [candidate(count) for count in unread]
-    assert policy.may_try()
+    assert policy.may_try(1)
     assert policy.counts(USERS, found, 64) == [0] * USERS
     return policy.trial(USERS, found, 64)
 
@@ -131,7 +131,7 @@ def saved_up() -> Policy:
     """Return a policy with as much time for trials as may be saved up: 100 s."""
     policy = Policy(StepCosts(plain=ROWS, drafted=ROWS, width=5, per_read=1.0))
     for _ in range(int((MOST - FIRST) / SHARE) + 2):
-        assert policy.may_try()
+        assert policy.may_try(1)
     return policy
 
 
@@ -139,7 +139,7 @@ def test_what_a_model_has_to_read_counts():
     """A step takes 5 s, and one with a trial of all drafts 16 s more. A token is read in 1 s."""
     policy = Policy(saved_up().costs)
     assert trial(policy, 8, 8, 9, 10) == [0] * USERS, "51 s are more than is there at first"
-    assert not policy.may_try(), "no trial is looked for until enough is there"
+    assert not policy.may_try(1), "no trial is looked for until enough is there"
     assert trial(Policy(saved_up().costs), 8, 8, 9, 8) == [4] * USERS
     assert trial(saved_up(), 20, 20, 20, 20) == [4] * USERS
 
@@ -149,13 +149,13 @@ def test_fewer_sequences_are_tried_if_not_all_ever_can_be():
     rows = tuple(0.5 + 0.175 * count for count in range(60))
     policy = Policy(StepCosts(plain=(1.0,) * 60, drafted=rows, width=5, per_read=1.0))
     for _ in range(int((MOST - FIRST) / SHARE) + 2):
-        policy.may_try()
+        policy.may_try(1)
     assert trial(policy, 90, 9, 90, 8) == [0, 4, 0, 4]
 
 
 def test_drafts_that_could_not_pay_are_never_tried():
     policy = Policy(StepCosts(plain=ROWS, drafted=tuple(9 * row for row in ROWS), width=5))
-    assert policy.may_try()
+    assert policy.may_try(1)
     assert policy.trial(USERS, [candidate(0)] * USERS, 64) == [0] * USERS
 
 
