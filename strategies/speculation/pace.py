@@ -3,6 +3,9 @@
 At the start, steps are timed one by one, without a strategy. In operation, the host's work for each
 sequence and token comes on top. Where steps overlap, it is hidden, but not that of a step with
 drafts: the next one is scheduled when the number of its tokens is known.
+
+Single times of the start may be disturbed, so steps with few drafts and with many are corrected
+apart. Else the number of drafts that seems best is one whose time was too short.
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ else has disturbed it, and steps of the other kind may never be timed again to c
 FORGOTTEN = 0.0005
 """How much of what is known of steps with drafts is forgotten in a step without, so that they are
 tried again after a disturbance."""
+FORGOTTEN_BESIDE = 0.01
+"""How much of it is forgotten in a step with more drafts, or with fewer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
     num_decodes: int
-    has_drafts: bool
+    num_drafts: int
     cost: float
     is_ahead: bool
     begin: float
@@ -33,8 +38,8 @@ class Pace:
     def __init__(self, clock: Callable[[], float] | None) -> None:
         """clock: None if all steps take what they cost."""
         self._clock = clock
-        self._means: dict[tuple[int, bool], float] = {}
-        """Powers of two tell numbers of decodes apart."""
+        self._means: dict[int, dict[int, float]] = {}
+        """By the bit lengths of the numbers of decodes and of drafts."""
         self._step: _Step | None = None
         """The step that is timed."""
 
@@ -42,12 +47,22 @@ class Pace:
     def now(self) -> float:
         return 0.0 if self._clock is None else self._clock()
 
-    def of(self, num_decodes: int, *, has_drafts: bool) -> float:
-        """Return how many times as long as their costs such steps take."""
-        return self._means.get((num_decodes.bit_length(), has_drafts), 1.0)
+    def of(self, num_decodes: int, most_drafts: int) -> list[float]:
+        """Return how many times as long as their costs steps take, without drafts and with them.
+
+        By the bit length of the number of drafts, from none to `most_drafts`. As long as there was
+        no such step, one with fewer drafts counts, then one with more, then one without.
+        """
+        means = self._means.get(num_decodes.bit_length(), {})
+        plain = means.get(0, 1.0)
+        found = [next((means[drafts] for drafts in sorted(means) if drafts), plain)]
+        for drafts in range(1, most_drafts.bit_length() + 1):
+            found.append(means.get(drafts, found[-1]))
+        found[0] = plain
+        return found
 
     def begin(
-        self, num_decodes: int, at: float, *, has_drafts: bool, cost: float, is_ahead: bool
+        self, num_decodes: int, at: float, *, num_drafts: int, cost: float, is_ahead: bool
     ) -> None:
         """Time a step until the next one is scheduled.
 
@@ -55,7 +70,7 @@ class Pace:
         hides it, as those before it were waited for. is_ahead: whether another step is in flight.
         """
         if self._clock is not None and cost > 0:
-            self._step = _Step(num_decodes, has_drafts, cost, is_ahead, at)
+            self._step = _Step(num_decodes, num_drafts, cost, is_ahead, at)
 
     def end(self, *, is_ahead: bool) -> None:
         """Count the step that is timed, if any. is_ahead: whether it is still in flight.
@@ -66,17 +81,15 @@ class Pace:
         step, self._step = self._step, None
         if self._clock is None or step is None or step.is_ahead != is_ahead:
             return
-        usual = self.of(step.num_decodes, has_drafts=step.has_drafts)
+        usual = self.of(step.num_decodes, step.num_drafts)[-1]
         ratio = min(MOST * usual, (self._clock() - step.begin) / step.cost)
-        self._move(step.num_decodes, step.has_drafts, ratio, WEIGHT)
-        if not step.has_drafts:
-            plain = self.of(step.num_decodes, has_drafts=False)
-            self._move(step.num_decodes, True, plain, FORGOTTEN)
+        means = self._means.setdefault(step.num_decodes.bit_length(), {})
+        of_step = step.num_drafts.bit_length()
+        means[of_step] = mean = usual + WEIGHT * (ratio - usual)
+        forgotten = FORGOTTEN_BESIDE if of_step else FORGOTTEN
+        for drafts in means.keys() - {0, of_step}:
+            means[drafts] += forgotten * (mean - means[drafts])
 
     def drop(self) -> None:
         """Time no step: nobody waits for the one that was scheduled, or it has other work."""
         self._step = None
-
-    def _move(self, num_decodes: int, has_drafts: bool, to: float, weight: float) -> None:
-        mean = self.of(num_decodes, has_drafts=has_drafts)
-        self._means[num_decodes.bit_length(), has_drafts] = mean + weight * (to - mean)

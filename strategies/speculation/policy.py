@@ -137,8 +137,8 @@ class Policy:
         """
         if self.costs is None:
             return 0.0
-        plain, drafted = self._paces(num_decodes)
-        slower = round(drafted / plain, 1)
+        plain, *drafted = self.pace.of(num_decodes, most)
+        slower = round(min(drafted) / plain, 1)
         key = num_decodes, slower
         if key not in self._least:
             costs = self._costs(num_decodes, most)
@@ -158,21 +158,15 @@ class Policy:
             known.append(self.costs.of(num_decodes, count))
         return known
 
-    def _paces(self, num_decodes: int) -> tuple[float, float]:
-        """Return those of steps without drafts and with them."""
-        pace = self.pace
-        return pace.of(num_decodes, has_drafts=False), pace.of(num_decodes, has_drafts=True)
-
     def plain(self, num_decodes: int) -> float:
         """Return the seconds of a step without drafts."""
-        return self._costs(num_decodes, 0)[0] * self._paces(num_decodes)[0]
+        return self._costs(num_decodes, 0)[0] * self.pace.of(num_decodes, 0)[0]
 
     def begin(self, num_decodes: int, num_drafts: int, at: float, *, is_ahead: bool) -> None:
         """Time a step of decodes only. at, is_ahead: as in `Pace.begin`."""
         if self.costs is not None:
             cost = self.costs.of(num_decodes, num_drafts)
-            has_drafts = num_drafts > 0
-            self.pace.begin(num_decodes, at, has_drafts=has_drafts, cost=cost, is_ahead=is_ahead)
+            self.pace.begin(num_decodes, at, num_drafts=num_drafts, cost=cost, is_ahead=is_ahead)
 
     def counts(self, num_decodes: int, candidates: Sequence[Candidate], most: int) -> list[int]:
         """Return how many drafts of each candidate to verify: the first of its drafts.
@@ -204,7 +198,7 @@ class Policy:
         does not become more, fewer candidates are tried, those first of which least is to be read.
         """
         assert self.costs is not None, "costs count"
-        plain, pace = self.plain(num_decodes), self._paces(num_decodes)[0]
+        plain, pace = self.plain(num_decodes), self.pace.of(num_decodes, 0)[0]
         overlapping = self.costs.overlapping(num_decodes)
         places = sorted(range(len(candidates)), key=lambda place: candidates[place].num_unread)
         while places:
@@ -254,7 +248,7 @@ class Policy:
 
         A draft model's passes are steps without drafts, and become slower with these.
         """
-        seconds, paces = self._costs(num_decodes, len(rows)), self._paces(num_decodes)
+        seconds, paces = self._costs(num_decodes, len(rows)), self.pace.of(num_decodes, len(rows))
         plain = self.plain(num_decodes)
         best, chosen = MARGIN * num_decodes / plain, (0, plain)
         tokens, further, proposing, draws, passes = float(num_decodes), 0.0, 0.0, 0, 0
@@ -270,7 +264,7 @@ class Policy:
             if not candidate.is_greedy:
                 further += costs.per_draw if draws else costs.draw + costs.per_draw
                 draws += 1
-            taken = proposing * paces[0] + (seconds[count] + further) * paces[1]
+            taken = proposing * paces[0] + (seconds[count] + further) * paces[count.bit_length()]
             if tokens > best * taken:
                 best, chosen = tokens / taken, (count, taken)
         return chosen

@@ -20,25 +20,40 @@ class Clock:
         return self.now
 
 
-def steps(pace, clock, seconds, count=60, *, has_drafts=True, ahead=(False, False)):
+def steps(pace, clock, seconds, count=60, *, num_drafts=8, ahead=(False, False)):
     for _ in range(count):
-        pace.begin(4, clock.now, has_drafts=has_drafts, cost=1.0, is_ahead=ahead[0])
+        pace.begin(4, clock.now, num_drafts=num_drafts, cost=1.0, is_ahead=ahead[0])
         clock.now += seconds
         pace.end(is_ahead=ahead[1])
 
 
 def paces(pace, num_decodes=4):
-    return [pace.of(num_decodes, has_drafts=has_drafts) for has_drafts in (False, True)]
+    return pace.of(num_decodes, 8)[::4]
 
 
 def test_what_steps_take_is_learned_apart_for_those_with_drafts():
     clock = Clock()
     pace = Pace(clock)
     steps(pace, clock, 2.0)
-    steps(pace, clock, 0.8, has_drafts=False, ahead=(True, True))
+    steps(pace, clock, 0.8, num_drafts=0, ahead=(True, True))
     assert paces(pace) == pytest.approx([0.8, 2.0], abs=0.1)
     assert paces(pace, 7) == paces(pace), "of four to seven sequences"
     assert paces(pace, 8) == [1.0, 1.0]
+
+
+def test_steps_with_few_drafts_and_with_many_are_corrected_apart():
+    clock = Clock()
+    policy = Policy(COSTS, clock)
+    candidates = [Candidate((1, 2), 8, 0, History(), 100, is_greedy=True) for _ in range(4)]
+    steps(policy.pace, clock, 3.0, num_drafts=8)
+    assert policy.pace.of(4, 20) == pytest.approx([1.0] + [3.0] * 5, abs=0.1)
+    assert policy.counts(4, candidates, 8) == [0] * 4
+    steps(policy.pace, clock, 1.2, num_drafts=4)
+    assert policy.pace.of(4, 7) == pytest.approx([1.0] + [1.2] * 3, abs=0.1)
+    assert 2 < policy.pace.of(4, 8)[-1] == policy.pace.of(4, 20)[-1] < 2.5, (
+        "it is forgotten in time"
+    )
+    assert policy.counts(4, candidates, 8) == [2, 2, 2, 1]
 
 
 @pytest.mark.parametrize("ahead", [(True, False), (False, True)])
@@ -52,7 +67,7 @@ def test_steps_that_begin_or_end_to_overlap_do_not_count(ahead):
 def test_what_is_not_a_steps_time_does_not_count():
     clock = Clock()
     pace = Pace(clock)
-    pace.begin(4, clock.now, has_drafts=False, cost=1.0, is_ahead=False)
+    pace.begin(4, clock.now, num_drafts=0, cost=1.0, is_ahead=False)
     pace.drop()
     clock.now += 3.0
     pace.end(is_ahead=False)
@@ -68,7 +83,7 @@ def test_slow_steps_with_drafts_are_forgotten_in_time():
     clock = Clock()
     pace = Pace(clock)
     steps(pace, clock, 3.0)
-    steps(pace, clock, 1.0, count=5000, has_drafts=False)
+    steps(pace, clock, 1.0, count=5000, num_drafts=0)
     assert paces(pace) == pytest.approx([1.0, 1.2], abs=0.1)
 
 
@@ -97,7 +112,7 @@ def test_a_machine_that_has_become_slower_decides_as_before():
         policy = Policy(costs, clock)
         before = policy.counts(4, candidates, 12)
         steps(policy.pace, clock, 3.0, count=100)
-        steps(policy.pace, clock, 3.0, count=100, has_drafts=False)
+        steps(policy.pace, clock, 3.0, count=100, num_drafts=0)
         assert policy.counts(4, candidates, 12) == before
         found.append(sum(before))
     assert {*found} == {0, 4, 8}
