@@ -21,8 +21,9 @@ else has disturbed it, and steps of the other kind may never be timed again to c
 FORGOTTEN = 0.0005
 """How much of what is known of steps with drafts is forgotten in a step without, so that they are
 tried again after a disturbance."""
-FORGOTTEN_BESIDE = 0.01
-"""How much of it is forgotten in a step with more drafts, or with fewer."""
+FORGOTTEN_MEANWHILE = 0.02
+"""How much of what is known of all others is forgotten in a step with drafts, also of those
+without: if one was disturbed when it was timed last, drafts would seem to pay for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,8 @@ class Pace:
         means = self._means.setdefault(step.num_decodes.bit_length(), {})
         of_step = step.num_drafts.bit_length()
         means[of_step] = mean = usual + WEIGHT * (ratio - usual)
-        forgotten = FORGOTTEN_BESIDE if of_step else FORGOTTEN
-        for drafts in means.keys() - {0, of_step}:
+        forgotten = FORGOTTEN_MEANWHILE if of_step else FORGOTTEN
+        for drafts in means.keys() - {of_step}:
             means[drafts] += forgotten * (mean - means[drafts])
 
     def drop(self) -> None:
