@@ -45,6 +45,10 @@ class Pace:
         """The step that is timed."""
 
     @property
+    def is_timing(self) -> bool:
+        return self._step is not None
+
+    @property
     def now(self) -> float:
         return 0.0 if self._clock is None else self._clock()
 
@@ -55,12 +59,12 @@ class Pace:
         no such step, one with fewer drafts counts, then one with more, then one without.
         """
         means = self._means.get(num_decodes.bit_length(), {})
-        plain = means.get(0, 1.0)
-        found = [next((means[drafts] for drafts in sorted(means) if drafts), plain)]
+        paces = [means.get(0, 1.0)]
+        pace = next((means[drafts] for drafts in sorted(means) if drafts), paces[0])
         for drafts in range(1, most_drafts.bit_length() + 1):
-            found.append(means.get(drafts, found[-1]))
-        found[0] = plain
-        return found
+            pace = means.get(drafts, pace)
+            paces.append(pace)
+        return paces
 
     def begin(
         self, num_decodes: int, at: float, *, num_drafts: int, cost: float, is_ahead: bool

@@ -129,7 +129,7 @@ class Speculation:
         if chunks and is_decodes_only:
             at = begin + self._completing * bool(drafts)
             self.policy.begin(len(chunks), num_drafts, at, is_ahead=_any_in_flight(chunks))
-            if self.policy.costs is not None:
+            if self.policy.pace.is_timing:
                 self._timed = ref(chunks[0].sequence)
             if not drafts:
                 self._rest(len(chunks), self.policy.pace.now - begin)

@@ -34,7 +34,7 @@ class Account:
     _wanted: float = 0.0
     """What the last trial would have cost, for which not enough was left."""
 
-    def earn(self, num_steps: int = 1) -> bool:
+    def earn(self, num_steps: int) -> bool:
         """Count steps. Return whether to look for a trial in the last of them."""
         self._add(num_steps * SHARE)
         return self.left >= max(min(self._wanted, MOST), self._highest - IN_A_ROW)

@@ -96,7 +96,7 @@ def test_drafts_are_used_again_when_they_have_become_right_again():
 def test_trials_that_nearly_pay_are_not_in_all_steps():
     account, num_trials = Account(), 0
     for _ in range(1000):
-        if account.earn() and account.spend(0.3):
+        if account.earn(1) and account.spend(0.3):
             num_trials += 1
             account.give_back(0.28)
     assert num_trials * (0.3 - 0.28) == pytest.approx(IN_A_ROW + 1000 * SHARE, abs=0.3)
