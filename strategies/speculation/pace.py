@@ -10,8 +10,10 @@ apart. Else the number of drafts that seems best is one whose time was too short
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from core.configuration.step_size import MAX_DRAFTS
 
 WEIGHT = 0.1
 """That of the newest step in a mean."""
@@ -41,6 +43,8 @@ class Pace:
         self._clock = clock
         self._means: dict[int, dict[int, float]] = {}
         """By the bit lengths of the numbers of decodes and of drafts."""
+        self._paces: dict[int, list[float]] = {}
+        """What `of` returned last."""
         self._step: _Step | None = None
         """The step that is timed."""
 
@@ -52,19 +56,22 @@ class Pace:
     def now(self) -> float:
         return 0.0 if self._clock is None else self._clock()
 
-    def of(self, num_decodes: int, most_drafts: int) -> list[float]:
+    def of(self, num_decodes: int) -> Sequence[float]:
         """Return how many times as long as their costs steps take, without drafts and with them.
 
-        By the bit length of the number of drafts, from none to `most_drafts`. As long as there was
-        no such step, one with fewer drafts counts, then one with more, then one without.
+        By the bit length of the number of drafts, up to that of MAX_DRAFTS. As long as there was no
+        such step, one with fewer drafts counts, then one with more, then one without.
         """
-        means = self._means.get(num_decodes.bit_length(), {})
-        paces = [means.get(0, 1.0)]
-        pace = next((means[drafts] for drafts in sorted(means) if drafts), paces[0])
-        for drafts in range(1, most_drafts.bit_length() + 1):
-            pace = means.get(drafts, pace)
-            paces.append(pace)
-        return paces
+        key = num_decodes.bit_length()
+        if key not in self._paces:
+            means = self._means.get(key, {})
+            paces = [means.get(0, 1.0)]
+            pace = next((means[drafts] for drafts in sorted(means) if drafts), paces[0])
+            for drafts in range(1, MAX_DRAFTS.bit_length() + 1):
+                pace = means.get(drafts, pace)
+                paces.append(pace)
+            self._paces[key] = paces
+        return self._paces[key]
 
     def begin(
         self, num_decodes: int, at: float, *, num_drafts: int, cost: float, is_ahead: bool
@@ -86,10 +93,11 @@ class Pace:
         step, self._step = self._step, None
         if self._clock is None or step is None or step.is_ahead != is_ahead:
             return
-        usual = self.of(step.num_decodes, step.num_drafts)[-1]
+        of_step, key = step.num_drafts.bit_length(), step.num_decodes.bit_length()
+        usual = self.of(step.num_decodes)[of_step]
         ratio = min(MOST * usual, (self._clock() - step.begin) / step.cost)
-        means = self._means.setdefault(step.num_decodes.bit_length(), {})
-        of_step = step.num_drafts.bit_length()
+        del self._paces[key]
+        means = self._means.setdefault(key, {})
         means[of_step] = mean = usual + WEIGHT * (ratio - usual)
         forgotten = FORGOTTEN_MEANWHILE if of_step else FORGOTTEN
         for drafts in means.keys() - {of_step}:

@@ -137,7 +137,7 @@ class Policy:
         """
         if self.costs is None:
             return 0.0
-        plain, *drafted = self.pace.of(num_decodes, most)
+        plain, *drafted = self.pace.of(num_decodes)
         slower = round(min(drafted) / plain, 1)
         key = num_decodes, slower
         if key not in self._least:
@@ -160,7 +160,7 @@ class Policy:
 
     def plain(self, num_decodes: int) -> float:
         """Return the seconds of a step without drafts."""
-        return self._costs(num_decodes, 0)[0] * self.pace.of(num_decodes, 0)[0]
+        return self._costs(num_decodes, 0)[0] * self.pace.of(num_decodes)[0]
 
     def begin(self, num_decodes: int, num_drafts: int, at: float, *, is_ahead: bool) -> None:
         """Time a step of decodes only. at, is_ahead: as in `Pace.begin`."""
@@ -198,7 +198,7 @@ class Policy:
         does not become more, fewer candidates are tried, those first of which least is to be read.
         """
         assert self.costs is not None, "costs count"
-        plain, pace = self.plain(num_decodes), self.pace.of(num_decodes, 0)[0]
+        plain, pace = self.plain(num_decodes), self.pace.of(num_decodes)[0]
         overlapping = self.costs.overlapping(num_decodes)
         places = sorted(range(len(candidates)), key=lambda place: candidates[place].num_unread)
         while places:
@@ -248,7 +248,7 @@ class Policy:
 
         A draft model's passes are steps without drafts, and become slower with these.
         """
-        seconds, paces = self._costs(num_decodes, len(rows)), self.pace.of(num_decodes, len(rows))
+        seconds, paces = self._costs(num_decodes, len(rows)), self.pace.of(num_decodes)
         plain = self.plain(num_decodes)
         best, chosen = MARGIN * num_decodes / plain, (0, plain)
         tokens, further, proposing, draws, passes = float(num_decodes), 0.0, 0.0, 0, 0

@@ -26,7 +26,7 @@ from core.sampling import ChunkResult, Sampled
 from core.sequence import Sequence
 from strategies.base import Limits
 from strategies.memory.base import KVMemory, Span
-from strategies.speculation.drafter import LONGEST_REST, Drafter, longest_rest
+from strategies.speculation.drafter import Drafter, longest_rest
 from strategies.speculation.drafts import (
     DraftedChunk,
     drafted,
@@ -41,8 +41,9 @@ from strategies.speculation.proposer import Proposer, Wanted
 logger = logging.getLogger(__name__)
 
 DECIDING = 0.01
-"""The part of the time of steps above which deciding rests for up to LONGEST_REST steps, as long as
-it finds nothing."""
+"""The part of the time of steps above which deciding rests, as long as it finds nothing."""
+LONGEST_PAUSE = 32
+"""For how many steps it rests at the most."""
 
 
 class Speculation:
@@ -141,7 +142,7 @@ class Speculation:
         self._deciding[num_decodes.bit_length()] = mean = mean + (seconds - mean) / 10
         if mean:
             allowed = DECIDING * self.policy.plain(num_decodes)
-            self._left = min(LONGEST_REST, int(mean / allowed))
+            self._left = min(LONGEST_PAUSE, int(mean / allowed))
 
     def commit(
         self,
