@@ -10,7 +10,7 @@ from typing import cast
 Record = Mapping[str, object]
 
 _OF_ONE_RESPONSE = {
-    "created", "created_at", "completed_at", "model", "system_fingerprint", "timings"
+    "created", "created_at", "completed_at", "model", "receipt", "system_fingerprint", "timings"
 }  # fmt: skip
 """Fields that no two responses share, or that name the model. So is an `id` that is a text."""
 _TOKEN = re.compile(r"(?:\.tokens|_tokens|token_ids|logprobs(?:\.content)?|\.prefill)\[(\d+)\]")

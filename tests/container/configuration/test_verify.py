@@ -43,6 +43,13 @@ def test_the_first_difference_is_that_of_the_earliest_token(
     assert first_difference(ANSWER, computed) == expected
 
 
+def test_what_an_answer_took_is_not_compared() -> None:
+    one, other = ({"usage": {"total_tokens": 9, "receipt": {"compute_ns": ns}}} for ns in (3, 4))
+    assert first_difference(one, other) is None
+    other["usage"]["total_tokens"] = 8
+    assert first_difference(one, other) == "usage.total_tokens was 9, is 8"
+
+
 def test_ids_of_tokens_are_compared() -> None:
     one, other = ({"details": {"tokens": [{"id": id, "log_prob": -1.0}]}} for id in (3, 4))
     assert first_difference(one, other) == "token 1: details.tokens[0].id was 3, is 4"
