@@ -17,6 +17,8 @@ WATCH_TEXT = """() => {
     messages, { childList: true, characterData: true, subtree: true });
 }"""
 """Collects the last message as it grows."""
+MOST_BURSTS = 20
+"""A fast machine answers one between two snapshots of the engine."""
 WATCH_DRAFTS = """() => {
   window.seen = { pictures: new Set(), labels: new Set(), decisions: new Set() };
   window.timer = setInterval(() => {
@@ -133,16 +135,21 @@ def test_speculation_shows_what_it_decides_and_gains(page: Page, with_drafts: st
     set_slider(page, "max-tokens", 256)
     page.fill("#text", "Juliet: O Romeo, Romeo, wherefore art thou Romeo?\n" * 6)
     page.evaluate(WATCH_DRAFTS)
-    page.click("#burst")
-    wait_for_answers(page, "burst")
-    seen = page.evaluate(
-        "clearInterval(timer), ({ pictures: seen.pictures.size, labels: [...seen.labels], "
-        "decisions: [...seen.decisions].join() })"
-    )
-    assert seen["pictures"] > 1
     pattern = r"([\d.]+) tokens a step, \d+ % of the drafts right"
-    found = [match for label in seen["labels"] if (match := re.fullmatch(pattern, label))]
-    assert max(float(match[1]) for match in found) > 1.2
+    for _ in range(MOST_BURSTS):
+        page.click("#burst")
+        wait_for_answers(page, "burst")
+        seen = page.evaluate(
+            "({ pictures: seen.pictures.size, labels: [...seen.labels], "
+            "decisions: [...seen.decisions].join() })"
+        )
+        found = [match for label in seen["labels"] if (match := re.fullmatch(pattern, label))]
+        most = max((float(match[1]) for match in found), default=1.0)
+        if most > 1.2:
+            break
+    page.evaluate("clearInterval(timer)")
+    assert most > 1.2
+    assert seen["pictures"] > 1
     assert "steps have drafts now" in seen["decisions"]
     page.wait_for_selector("#decision:text-is('No request decodes now.')")
 
