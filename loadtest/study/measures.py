@@ -159,7 +159,8 @@ def _pace(records: Sequence[Record]) -> float | None:
 def _other_cpu(sample: Sample) -> float | None:
     if sample.machine_cpu is None or sample.server_cpu is None or sample.client_cpu is None:
         return None
-    return max(0.0, sample.machine_cpu - sample.server_cpu - sample.client_cpu)
+    # Rounded, since what is left of differences of equal times is no time.
+    return round(max(0.0, sample.machine_cpu - sample.server_cpu - sample.client_cpu), 6)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
