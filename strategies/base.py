@@ -60,7 +60,7 @@ class Extension(Protocol):
 
     def commit(
         self,
-        chunks: Iterable[Chunk],
+        chunks: Chunks[Chunk],
         result: StepResult,
         commit: Callable[[Chunks[Chunk], StepResult], list[Output]],
     ) -> list[Output]:
@@ -223,7 +223,7 @@ class Strategy(ABC):
         return by_group
 
     def commit_group(
-        self, group: SequenceGroup, chunks: Iterable[Chunk], result: StepResult
+        self, group: SequenceGroup, chunks: Chunks[Chunk], result: StepResult
     ) -> list[Output]:
         """Commit a group's chunks, except those of sequences that ended while the step ran."""
         if self.extension is not None:

@@ -68,6 +68,8 @@ class Speculation:
         self._is_on = True
         self._drafted: WeakSet[Sequence] = WeakSet()
         """Those whose drafts are in flight."""
+        self._has_drafted = False
+        """Whether there may be any."""
         self._decision: Decision = "not_found"
         """The newest."""
         self._deciding: dict[int, float] = {}
@@ -90,11 +92,13 @@ class Speculation:
         Other sequences wait, too: in turns, each half of the batch would take about as long as the
         whole, since a step reads all weights for either.
         """
-        if not self._drafted:
-            return False
-        if not any(each.finish is None and each.num_in_flight for each in self._drafted):
-            self._drafted.clear()  # or steps without drafts would not overlap
-        return bool(self._drafted)
+        if self._has_drafted:
+            self._has_drafted = any(
+                each.finish is None and each.num_in_flight for each in self._drafted
+            )
+            if not self._has_drafted:
+                self._drafted.clear()  # or steps without drafts would not overlap
+        return self._has_drafted
 
     def extended(self, chunks: list[Chunk]) -> list[Chunk]:
         """Return a step's chunks, some of them with drafts.
@@ -124,7 +128,9 @@ class Speculation:
                 for index, chunk in enumerate(chunks)
             ]
         runs = _runs(chunks) if drafts else []
-        self._drafted.update(chunk.sequence for chunk in runs)
+        if runs:
+            self._drafted.update(chunk.sequence for chunk in runs)
+            self._has_drafted = True
         num_drafts = sum(len(chunk.drafts) for chunk in runs)
         is_decodes_only = sum(chunk.length for chunk in chunks) == len(chunks) + num_drafts
         if chunks and is_decodes_only:
@@ -146,7 +152,7 @@ class Speculation:
 
     def commit(
         self,
-        chunks: Iterable[Chunk],
+        chunks: Chunks[Chunk],
         result: StepResult,
         commit: Callable[[Chunks[Chunk], StepResult], list[Output]],
     ) -> list[Output]:
@@ -154,8 +160,7 @@ class Speculation:
 
         commit: commits the chunks of a step without drafts.
         """
-        chunks = list(chunks)
-        runs = _runs(chunks) if self._drafted else []
+        runs = _runs(chunks) if self._has_drafted else []
         if runs:
             others = [chunk for chunk in chunks if not isinstance(chunk, DraftedChunk)]
             of_others = {chunk.sequence.id for chunk in others} & result.keys()
