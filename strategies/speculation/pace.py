@@ -78,8 +78,8 @@ class Pace:
     ) -> None:
         """Time a step until the next one is scheduled.
 
-        at: when it was begun to schedule it. What it took to decide on its drafts counts: nothing
-        hides it, as those before it were waited for. is_ahead: whether another step is in flight.
+        at: when it was begun to decide on its drafts. If it has none, when that was decided: where
+        no step has any, nothing is. is_ahead: whether another step is in flight.
         """
         if self._clock is not None and cost > 0:
             self._step = _Step(num_decodes, num_drafts, cost, is_ahead, at)

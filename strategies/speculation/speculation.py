@@ -115,7 +115,7 @@ class Speculation:
             self._rested += 1
             self._count(self._decision, len(decodes))
             return chunks
-        begin = self.policy.pace.now
+        begin, self._completing = self.policy.pace.now, 0.0
         try:
             drafts = self.drafts(chunks)
         except Exception:
@@ -134,12 +134,12 @@ class Speculation:
         num_drafts = sum(len(chunk.drafts) for chunk in runs)
         is_decodes_only = sum(chunk.length for chunk in chunks) == len(chunks) + num_drafts
         if chunks and is_decodes_only:
-            at = begin + self._completing * bool(drafts)
+            at = begin + self._completing if drafts else self.policy.pace.now
             self.policy.begin(len(chunks), num_drafts, at, is_ahead=_any_in_flight(chunks))
             if self.policy.pace.is_timing:
                 self._timed = ref(chunks[0].sequence)
             if not drafts:
-                self._rest(len(chunks), self.policy.pace.now - begin)
+                self._rest(len(chunks), self.policy.pace.now - begin - self._completing)
         return chunks
 
     def _rest(self, num_decodes: int, seconds: float) -> None:

@@ -220,7 +220,7 @@ def test_each_step_says_what_it_decided(why, per_row, oracle, params, settings):
     assert speculation.counts.num_decodes == (why != "failed")
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(0.008, 90), (0.025, 30), (1.0, 3)])
+@pytest.mark.parametrize(("seconds", "expected"), [(0.008, 90), (0.025, 30), (1.0, 2)])
 def test_deciding_rests_if_it_takes_long_and_finds_nothing(seconds, expected):
     """A step takes a second, and deciding so many."""
     strategy = strategy_of("paged", num_blocks=200, max_model_len=400)
@@ -242,6 +242,30 @@ def test_deciding_rests_if_it_takes_long_and_finds_nothing(seconds, expected):
         drafts(strategy, executor, 1)
         passed.append(1.0)
     assert looks == expected
+
+
+def test_what_a_model_reads_is_not_the_time_of_deciding():
+    """It reads a prompt in two steps, in five seconds each, before it has drafts."""
+    strategy = strategy_of("paged", num_blocks=200, max_model_len=400)
+    passed, left = [0.0], [2]
+
+    class Reading(Certain):
+        def completed(self, wanted):
+            if not left[0]:
+                return super().completed(wanted)
+            passed.append(5.0)
+            left[0] -= 1
+            return [() for _ in wanted]
+
+    speculation = speculate(strategy, Reading())
+    speculation.policy = Policy(costs(0.0), lambda: sum(passed))
+    executor, found = Drafting(strategy.memory.layout), []
+    strategy.add(request(0, max_tokens=300))
+    for _ in range(5):
+        found += drafts(strategy, executor, 1)
+        passed.append(1.0)
+    assert found == [[], [], [], [4], [4]]
+    assert speculation.policy.pace.of(1)[0] == 1.0, "nor that of the step without drafts"
 
 
 def test_deciding_is_part_of_the_time_of_a_step_with_drafts_and_a_models_passes_are_not():
