@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal, get_args
 
 from core.configuration.options import MOST_DRAFTS
@@ -64,6 +65,8 @@ class Candidate:
     is_greedy: bool
     num_unread: int = 0
     """See `Proposal.num_unread`."""
+    num_left: float = inf
+    """How many tokens the sequence may still get."""
 
 
 @dataclass(slots=True)
@@ -125,6 +128,8 @@ class Policy:
         self.acceptance = Acceptance()
         self.pace = Pace(clock)
         self._account = Account()
+        self.mean_length = inf
+        """Tokens of an answer."""
         self._least: dict[tuple[int, float], float] = {}
         """By the number of decodes, and how much slower than plain steps those with drafts are."""
         self._tables: dict[int, list[float]] = {}
@@ -220,6 +225,11 @@ class Policy:
             places = places[: len(places) // 2]
         return [0] * len(candidates)
 
+    def ended(self, num_tokens: int) -> None:
+        """Count an answer of so many tokens, at least one."""
+        mean = num_tokens if self.mean_length == inf else self.mean_length
+        self.mean_length = max(1, mean + (num_tokens - mean) / 10)
+
     def learn(self, history: History, match: int, num_accepted: int, *, was_rejected: bool) -> None:
         """Count verified drafts of a sequence. match: as in `Acceptance.add`."""
         history.add(num_accepted, was_rejected=was_rejected)
@@ -246,12 +256,14 @@ class Policy:
     ) -> tuple[int, float]:
         """Return how many of the rows give the most tokens per second, and the step's seconds.
 
-        A draft model's passes are steps without drafts, and become slower with these.
+        A draft model's passes are steps without drafts, and become slower with these. What it has
+        to read serves all tokens that a sequence still gets, so each pays its part. The seconds are
+        those of a step with nothing to read.
         """
         seconds, paces = self._costs(num_decodes, len(rows)), self.pace.of(num_decodes)
         plain = self.plain(num_decodes)
         best, chosen = MARGIN * num_decodes / plain, (0, plain)
-        tokens, further, proposing, draws, passes = float(num_decodes), 0.0, 0.0, 0, 0
+        tokens, further, proposing, reading, draws, passes = float(num_decodes), 0.0, 0.0, 0.0, 0, 0
         depths = [candidate.num_in_flight for candidate in candidates]
         for count, (worth, index) in enumerate(rows, start=1):
             candidate = candidates[index]
@@ -260,13 +272,17 @@ class Policy:
             further_passes = max(0, depths[index] - passes)
             proposing += costs.proposing(further_passes, 1, is_greedy=candidate.is_greedy)
             passes = max(passes, depths[index])
+            if candidate.num_unread:
+                of_step = worth + (depths[index] == candidate.num_in_flight + 1)
+                share = min(1.0, of_step / candidate.num_left)
+                reading += share * candidate.num_unread * costs.per_read * paces[0]
             further += costs.per_key * max(0, candidate.context - costs.context)
             if not candidate.is_greedy:
                 further += costs.per_draw if draws else costs.draw + costs.per_draw
                 draws += 1
             taken = proposing * paces[0] + (seconds[count] + further) * paces[count.bit_length()]
-            if tokens > best * taken:
-                best, chosen = tokens / taken, (count, taken)
+            if tokens > best * (taken + reading):
+                best, chosen = tokens / (taken + reading), (count, taken)
         return chosen
 
 

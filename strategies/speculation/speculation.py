@@ -317,6 +317,7 @@ class Speculation:
             chunk.end,
             sequence.params.is_greedy,
             num_unread,
+            min(sequence.max_length - chunk.end, self.policy.mean_length),
         )
 
     def _drafter(self, sequence: Sequence) -> Drafter | None:
@@ -364,6 +365,7 @@ class Speculation:
         drafter = self._drafters.pop(sequence, None)
         if drafter is not None:
             drafter.lookup.end()
+            self.policy.ended(sequence.num_generated_tokens)
 
 
 def _decodes(chunks: Chunks[Chunk]) -> list[tuple[int, Chunk]]:

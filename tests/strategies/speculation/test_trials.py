@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -142,6 +143,28 @@ def test_what_a_model_has_to_read_counts():
     assert not policy.may_try(1), "no trial is looked for until enough is there"
     assert trial(Policy(saved_up().costs), 8, 8, 9, 8) == [4] * USERS
     assert trial(saved_up(), 20, 20, 20, 20) == [4] * USERS
+
+
+@pytest.mark.parametrize(("num_left", "expected"), [(1000, 4), (60, 4), (20, 0), (3, 0)])
+def test_what_a_model_has_to_read_pays_off_within_the_answer(num_left, expected):
+    """A step takes a second, also with drafts; each pass takes a tenth, and to read takes 20 s."""
+    costs = StepCosts(plain=(1.0,) * 60, drafted=(1.0,) * 60, width=5, per_pass=0.1, per_read=0.1)
+    policy, found = Policy(costs), candidate(200, History(hits=1000.0))
+    found.num_left = num_left
+    assert policy.counts(1, [found], 64) == [expected]
+    read = candidate(0, History(hits=1000.0))
+    read.num_left = num_left
+    assert policy.counts(1, [read], 64) == [4], "what was read costs nothing any more"
+
+
+def test_answers_are_expected_to_become_as_long_as_others_were():
+    policy = Policy(COSTS)
+    assert policy.mean_length == math.inf
+    policy.ended(30)
+    assert policy.mean_length == 30
+    for _ in range(50):
+        policy.ended(80)
+    assert policy.mean_length == pytest.approx(80, abs=1)
 
 
 def test_fewer_sequences_are_tried_if_not_all_ever_can_be():
