@@ -84,24 +84,26 @@ class Pace:
         if self._clock is not None and cost > 0:
             self._step = _Step(num_decodes, num_drafts, cost, is_ahead, at)
 
-    def end(self, *, is_ahead: bool) -> None:
-        """Count the step that is timed, if any. is_ahead: whether it is still in flight.
+    def end(self, *, is_ahead: bool) -> float | None:
+        """Count the step that is timed. Return its seconds, or None if it cannot be counted.
 
-        If it was not so when that one was scheduled, or only then, steps begin to overlap, or end
-        to: what passed in between is not the time of a step.
+        is_ahead: whether it is still in flight. If another one was not when it was scheduled, or
+        only then, steps begin to overlap, or end to: what passed in between is not a step's time.
         """
         step, self._step = self._step, None
         if self._clock is None or step is None or step.is_ahead != is_ahead:
-            return
+            return None
+        seconds = self._clock() - step.begin
         of_step, key = step.num_drafts.bit_length(), step.num_decodes.bit_length()
         usual = self.of(step.num_decodes)[of_step]
-        ratio = min(MOST * usual, (self._clock() - step.begin) / step.cost)
+        ratio = min(MOST * usual, seconds / step.cost)
         del self._paces[key]
         means = self._means.setdefault(key, {})
         means[of_step] = mean = usual + WEIGHT * (ratio - usual)
         forgotten = FORGOTTEN_MEANWHILE if of_step else FORGOTTEN
         for drafts in means.keys() - {of_step}:
             means[drafts] += forgotten * (mean - means[drafts])
+        return seconds
 
     def drop(self) -> None:
         """Time no step: nobody waits for the one that was scheduled, or it has other work."""

@@ -128,6 +128,8 @@ class Policy:
         self.acceptance = Acceptance()
         self.pace = Pace(clock)
         self._account = Account()
+        self._expected = 0.0, 0.0
+        """The seconds that the newest trial should take, and those of a step without drafts."""
         self.mean_length = inf
         """Tokens of an answer."""
         self._least: dict[tuple[int, float], float] = {}
@@ -214,9 +216,11 @@ class Policy:
             counts = _counted(rows[:count], candidates)
             tried = [each for each, count in zip(candidates, counts, strict=True) if count]
             unread = sum(candidate.num_unread for candidate in tried)
+            seconds += unread * self.costs.per_read * pace
             # The step after it will overlap nothing.
-            lost = max(0.0, seconds - plain + overlapping) + unread * self.costs.per_read * pace
+            lost = max(0.0, seconds - plain + overlapping)
             if self._account.spend(lost / plain):
+                self._expected = seconds, plain
                 for candidate in tried:
                     candidate.history.saved = 1 / num_decodes
                 return counts
@@ -229,6 +233,11 @@ class Policy:
         """Count an answer of so many tokens, at least one."""
         mean = num_tokens if self.mean_length == inf else self.mean_length
         self.mean_length = max(1, mean + (num_tokens - mean) / 10)
+
+    def settle(self, seconds: float) -> None:
+        """Correct what the newest trial lost by the seconds that it took."""
+        expected, plain = self._expected
+        self._account.correct((seconds - expected) / plain)
 
     def learn(self, history: History, match: int, num_accepted: int, *, was_rejected: bool) -> None:
         """Count verified drafts of a sequence. match: as in `Acceptance.add`."""

@@ -220,7 +220,9 @@ class Speculation:
         """
         self._timed = None
         if before is not None and before.finish is None:
-            self.policy.pace.end(is_ahead=_any_in_flight(chunks))
+            seconds = self.policy.pace.end(is_ahead=_any_in_flight(chunks))
+            if self._decision == "tried" and seconds is not None:
+                self.policy.settle(seconds + self._completing)
         else:
             self.policy.pace.drop()
 

@@ -4,8 +4,8 @@ Nothing is learned of drafts that are never verified. So where none is expected 
 would pay most if all were right are tried now and then. As in conservative bandits (Wu, Shariff,
 Lattimore and Szepesvári, 2016, arXiv:1602.04282), trials may lose no more than a share of what the
 steps without drafts take. What right drafts save is given back, so a trial that pays is followed by
-the next one at once, also when the text has changed. It counts by the measured costs, not by a
-clock or by chance: the same steps give the same trials.
+the next one at once, also when the text has changed. What a trial should take is spent, then what
+it took counts: with caches that are cold, up to three times as much.
 """
 
 from __future__ import annotations
@@ -55,6 +55,10 @@ class Account:
     def give_back(self, num_steps: float) -> None:
         """Count what right drafts of a trial have saved."""
         self._add(num_steps)
+
+    def correct(self, num_steps: float) -> None:
+        """Count what a trial has lost beyond what was spent; below 0, what was not."""
+        self.left = min(MOST, max(-MOST, self.left - num_steps))
 
     def _add(self, num_steps: float) -> None:
         self.left = min(self.left + num_steps, MOST)

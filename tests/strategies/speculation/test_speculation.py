@@ -268,6 +268,22 @@ def test_what_a_model_reads_is_not_the_time_of_deciding():
     assert speculation.policy.pace.of(1)[0] == 1.0, "nor that of the step without drafts"
 
 
+def test_trials_count_by_what_they_took():
+    strategy = strategy_of("paged", num_blocks=200, max_model_len=400)
+    speculation = speculate(strategy, Certain())
+    passed = [0.0]
+    speculation.policy = Policy(costs(1.0), lambda: sum(passed))
+    settled = []
+    speculation.policy.settle = settled.append
+    executor = Drafting(strategy.memory.layout)
+    strategy.add(request(0, max_tokens=300))
+    for _ in range(3):
+        drafts(strategy, executor, 1)
+        passed.append(9.0)
+    assert speculation.counts.steps["tried"] == 1
+    assert settled == [9.0]
+
+
 def test_deciding_is_part_of_the_time_of_a_step_with_drafts_and_a_models_passes_are_not():
     """A step takes a second, looking for drafts another, and passes of a draft model seven."""
     strategy = strategy_of("paged", num_blocks=200, max_model_len=400)

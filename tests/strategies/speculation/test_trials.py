@@ -103,6 +103,21 @@ def test_trials_that_nearly_pay_are_not_in_all_steps():
     assert num_trials * (0.3 - 0.28) == pytest.approx(IN_A_ROW + 1000 * SHARE, abs=0.3)
 
 
+def test_trials_that_take_longer_than_they_should_are_fewer():
+    account = Account()
+    assert account.earn(1)
+    assert account.spend(2.0)
+    account.correct(5.0)
+    num_steps = 1
+    while not account.earn(1):
+        num_steps += 1
+    assert num_steps * SHARE == pytest.approx(2.0 + 5.0 - IN_A_ROW, abs=0.02)
+    account.correct(1e6)
+    assert account.left == -MOST, "a machine that was asleep does not end all trials"
+    account.correct(-1e6)
+    assert account.left == MOST
+
+
 @pytest.mark.parametrize(("hidden", "expected"), [(0.0, 9), (0.5, 2)])
 def test_a_trial_costs_what_the_step_after_it_cannot_overlap(hidden, expected):
     """A step takes a second; half of one if it overlaps. With drafts it takes one and a half."""
