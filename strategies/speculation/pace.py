@@ -24,17 +24,24 @@ FORGOTTEN = 0.0005
 """How much of what is known of steps with drafts is forgotten in a step without, so that they are
 tried again after a disturbance."""
 FORGOTTEN_MEANWHILE = 0.02
-"""How much of what is known of all others is forgotten in a step with drafts, also of those
-without: if one was disturbed when it was timed last, drafts would seem to pay for ever."""
+"""How much of what is known of other numbers of drafts is forgotten in a step with drafts."""
+COMPARED = 0.3
+"""The weight of a step that has no drafts only to be timed: there are few."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class TimedStep:
     num_decodes: int
     num_drafts: int
     cost: float
-    is_ahead: bool
+    """Seconds, as measured at the start."""
     begin: float
+    """When it was begun to decide on its drafts. If it has none, when that was decided: where no
+    step has any, nothing is."""
+    is_ahead: bool
+    """Whether it was scheduled while another step was in flight."""
+    is_compared: bool = False
+    """Whether it has no drafts only to be timed."""
 
 
 class Pace:
@@ -45,12 +52,16 @@ class Pace:
         """By the bit lengths of the numbers of decodes and of drafts."""
         self._paces: dict[int, list[float]] = {}
         """What `of` returned last."""
-        self._step: _Step | None = None
+        self._step: TimedStep | None = None
         """The step that is timed."""
 
     @property
     def is_timing(self) -> bool:
         return self._step is not None
+
+    @property
+    def is_measured(self) -> bool:
+        return self._clock is not None
 
     @property
     def now(self) -> float:
@@ -73,16 +84,10 @@ class Pace:
             self._paces[key] = paces
         return self._paces[key]
 
-    def begin(
-        self, num_decodes: int, at: float, *, num_drafts: int, cost: float, is_ahead: bool
-    ) -> None:
-        """Time a step until the next one is scheduled.
-
-        at: when it was begun to decide on its drafts. If it has none, when that was decided: where
-        no step has any, nothing is. is_ahead: whether another step is in flight.
-        """
-        if self._clock is not None and cost > 0:
-            self._step = _Step(num_decodes, num_drafts, cost, is_ahead, at)
+    def begin(self, step: TimedStep) -> None:
+        """Time a step until the next one is scheduled."""
+        if self._clock is not None and step.cost > 0:
+            self._step = step
 
     def end(self, *, is_ahead: bool) -> float | None:
         """Count the step that is timed. Return its seconds, or None if it cannot be counted.
@@ -99,9 +104,11 @@ class Pace:
         ratio = min(MOST * usual, seconds / step.cost)
         del self._paces[key]
         means = self._means.setdefault(key, {})
-        means[of_step] = mean = usual + WEIGHT * (ratio - usual)
+        weight = COMPARED if step.is_compared else WEIGHT
+        means[of_step] = mean = usual + weight * (ratio - usual)
+        # Where drafts pay, steps without are compared now and then.
         forgotten = FORGOTTEN_MEANWHILE if of_step else FORGOTTEN
-        for drafts in means.keys() - {of_step}:
+        for drafts in means.keys() - {0, of_step}:
             means[drafts] += forgotten * (mean - means[drafts])
         return seconds
 

@@ -13,8 +13,8 @@ from typing import Literal, get_args
 
 from core.configuration.options import MOST_DRAFTS
 from strategies.speculation.costs import StepCosts
-from strategies.speculation.pace import Pace
-from strategies.speculation.trials import Account
+from strategies.speculation.pace import Pace, TimedStep
+from strategies.speculation.trials import Account, Comparisons
 
 MARGIN = 1.05
 """Drafts must be worth more than the time to look for them, and than the noise of measurements."""
@@ -92,9 +92,18 @@ class Acceptance:
 
 
 Decision = Literal[
-    "drafted", "tried", "cost", "unlikely", "not_found", "requests", "room", "failed"
-]  # fmt: skip
-"""What a step with decodes was decided to be: with drafts or, if not, why. tried: with drafts that
+    "drafted",
+    "compared",
+    "tried",
+    "cost",
+    "unlikely",
+    "not_found",
+    "requests",
+    "room",
+    "failed",
+]
+"""What a step with decodes was decided to be: with drafts or, if not, why. compared: drafts seem to
+pay, and one without is timed to see whether they do (`Policy.compares`). tried: with drafts that
 are not expected to pay, to learn whether they do (`Policy.trial`). cost: with so many decodes, no
 draft can be worth its time. unlikely: none at hand is. not_found: the proposer found none.
 requests: none of them can be verified (`is_verifiable`). room: the step's budget or the blocks are
@@ -127,11 +136,14 @@ class Policy:
         self.costs = costs
         self.acceptance = Acceptance()
         self.pace = Pace(clock)
+        self.gain = 1.0
+        """How many times as many tokens per second the newest `counts` expects as without."""
         self._account = Account()
         self._expected = 0.0, 0.0
         """The seconds that the newest trial should take, and those of a step without drafts."""
         self.mean_length = inf
         """Tokens of an answer."""
+        self._comparisons = Comparisons()
         self._least: dict[tuple[int, float], float] = {}
         """By the number of decodes, and how much slower than plain steps those with drafts are."""
         self._tables: dict[int, list[float]] = {}
@@ -169,11 +181,20 @@ class Policy:
         """Return the seconds of a step without drafts."""
         return self._costs(num_decodes, 0)[0] * self.pace.of(num_decodes)[0]
 
-    def begin(self, num_decodes: int, num_drafts: int, at: float, *, is_ahead: bool) -> None:
-        """Time a step of decodes only. at, is_ahead: as in `Pace.begin`."""
+    def begin(
+        self,
+        num_decodes: int,
+        num_drafts: int,
+        at: float,
+        *,
+        is_ahead: bool,
+        is_compared: bool = False,
+    ) -> None:
+        """Time a step of decodes only. at: see `TimedStep.begin`; and there for the others."""
         if self.costs is not None:
             cost = self.costs.of(num_decodes, num_drafts)
-            self.pace.begin(num_decodes, at, num_drafts=num_drafts, cost=cost, is_ahead=is_ahead)
+            step = TimedStep(num_decodes, num_drafts, cost, at, is_ahead, is_compared)
+            self.pace.begin(step)
 
     def counts(self, num_decodes: int, candidates: Sequence[Candidate], most: int) -> list[int]:
         """Return how many drafts of each candidate to verify: the first of its drafts.
@@ -186,13 +207,22 @@ class Policy:
         rows.sort(key=lambda row: -row[0])
         rows = rows[:most]
         if self.costs is not None:
-            rows = rows[: self._best(self.costs, num_decodes, candidates, rows)[0]]
+            count, seconds, tokens = self._best(self.costs, num_decodes, candidates, rows)
+            self.gain = tokens / seconds * self.plain(num_decodes) / num_decodes
+            rows = rows[:count]
         counts = _counted(rows, candidates)
         for count, candidate in zip(counts, candidates, strict=True):
             candidate.history.saved = 0.0
             if not count:
                 candidate.history.rest()
         return counts
+
+    def compares(self, num_decodes: int) -> bool:
+        """Return whether a step is to have no drafts, though the newest `counts` has found some."""
+        if self.costs is None or not self.pace.is_measured:
+            return False
+        overlap = self.costs.overlapping(num_decodes) > 0
+        return self._comparisons.is_due(self.gain, overlap=overlap)
 
     def may_try(self, num_steps: int) -> bool:
         """Count steps in which drafts could pay. Return whether to look for a trial in the last."""
@@ -210,7 +240,7 @@ class Policy:
         places = sorted(range(len(candidates)), key=lambda place: candidates[place].num_unread)
         while places:
             rows = _all_right([(place, len(candidates[place].drafts)) for place in places])[:most]
-            count, seconds = self._best(self.costs, num_decodes, candidates, rows)
+            count, seconds, _ = self._best(self.costs, num_decodes, candidates, rows)
             if not count:
                 break
             counts = _counted(rows[:count], candidates)
@@ -262,8 +292,8 @@ class Policy:
         num_decodes: int,
         candidates: Sequence[Candidate],
         rows: Sequence[tuple[float, int]],
-    ) -> tuple[int, float]:
-        """Return how many of the rows give the most tokens per second, and the step's seconds.
+    ) -> tuple[int, float, float]:
+        """Return how many of the rows give the most tokens per second, the seconds and the tokens.
 
         A draft model's passes are steps without drafts, and become slower with these. What it has
         to read serves all tokens that a sequence still gets, so each pays its part. The seconds are
@@ -271,7 +301,7 @@ class Policy:
         """
         seconds, paces = self._costs(num_decodes, len(rows)), self.pace.of(num_decodes)
         plain = self.plain(num_decodes)
-        best, chosen = MARGIN * num_decodes / plain, (0, plain)
+        best, chosen = MARGIN * num_decodes / plain, (0, plain, float(num_decodes))
         tokens, further, proposing, reading, draws, passes = float(num_decodes), 0.0, 0.0, 0.0, 0, 0
         depths = [candidate.num_in_flight for candidate in candidates]
         for count, (worth, index) in enumerate(rows, start=1):
@@ -291,7 +321,7 @@ class Policy:
                 draws += 1
             taken = proposing * paces[0] + (seconds[count] + further) * paces[count.bit_length()]
             if tokens > best * (taken + reading):
-                best, chosen = tokens / (taken + reading), (count, taken)
+                best, chosen = tokens / (taken + reading), (count, taken, tokens)
         return chosen
 
 

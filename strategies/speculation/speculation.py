@@ -135,10 +135,16 @@ class Speculation:
         is_decodes_only = sum(chunk.length for chunk in chunks) == len(chunks) + num_drafts
         if chunks and is_decodes_only:
             at = begin + self._completing if drafts else self.policy.pace.now
-            self.policy.begin(len(chunks), num_drafts, at, is_ahead=_any_in_flight(chunks))
+            self.policy.begin(
+                len(chunks),
+                num_drafts,
+                at,
+                is_ahead=_any_in_flight(chunks),
+                is_compared=self._decision == "compared",
+            )
             if self.policy.pace.is_timing:
                 self._timed = ref(chunks[0].sequence)
-            if not drafts:
+            if not drafts and self._decision != "compared":
                 self._rest(len(chunks), self.policy.pace.now - begin - self._completing)
         return chunks
 
@@ -247,6 +253,8 @@ class Speculation:
         counts = self.policy.counts(len(decodes), values, most)
         if may_try and not any(counts):
             decision, counts = "tried", self.policy.trial(len(decodes), values, most)
+        elif any(counts) and len(decodes) == len(chunks) and self.policy.compares(len(decodes)):
+            return "compared", {}
         wanted: dict[int, Wanted] = {}
         longest = longest_rest(len(decodes))
         for (index, candidate), count in zip(candidates.items(), counts, strict=True):

@@ -6,6 +6,8 @@ Lattimore and Szepesvári, 2016, arXiv:1602.04282), trials may lose no more than
 steps without drafts take. What right drafts save is given back, so a trial that pays is followed by
 the next one at once, also when the text has changed. What a trial should take is spent, then what
 it took counts: with caches that are cold, up to three times as much.
+
+Where drafts are expected to pay, steps without them are the trials (`Comparisons`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ IN_A_ROW = 4.0
 """How many plain steps' time trials may lose one after the other, before it is saved up anew.
 Drafts that nearly pay give back most of what they take: they would be tried in hundreds of steps,
 in which nothing more is learned of them."""
+COMPARISONS = 1.0
+"""How many plain steps' time comparisons may lose at first. As much is saved up, or one's cost."""
 
 
 @dataclass(slots=True)
@@ -63,3 +67,33 @@ class Account:
     def _add(self, num_steps: float) -> None:
         self.left = min(self.left + num_steps, MOST)
         self._highest = max(self._highest, self.left)
+
+
+@dataclass(slots=True)
+class Comparisons:
+    """Steps without drafts though these seem to pay, to learn what such a step takes.
+
+    Where all steps have drafts, it would never be known better than at the start. The less drafts
+    gain, the less a step without loses, the more often there is one, and the more it matters.
+    """
+
+    left: float = COMPARISONS
+    """What they may still lose, in plain steps' time."""
+    _is_second: bool = False
+
+    def is_due(self, gain: float, *, overlap: bool) -> bool:
+        """Count a step. Return whether it is to have no drafts.
+
+        gain: how many times as many tokens per second it would give with drafts. overlap: whether
+        steps without drafts do. Then only the second of two can be timed.
+        """
+        lost = (gain - 1) * (1 + overlap)
+        self.left = min(self.left + SHARE, max(COMPARISONS, lost))
+        if self._is_second:
+            self._is_second = False
+            return True
+        if lost > self.left:
+            return False
+        self.left -= lost
+        self._is_second = overlap
+        return True

@@ -15,6 +15,7 @@ const PROPOSERS = {
   eagle3: "an EAGLE-3 head",
 };
 const REASONS = {
+  compared: "they seem to pay, and steps without are timed to see whether they do",
   cost: "with so many requests, a step with drafts costs more than they can give",
   unlikely: "those at hand are not likely enough to be right",
   not_found: "nothing suggests what comes next",

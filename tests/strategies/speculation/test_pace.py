@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from strategies.speculation.costs import StepCosts
-from strategies.speculation.pace import MOST, WEIGHT, Pace
+from strategies.speculation.pace import COMPARED, MOST, WEIGHT, Pace, TimedStep
 from strategies.speculation.policy import Candidate, History, Policy
 
 COSTS = StepCosts(plain=(0.0, *[1.0] * 8), drafted=(0.0, *[1.0] * 40), width=6)
@@ -20,11 +20,12 @@ class Clock:
         return self.now
 
 
-def steps(pace, clock, seconds, count=60, *, num_drafts=8, ahead=(False, False)):
+def steps(pace, clock, seconds, count=60, *, num_drafts=8, ahead=(False, False), compared=False):
     for _ in range(count):
-        pace.begin(4, clock.now, num_drafts=num_drafts, cost=1.0, is_ahead=ahead[0])
+        pace.begin(TimedStep(4, num_drafts, 1.0, clock.now, ahead[0], compared))
         clock.now += seconds
-        pace.end(is_ahead=ahead[1])
+        counted = pace.end(is_ahead=ahead[1])
+        assert counted == (pytest.approx(seconds) if ahead[0] == ahead[1] else None)
 
 
 def paces(pace, num_decodes=4):
@@ -67,15 +68,16 @@ def test_steps_that_begin_or_end_to_overlap_do_not_count(ahead):
 def test_what_is_not_a_steps_time_does_not_count():
     clock = Clock()
     pace = Pace(clock)
-    pace.begin(4, clock.now, num_drafts=0, cost=1.0, is_ahead=False)
+    pace.begin(TimedStep(4, 0, 1.0, clock.now, is_ahead=False))
     pace.drop()
     clock.now += 3.0
-    pace.end(is_ahead=False)
+    assert pace.end(is_ahead=False) is None
     assert paces(pace) == [1.0, 1.0]
     steps(pace, clock, 1000.0, count=1)
     assert paces(pace)[1] == pytest.approx(1 + WEIGHT * (MOST - 1))
     untimed = Pace(None)
-    steps(untimed, clock, 3.0)
+    untimed.begin(TimedStep(4, 0, 1.0, clock.now, is_ahead=False))
+    assert untimed.end(is_ahead=False) is None
     assert paces(untimed) == [1.0, 1.0]
 
 
@@ -87,21 +89,42 @@ def test_slow_steps_with_drafts_are_forgotten_in_time():
     assert paces(pace) == pytest.approx([1.0, 1.2], abs=0.1)
 
 
-def test_a_disturbed_step_without_drafts_does_not_make_drafts_pay_for_ever():
-    """A draft of each makes a step 1.5 times as long, and is right in a quarter of cases."""
+def test_what_a_step_without_drafts_takes_is_not_forgotten_and_is_soon_known_better():
     clock = Clock()
-    policy = Policy(replace(COSTS, drafted=(0.0, *[1.5] * 40)), clock)
-    found = []
+    pace = Pace(clock)
+    steps(pace, clock, 1.4, num_drafts=0)
+    steps(pace, clock, 2.0, count=500)
+    assert paces(pace)[0] == pytest.approx(1.4, abs=0.01)
+    steps(pace, clock, 1.2, num_drafts=0, count=1, compared=True)
+    assert paces(pace)[0] == pytest.approx(1.4 - COMPARED * 0.2, abs=0.01)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("measured", [1.0, 1.6], ids=["right", "too slow"])
+def test_drafts_do_not_pay_for_ever_by_a_wrong_time_of_steps_without(overlap, measured):
+    """A step takes a second, and with a draft of each 1.5; a quarter of them is right.
+
+    Where steps overlap, they cost as much, as half of each is hidden.
+    """
+    plain, hidden = (0.0, *[2.0] * 8), (1.0,) * 9
+    costs = replace(COSTS, drafted=(0.0, *[1.5] * 40))
+    if overlap:
+        costs = replace(costs, plain=plain, hidden=hidden)
+    clock = Clock()
+    policy, found, ahead = Policy(costs, clock), [], False
     steps(policy.pace, clock, 1.0, num_drafts=4)
-    steps(policy.pace, clock, 1.0, num_drafts=0)
-    steps(policy.pace, clock, 9.0, num_drafts=0, count=15)
-    for _ in range(200):
+    steps(policy.pace, clock, measured, num_drafts=0)
+    for _ in range(1000):
         each = [Candidate((1,), 8, 0, History(20, 60), 0, is_greedy=True) for _ in range(4)]
-        found.append(sum(policy.counts(4, each, 8)))
-        policy.begin(4, found[-1], clock.now, is_ahead=False)
-        clock.now += 1.5 if found[-1] else 1.0
-        policy.pace.end(is_ahead=False)
-    assert found[0], "it seems to pay"
+        counts = policy.counts(4, each, 8)
+        found.append(any(counts))
+        is_compared = found[-1] and policy.compares(4)
+        num_drafts = 0 if is_compared else sum(counts)
+        policy.begin(4, num_drafts, clock.now, is_ahead=ahead, is_compared=is_compared)
+        clock.now += 1.5 if num_drafts else 1.0
+        ahead = overlap and not num_drafts
+        policy.pace.end(is_ahead=ahead)
+    assert found[0] == (measured > 1), "it seems to pay"
     assert not any(found[150:])
 
 

@@ -259,6 +259,7 @@ def test_what_a_model_reads_is_not_the_time_of_deciding():
 
     speculation = speculate(strategy, Reading())
     speculation.policy = Policy(costs(0.0), lambda: sum(passed))
+    speculation.policy.compares = lambda num_decodes: False
     executor, found = Drafting(strategy.memory.layout), []
     strategy.add(request(0, max_tokens=300))
     for _ in range(5):
@@ -266,6 +267,24 @@ def test_what_a_model_reads_is_not_the_time_of_deciding():
         passed.append(1.0)
     assert found == [[], [], [], [4], [4]]
     assert speculation.policy.pace.of(1)[0] == 1.0, "nor that of the step without drafts"
+
+
+def test_now_and_then_a_step_has_no_drafts_to_be_timed():
+    """A step takes a second, also with drafts; what was measured at the start is half of it."""
+    strategy = strategy_of("paged", num_blocks=200, max_model_len=400)
+    speculation = speculate(strategy, Certain())
+    half = StepCosts(plain=(0.5,) * 60, drafted=(0.55,) * 60, width=5)
+    passed = [0.0]
+    speculation.policy = Policy(half, lambda: sum(passed))
+    executor, found = Drafting(strategy.memory.layout), []
+    strategy.add(request(0, max_tokens=350))
+    for _ in range(60):
+        found += drafts(strategy, executor, 1)
+        passed.append(1.0)
+    steps = speculation.counts.steps
+    assert steps["compared"] == found[1:].count([]) > 0
+    assert steps["drafted"] == found.count([4])
+    assert speculation.policy.pace.of(1)[0] > 1.0
 
 
 def test_trials_count_by_what_they_took():

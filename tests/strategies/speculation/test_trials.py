@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import pairwise
 
 import pytest
 
 from strategies.speculation.costs import StepCosts
 from strategies.speculation.policy import Candidate, History, Policy
-from strategies.speculation.trials import FIRST, IN_A_ROW, MOST, SHARE, Account
+from strategies.speculation.trials import (
+    COMPARISONS,
+    FIRST,
+    IN_A_ROW,
+    MOST,
+    SHARE,
+    Account,
+    Comparisons,
+)
 from tests.strategies.fakes import strategy_of
 from tests.strategies.speculation.drafting import Certain, Drafting, speculate
 from tests.strategies.speculation.test_speculation import drafts, request
@@ -118,6 +127,18 @@ def test_trials_that_take_longer_than_they_should_are_fewer():
     assert account.left == MOST
 
 
+@pytest.mark.parametrize("gain", [1.06, 1.2, 2.0])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_steps_without_drafts_lose_no_more_than_a_share_where_drafts_pay(gain, overlap):
+    comparisons = Comparisons()
+    due = [comparisons.is_due(gain, overlap=overlap) for _ in range(4000)]
+    lost = sum(due) * (gain - 1)
+    assert lost == pytest.approx(COMPARISONS + 4000 * SHARE, rel=0.1)
+    assert any(due[:210]), "soon"
+    pairs = [second for first, second in pairwise(due[1000:]) if first]
+    assert any(pairs) == overlap
+
+
 @pytest.mark.parametrize(("hidden", "expected"), [(0.0, 9), (0.5, 2)])
 def test_a_trial_costs_what_the_step_after_it_cannot_overlap(hidden, expected):
     """A step takes a second; half of one if it overlaps. With drafts it takes one and a half."""
@@ -167,6 +188,7 @@ def test_what_a_model_has_to_read_pays_off_within_the_answer(num_left, expected)
     policy, found = Policy(costs), candidate(200, History(hits=1000.0))
     found.num_left = num_left
     assert policy.counts(1, [found], 64) == [expected]
+    assert policy.gain >= 1
     read = candidate(0, History(hits=1000.0))
     read.num_left = num_left
     assert policy.counts(1, [read], 64) == [4], "what was read costs nothing any more"
