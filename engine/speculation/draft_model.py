@@ -52,6 +52,7 @@ class DraftSettings:
 
 
 class DraftModel(Proposer):
+    is_model: ClassVar[bool] = True
     caches_prefixes: ClassVar[bool] = True
 
     def __init__(self, settings: DraftSettings) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Steps
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from core.sequence import Sequence
 
@@ -43,6 +43,10 @@ class Wanted(NamedTuple):
 
 
 class Proposer(Protocol):
+    is_model: ClassVar[bool] = False
+    """Whether a model samples the drafts. Then how likely they are right changes slowly, while a
+    text may begin to repeat at any step."""
+
     def begin(self, sequence: Sequence) -> Lookup:
         """Return a lookup for a sequence, to which it must not refer after `end`."""
         ...

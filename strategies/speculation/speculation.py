@@ -35,15 +35,11 @@ from strategies.speculation.drafts import (
     some,
     with_tokens,
 )
+from strategies.speculation.pauses import Pauses
 from strategies.speculation.policy import Candidate, Counts, Decision, Policy
 from strategies.speculation.proposer import Proposer, Wanted
 
 logger = logging.getLogger(__name__)
-
-DECIDING = 0.01
-"""The part of the time of steps above which deciding rests, as long as it finds nothing."""
-LONGEST_PAUSE = 32
-"""For how many steps it rests at the most."""
 
 
 class Speculation:
@@ -72,13 +68,7 @@ class Speculation:
         """Whether there may be any."""
         self._decision: Decision = "not_found"
         """The newest."""
-        self._deciding: dict[int, float] = {}
-        """Seconds in which it is decided that a step has no drafts: a mean, of which the newest
-        counts a tenth. Powers of two tell numbers of decodes apart."""
-        self._left = 0
-        """For how many more steps with decodes nothing is decided."""
-        self._rested = 0
-        """For how many nothing was, since the newest decision."""
+        self._pauses = Pauses()
         self._completing = 0.0
         """Seconds in which the newest drafts were completed. `StepCosts` counts them apart."""
         self._timed: ref[Sequence] | None = None
@@ -110,9 +100,8 @@ class Speculation:
             return chunks
         if self._timed is not None:
             self._end_timed(self._timed(), chunks)
-        if self._left and (decodes := _decodes(chunks)):
-            self._left -= 1
-            self._rested += 1
+        if self._pauses.left and (decodes := _decodes(chunks)):
+            self._pauses.count()
             self._count(self._decision, len(decodes))
             return chunks
         begin, self._completing = self.policy.pace.now, 0.0
@@ -134,27 +123,24 @@ class Speculation:
         num_drafts = sum(len(chunk.drafts) for chunk in runs)
         is_decodes_only = sum(chunk.length for chunk in chunks) == len(chunks) + num_drafts
         if chunks and is_decodes_only:
-            at = begin + self._completing if drafts else self.policy.pace.now
-            self.policy.begin(
-                len(chunks),
-                num_drafts,
-                at,
-                is_ahead=_any_in_flight(chunks),
-                is_compared=self._decision == "compared",
-            )
-            if self.policy.pace.is_timing:
-                self._timed = ref(chunks[0].sequence)
-            if not drafts and self._decision != "compared":
-                self._rest(len(chunks), self.policy.pace.now - begin - self._completing)
+            self._time(chunks, num_drafts, begin)
         return chunks
 
-    def _rest(self, num_decodes: int, seconds: float) -> None:
-        """Decide nothing for some steps, if it took so long to find nothing."""
-        mean = self._deciding.get(num_decodes.bit_length(), 0.0)
-        self._deciding[num_decodes.bit_length()] = mean = mean + (seconds - mean) / 10
-        if mean:
-            allowed = DECIDING * self.policy.plain(num_decodes)
-            self._left = min(LONGEST_PAUSE, int(mean / allowed))
+    def _time(self, chunks: Chunks[Chunk], num_drafts: int, begin: float) -> None:
+        """Time a step of decodes only. begin: when it was begun to decide on its drafts.
+
+        If deciding took long and found nothing, it rests.
+        """
+        now, is_compared = self.policy.pace.now, self._decision == "compared"
+        at = begin + self._completing if num_drafts else now
+        is_ahead = _any_in_flight(chunks)
+        self.policy.begin(len(chunks), num_drafts, at, is_ahead=is_ahead, is_compared=is_compared)
+        if self.policy.pace.is_timing:
+            self._timed = ref(chunks[0].sequence)
+        if self.policy.costs is not None and not num_drafts and not is_compared:
+            seconds, plain = now - begin - self._completing, self.policy.plain(len(chunks))
+            is_model = self.proposer is not None and self.proposer.is_model
+            self._pauses.begin(len(chunks), seconds, plain, is_model=is_model)
 
     def commit(
         self,
@@ -211,7 +197,7 @@ class Speculation:
         if not decodes:
             return {}
         self._decision, found = self._found(chunks, decodes)
-        self._rested = 0
+        self._pauses.past = 0
         self._count(self._decision, len(decodes))
         return found
 
@@ -244,7 +230,7 @@ class Speculation:
         least = self.policy.least_worth(len(decodes), MAX_DRAFTS)
         if least > 1:
             return "cost", {}
-        may_try = self.policy.may_try(1 + self._rested)
+        may_try = self.policy.may_try(1 + self._pauses.past)
         candidates = self._candidates(decodes, most, 0.0 if may_try else least)
         if isinstance(candidates, str):
             return candidates, {}
@@ -289,7 +275,7 @@ class Speculation:
             drafter = self._drafter(chunk.sequence)
             if drafter is None:
                 continue
-            if not drafter.rests(1 + self._rested):
+            if not drafter.rests(1 + self._pauses.past):
                 candidate = self._candidate(chunk, drafter, min(most, self._num_draft_tokens))
                 drafter.found_any = candidate is not None
                 if candidate is not None and self._worth(candidate) >= least:

@@ -220,11 +220,15 @@ def test_each_step_says_what_it_decided(why, per_row, oracle, params, settings):
     assert speculation.counts.num_decodes == (why != "failed")
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(0.008, 90), (0.025, 30), (1.0, 2)])
-def test_deciding_rests_if_it_takes_long_and_finds_nothing(seconds, expected):
+@pytest.mark.parametrize(
+    ("seconds", "is_model", "expected"),
+    [(0.008, False, 90), (0.008, True, 22), (0.025, False, 30), (1.0, False, 1)],
+)
+def test_deciding_rests_if_it_takes_long_and_finds_nothing(seconds, is_model, expected):
     """A step takes a second, and deciding so many."""
     strategy = strategy_of("paged", num_blocks=200, max_model_len=400)
-    speculation = speculate(strategy, Silent())
+    speculation = speculate(strategy, proposer := Silent())
+    proposer.is_model = is_model
     executor, passed, looks = Drafting(strategy.memory.layout), [0.0], 0
     speculation.policy = Policy(costs(0.0), lambda: sum(passed))
 
