@@ -25,6 +25,8 @@ FORGOTTEN = 0.0005
 tried again after a disturbance."""
 FORGOTTEN_MEANWHILE = 0.02
 """How much of what is known of other numbers of drafts is forgotten in a step with drafts."""
+PASSES = -1
+"""Stands for a draft model's passes, in place of a number of drafts."""
 COMPARED = 0.3
 """The weight of a step that has no drafts only to be timed: there are few."""
 
@@ -49,7 +51,7 @@ class Pace:
         """clock: None if all steps take what they cost."""
         self._clock = clock
         self._means: dict[int, dict[int, float]] = {}
-        """By the bit lengths of the numbers of decodes and of drafts."""
+        """By the bit lengths of the numbers of decodes and of drafts, and PASSES."""
         self._paces: dict[int, list[float]] = {}
         """What `of` returned last."""
         self._step: TimedStep | None = None
@@ -77,12 +79,28 @@ class Pace:
         if key not in self._paces:
             means = self._means.get(key, {})
             paces = [means.get(0, 1.0)]
-            pace = next((means[drafts] for drafts in sorted(means) if drafts), paces[0])
+            pace = next((means[drafts] for drafts in sorted(means) if drafts > 0), paces[0])
             for drafts in range(1, MAX_DRAFTS.bit_length() + 1):
                 pace = means.get(drafts, pace)
                 paces.append(pace)
             self._paces[key] = paces
         return self._paces[key]
+
+    def of_passes(self, num_decodes: int) -> float:
+        """Return how many times as long as their costs a draft model's passes take.
+
+        Before any were timed, it is as of steps without drafts.
+        """
+        means = self._means.get(num_decodes.bit_length(), {})
+        return means.get(PASSES, self.of(num_decodes)[0])
+
+    def count_passes(self, num_decodes: int, seconds: float, cost: float) -> None:
+        """Count a draft model's passes that took so many seconds."""
+        if self._clock is not None and cost > 0:
+            usual = self.of_passes(num_decodes)
+            ratio = min(MOST * usual, seconds / cost)
+            means = self._means.setdefault(num_decodes.bit_length(), {})
+            means[PASSES] = usual + WEIGHT * (ratio - usual)
 
     def begin(self, step: TimedStep) -> None:
         """Time a step until the next one is scheduled."""
@@ -108,7 +126,8 @@ class Pace:
         means[of_step] = mean = usual + weight * (ratio - usual)
         # Where drafts pay, steps without are compared now and then.
         forgotten = FORGOTTEN_MEANWHILE if of_step else FORGOTTEN
-        for drafts in means.keys() - {0, of_step}:
+        kept = {0, of_step, PASSES} if of_step else {0}
+        for drafts in means.keys() - kept:
             means[drafts] += forgotten * (mean - means[drafts])
         return seconds
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from core.configuration.options import MOST_DRAFTS
 from strategies.speculation.costs import StepCosts
@@ -128,6 +128,15 @@ class Counts:
         return sum(self.accepted)
 
 
+class _Best(NamedTuple):
+    num_drafts: int
+    seconds: float
+    """Those of the step, with nothing to read."""
+    tokens: float
+    proposing: float
+    """What it costs to propose them."""
+
+
 class Policy:
     def __init__(
         self, costs: StepCosts | None = None, clock: Callable[[], float] | None = None
@@ -139,6 +148,8 @@ class Policy:
         self.gain = 1.0
         """How many times as many tokens per second the newest `counts` expects as without."""
         self._account = Account()
+        self._proposing = 0.0
+        """What it costs to propose the drafts of the newest `counts`."""
         self._expected = 0.0, 0.0
         """The seconds that the newest trial should take, and those of a step without drafts."""
         self.mean_length = inf
@@ -207,9 +218,10 @@ class Policy:
         rows.sort(key=lambda row: -row[0])
         rows = rows[:most]
         if self.costs is not None:
-            count, seconds, tokens = self._best(self.costs, num_decodes, candidates, rows)
-            self.gain = tokens / seconds * self.plain(num_decodes) / num_decodes
-            rows = rows[:count]
+            best = self._best(self.costs, num_decodes, candidates, rows)
+            self.gain = best.tokens / best.seconds * self.plain(num_decodes) / num_decodes
+            self._proposing = best.proposing
+            rows = rows[: best.num_drafts]
         counts = _counted(rows, candidates)
         for count, candidate in zip(counts, candidates, strict=True):
             candidate.history.saved = 0.0
@@ -240,13 +252,13 @@ class Policy:
         places = sorted(range(len(candidates)), key=lambda place: candidates[place].num_unread)
         while places:
             rows = _all_right([(place, len(candidates[place].drafts)) for place in places])[:most]
-            count, seconds, _ = self._best(self.costs, num_decodes, candidates, rows)
-            if not count:
+            best = self._best(self.costs, num_decodes, candidates, rows)
+            if not best.num_drafts:
                 break
-            counts = _counted(rows[:count], candidates)
+            counts = _counted(rows[: best.num_drafts], candidates)
             tried = [each for each, count in zip(candidates, counts, strict=True) if count]
             unread = sum(candidate.num_unread for candidate in tried)
-            seconds += unread * self.costs.per_read * pace
+            seconds = best.seconds + unread * self.costs.per_read * pace
             # The step after it will overlap nothing.
             lost = max(0.0, seconds - plain + overlapping)
             if self._account.spend(lost / plain):
@@ -258,6 +270,10 @@ class Policy:
                 break
             places = places[: len(places) // 2]
         return [0] * len(candidates)
+
+    def completed(self, num_decodes: int, seconds: float) -> None:
+        """Count the time in which the drafts of the newest `counts` were proposed."""
+        self.pace.count_passes(num_decodes, seconds, self._proposing)
 
     def ended(self, num_tokens: int) -> None:
         """Count an answer of so many tokens, at least one."""
@@ -292,16 +308,15 @@ class Policy:
         num_decodes: int,
         candidates: Sequence[Candidate],
         rows: Sequence[tuple[float, int]],
-    ) -> tuple[int, float, float]:
-        """Return how many of the rows give the most tokens per second, the seconds and the tokens.
+    ) -> _Best:
+        """Return how many of the rows give the most tokens per second.
 
-        A draft model's passes are steps without drafts, and become slower with these. What it has
-        to read serves all tokens that a sequence still gets, so each pays its part. The seconds are
-        those of a step with nothing to read.
+        What a draft model has to read serves all tokens that a sequence still gets, so each pays
+        its part.
         """
         seconds, paces = self._costs(num_decodes, len(rows)), self.pace.of(num_decodes)
-        plain = self.plain(num_decodes)
-        best, chosen = MARGIN * num_decodes / plain, (0, plain, float(num_decodes))
+        plain, of_passes = self.plain(num_decodes), self.pace.of_passes(num_decodes)
+        best, chosen = MARGIN * num_decodes / plain, _Best(0, plain, float(num_decodes), 0.0)
         tokens, further, proposing, reading, draws, passes = float(num_decodes), 0.0, 0.0, 0.0, 0, 0
         depths = [candidate.num_in_flight for candidate in candidates]
         for count, (worth, index) in enumerate(rows, start=1):
@@ -319,9 +334,10 @@ class Policy:
             if not candidate.is_greedy:
                 further += costs.per_draw if draws else costs.draw + costs.per_draw
                 draws += 1
-            taken = proposing * paces[0] + (seconds[count] + further) * paces[count.bit_length()]
+            taken = proposing * of_passes + (seconds[count] + further) * paces[count.bit_length()]
             if tokens > best * (taken + reading):
-                best, chosen = tokens / (taken + reading), (count, taken, tokens)
+                best = tokens / (taken + reading)
+                chosen = _Best(count, taken, tokens, proposing)
         return chosen
 
 

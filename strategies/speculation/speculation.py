@@ -41,6 +41,9 @@ from strategies.speculation.proposer import Proposer, Wanted
 
 logger = logging.getLogger(__name__)
 
+MOST_UNREAD = 1
+"""Tokens that a draft model's first pass reads beside the newest, if it is to be timed."""
+
 
 class Speculation:
     """See `strategies.base.Extension`."""
@@ -258,6 +261,9 @@ class Speculation:
         begin = self.policy.pace.now
         completed = self.proposer.completed([*wanted.values()])
         self._completing = self.policy.pace.now - begin
+        # With cold caches, or much to read, passes take longer.
+        if decision == "drafted" and not any(each.num_unread > MOST_UNREAD for each in values):
+            self.policy.completed(len(decodes), self._completing)
         drafts = {index: drafts for index, drafts in zip(wanted, completed, strict=True) if drafts}
         return (decision, drafts) if drafts else ("room", {})
 

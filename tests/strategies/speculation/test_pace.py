@@ -81,6 +81,25 @@ def test_what_is_not_a_steps_time_does_not_count():
     assert paces(untimed) == [1.0, 1.0]
 
 
+def test_what_a_draft_models_passes_take_is_learned_apart():
+    """A pass for each draft costs a tenth of a step, and takes as long as a step."""
+    costs, clock = replace(COSTS, per_pass=0.1), Clock()
+    policy = Policy(costs, clock)
+    candidates = [Candidate((1, 2), 8, 0, History(), 100, is_greedy=True) for _ in range(4)]
+    steps(policy.pace, clock, 1.2, num_drafts=0)
+    assert policy.pace.of_passes(4) == policy.pace.of(4)[0], "as long as none was timed"
+    assert policy.counts(4, candidates, 8) == [2] * 4
+    for _ in range(150):
+        policy.completed(4, 2.0)
+    assert policy.pace.of_passes(4) == pytest.approx(10.0, abs=0.2)
+    assert policy.counts(4, candidates, 8) == [0] * 4
+    steps(policy.pace, clock, 1.2, count=20)
+    assert policy.pace.of_passes(4) == pytest.approx(10.0, abs=0.2)
+    steps(policy.pace, clock, 1.2, count=5000, num_drafts=0)
+    assert policy.pace.of_passes(4) < 2.5, "it is forgotten in time"
+    assert policy.pace.of_passes(8) == 1.0
+
+
 def test_slow_steps_with_drafts_are_forgotten_in_time():
     clock = Clock()
     pace = Pace(clock)

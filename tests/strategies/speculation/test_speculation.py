@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -308,7 +309,7 @@ def test_trials_count_by_what_they_took():
 
 
 def test_deciding_is_part_of_the_time_of_a_step_with_drafts_and_a_models_passes_are_not():
-    """A step takes a second, looking for drafts another, and passes of a draft model seven."""
+    """A step takes a second, looking for drafts another, and passes of a draft model 0.7 of one."""
     strategy = strategy_of("paged", num_blocks=200, max_model_len=400)
     passed = [0.0]
 
@@ -320,14 +321,17 @@ def test_deciding_is_part_of_the_time_of_a_step_with_drafts_and_a_models_passes_
             return guesses
 
         def completed(self, wanted):
-            passed.append(7.0)
+            passed.append(0.7)
             return super().completed(wanted)
 
     speculation = speculate(strategy, Slow())
-    speculation.policy = Policy(costs(0.0), lambda: sum(passed))
+    costly = replace(costs(0.0), per_pass=0.125)
+    speculation.policy = Policy(costly, lambda: sum(passed))
     executor = Drafting(strategy.memory.layout)
     strategy.add(request(0, max_tokens=300))
     for _ in range(50):
         drafts(strategy, executor, 1)
         passed.append(1.0)
     assert speculation.policy.pace.of(1)[(5).bit_length()] == pytest.approx(2.0, abs=0.1)
+    assert speculation.counts.steps["drafted"] > 30
+    assert speculation.policy.pace.of_passes(1) == pytest.approx(0.7 / 0.5, abs=0.05)
